@@ -72,7 +72,7 @@ nemo-gym: .nemo-gym/$(NEMO_GYM).ready ## NeMo Gym's own server folders, which te
 
 test-ray: .venv/.ready ## the gym on a Ray cluster of two local nodes
 	@$(PIP) --editable ".[ray]"
-	$(PYTEST) -m slow --timeout 600 tests/gym/control/test_ray.py tests/gym/collect/test_on_ray.py tests/gym/bridge $(ARGS)
+	$(PYTEST) -m slow --timeout 600 tests/gym/control/test_ray.py tests/gym/collect/test_on_ray.py tests/gym/nemo_rl $(ARGS)
 
 demo: .venv/.ready ## a small agent learns to use tools, in minutes on a CPU
 	$(BIN)/python examples/demo.py $(ARGS)

@@ -174,7 +174,7 @@ def test_a_run_goes_on(name: str, project: Path) -> None:
         [sys.executable, "-m", "palestra.cli", *arguments], cwd=project, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "going on after step 2" in done.stdout
+    assert "continuing after step 2" in done.stdout
     assert steps()[name] == 3
 
 

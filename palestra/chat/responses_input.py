@@ -1,6 +1,7 @@
 """A Responses request as a chat request: its items as messages, its tools and its format in the words of a chat.
 
 Everything the model said between two inputs is one message: its reasoning, its text, its calls.
+
 Owns: the rules of both dialects in this direction. Never touches: which fields a request may have, HTTP.
 """
 
@@ -91,10 +92,10 @@ class _Reader:
     def read(self, item: Item, place: Place) -> None:
         kind = item.get("type") or ("message" if "role" in item else None)
         if kind == "item_reference":
-            detail = "nothing is kept under its id; send the item itself"
+            detail = "items are not stored by id; send the item itself"
             raise ItemError(place, detail, field="type", is_unsupported=True, given=kind)
         if not isinstance(kind, str) or kind not in _KINDS:
-            detail = f"type is {_shown(kind)}, which has no form in a chat; items read here: {', '.join(_KINDS)}"
+            detail = f"type is {_shown(kind)}, which is not supported; send one of {', '.join(_KINDS)}"
             raise ItemError(place, detail, field="type", is_unsupported=True, given=kind)
         _KINDS[kind](self, item, place)
         if self._with_ids and (tokens := _tokens(item, place)):
@@ -114,7 +115,7 @@ class _Reader:
                 self._turn.tokens = tokens
             return
         if self._turn is None:
-            raise ItemError(place, f"{TOKEN_FIELDS[1]} belongs to what the model said")
+            raise ItemError(place, f"{TOKEN_FIELDS[1]} is allowed only on output of the model")
         self._turn.tokens = tokens
         self._flush()
 
@@ -240,7 +241,9 @@ def _text_part(part: object, place: Place) -> JsonObject:
             return {"type": "text", "text": text}
         case _:
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            detail = f"a part of type {kind!r} has no form here: text, or in a message the URL of an image or video"
+            detail = (
+                f"a part of type {kind!r} is not supported; send text, or in a message the URL of an image or video"
+            )
             raise ItemError(place, detail, given=part)
 
 
@@ -264,7 +267,7 @@ def _tokens(item: Item, place: Place) -> JsonObject:
 def _string(item: Item, key: str, place: Place) -> str:
     value = item.get(key)
     if not isinstance(value, str):
-        whole = f"not a whole {item['type']}: " if item.get("type") == "function_call" else ""
+        whole = f"not a complete {item['type']}: " if item.get("type") == "function_call" else ""
         raise ItemError(place, f"{whole}{key} is {_shown(value)}; it must be a string")
     return value
 
@@ -284,7 +287,7 @@ def chat_tools(tools: Iterable[Any], without: Collection[str]) -> list[JsonObjec
 def _chat_tool(tool: Any, without: Collection[str], place: Place) -> JsonObject:
     kind = tool.get("type", "function") if isinstance(tool, Mapping) else type(tool).__name__
     if kind != "function":
-        detail = f"a tool of type {_shown(kind)} is not here; tools are functions that you run"
+        detail = f"a tool of type {_shown(kind)} is not supported; only functions that the client runs are"
         raise ItemError(place, detail, is_unsupported=True)
     function = {key: value for key, value in tool.items() if key not in without and value not in (None, False)}
     return {"type": "function", "function": function}

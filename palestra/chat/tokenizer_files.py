@@ -124,5 +124,5 @@ def _read_json(path: Path) -> JsonObject:
     except (OSError, ValueError) as error:
         raise ChatError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
-        raise ChatError(f"{path} holds no JSON object")
+        raise ChatError(f"{path} is not a JSON object")
     return content

@@ -166,7 +166,7 @@ def _refuse_constant(name: str) -> object:
 
 def _finite(digits: str) -> float:
     if math.isinf(number := float(digits)):
-        raise ValueError(f"{digits[:SHOWN]} is too large a number")
+        raise ValueError(f"{digits[:SHOWN]} is too large for a number")
     return number
 
 

@@ -13,16 +13,20 @@ from palestra.cli.lazy import LazyCommand, LazyGroup
 COMMANDS = [
     LazyCommand("alias", "palestra.cli.alias:alias", "Name models of a running server, and move the names."),
     LazyCommand("config", "palestra.cli.config:config", "Show a command's resolved config, or every key it knows."),
-    LazyCommand("doctor", "palestra.cli.doctor:doctor", "What works on this machine, what to install for the rest."),
-    LazyCommand("env", "palestra.cli.env:env", "List environments, play one yourself."),
     LazyCommand(
-        "episode", "palestra.cli.episode.commands:episode", "Play episodes of a running server, look after them."
+        "doctor", "palestra.cli.doctor:doctor", "Show what works on this machine and what to install for the rest."
     ),
-    LazyCommand("gym", "palestra.cli.gym.commands:gym", "Start a gym of servers, collect rollouts through them."),
-    LazyCommand("key", "palestra.cli.key:key", "Make, list and revoke API keys."),
-    LazyCommand("model", "palestra.cli.model:model", "Make random models, look into model folders."),
+    LazyCommand("env", "palestra.cli.env:env", "List environments, or play one yourself."),
     LazyCommand(
-        "platform", "palestra.cli.platform.commands:platform", "Local task apps: serve, list, make tasks, play one."
+        "episode",
+        "palestra.cli.episode.commands:episode",
+        "Play, list, requeue and cancel the episodes of a running server.",
+    ),
+    LazyCommand("gym", "palestra.cli.gym.commands:gym", "Start the servers of a gym and collect rollouts with them."),
+    LazyCommand("key", "palestra.cli.key:key", "Make, list and revoke API keys."),
+    LazyCommand("model", "palestra.cli.model:model", "Make random models, or inspect model folders."),
+    LazyCommand(
+        "platform", "palestra.cli.platform.commands:platform", "Serve local task apps, list them, make tasks, play one."
     ),
     LazyCommand("rollout", "palestra.cli.run.rollout:rollout", "List and read the rollouts of training runs."),
     LazyCommand("run", "palestra.cli.run.commands:run", "List, look at, compare, export and plot training runs."),

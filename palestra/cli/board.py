@@ -26,7 +26,7 @@ from palestra.training.listener import RunListener, Silence, Stage
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 40
 QUIET_S = 5.0
-"""Lines say how far a stage is when nothing else was said for so long."""
+"""Seconds without output after which a line says how far a stage is."""
 SHOWN = {
     "reward/mean": "reward",
     "eval/success": "eval",
@@ -90,7 +90,7 @@ class JsonLines(Silence):
 
 
 class LiveBoard:
-    """Drawn anew a few times a second; told of everything in between."""
+    """A board that is redrawn a few times a second from the events of the run."""
 
     def __init__(self, name: str, config: RunConfig) -> None:
         self._name, self._config = name, config

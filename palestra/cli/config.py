@@ -31,7 +31,12 @@ def config() -> None:
 @config.command()
 @COMMAND
 @click.option(
-    "-c", "--config", "files", multiple=True, metavar="FILE", help="YAML or JSON; may repeat, later ones win."
+    "-c",
+    "--config",
+    "files",
+    multiple=True,
+    metavar="FILE",
+    help="YAML or JSON file; may be repeated, later files win.",
 )
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 def show(command: str, files: tuple[str, ...], overrides: tuple[str, ...]) -> None:

@@ -1,6 +1,6 @@
 """`palestra doctor`: what works here, and the command that makes the rest work.
 
-Owns: the verdict and how it is shown. Never touches: the machine; it looks and tells.
+Owns: the verdict and how it is shown. Never touches: the machine; nothing is changed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ class DoctorVerdict:
     what: str
     works: bool
     why: str
-    """Empty when it works and there is nothing to add; else the reason and, where there is one, the command."""
+    """The reason why it does not work, with the command that helps if there is one; empty if there is nothing to
+    add."""
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def doctor(as_json: bool) -> None:
-    """Say what works on this machine, and what to install for the rest."""
+    """Show what works on this machine and what to install for the rest."""
     try:
         extras = look_at_extras()
     except PackageNotFoundError as error:
@@ -108,9 +109,9 @@ def _kernels_text(torch: Torch) -> str:
     if torch.triton is None:
         return "without Triton, plain torch code is used: correct, several times slower; type: pip install triton"
     if not torch.can_keep_kernels:
-        where = f"{torch.kernel_cache} cannot be written"
+        where = f"{torch.kernel_cache} is not writable"
         return f"Triton {torch.triton}, but {where}: kernels are compiled at each start; set TRITON_CACHE_DIR"
-    return f"Triton {torch.triton}, its kernels are kept in {torch.kernel_cache}"
+    return f"Triton {torch.triton}; compiled kernels are kept in {torch.kernel_cache}"
 
 
 def _print_machine(machine: Machine, torch: Torch | str | None) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def env() -> None:
-    """List environments, play one yourself."""
+    """List environments, or play one yourself."""
 
 
 @env.command("list")
@@ -41,22 +41,22 @@ def list_(as_json: bool) -> None:
             f"{one['train_tasks']} tasks, {one['eval_tasks']} held out" if one["train_tasks"] else "needs a task file"
         )
         click.echo(f"{one['name'].ljust(width)}  {one['about'] or one['problem']} ({tasks})")
-    click.echo("one of your own: package.module:Class (docs/environments.md)", err=True)
+    click.echo("your own environment is named package.module:Class (docs/environments.md)", err=True)
 
 
 @env.command()
 @click.argument("name")
-@click.option("--task", "task_id", metavar="ID", help="Which task.  [any held-out one]")
+@click.option("--task", "task_id", metavar="ID", help="Id of the task. [a random held-out task]")
 @click.option(
     "--tasks",
     "file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="JSONL to take tasks from.  [the environment's own]",
+    help="JSONL file with the tasks. [the environment's own tasks]",
 )
-@click.option("--max-turns", type=click.IntRange(min=1), help="[the environment's own]")
+@click.option("--max-turns", type=click.IntRange(min=1), help="Maximum number of turns. [the environment's own]")
 def play(name: str, task_id: str | None, file: Path | None, max_turns: int | None) -> None:
-    """Play a task in the policy's place: each line you type is one message."""
+    """Play a task in place of the policy: each line you type is one message."""
     from palestra.config.environment_entries import EnvironmentEntry
     from palestra.environments import EnvironmentFailure, EnvironmentSet, TaskFileError, UnknownEnvironment
 
@@ -95,7 +95,7 @@ def _find_task(environments: EnvironmentSet, name: str, task_id: str | None, *, 
     for task in (task for tasks in splits for task in tasks):
         if task.id == task_id:
             return task
-    raise fail(f"{name} has no task {task_id!r}; its first is {splits[0][0].id!r}", NOT_FOUND)
+    raise fail(f"{name} has no task {task_id!r}; its first task is {splits[0][0].id!r}", NOT_FOUND)
 
 
 async def _play(environments: EnvironmentSet, task: Task) -> None:

@@ -1,4 +1,4 @@
-"""`palestra key`: who may use a server. Works beside a running one, which takes note within seconds.
+"""`palestra key`: who may use a server. Works beside a running server, which notices changes within seconds.
 
 Owns: arguments and printing. Never touches: how keys are made and kept; the store does.
 """
@@ -26,18 +26,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 RIGHTS = ["admin", "trainer", "worker", "episode", "metrics"]
 FIRST = (
-    "this is the first key: from now on a server on a loopback address needs a valid key from everyone, "
-    "also one that is running (within 2 seconds); whoever has none is refused with 401"
+    "this is the first key: from now on, also a server on a loopback address needs a valid key from "
+    "everyone and answers 401 without one; running servers notice within 2 seconds"
 )
-BEFORE = "what was made without keys belongs to 'local'; for a key that sees it: palestra key create --owner local"
+BEFORE = "models made without keys belong to 'local'; for a key that sees them: palestra key create --owner local"
 
 
 def common_options(command: F) -> F:
-    """How to find the server's store, and in which form to answer."""
+    """Options that say where the server's store is and in which form to print."""
     for option in (
         json_option,
         click.option("-c", "--config", "files", multiple=True, metavar="FILE", help="The server's config."),
-        click.option("--database", metavar="URL", help="The server's.  [SQLite in the state folder]"),
+        click.option("--database", metavar="URL", help="The server's database. [SQLite in the state folder]"),
         click.option("--state", metavar="DIR", help="The server's state folder.  [.palestra]"),
     ):
         command = option(command)
@@ -50,16 +50,16 @@ def key() -> None:
 
 
 @key.command()
-@click.option("--name", help="To tell it from others; one key in use has a name.  [made up]")
+@click.option("--name", help="Name of the key, unique among the keys in use. [generated]")
 @click.option(
     "--owner",
-    help="Keys of one owner see the same models and checkpoints; 'local' owns what was made before there were keys.  "
-    "[the key's name]",
+    help="Keys of one owner see the same models and checkpoints; 'local' owns those made before there were "
+    "keys. [the key's name]",
 )
-@click.option("--right", type=click.Choice(RIGHTS), default="trainer", show_default=True, help="What it opens.")
+@click.option("--right", type=click.Choice(RIGHTS), default="trainer", show_default=True, help="What the key allows.")
 @common_options
 def create(name: str | None, owner: str | None, right: str, as_json: bool, **where: Any) -> None:
-    """Make a key and show it, this once."""
+    """Make a key and show it; it cannot be shown again."""
     name = name or f"key-{secrets.token_hex(3)}"
     with open_store(**where, create=True) as store:
         from palestra.store.keys import create_key, list_keys
@@ -81,7 +81,7 @@ def create(name: str | None, owner: str | None, right: str, as_json: bool, **whe
 
 
 @key.command("list")
-@click.option("--all", "revoked", is_flag=True, help="Also those that were revoked.")
+@click.option("--all", "revoked", is_flag=True, help="Also list revoked keys.")
 @common_options
 def list_(revoked: bool, as_json: bool, **where: Any) -> None:
     """List the keys in use."""
@@ -94,7 +94,7 @@ def list_(revoked: bool, as_json: bool, **where: Any) -> None:
         print_json([key_json(one) for one in keys])
         return
     if not keys:
-        what = "every key is revoked, so nobody gets in" if known else "no keys"
+        what = "all keys are revoked, so nobody can use the server" if known else "no keys"
         click.echo(f"{what}; to make one: palestra key create")
         return
     rows = [["id", "name", "owner", "right", "created", *(["revoked"] if revoked else [])]]
@@ -110,7 +110,7 @@ def list_(revoked: bool, as_json: bool, **where: Any) -> None:
 @click.argument("which", metavar="ID_OR_NAME")
 @common_options
 def revoke(which: str, as_json: bool, **where: Any) -> None:
-    """Make a key useless, for good."""
+    """Revoke a key for ever."""
     with open_store(**where) as store:
         from palestra.store.keys import revoke_key
 
@@ -135,7 +135,7 @@ def open_store(
         config = load_config(ServeConfig, files, given)
     file = config.database_file
     if not create and file is not None and not file.is_file():
-        raise fail(f"no database {file}; name the server's with --state DIR, --database URL or -c FILE", USAGE)
+        raise fail(f"there is no database {file}; name the server's with --state DIR, --database URL or -c FILE", USAGE)
     with needs_extra("server"):
         from palestra.store import Store, StoreError
     with one_line_errors(StoreError), needs_extra("postgres"), Store.open(config.database, lock=False) as store:

@@ -1,6 +1,6 @@
-"""A click group that imports a command only when it runs, and knows its commands by further names.
+"""A click group that imports a command only when it runs, and accepts aliases of its commands.
 
-Owns: standing in for commands that are not loaded yet, aliases. Never touches: what the commands do.
+Owns: placeholders for commands that are not loaded yet, aliases. Never touches: what the commands do.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class LazyCommand(click.RichCommand):
 
 
 class LazyGroup(click.RichGroup):
-    """`aliases` are other names of its commands, not in the help; `old_names` are those that will go."""
+    """A group of lazily imported commands. `aliases` are other names of its commands, not shown in the help;
+    `old_names` are aliases that will be removed."""
 
     def __init__(
         self,

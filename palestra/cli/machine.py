@@ -112,7 +112,7 @@ def look_at_machine() -> Machine:
 
 
 def look_at_torch() -> Torch | str | None:
-    """None: not installed. A string: installed, but importing it fails, and why."""
+    """Facts about torch; None if it is not installed; the error as a string if importing it fails."""
     try:
         import torch
     except ModuleNotFoundError as error:
@@ -142,13 +142,13 @@ def look_at_torch() -> Torch | str | None:
 
 
 def kernel_cache() -> Path:
-    """As Triton chooses it."""
+    """Folder of compiled kernels, chosen as Triton does."""
     folder = os.environ.get("TRITON_CACHE_DIR")
     return Path(folder) if folder else Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
 
 
 def _is_writable(folder: Path) -> bool:
-    """Whether it is there and can be written, or can be made."""
+    """Whether the folder is writable, or can be made."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     return os.access(there, os.W_OK)
 
@@ -189,7 +189,7 @@ def _package(requirement: Requirement) -> Package:
 
 
 def _memory_limit() -> int:
-    """The container's limit, where there is one: the machine's own figure would promise too much."""
+    """The memory limit of the container, if there is one: it is lower than the memory of the machine."""
     for file in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
         try:
             return int(file.read_text())

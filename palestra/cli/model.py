@@ -1,4 +1,4 @@
-"""`palestra model`: make random models, look into model folders.
+"""`palestra model`: make random models, inspect model folders.
 
 Owns: arguments and printing. Never touches: tensors.
 """
@@ -15,7 +15,7 @@ from palestra.cli.output import USAGE, bytes_text, count_text, fail, needs_extra
 
 @click.group()
 def model() -> None:
-    """Make random models, look into model folders."""
+    """Make random models, inspect model folders."""
 
 
 @model.command()
@@ -24,7 +24,7 @@ def model() -> None:
 @click.option(
     "--shape", default="tiny", show_default=True, help="micro, tiny, small, qwen3-0.6b, qwen3-4b or qwen3-8b."
 )
-@click.option("--seed", default=0, show_default=True, help="Same seed, same weights.")
+@click.option("--seed", default=0, show_default=True, help="The same seed gives the same weights.")
 @click.option("--dtype", default="float32", show_default=True, help="float32, bfloat16 or float16.")
 @click.option("--shards", default=1, show_default=True, help="Number of safetensors files.")
 @click.option("--force", is_flag=True, help="Write into a folder that is not empty.")
@@ -51,7 +51,7 @@ def random(
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
 def info(folder: Path, as_json: bool) -> None:
-    """Show what the model folder DIR holds and what it asks of the machine."""
+    """Show what the model folder DIR holds and how much memory the model needs."""
     if not folder.is_dir():
         raise fail(f"no such folder: {folder}; to make a small one to try: palestra model random {folder}", USAGE)
     with needs_extra("engine"):

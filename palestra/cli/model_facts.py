@@ -1,4 +1,4 @@
-"""What `palestra model info` tells: facts of a folder and estimates that follow from them.
+"""What `palestra model info` shows: facts about a folder, and estimates that follow from them.
 
 Owns: reading headers and sizes. Never touches: the weights themselves.
 """
@@ -84,7 +84,8 @@ def gather_facts(folder: Path) -> ModelFacts:
 
 
 def lora_parameters(spec: ModelSpec, rank: int) -> int:
-    """Adapters on every projection of every layer and on the unembedding: `LoraConfig`'s default."""
+    """Parameters of a LoRA adapter on every projection of every layer and on the unembedding, `LoraConfig`'s
+    default."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
     attention = 2 * (hidden + spec.q_size) + 2 * (hidden + spec.kv_size)
     mlp = 3 * (hidden + inner)
@@ -100,9 +101,9 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _parameters_in(file: Path) -> int:
-    """From the header alone: eight bytes of length, then JSON."""
+    """Number of parameters in a safetensors file, from its header alone: eight bytes of length, then JSON."""
     if not file.is_file():
-        raise WeightsError(f"{file}: no such file; the folder is incomplete, copy it again")
+        raise WeightsError(f"{file}: no such file; the model folder is incomplete, copy it again")
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if length > file.stat().st_size:

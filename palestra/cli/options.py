@@ -1,6 +1,6 @@
 """Options that mean the same in every command: which server, and the key to it. Old names of options still work.
 
-Owns: `--server` and `--key`, the warning about an old name. Never touches: what is asked of a server.
+Owns: `--server` and `--key`, the warning about an old name. Never touches: requests to a server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def server_options(
 
     def added(command: F) -> F:
         command = click.option(
-            "--key", metavar="KEY", envvar=key_envvar, show_envvar=True, help="Key, where the server needs one."
+            "--key", metavar="KEY", envvar=key_envvar, show_envvar=True, help="API key, if the server needs one."
         )(command)
         if old is not None:
             command = old_name(old, "--server")(command)
@@ -44,7 +44,7 @@ def server_options(
 
 
 def old_name(old: str, new: str) -> Callable[[F], F]:
-    """Lets an option go on under the name it had: not in the help, and with a warning."""
+    """Accepts an option under its old name, which is not in the help and prints a warning."""
 
     name = new.removeprefix("--").replace("-", "_")
 
@@ -58,4 +58,4 @@ def old_name(old: str, new: str) -> Callable[[F], F]:
 
 
 def warn_of_old_name(old: str, new: str) -> None:
-    click.echo(f"warning: {old} is called {new} now; the old name will go", err=True)
+    click.echo(f"warning: {old} is now called {new}; the old name will be removed", err=True)

@@ -1,6 +1,6 @@
-"""How commands speak: a result on stdout, one line on stderr when something is wrong, and an exit code.
+"""How commands report: a result on stdout, one line on stderr when something is wrong, and an exit code.
 
-Owns: exit codes, JSON output, human units. Never touches: what is being said.
+Owns: exit codes, JSON output, human units. Never touches: the content.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def fail(message: object, code: int = FAILED) -> SystemExit:
 
 
 def exit_code(error: Exception) -> int:
-    """By what the error is in Python's own terms: our error classes inherit from these where they mean that."""
+    """The exit code of an error, by the built-in exception class that it inherits from."""
     match error:
         case LookupError():
             return NOT_FOUND
@@ -38,13 +38,13 @@ def exit_code(error: Exception) -> int:
 
 @contextmanager
 def one_line_errors(*kinds: type[Exception], code: int | None = None) -> Iterator[None]:
-    """What the user can mend ends in one line and an exit code; a traceback is for our own mistakes."""
+    """Errors that the user can fix are printed as one line; only our own bugs show a traceback."""
     try:
         yield
     except kinds as error:
         code = exit_code(error) if code is None else code
         knows_where = code != UNREACHABLE or "--server" in str(error)
-        hint = "" if knows_where else "; is the server running, and is that its address (--server)?"
+        hint = "" if knows_where else "; is the server running, and is this its address (--server)?"
         raise fail(f"{error}{hint}", code) from error
 
 
@@ -63,7 +63,7 @@ def print_json(content: object) -> None:
 
 
 def print_result(as_json: bool, content: object, words: str) -> None:
-    """The result for programs, or the same in words."""
+    """Prints the result as JSON for programs, or as text for people."""
     click.echo(json.dumps(content, indent=2) if as_json else words)
 
 

@@ -1,6 +1,6 @@
 """`palestra serve`: flags and files become a ServeConfig, which the server runs.
 
-Owns: arguments, and the mistakes that can be told before anything starts. Never touches: sockets, processes.
+Owns: arguments, and the errors that can be found before anything starts. Never touches: sockets, processes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ServeCommand(click.RichCommand):
-    """Remembers how --model and --name took turns, which click forgets."""
+    """A command that remembers the order of --model and --name, which click does not."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         _, _, order = self.make_parser(ctx).parse_args(list(args))
@@ -31,24 +31,31 @@ class ServeCommand(click.RichCommand):
 @click.option(
     "--model", multiple=True, metavar="DIR_OR_ID", help="A model folder, a cached Hugging Face id, or NAME=DIR."
 )
-@click.option("--name", multiple=True, help="What the --model before it is served as; may repeat.")
+@click.option("--name", multiple=True, help="Name under which the --model before it is served; may be repeated.")
 @click.option("--host", help="Address to listen at.  [127.0.0.1]")
-@click.option("--port", type=int, help="0 for any free one.  [8000]")
-@click.option("--state", metavar="DIR", help="Where everything is kept.  [.palestra]")
+@click.option("--port", type=int, help="Port to listen at; 0 for any free port. [8000]")
+@click.option("--state", metavar="DIR", help="Folder for the server's state. [.palestra]")
 @click.option("--database", metavar="URL", help="sqlite:///… or postgresql://…  [SQLite in the state folder]")
-@click.option("--checkpoints", metavar="DIR", help="Where checkpoints go.  [in the state folder]")
-@click.option("--device", help="cpu, cuda, cuda:1 …, for every model.  [auto: a GPU if there is one]")
+@click.option("--checkpoints", metavar="DIR", help="Folder for checkpoints. [in the state folder]")
+@click.option("--device", help="Device of all models: cpu, cuda, cuda:1 … [auto: a GPU if there is one]")
 @click.option(
     "--agentjet",
     "--tinkerscript",
     "agentjet",
     is_flag=True,
-    help="Also listen at port 10086, where AgentJet's clients look.",
+    help="Also listen at port 10086, the default of AgentJet's clients.",
 )
 @click.option(
-    "-c", "--config", "files", multiple=True, metavar="FILE", help="YAML or JSON; may repeat, later ones win."
+    "-c",
+    "--config",
+    "files",
+    multiple=True,
+    metavar="FILE",
+    help="YAML or JSON file; may be repeated, later files win.",
 )
-@click.option("--with-parent", is_flag=True, hidden=True, help="Stop when stdin closes: for processes that start us.")
+@click.option(
+    "--with-parent", is_flag=True, hidden=True, help="Stop when stdin closes; for processes that start this command."
+)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.pass_context
 def serve(
@@ -62,10 +69,10 @@ def serve(
     overrides: tuple[str, ...],
     **flags: str | int | None,
 ) -> None:
-    """Serve models: training and sampling by Tinker's API. Without --model: Ephebe, the small one that ships with us.
+    """Serve models: training and sampling by Tinker's API. Without --model, it serves Ephebe, the small bundled model.
 
     Any setting can be given as KEY=VALUE, such as limits.max_models=64 or models.0.threads=2;
-    `palestra config schema serve` has them all.
+    `palestra config schema serve` lists them all.
     """
     from palestra.config import ConfigError, Override
     from palestra.config.serve import load_serve_config

@@ -29,13 +29,27 @@ DISPLAYS = ("auto", "board", "lines", "json", "none")
 
 @click.command()
 @click.argument("arguments", nargs=-1, metavar="[CONFIG] [KEY=VALUE]...")
-@click.option("-c", "--config", "files", multiple=True, metavar="FILE", help="On top of CONFIG; may repeat.")
-@click.option("--name", help="Folder of the run, in `runs`. Default: kind and time.")
-@click.option("--resume", metavar="RUN", help="Go on with this run from its newest checkpoint; its config is known.")
-@server_options(help="A Tinker API. Default: a server of its own, for this run.", default=None, envvar=None)
-@click.option("--dry-run", is_flag=True, help="Check all that can be checked, print the config, train nothing.")
-@click.option("--with-parent", is_flag=True, hidden=True, help="Stop when stdin closes: for processes that start us.")
-@click.option("--display", type=click.Choice(DISPLAYS), default="auto", help="auto: a board in a terminal, else lines.")
+@click.option(
+    "-c",
+    "--config",
+    "files",
+    multiple=True,
+    metavar="FILE",
+    help="Further config file, merged over CONFIG; may be repeated.",
+)
+@click.option("--name", help="Name of the run's folder in `runs`. [kind and time]")
+@click.option("--resume", metavar="RUN", help="Continue this run from its newest checkpoint, with its own config.")
+@server_options(help="Address of a Tinker API. [a server that is started for this run]", default=None, envvar=None)
+@click.option("--dry-run", is_flag=True, help="Check the config and what it names, print it, and do not train.")
+@click.option(
+    "--with-parent", is_flag=True, hidden=True, help="Stop when stdin closes; for processes that start this command."
+)
+@click.option(
+    "--display",
+    type=click.Choice(DISPLAYS),
+    default="auto",
+    help="How progress is shown; auto: a live board in a terminal, lines elsewhere.",
+)
 def train(
     arguments: tuple[str, ...],
     files: tuple[str, ...],
@@ -48,8 +62,8 @@ def train(
 ) -> None:
     """Train a model by GRPO, SFT or DPO.
 
-    CONFIG is a YAML or JSON file, or the name of one that ships with us: stockroom, arithmetic, keys.
-    Any setting can be given as KEY=VALUE, such as optimizer.lr=1e-4; `palestra config schema grpo` has them all.
+    CONFIG is a YAML or JSON file, or the name of a bundled config: stockroom, arithmetic, keys. Any setting can be
+    given as KEY=VALUE, such as optimizer.lr=1e-4; `palestra config schema grpo` lists them all.
     """
     from palestra.environments import TaskFileError
 
@@ -59,10 +73,10 @@ def train(
     if key is not None:
         os.environ["TINKER_API_KEY"] = key  # where all clients of a run look for it, and it is in no file
     if resume and flags["name"]:
-        raise fail("--resume goes on with the run it names; --name is for a new one", USAGE)
+        raise fail("--resume continues an existing run; --name is for a new one", USAGE)
     if len(given) != (0 if resume else 1):
         raise fail(
-            "give one CONFIG, or --resume RUN; to see one that ships with us: palestra train stockroom --dry-run", USAGE
+            "give one CONFIG, or --resume RUN; to see a bundled config: palestra train stockroom --dry-run", USAGE
         )
     is_server_new = resume is None or any(text.startswith("server=") for text in overrides)
     if display != "none" and not dry_run:  # what comes now takes seconds
@@ -106,7 +120,7 @@ def load(given: list[str], files: tuple[str, ...], overrides: list[str], resume:
     rank = saved["model"]["rank"]
     config = load_train_config(files, overrides, saved)
     if config.model.rank != rank:
-        raise ConfigError([f"model.rank: the adapter of {reader.name} has rank {rank}; a new run can have another"])
+        raise ConfigError([f"model.rank: the adapter of {reader.name} has rank {rank}; another rank needs a new run"])
     return config
 
 
@@ -141,7 +155,7 @@ def run(config: RunConfig, folder: RunFolder, display: str, *, with_parent: bool
 
 
 async def until_stopped(work: Coroutine[Any, Any, JsonObject], with_parent: bool) -> JsonObject:
-    """Batch systems send SIGTERM: it ends a run as ctrl-c does. So does the end of whoever started it, if asked."""
+    """SIGTERM, which batch systems send, ends the run as Ctrl-C does; with `with_parent`, so does the end of stdin."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, task.cancel)

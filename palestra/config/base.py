@@ -18,4 +18,4 @@ class Config(BaseModel):
 
 
 Folder = File = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
-"""Relative ones start at the current directory, whichever file they are written in."""
+"""A path; if relative, it starts at the current directory, whichever file it is written in."""

@@ -15,17 +15,17 @@ EPHEBE = "ephebe"
 
 
 def bundled_model(name: str) -> Path | None:
-    """Its folder, if a model of this name ships with us and no folder here is in the way."""
+    """Folder of the bundled model of this name; None if there is none, or if a folder of this name exists here."""
     return BUNDLED / EPHEBE if name == EPHEBE and not Path(name).is_dir() else None
 
 
 def find_config_file(given: str) -> Path:
-    """A file, or the name of a config that ships with us. Raises FileNotFoundError."""
+    """The file of a config, given as a path or as the name of a bundled config. Raises FileNotFoundError."""
     file, preset = Path(given), BUNDLED / "configs" / f"{given}.yaml"
     if file.is_file() or not preset.is_file():
         if not file.exists() and file.suffix not in {".yaml", ".yml", ".json"}:
             names = sorted(one.stem for one in preset.parent.glob("*.yaml"))
-            hint = did_you_mean(given, names, otherwise="those that ship with us")
+            hint = did_you_mean(given, names, otherwise="bundled configs")
             raise FileNotFoundError(f"no config file {given!r}; {hint}")
         return file
     return preset

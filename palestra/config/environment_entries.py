@@ -1,6 +1,6 @@
-"""Entries under `environments` of a training config, and the `config` of one that is a gym.
+"""Entries under `environments` of a training config, and the `config` of an entry that is a gym.
 
-Owns: their keys, and which settings of a run do not go with a gym. Never touches: the gym's own files, starting it.
+Owns: their keys, and which settings of a run a gym does not support. Never touches: the gym's own files, starting it.
 """
 
 from __future__ import annotations
@@ -22,47 +22,47 @@ class EnvironmentEntry(Config):
     """A registered environment, or `package.module:Class`, or `skyrl_gym:ID`; or `gym` (`gym:NAME`), which is played by
     the servers of a gym."""
     weight: PositiveFloat = 1.0
-    """Share of the tasks, beside the other environments."""
+    """Weight of this environment's tasks beside those of the others."""
     tasks: File | None = None
-    """JSONL: one task in a line. Default: the environment's own."""
+    """JSONL file with one task per line. Default: the environment's own tasks."""
     eval_tasks: File | None = None
-    """JSONL: held-out tasks, for evaluation. Default: the environment's own."""
+    """JSONL file with held-out tasks, for evaluation. Default: the environment's own."""
     config: JsonObject = Field(default={})
     """`env_config` of the environment."""
     extras: JsonObject = Field(default={})
-    """Added to each task's own."""
+    """Added to the `extras` of each task."""
     max_turns: PositiveInt | None = None
-    """None: the environment's own."""
+    """Maximum number of turns. None: the environment's own."""
 
 
 class GymStart(Config):
-    """A gym that a run starts for itself. Entries that say the same share it."""
+    """A gym that a run starts for itself. Entries with equal settings share it."""
 
     files: tuple[str, ...] = ()
-    """As `palestra gym run -c` takes them, its model server included."""
+    """The gym's YAML files, as for `palestra gym run -c`, including its model server."""
     overrides: tuple[str, ...] = ()
-    """KEY=VALUE, as on its command line."""
+    """Settings as KEY=VALUE, as on the command line of `palestra gym run`."""
     search_dirs: tuple[Folder, ...] = ()
-    """Folders to look for configs and servers in, before the others."""
+    """Folders that are searched first for configs and servers."""
 
 
 class GymEntry(GymStart):
     head: str | None = Field(default=None, pattern=r"^https?://[^/\s]+/?$")
-    """Address of a gym that runs already, in place of `files`. Its model server must ask this run's server for this
-    run's alias."""
+    """Address of the head server of a running gym, instead of `files`. Its model server must sample from this run's
+    server, with this run's alias as the model."""
     agent: str | None = None
-    """For rows without an `agent_ref`."""
+    """Agent for rows without an `agent_ref`."""
     rows: str | None = None
-    """`package.module:function`, which answers rows when called with "train" or "eval". In place of task files."""
+    """`package.module:function`, which returns rows when called with "train" or "eval". Used instead of task files."""
     attempts: PositiveInt = 3
-    """How often a rollout is tried whose server is lost, or fails."""
+    """Attempts at a rollout whose server fails or is lost."""
 
     @model_validator(mode="after")
     def _one_gym(self) -> GymEntry:
         if self.head is not None and (self.files or self.overrides or self.search_dirs):
-            raise ValueError("either head, for a gym that runs, or files and overrides, for one to be started")
+            raise ValueError("give either head, for a running gym, or files and overrides, for a gym to be started")
         if self.head is None and not self.files:
-            raise ValueError("name the gym's YAML files (files), or the head of one that runs (head)")
+            raise ValueError("name the gym's YAML files (files), or the head server of a running gym (head)")
         return self
 
     @property
@@ -71,7 +71,7 @@ class GymEntry(GymStart):
 
 
 def gym_entry(entry: EnvironmentEntry) -> GymEntry:
-    """Raises ValueError, with the key."""
+    """The settings of an entry that is a gym. Raises ValueError, with the key."""
     try:
         return GymEntry.model_validate(entry.config)
     except ValidationError as error:
@@ -81,17 +81,24 @@ def gym_entry(entry: EnvironmentEntry) -> GymEntry:
 
 
 def check_gyms(environments: Sequence[EnvironmentEntry], rollouts: str, style: str) -> None:
-    """Raises ValueError for what a gym would not do."""
+    """Raises ValueError for settings that a gym does not support."""
     gyms = [entry for entry in environments if is_gym(entry.name)]
     for entry in gyms:
         gym_entry(entry)
         if entry.max_turns is not None:
-            raise ValueError(f"environment {entry.name!r}: max_turns is its agent's to say, as max_steps in its files")
+            raise ValueError(
+                f"environment {entry.name!r}: max_turns cannot be set here; the gym's agent "
+                "limits turns by max_steps in its config"
+            )
         try:
             json.dumps(entry.extras, allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"environment {entry.name!r}: extras go into JSON rows, and cannot: {error}") from None
+            raise ValueError(
+                f"environment {entry.name!r}: extras must be JSON, because they go into the rows of the gym: {error}"
+            ) from None
     if gyms and rollouts == "episodes":
-        raise ValueError(f"{gyms[0].name!r} is played by its own servers, not as episodes; make rollouts local")
+        raise ValueError(f"{gyms[0].name!r} is played by its own servers, not as episodes; set rollouts=local")
     if gyms and style == "batched":
-        raise ValueError(f"rollout.style is batched: rollouts of {gyms[0].name!r} go at their own speed; make it async")
+        raise ValueError(
+            f"rollouts of {gyms[0].name!r} cannot be batched, since each goes at its own speed; set rollout.style=async"
+        )

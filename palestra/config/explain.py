@@ -1,4 +1,4 @@
-"""Says what is wrong with a config in the words of whoever wrote it.
+"""Explains what is wrong with a config in terms of what the user wrote.
 
 Owns: one line for each mistake, with key, source and nearest valid key. Never touches: files.
 """
@@ -51,7 +51,7 @@ def _line(one: ErrorDetails, model: type[BaseModel], data: object, sources: Mapp
 
 
 def _where(key: Key, sources: Mapping[Key, str]) -> str:
-    """The file or flag that wrote the key, or else the one that wrote what it is in."""
+    """The file or flag that set the key, or else the one that set the object around it."""
     for length in range(len(key), 0, -1):
         if source := sources.get(key[:length]):
             return f" ({source})"
@@ -59,7 +59,7 @@ def _where(key: Key, sources: Mapping[Key, str]) -> str:
 
 
 def _key_in(data: object, loc: Key) -> Key:
-    """pydantic's place without the names of union members, which the user never wrote."""
+    """The place that pydantic reports, without the names of union members, which the user never wrote."""
     key: Key = ()
     for part in loc:
         inside: Any = dict(enumerate(data)) if isinstance(data, list) else data
@@ -93,7 +93,7 @@ def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
 
 
 def _paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Every key there is, dotted, for a name written at the wrong depth."""
+    """All keys, dotted; used to find a name that was written at the wrong depth."""
     for name, field in model.model_fields.items():
         yield prefix + name
         for inner in _models_in(field.annotation):

@@ -13,7 +13,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*")
 
 
 def is_hub_id(text: str) -> bool:
-    """`org/name`, where no such folder is in the way."""
+    """Whether the text is `org/name` and no such folder exists here."""
     return _HUB_ID.fullmatch(text) is not None and not Path(text).is_dir()
 
 
@@ -29,7 +29,9 @@ def find_in_cache(hub_id: str) -> Path:
         if (folder / "config.json").is_file() and any(file.is_file() for file in folder.glob("*.safetensors")):
             return folder
     found = "incomplete" if snapshots else "not"
-    raise ValueError(f"no folder {hub_id}, and {found} in the cache {cache}; to get it: hf download {hub_id}")
+    raise ValueError(
+        f"there is no folder {hub_id}, and {found} in the cache {cache}; to download it: hf download {hub_id}"
+    )
 
 
 def hub_cache() -> Path:

@@ -1,6 +1,6 @@
 """From files and overrides to a validated config, and back to JSON.
 
-Owns: reading, merging, remembering who set what. Never touches: what the keys mean.
+Owns: reading, merging, remembering where each key was set. Never touches: what the keys mean.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Override:
 
 @dataclass(slots=True)
 class Layers:
-    """What has been merged so far."""
+    """The values merged so far, and where they came from."""
 
     data: JsonObject = field(default_factory=dict)
     sources: dict[Key, str] = field(default_factory=dict)
-    """Who wrote a key last, for every key that anyone wrote."""
+    """For every key that was set: the file or flag that set it last."""
 
     def merge(self, content: JsonObject, source: str, at: Key = ()) -> None:
-        """Maps are merged key by key; anything else, lists included, replaces what was there."""
+        """Merges maps key by key; any other value, lists included, replaces the old one."""
         target = self._get(at)
         for name, value in content.items():
             key = (*at, name)
@@ -73,7 +73,7 @@ class Layers:
                 self._wrote(key, override.value, override.source)
 
     def _spread(self, parts: list[str], at: Key, override: Override) -> list[Key]:
-        """The keys an override speaks of: one, or with `*` one for each entry of a list. Makes maps on the way."""
+        """The keys that an override sets: one, or with `*` one for each entry of a list. Missing maps are made."""
         if not parts:
             return [at]
         node, (part, *rest) = self._get(at), parts
@@ -84,7 +84,7 @@ class Layers:
                 raise ConfigError([f"no {part!r} in {key_text(at)}, which {have} ({override.source})"])
             return [key for index in indices for key in self._spread(rest, (*at, index), override)]
         if not isinstance(node, dict):
-            raise ConfigError([f"{key_text(at)} is {node!r}: nothing can be set inside it ({override.source})"])
+            raise ConfigError([f"{key_text(at)} is {node!r}, so no key can be set inside it ({override.source})"])
         if rest and node.get(part) is None:
             if rest[0] == "*":
                 return []  # a list nobody wrote has no entries
@@ -111,7 +111,7 @@ class Layers:
 
 
 def load_config(model: type[M], files: Iterable[str | Path] = (), overrides: Iterable[str | Override] = ()) -> M:
-    """What comes later wins: files in their order, then overrides in theirs. Raises ConfigError."""
+    """Merges files in their order, then overrides in theirs; later values win. Raises ConfigError."""
     return validate(model, merge_layers(Layers(), files, overrides))
 
 
@@ -138,12 +138,12 @@ def read_file(file: Path) -> JsonObject:
         raise ConfigError([f"{file}: cannot be read as a config ({why})"]) from None
     content = parse_yaml(text, str(file))
     if content is not None and not isinstance(content, dict):
-        raise ConfigError([f"{file}: should hold keys and values, holds a {type(content).__name__}"])
+        raise ConfigError([f"{file}: should hold keys and values, but holds a {type(content).__name__}"])
     return content or {}
 
 
 def dump_config(config: BaseModel) -> str:
-    """As JSON, to be kept beside a run or shown: passwords and keys are blacked out."""
+    """The config as JSON, to be shown or kept beside a run; passwords and keys are blacked out."""
     return redact(config.model_dump_json(indent=2))
 
 
@@ -167,7 +167,7 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """JSON is YAML, so one parser does for both."""
+    """Parses YAML, and therefore JSON too."""
     try:
         return yaml.load(text, _Loader)  # a SafeLoader
     except yaml.MarkedYAMLError as error:

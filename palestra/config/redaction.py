@@ -1,4 +1,4 @@
-"""Secrets in text, found and blacked out: for logs and for configs that are shown or saved.
+"""Finds secrets in text and blacks them out, for logs and for configs that are shown or saved.
 
 Owns: what looks like a secret. Never touches: where the text goes.
 """
@@ -43,7 +43,7 @@ _SECRET_FIELD = re.compile(
 
 
 class Mask:
-    """Blacks out secrets, and whatever else is named, in what is shown or exported."""
+    """Blacks out secrets, and text that matches further patterns, in what is shown or exported."""
 
     def __init__(self, patterns: Iterable[str] = ()) -> None:
         self._patterns = [check_pattern(pattern) for pattern in patterns]
@@ -55,8 +55,9 @@ class Mask:
         return text
 
     def of(self, value: object) -> Any:
-        """All texts in a JSON value, and whatever a field holds whose name says that it is secret. Of our own records
-        the fields' names and the states stay: they are nobody's secrets, and programs read them."""
+        """A JSON value with secrets blacked out: in all of its texts, and the whole value of a field whose name says
+        that it is secret. In our own records, names of fields and states stay: they are not secret, and programs read
+        them."""
         if isinstance(value, Enum):
             return value
         if isinstance(value, msgspec.Struct):
@@ -69,7 +70,7 @@ class Mask:
         return [self.of(one) for one in value] if isinstance(value, list) else value
 
     def _field(self, name: str, value: object) -> Any:
-        """A number with a fraction is none: a metric may be called `found_secret`."""
+        """The value of one field. A number with a fraction is never secret: a metric may be called `found_secret`."""
         is_secret = value and not isinstance(value, bool | float) and _SECRET_FIELD.fullmatch(name)
         return REDACTED if is_secret else self.of(value)
 
@@ -78,7 +79,7 @@ def check_pattern(text: str) -> re.Pattern[str]:
     try:
         pattern = re.compile(text)
     except re.error as error:
-        raise ValueError(f"{text!r} is no regular expression: {error}") from None
+        raise ValueError(f"{text!r} is not a regular expression: {error}") from None
     if pattern.search(""):
-        raise ValueError(f"{text!r} matches the empty text, which is everywhere; make it match at least one character")
+        raise ValueError(f"{text!r} matches empty text and so every place; make it match at least one character")
     return pattern

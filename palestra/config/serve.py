@@ -1,4 +1,4 @@
-"""What `palestra serve` can be told.
+"""The config of `palestra serve`.
 
 Owns: keys, defaults, bounds of the server's config; handing a worker its part. Never touches: the network, torch.
 """
@@ -39,7 +39,7 @@ Names = Annotated[
 
 def _url(text: str) -> str:
     if not text.startswith(("http://", "https://")):
-        raise ValueError(f"{text!r} is no address; write it as http://host:port")
+        raise ValueError(f"{text!r} is not an address; write it as http://host:port")
     return text.rstrip("/").removesuffix("/v1")
 
 
@@ -57,103 +57,104 @@ def _is_loopback(host: str) -> bool:
 
 
 class VllmConfig(Config):
-    """vLLM as the sampler of a model: servers that run already, or that we start. docs/vllm.md has more."""
+    """vLLM as the sampler of a model: servers that run already, or that Palestra starts. See docs/vllm.md."""
 
     urls: list[Annotated[str, AfterValidator(_url)]] = Field(default=[])
     """Addresses of servers that run already, with the flags they need."""
     python: File | None = None
-    """The interpreter of an environment with vLLM, such as .venv-vllm/bin/python after `make vllm`: to start servers
-    of our own."""
+    """The interpreter of an environment with vLLM, such as .venv-vllm/bin/python after `make vllm`; servers are started
+    with it."""
     replicas: PositiveInt = 1
-    """Servers to start."""
+    """Number of servers to start."""
     devices: list[str] = Field(default=[])
-    """CUDA_VISIBLE_DEVICES of each server we start. Empty: as it is."""
+    """CUDA_VISIBLE_DEVICES of each server that is started. Empty: unchanged."""
     args: list[str] = Field(default=[])
-    """More of vLLM's own flags for them, such as --gpu-memory-utilization=0.5."""
+    """More flags of vLLM for the servers that are started, such as --gpu-memory-utilization=0.5."""
     api_key: str | None = None
-    """The key for the servers at `urls`. None: what VLLM_API_KEY says."""
+    """API key for the servers at `urls`. None: the value of VLLM_API_KEY."""
     max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = 32
-    """Models of a higher rank cannot be made. Of servers at `urls`: what they were started with."""
+    """Highest LoRA rank that models may have. For servers at `urls`, the value they were started with."""
     max_loras: PositiveInt = 4
-    """Adapters in one batch of a server that we start."""
+    """Maximum number of adapters in one batch of a server that is started."""
     max_adapters: PositiveInt = 64
-    """Loaded at each server; the least recently used ones beyond it are unloaded, and come back on use."""
+    """Adapters loaded at each server. Beyond it, the least recently used ones are unloaded and loaded again on use."""
     max_in_flight: PositiveInt = 512
-    """Requests at each server; more wait here."""
+    """Maximum number of requests at each server; more wait here."""
     start_s: PositiveFloat = 600.0
-    """How long a server may take until it answers."""
+    """Time limit for a server to start and answer."""
     trial_s: PositiveFloat = 120.0
-    """How long it may take over each of the first samples, by which it is tried; then it is given up."""
+    """Time limit of each of the first samples, which test a new server; a slower server is given up."""
     wait_s: PositiveFloat = 300.0
-    """How long a sample waits while no server answers, or all of them are busy; then it fails."""
+    """How long a sample waits while no server answers or all are busy, before it fails."""
     request_s: PositiveFloat = 3600.0
     """The longest a request to vLLM may take."""
 
     @model_validator(mode="after")
     def _fits(self) -> VllmConfig:
         if self.urls and self.python is not None:
-            raise ValueError("urls are of servers that run already, python starts others: give one of the two")
+            raise ValueError("give either urls, for servers that run already, or python, to start them")
         if self.devices and len(self.devices) != self.replicas:
             raise ValueError(f"devices has {len(self.devices)} entries for {self.replicas} replicas")
         return self
 
 
 class ModelConfig(Config):
-    """A base model, held by a worker process of its own. What that worker needs to know is handed to it."""
+    """A base model and the settings of its worker process."""
 
     path: Folder
     """The model's folder; or a Hugging Face id, for its folder in the local cache; or the bundled `ephebe`."""
     name: Names = Field(default_factory=lambda data: [data["path"].name])
-    """What clients may call it, the first one being its own name. Default: the folder's name, or the id."""
+    """Names of the model for clients; the first is its main name. Default: the folder's name, or the id."""
     device: str = "auto"
     """cpu, cuda, cuda:1 …; auto: a GPU if there is one."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """None: as stored, where the device computes in it."""
+    """Type of the weights. None: as stored, if the device supports it, else float32."""
     threads: PositiveInt | None = None
     """CPU threads to compute with. None: torch decides."""
     max_rank: PositiveInt = 256
     """The highest LoRA rank that a client may ask for."""
     micro_batch_tokens: PositiveInt | None = None
-    """None: from the model's size, so that a quantum takes some tens of milliseconds."""
+    """Tokens of a micro-batch. None: chosen by the model's size, so that one takes some tens of milliseconds."""
     checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, more time."""
+    """Recompute activations in the backward pass, which takes less memory and more time."""
     sample_share: float = Field(default=0.5, ge=0, le=1)
     """Share of the time that sampling gets while there is training to do as well."""
     quantum_s: PositiveFloat = 0.03
-    """How long the worker samples before it looks whether it is training's turn."""
+    """How long the worker samples before it checks whether it is training's turn."""
     numerics: Literal["exact", "fast"] = "exact"
     """How a GPU adds up matrix products. exact: a row's bits depend on that row alone, so sampler and trainer agree to
-    the bit and a seeded request gives the same tokens in any batch. fast: cuBLAS may split long sums as it likes."""
+    the bit and a seeded request gives the same tokens in any batch. fast: cuBLAS may split long sums in any way."""
     max_sample_rows: PositiveInt | None = None
     """Sequences of one sampling step; more wait. None: 256 on a CPU, 512 on a GPU."""
     cache_tokens: PositiveInt | None = None
-    """Tokens whose keys and values are kept. None: as many as `cache_share` of a GPU's memory holds, or 512 MiB of a
-    CPU's."""
+    """Size of the KV cache in tokens. None: as many as fit into `cache_share` of a GPU's memory, or into 512 MiB on a
+    CPU."""
     cache_share: float = Field(default=0.5, gt=0, lt=1)
-    """Share of the memory that a GPU has left beside the weights, for keys and values; the rest is for training."""
+    """Share of the GPU memory left beside the weights that the KV cache gets; the rest is for training."""
     sampler_memory_bytes: PositiveInt = 1 << 30
-    """Memory for kept samplers; the least recently used ones beyond it spill to disk."""
+    """Memory of the sampler cache; beyond it, the least recently used samplers go to disk."""
     snapshot_every_s: PositiveFloat = 10.0
     """Seconds between snapshots of models in training: the most work that a crash repeats."""
     snapshot_every_bytes: PositiveInt = 64 << 20
-    """A snapshot is made after so many bytes of training requests."""
+    """Bytes of training requests after which a snapshot is made."""
     server_timeout_s: PositiveFloat = 30.0
-    """A worker that hears nothing from its server for so long exits."""
+    """A worker that hears nothing from its server for this time exits."""
     tool_format: str | None = None
-    """How it writes tool calls: hermes, llama3_json, mistral or module:attribute. None: as its chat template shows."""
+    """Format of the model's tool calls: hermes, llama3_json, mistral or module:attribute. None: detected from its chat
+    template."""
     sampler: Literal["torch", "vllm"] = "torch"
-    """torch: the worker trains and samples. vllm: it trains, and vLLM samples."""
+    """torch: the worker trains and samples. vllm: the worker trains, and vLLM samples."""
     vllm: VllmConfig = VllmConfig()
 
     @model_validator(mode="after")
     def _has_its_sampler(self) -> ModelConfig:
         if self.sampler == "vllm" and not self.vllm.urls and self.vllm.python is None:
             raise ValueError(
-                "sampler is vllm: say where it runs (vllm.urls), or which Python has it "
-                "(vllm.python=.venv-vllm/bin/python, after make vllm)"
+                "sampler=vllm needs the addresses of running servers (vllm.urls), or the Python that has "
+                "vLLM (vllm.python=.venv-vllm/bin/python, after make vllm)"
             )
         if self.sampler != "vllm" and self.vllm != VllmConfig():
-            raise ValueError(f"there are vllm settings, but sampler is {self.sampler}; set sampler=vllm")
+            raise ValueError(f"there are settings for vllm, but sampler is {self.sampler}; set sampler=vllm")
         return self
 
     @model_validator(mode="before")
@@ -175,28 +176,30 @@ class ServeLimits(Config):
     head_timeout_s: PositiveFloat = 20.0
     """How long the head of a request may take, from its first byte to its last; then 408."""
     max_pending_samples: PositiveInt = 20_000
-    """Over all clients; beyond it 429, but for owners with less than an equal part. The benchmark has 10,000."""
+    """Pending samples of all clients; beyond it 429, except for owners with less than an equal share. The benchmark has
+    10,000."""
     max_pending_train_bytes: PositiveInt = 1 << 30
-    """Size of all training requests without a result; beyond it 429, but for owners with less than an equal share."""
+    """Size of all training requests without a result; beyond it 429, except for owners with less than an equal
+    share."""
     max_models: PositiveInt = 1024
     """Trained models alive at once, for each base model."""
     max_conversations: PositiveInt = 10_000
-    """Held in memory; beyond it those used longest ago are let go, of the owner who has the most."""
+    """Conversations in memory; beyond it, the least recently used ones of the owner who has the most are dropped."""
     max_conversation_tokens: PositiveInt = 64 << 20
-    """Tokens of all conversations in memory together: four bytes each."""
+    """Tokens of all conversations in memory together, at four bytes each."""
     max_turns: PositiveInt = 200_000
     """Answers of the model kept in traces, for each owner; the oldest traces beyond it are deleted."""
 
 
 class EpisodesConfig(Config):
-    """Settings of the broker at which episodes are registered, played and read back: docs/episodes.md has more."""
+    """Settings of the broker at which episodes are registered, played and read back. See docs/episodes.md."""
 
     min_lease_s: PositiveFloat = 1.0
-    """The shortest lease; shorter ones that are asked for get this one."""
+    """The shortest lease; a request for a shorter one gets this one."""
     max_lease_s: PositiveFloat = 3600.0
-    """The longest lease; longer ones that are asked for get this one."""
+    """The longest lease; a request for a longer one gets this one."""
     max_wait_s: NonNegativeFloat = 60.0
-    """How long a claim, or whoever reads results, may wait for the first one."""
+    """How long a claim may wait for the first episode, and a reader for the first result."""
     hold_calls_s: NonNegativeFloat = 60.0
     """How long a model call waits while its run is paused; then 503, and the SDK comes back."""
     max_task_bytes: PositiveInt = 1 << 20
@@ -204,20 +207,21 @@ class EpisodesConfig(Config):
     max_result_bytes: PositiveInt = 1 << 20
     """The largest result of an episode, as JSON."""
     max_leases: PositiveInt = 4096
-    """Open ones of each client; beyond it 429."""
+    """Open leases of each client; beyond it 429."""
     max_waiting: PositiveInt = 10_000
-    """Claims that wait at once, over all clients; beyond it they are answered with nothing."""
+    """Waiting claims of all clients; further claims get an empty answer at once."""
     max_claims_per_s: PositiveFloat | None = None
-    """Claims that each client may send; beyond it 429. None: any number."""
+    """Claims per second of each client; beyond it 429. None: any number."""
     max_calls_waiting: PositiveInt | None = 512
-    """Model calls that no engine has begun; with more, nothing is claimed of runs that are played with it, until they
-    are fewer. None: claims never wait for that."""
+    """Waiting model calls at an engine. With more, claims for runs that sample from that engine get nothing until there
+    are fewer. None: no such limit."""
     max_runs: PositiveInt = 1024
     """Runs that each owner may have."""
     keep_ended_s: NonNegativeFloat = 7 * 86400.0
-    """How long after its trainer committed it an episode is known: a late end is told from a lost one."""
+    """How long an episode is remembered after its trainer committed it, so that a late end request gets the right
+    answer."""
     url: Annotated[str, AfterValidator(_url)] | None = None
-    """How players reach this server, as http://host:port. None: as they addressed it when they claimed."""
+    """Address at which players reach this server, as http://host:port. None: the one they used for their claim."""
     mask: list[Annotated[str, AfterValidator(_pattern)]] = Field(default=[])
     """Regular expressions: what they match is blacked out in timelines and exports of episodes, as keys always are."""
     push_hosts: list[Annotated[str, Field(min_length=1)]] = Field(default=[])

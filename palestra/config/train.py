@@ -1,4 +1,4 @@
-"""What `palestra train` can be told.
+"""The config of `palestra train`.
 
 Owns: keys, defaults, bounds of a training run's config. Never touches: environments, models, the network.
 """
@@ -52,18 +52,19 @@ class TrainModel(Config):
     """The model to train, and the LoRA adapter on it."""
 
     name: str = EPHEBE
-    """What the server calls it. Without `server`: a model folder, a Hugging Face id in the local cache, or the bundled
-    `ephebe`."""
+    """Name of the model at the server. Without `server`: a model folder, a Hugging Face id in the local cache, or the
+    bundled `ephebe`."""
     tokenizer: Folder | None = None
-    """A folder with tokenizer.json and a chat template. Default: the model's own; a server elsewhere needs it."""
+    """A folder with tokenizer.json and a chat template. Default: the model's own; needed for a server on another
+    machine."""
     rank: PositiveInt = 16
     """Rank of the LoRA adapter."""
     train_unembed: bool = True
-    """Whether the adapter changes the unembedding, too. A server that samples with vLLM refuses it."""
+    """Whether the adapter also trains the unembedding. A server that samples with vLLM refuses it."""
     start_from: str | None = None
-    """A `tinker://…/weights/…` address to begin with."""
+    """A `tinker://…/weights/…` path to start from."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """For a server this run starts itself."""
+    """Device of the server that this run starts for itself."""
 
 
 class RolloutConfig(Config):
@@ -72,13 +73,13 @@ class RolloutConfig(Config):
     style: Literal["async", "batched"] = "async"
     """async: each rollout goes at its own speed. batched: all rollouts take their turns together."""
     group_size: PositiveInt = 8
-    """Rollouts of each task, which are compared with each other."""
+    """Number of rollouts of each task, which are compared with each other."""
     groups_per_step: PositiveInt = 16
-    """Tasks of a training step."""
+    """Number of tasks of a training step."""
     max_tokens: TokenLimit = 256
-    """Tokens that one turn may have."""
+    """Maximum tokens of one turn."""
     max_context: TokenLimit = 4096
-    """Tokens of prompt and turns together; a rollout without room for another turn ends."""
+    """Maximum tokens of prompt and turns together; a rollout without room for another turn ends."""
     temperature: float = Field(default=1.0, gt=0, le=MAX_TEMPERATURE)
     """Sampling temperature of rollouts."""
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -90,38 +91,38 @@ class RolloutConfig(Config):
     env_timeout_s: PositiveFloat = 60.0
     """Time limit of one call into an environment."""
     concurrency: PositiveInt = 512
-    """Rollouts at once."""
+    """Maximum number of rollouts at a time."""
     env_threads: PositiveInt = 16
-    """For environments without async methods."""
+    """Threads for environments without async methods."""
 
 
 class DataConfig(Config):
     """How groups of rollouts become the rows of a batch."""
 
     max_sequence_length: TokenLimit = 4096
-    """Tokens of a row; what is longer loses its end."""
+    """Maximum tokens of a row; longer rows lose their end."""
     overlong: Literal["mask", "keep"] = "mask"
     """mask: a rollout whose last turn was cut teaches nothing (DAPO's filter). keep: it counts as it was graded."""
     zero_variance: Literal["refill", "drop", "keep"] = "refill"
     """Groups whose rewards are all equal teach nothing: play others instead, drop them, or keep them."""
     max_refills: NonNegativeInt = 2
-    """Rounds of playing others, each for the groups that are missing."""
+    """Rounds of playing other groups, each for those still missing."""
 
 
 class PenaltyConfig(Config):
-    """What is taken off rewards before advantages are computed. Recorded rewards stay as they were."""
+    """What is subtracted from rewards before advantages are computed. Recorded rewards stay as they were."""
 
     length: NonNegativeFloat = 0.0
-    """Taken off the reward, rising linearly over the last `length_window` tokens before `max_context` (DAPO's soft
-    punishment)."""
+    """Subtracted from the reward, rising linearly over the last `length_window` tokens before `max_context` (DAPO's
+    soft punishment)."""
     length_window: PositiveInt = 256
     """Tokens over which the length penalty rises."""
     format: NonNegativeFloat = 0.0
-    """Taken off where the environment reports `parse_error` in its metrics."""
+    """Subtracted if the environment reports `parse_error` in its metrics."""
     cut: NonNegativeFloat = 0.0
-    """Taken off where the last turn was cut."""
+    """Subtracted if the last turn was cut at its token limit."""
     kl: NonNegativeFloat = 0.0
-    """Times the logprob ratio to the base model, taken off each token's advantage."""
+    """Coefficient of the logprob ratio to the base model, which is subtracted from each token's advantage."""
 
 
 class AlgorithmConfig(Config):
@@ -133,14 +134,14 @@ class AlgorithmConfig(Config):
     loss: Literal["importance_sampling", "ppo", "cispo", "dro", "gspo"] = "importance_sampling"
     """The policy-gradient loss, as Tinker names them."""
     loss_config: dict[str, float] = Field(default={})
-    """For the loss, as clip_low_threshold and clip_high_threshold of ppo."""
+    """Settings of the loss, such as clip_low_threshold and clip_high_threshold of ppo."""
     normalize: Literal["tokens", "sequences", "none"] = "tokens"
-    """Losses are sums: divide the advantages by the batch's tokens, by each sequence's and then their number, or not at
-    all."""
+    """Losses are sums: divide the advantages by the number of tokens in the batch; by the tokens of each sequence, then
+    by the number of sequences; or not at all."""
     minibatches: PositiveInt = 1
     """Optimizer steps in one training step."""
     shuffle_rewards: bool = False
-    """For the control experiment: rewards are dealt out at random within a batch, and nothing may be learned."""
+    """For a control experiment: rewards are shuffled within a batch, so that nothing can be learned."""
 
 
 class OptimizerConfig(Config):
@@ -153,7 +154,7 @@ class OptimizerConfig(Config):
     beta2: float = Field(default=0.95, ge=0, lt=1)
     """Decay of the mean of squared gradients."""
     eps: PositiveFloat = 1e-8
-    """Added to the root of that mean, so that nothing is divided by 0."""
+    """Added to the root of that mean, to avoid a division by 0."""
     weight_decay: NonNegativeFloat = 0.0
     """Decoupled weight decay, times the learning rate."""
     grad_clip: NonNegativeFloat = 1.0
@@ -161,18 +162,19 @@ class OptimizerConfig(Config):
     warmup_steps: NonNegativeInt = 0
     """Steps over which the learning rate rises from 0."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate falls, to zero at the last step; `constant`: it does not."""
+    """How the learning rate falls to zero at the last step; `constant`: it does not fall."""
 
 
 class EvalConfig(Config):
     """Evaluation on held-out tasks."""
 
     every: NonNegativeInt = 10
-    """Steps; 0: never. A run is also looked at before its first and after its last step."""
+    """Steps between evaluations; 0: no evaluations. Otherwise there is also one before the first and one after the last
+    step."""
     tasks: PositiveInt = 100
-    """At most so many of each environment."""
+    """Maximum number of tasks of each environment."""
     samples: PositiveInt = 1
-    """For each task; pass@k is reported up to it."""
+    """Samples of each task; pass@k is reported up to this k."""
     temperature: float = Field(default=1.0, ge=0, le=MAX_TEMPERATURE)
     """Sampling temperature of evaluations; 0 is greedy."""
     success: float = 1.0
@@ -185,18 +187,18 @@ class EarlyStop(Config):
     metric: str = "eval/success"
     """The metric of evaluations that decides."""
     at_least: float | None = None
-    """Stop when it gets there."""
+    """Stop when the metric reaches this value."""
     patience: PositiveInt | None = None
-    """Stop when it has not risen for so many evaluations."""
+    """Stop when the metric has not risen for this number of evaluations."""
 
 
 class CheckpointConfig(Config):
     """When weights and optimizer are saved, and how many of them are kept."""
 
     every: PositiveInt = 5
-    """Steps. The last step is kept in any case."""
+    """Steps between checkpoints. The last step is always saved."""
     keep: PositiveInt = 3
-    """The newest so many; older ones are deleted from the server."""
+    """Number of newest checkpoints to keep; older ones are deleted from the server."""
 
 
 class AsyncConfig(Config):
@@ -205,17 +207,17 @@ class AsyncConfig(Config):
     enabled: bool = False
     """Play while training, on weights that may be older by `max_staleness` versions."""
     max_staleness: NonNegativeInt = 1
-    """In weight versions, between the weights a group was begun with and those it trains."""
+    """Maximum difference, in weight versions, between the weights a group was started with and those it trains."""
     in_flight: Literal["finish", "drop"] = "finish"
-    """What becomes of rollouts that are being played when new weights arrive: they end on the old ones, or are dropped
-    as soon as they are too old."""
+    """What happens to running rollouts when new weights arrive: they finish on the old weights, or are dropped as soon
+    as they are too old."""
 
 
 class EpisodeRollouts(Config):
-    """For `rollouts: episodes`. docs/training.md has more."""
+    """Settings for `rollouts: episodes`. See docs/training.md."""
 
     run: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._:#/-]{1,128}$")
-    """What the server calls it, and players claim from. Default: the name of the run's folder."""
+    """Name of the run at the server, from which players claim. Default: the name of the run's folder."""
     players: NonNegativeInt = 32
     """Episodes that this process plays itself at a time, with its own environments. 0: all players are elsewhere."""
     lease_s: PositiveFloat = 60.0
@@ -223,11 +225,13 @@ class EpisodeRollouts(Config):
     max_attempts: PositiveInt = 3
     """Attempts that may be lost before an episode is parked."""
     on_loss: Literal["replace", "shrink", "drop"] = "replace"
-    """What a group does about an episode that is parked: another one, go on with fewer, or give up the group."""
+    """What a group does about a parked episode: replace it by another one, continue with fewer, or give up the
+    group."""
     oversample: NonNegativeInt = 0
-    """Episodes of a group beyond `rollout.group_size`. When so many as that have ended, the rest is cancelled."""
+    """Extra episodes of a group beyond `rollout.group_size`. When `group_size` episodes have ended, the others are
+    cancelled."""
     deadline_s: PositiveFloat | None = None
-    """Time limit of a group: what is not played by then is lost."""
+    """Time limit of a group; episodes that are not played by then are lost."""
 
 
 class TrackerConfig(Config):
@@ -236,27 +240,27 @@ class TrackerConfig(Config):
     kind: Literal["wandb", "mlflow", "tensorboard"]
     """Which tracker; install it first: `pip install 'palestra[trackers]'`."""
     options: JsonObject = Field(default={})
-    """As the tracker's own init takes them."""
+    """Arguments of the tracker's own init."""
 
 
 class RunConfig(Config):
-    """What every kind of run has."""
+    """Settings of every kind of run."""
 
     name: str | None = None
-    """Folder in `runs`. Default: kind, time."""
+    """Name of the run's folder in `runs`. Default: kind and time."""
     runs: Folder = Path("runs")
-    """Where the folders of runs are made."""
+    """Folder in which the runs' folders are made."""
     seed: int = 0
     """Fixes the order of tasks or rows, the adapter's first weights, and the seed of every sample."""
     steps: PositiveInt = 50
     """Training steps of the whole run."""
     server: str | None = None
-    """Address of a Tinker API. None: a server of its own, for this run, in the run's folder."""
+    """Address of a Tinker API. None: a server is started for this run, with its state in the run's folder."""
     server_patience_s: PositiveFloat = 120.0
-    """A server that cannot be reached for so long ends the run; it can be resumed."""
+    """If the server cannot be reached for this time, the run ends; it can be resumed."""
     alias: str | None = Field(default="policy", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     """The `model` by which others sample the newest weights at the server's model endpoint, during the run and after
-    it. Runs that share a server each need their own. None: no name. A server without aliases does without."""
+    it. Runs that share a server each need their own. None: no alias. Ignored if the server has no aliases."""
     model: TrainModel = TrainModel()
     optimizer: OptimizerConfig = OptimizerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -265,7 +269,7 @@ class RunConfig(Config):
 
 
 class ImitationConfig(Config):
-    """For a model that solves none of its tasks: it learns from solutions first. docs/training.md has more."""
+    """Imitation of solutions before GRPO, for a model that solves none of its tasks. See docs/training.md."""
 
     data: list[Annotated[str, AfterValidator(_conversations)]] = Field(min_length=1)
     """Files of conversations, as `kind: sft` has them; or `platform:…`, for the platform's own solutions of these
@@ -281,9 +285,9 @@ class GrpoConfig(RunConfig):
     kind: Literal["grpo"] = "grpo"
     """Reinforcement learning with groups of rollouts."""
     environments: list[EnvironmentEntry] = Field(min_length=1)
-    """What is played; several are mixed by their weights."""
+    """The environments to play; several are mixed by their weights."""
     imitation: ImitationConfig | None = None
-    """What to imitate before the first step."""
+    """Solutions to imitate before the first step."""
     rollout: RolloutConfig = RolloutConfig()
     data: DataConfig = DataConfig()
     penalty: PenaltyConfig = PenaltyConfig()
@@ -300,9 +304,9 @@ class GrpoConfig(RunConfig):
     @model_validator(mode="after")
     def _fits(self) -> GrpoConfig:
         if self.early_stop is not None and not self.eval.every:
-            raise ValueError("early_stop looks at evaluations, and eval.every is 0: there are none")
+            raise ValueError("early_stop needs evaluations, but eval.every is 0; set it to 1 or more")
         if self.rollout.group_size == 1:
-            raise ValueError("rollout.group_size is 1: a group of one has no baseline; make it 2 or more")
+            raise ValueError("rollout.group_size is 1, but a group of one has no baseline; set it to 2 or more")
         self._check_episodes()
         check_gyms(self.environments, self.rollouts, self.rollout.style)
         return self
@@ -310,14 +314,15 @@ class GrpoConfig(RunConfig):
     def _check_episodes(self) -> None:
         if self.rollouts == "local":
             if self.episodes != EpisodeRollouts():
-                raise ValueError("there are settings of episodes, but rollouts is local; set rollouts=episodes")
+                raise ValueError("there are settings for episodes, but rollouts is local; set rollouts=episodes")
             return
         if self.rollout.style == "batched":
-            raise ValueError("rollout.style is batched: episodes go each at its own speed; make it async")
+            raise ValueError("episodes cannot be batched, since each goes at its own speed; set rollout.style=async")
         if self.server is None and not self.episodes.players:
             raise ValueError(
-                "episodes.players is 0, and nobody else finds a server that a run starts for itself: give the address "
-                "of one that runs (server=http://…), or let this run play (episodes.players=32)"
+                "episodes.players is 0, and other players cannot find a server that a run starts for "
+                "itself; give the address of a running server (server=http://…), or let this run play "
+                "(episodes.players=32)"
             )
 
 
@@ -325,13 +330,13 @@ class SftConfig(RunConfig):
     kind: Literal["sft"]
     """Supervised fine-tuning on conversations."""
     data: File
-    """JSONL: `messages` (and `tools`) in each line."""
+    """JSONL file with `messages` (and `tools`) in each line."""
     eval_data: File | None = None
-    """JSONL of held-out conversations, for `eval/loss`."""
+    """JSONL file of held-out conversations, for `eval/loss`."""
     batch_size: PositiveInt = 32
     """Conversations of an optimizer step."""
     max_sequence_length: TokenLimit = 4096
-    """Tokens of a row; what is longer loses its end."""
+    """Maximum tokens of a row; longer rows lose their end."""
     train_on: Literal["all_assistant", "last_assistant"] = "all_assistant"
     """Learn from all turns of the assistant, or from the last one only."""
     eval_every: NonNegativeInt = 10
@@ -342,13 +347,13 @@ class DpoConfig(RunConfig):
     kind: Literal["dpo"]
     """Direct preference optimisation on pairs of answers."""
     data: File
-    """JSONL: `prompt` (messages), `chosen` and `rejected` (text or messages) in each line."""
+    """JSONL file with `prompt` (messages), `chosen` and `rejected` (text or messages) in each line."""
     batch_size: PositiveInt = 16
-    """Pairs."""
+    """Pairs of an optimizer step."""
     beta: PositiveFloat = 0.1
     """How strongly the policy is kept near the reference."""
     max_sequence_length: TokenLimit = 4096
-    """Tokens of an answer with its prompt; what is longer loses its end."""
+    """Maximum tokens of an answer with its prompt; longer ones lose their end."""
 
 
 KINDS: dict[str, type[RunConfig]] = {"grpo": GrpoConfig, "sft": SftConfig, "dpo": DpoConfig}
@@ -357,8 +362,8 @@ KINDS: dict[str, type[RunConfig]] = {"grpo": GrpoConfig, "sft": SftConfig, "dpo"
 def load_train_config(
     files: Iterable[str | Path], overrides: Iterable[str], saved: JsonObject | None = None
 ) -> RunConfig:
-    """The config of the kind it names; grpo where it names none. `saved`: the config of a run to go on with, below
-    all files."""
+    """The config, of the kind that it names; grpo if it names none. `saved`: the config of a run to continue, over
+    which the files are merged."""
     layers = Layers()
     if saved is not None:
         layers.merge(saved, "the run's own config")

@@ -63,7 +63,7 @@ def reason_of(error: Exception, device: str) -> str:
     words = str(error)
     if isinstance(error, MemoryError) or any(sign in words for sign in OUT_OF_MEMORY):
         details = f" ({words.splitlines()[0]})" if words else ""
-        hint = "take a smaller model, or a lower models.0.cache_tokens"
+        hint = "use a smaller model, or a lower models.0.cache_tokens"
         where = "its device" if device == "auto" else f"device {device!r}"
         return f"there is not enough memory for the model on {where}{details}; {hint}"
     return words or type(error).__name__

@@ -1,4 +1,4 @@
-"""What the engine asks of whoever computes. The loop, the queues and the files know only this.
+"""The interface between the engine and the code that computes. The loop, the queues and the files know only this.
 
 Owns: the protocol and the records that cross it. Never touches: tensors, requests, files.
 """

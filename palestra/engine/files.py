@@ -120,7 +120,7 @@ def read_tensors(file: Path) -> tuple[dict[str, NDArray], str]:
     """What was written, to the bit. Of a file from before there were checksums, what is there."""
     checksum, metadata, tensors = _read(file, with_tensors=True)
     if checksum and checksum != _checksum(tensors, metadata):
-        raise FileDamaged(f"{file}: what is in it does not match its checksum")
+        raise FileDamaged(f"{file}: the content does not match its checksum")
     return tensors, metadata
 
 
@@ -140,7 +140,7 @@ def _read(file: Path, *, with_tensors: bool) -> tuple[str, str, dict[str, NDArra
     if UNCHECKED in found:
         return "", found[UNCHECKED], tensors
     if CHECKED not in found:
-        raise FileDamaged(f"{file}: not a file of ours")
+        raise FileDamaged(f"{file}: not a file of this engine")
     return found[CHECKED][:CRC_DIGITS], found[CHECKED][CRC_DIGITS:], tensors
 
 

@@ -147,7 +147,7 @@ class SamplerCache:
         try:
             status = Path(folder).stat()
         except OSError as e:
-            raise AdapterError(f"checkpoint {folder} is not there any more ({e.strerror})") from None
+            raise AdapterError(f"checkpoint {folder} no longer exists ({e.strerror})") from None
         version = (status.st_ino, status.st_mtime_ns)
         opened = self._opened.get(folder)
         if opened is not None and opened.version != version:
@@ -233,7 +233,7 @@ class SamplerCache:
             return msgspec.json.decode(metadata, type=SpoolHeader).lora, tensors["weights"]
         except (FileDamaged, msgspec.MsgspecError, KeyError) as e:
             log.error("sampler_unusable sampler=%s error=%r", kept.sampler_id, e)
-            lost = f"the weights of sampler {kept.sampler_id!r} are lost (a damaged file): save them again"
+            lost = f"the weights of sampler {kept.sampler_id!r} are lost (a damaged file); save them again"
             raise FileDamaged(lost) from None
 
 

@@ -181,7 +181,9 @@ class SamplingExecutor:
             case KeptSampler(sampler_id=sampler_id):
                 found = self.sampler_cache.find(sampler_id)
                 if found is None:
-                    raise DataError(f"sampler {sampler_id!r} is gone: its session ended, or its weights were not kept")
+                    raise DataError(
+                        f"sampler {sampler_id!r} no longer exists: its session ended, or its weights were not stored"
+                    )
                 return found
 
     def _step(self) -> None:

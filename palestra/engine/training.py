@@ -121,7 +121,9 @@ class TrainingExecutor:
                 case SaveWeights():
                     outcome = self._save(model, operation)
                 case Skip():
-                    outcome = EngineFailure(message="it failed before, and is not tried again", blame=Blame.USER)
+                    outcome = EngineFailure(
+                        message="the request failed before and is not tried again", blame=Blame.USER
+                    )
         except Exception as e:
             outcome = self._failure(e, model)
         if outcome is not None:
@@ -129,9 +131,9 @@ class TrainingExecutor:
 
     def _create(self, model: QueuedModel, operation: CreateModel) -> TrainOutcome:
         if model.weights is not None:
-            raise AdapterError(f"model {model.model_id!r} exists already")
+            raise AdapterError(f"model {model.model_id!r} already exists")
         if len(self.table.models) > self.max_models:
-            message = f"this worker holds its most of {self.max_models} models; unload one first"
+            message = f"this worker holds {self.max_models} models, which is the limit; unload one first"
             return EngineFailure(message=message, blame=Blame.SERVER)
         try:
             name_of(model.model_id)

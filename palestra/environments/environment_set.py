@@ -64,7 +64,7 @@ class EnvironmentSet:
             if entry.name in self._known:
                 other = "call it gym:NAME" if is_gym(entry.name) else "register the environment under a second name"
                 raise ValueError(
-                    f"environments[{place}]: {entry.name!r} is there twice; put its tasks into one file, or {other}"
+                    f"environments[{place}]: {entry.name!r} is listed twice; put its tasks into one file, or {other}"
                 )
             self._known[entry.name] = _find(entry, place, are_elsewhere)
         self._timeout_s = env_timeout_s
@@ -76,7 +76,7 @@ class EnvironmentSet:
         for entry, tasks in found:
             if not tasks and split == "train":
                 is_known = self._known[entry.name].spec or is_gym(entry.name)
-                why = "brings no tasks of its own" if is_known else "is not known here"
+                why = "brings no tasks of its own" if is_known else "is not installed here"
                 raise TaskFileError(f"environment {entry.name!r} {why}; name a JSONL file: environments[].tasks")
         return [one for one in found if one.tasks]
 
@@ -84,7 +84,7 @@ class EnvironmentSet:
         """An episode of this task. What goes wrong with its environment comes out of the session's `init`."""
         known = self._known.get(task.environment)
         if known is None or known.spec is None:
-            raise UnknownEnvironment(f"environment {task.environment!r} is not one of those that are played here")
+            raise UnknownEnvironment(f"environment {task.environment!r} is not played here")
         extras = copy.deepcopy(self.packed(task).extras)  # rollouts of one task share the record
         config = EnvConfig(copy.deepcopy(known.entry.config))
         make = partial(known.spec.make, env_config=config, extras=extras)
@@ -103,7 +103,7 @@ class EnvironmentSet:
         try:
             return numbers_of(aggregate([dict(one) for one in metrics]))
         except (Exception, SystemExit) as error:
-            log.warning("%s.aggregate_metrics raised %s: means are taken instead", environment, words(error))
+            log.warning("%s.aggregate_metrics raised %s; means are used instead", environment, words(error))
             return mean_of_numbers(metrics)
 
     def close(self) -> None:
@@ -125,7 +125,11 @@ def _find(entry: EnvironmentEntry, place: int, is_elsewhere: bool) -> _Known:
     except UnknownEnvironment as error:
         if is_elsewhere and entry.tasks is not None:
             return _Known(entry, None, None)
-        hint = "\n  where only others play it: its tasks in a JSONL file, environments[].tasks" if is_elsewhere else ""
+        hint = (
+            "\n  if only other players have it, give its tasks as a JSONL file: environments[].tasks"
+            if is_elsewhere
+            else ""
+        )
         raise UnknownEnvironment(f"environments[{place}].name: {error}{hint}") from error
 
 
@@ -158,7 +162,7 @@ def _asked_for_tasks(own: Callable[..., Any], split: Split, entry: EnvironmentEn
 def _own_tasks(found: Any, name: str, split: Split) -> Sequence[Task]:
     if isinstance(found, str | bytes | Mapping) or not (isinstance(found, Iterable) or hasattr(found, "__getitem__")):
         raise TaskFileError(
-            f"environment {name!r}: tasks({split!r}) should answer a list of rows or of Tasks, not {shown(found)}"
+            f"environment {name!r}: tasks({split!r}) should return a list of rows or of Tasks, not {shown(found)}"
         )
     is_lazy = hasattr(found, "__len__") and hasattr(found, "__getitem__")
     tasks: Any = found if is_lazy else list(found)
@@ -168,9 +172,9 @@ def _own_tasks(found: Any, name: str, split: Split) -> Sequence[Task]:
     # What makes its tasks when asked is not asked for all of them here.
     for place, one in enumerate(tasks if is_rows or isinstance(tasks, list | tuple) else [tasks[0]]):
         if not isinstance(one, Mapping if is_rows else Task):
-            expected = "a row, as those before" if is_rows else "a row (a dict with a prompt) or a Task"
+            expected = "a row, like those before" if is_rows else "a row (a dict with a prompt) or a Task"
             raise TaskFileError(
-                f"environment {name!r}: tasks({split!r})[{place}] should be {expected}, is {shown(one)}"
+                f"environment {name!r}: tasks({split!r})[{place}] should be {expected}, but is {shown(one)}"
             )
     if is_rows:
         return tasks_of_rows([Row(f"{name} {split}[{place}]", row) for place, row in enumerate(tasks)], name)

@@ -1,4 +1,4 @@
-"""What can go wrong between us and an environment."""
+"""Errors of environments."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def words(error: BaseException) -> str:
     try:
         said = " ".join(str(error).split())
     except Exception:  # a stranger's `__str__`
-        said = "(it cannot be shown)"
+        said = "(its repr failed)"
     return f"{type(error).__name__}: {said}"[:ERROR_CHARS] if said else type(error).__name__
 
 

@@ -73,11 +73,13 @@ registry: dict[str, EnvSpec] = {}
 def register(id: str, entry_point: Callable[..., Any] | str, kwargs: JsonMapping | None = None) -> None:  # noqa: A002
     """Makes an environment known as `id`, made with `kwargs` besides `env_config` and `extras`."""
     if id in registry:
-        raise ValueError(f"an environment {id!r} is registered already; to replace it: deregister({id!r})")
+        raise ValueError(f"an environment {id!r} is already registered; to replace it: deregister({id!r})")
     if not id or ":" in id:
-        raise ValueError(f"an environment cannot be called {id!r}: a name with ':' says where its class is")
+        raise ValueError(f"an environment cannot be called {id!r}, since a name with ':' means package.module:Class")
     if not callable(entry_point) and (not isinstance(entry_point, str) or ":" not in entry_point):
-        raise ValueError(f"entry point of {id!r}: a class, or text like package.module:Class, not {entry_point!r}")
+        raise ValueError(
+            f"the entry point of {id!r} must be a class, or text like package.module:Class, not {entry_point!r}"
+        )
     registry[id] = EnvSpec(id, entry_point, dict(kwargs or {}))
 
 
@@ -130,7 +132,7 @@ def _import(path: str, env_id: str) -> Callable[..., Any]:
     module_name, _, attribute = path.partition(":")
     where = f"environment {env_id!r}"
     if not all(part.isidentifier() for part in module_name.split(".")):
-        raise UnknownEnvironment(f"{where}: {module_name!r} is no module name")
+        raise UnknownEnvironment(f"{where}: {module_name!r} is not a module name")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)  # a script beside the config; a command's own path does not begin here
     try:

@@ -95,7 +95,7 @@ class EnvSession:
         try:
             await self._call("close")
         except EnvironmentFailure as error:
-            log.warning("an environment did not close: %s", error)
+            log.warning("an environment could not be closed: %s", error)
 
     async def metrics(self) -> dict[str, float]:
         """What the environment says about the episode, as far as it is numbers. Never raises; ask before `close`."""
@@ -106,7 +106,7 @@ class EnvSession:
         except Exception as error:  # of the environment's own code: metrics are not worth a rollout
             if self._name not in _without_metrics:
                 _without_metrics.add(self._name)
-                log.warning("no metrics: %s (said once for %s)", words(error), self._name)
+                log.warning("no metrics: %s (reported once for %s)", words(error), self._name)
             return {}
 
     def _copied(self, prompt: list[Message]) -> list[Message]:
@@ -125,7 +125,9 @@ class EnvSession:
     async def _call(self, name: str, *args: object) -> object:
         method = self._method(name)
         if method is None:
-            raise EnvironmentFailure(f"{self._name} has neither {name} nor {name}_async: it is no text environment")
+            raise EnvironmentFailure(
+                f"{self._name} has neither {name} nor {name}_async, so it is not a text environment"
+            )
         return await self._caller.call(f"{self._name}.{name}", method, *args)
 
     def _method(self, name: str) -> Callable[..., Any] | None:

@@ -33,22 +33,22 @@ class StepResult(Struct, kw_only=True):
 def conversation_of(answer: object) -> list[Message]:
     """From `init`: (messages, metadata)."""
     if not isinstance(answer, tuple | list) or len(answer) != 2:
-        raise EnvironmentFailure(f"init should answer (messages, metadata), not {shown(answer)}")
+        raise EnvironmentFailure(f"init should return (messages, metadata), not {shown(answer)}")
     conversation = _messages(answer[0], "init")
     if not conversation:
-        raise EnvironmentFailure("init answered a conversation without messages")
+        raise EnvironmentFailure("init returned a conversation without messages")
     return conversation
 
 
 def step_result_of(answer: object) -> StepResult:
     """From `step`: a BaseTextEnvStepOutput."""
     if not isinstance(answer, Mapping):
-        raise EnvironmentFailure(f"step should answer a dict with observations, reward and done, not {shown(answer)}")
+        raise EnvironmentFailure(f"step should return a dict with observations, reward and done, not {shown(answer)}")
     if missing := {"reward", "done"} - answer.keys():
-        raise EnvironmentFailure(f"step answered a dict without {min(missing)!r}: {shown(dict(answer))}")
+        raise EnvironmentFailure(f"step returned a dict without {min(missing)!r}: {shown(dict(answer))}")
     metadata = answer.get("metadata") or {}
     if not isinstance(metadata, Mapping):
-        raise EnvironmentFailure(f"step answered metadata that is no dict: {shown(metadata)}")
+        raise EnvironmentFailure(f"step returned metadata that is not a dict: {shown(metadata)}")
     rewritten = answer.get("postprocessed_action")
     return StepResult(
         observations=_messages(answer.get("observations") or [], "step"),
@@ -76,23 +76,23 @@ def shown(value: object) -> str:
 
 def _messages(found: object, where: str) -> list[Message]:
     if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
-        raise EnvironmentFailure(f"{where} should answer a list of messages, not {shown(found)}")
+        raise EnvironmentFailure(f"{where} should return a list of messages, not {shown(found)}")
     try:
         return [_message(message, where) for message in found]
     except EnvironmentFailure:
         raise
     except Exception as error:  # a generator's own, or of something that contains itself
-        raise EnvironmentFailure(f"{where} answered messages that cannot be read: {words(error)}") from error
+        raise EnvironmentFailure(f"{where} returned messages that cannot be read: {words(error)}") from error
 
 
 def _message(found: object, where: str) -> Message:
     if not isinstance(found, Mapping) or not isinstance(found.get("role"), str) or "content" not in found:
-        raise EnvironmentFailure(f"{where} answered a message without role and content: {shown(found)}")
+        raise EnvironmentFailure(f"{where} returned a message without role and content: {shown(found)}")
     content = found["content"]
     is_parts = isinstance(content, list | tuple) and all(isinstance(part, Mapping) for part in content)
     if content is not None and not isinstance(content, str) and not is_parts:
         raise EnvironmentFailure(
-            f"{where} answered a message whose 'content' is neither text, a list of parts nor None: {shown(content)}"
+            f"{where} returned a message whose 'content' is neither text, a list of parts nor None: {shown(content)}"
         )
     return {_key(key, where, ""): _plain(value, where, str(key)) for key, value in found.items()}
 
@@ -109,13 +109,13 @@ def _plain(value: object, where: str, path: str) -> Any:
         return {_key(key, where, path): _plain(inner, where, f"{path}.{key}") for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(inner, where, f"{path}[{place}]") for place, inner in enumerate(value)]
-    raise EnvironmentFailure(f"{where} answered a message whose {path!r} is no plain JSON data: {shown(value)}")
+    raise EnvironmentFailure(f"{where} returned a message whose {path!r} is not plain JSON data: {shown(value)}")
 
 
 def _key(key: object, where: str, path: str) -> str:
     if not isinstance(key, str):
         inside = f" in {path!r}" if path else ""
-        raise EnvironmentFailure(f"{where} answered a message with a key{inside} that is no text: {shown(key)}")
+        raise EnvironmentFailure(f"{where} returned a message with a key{inside} that is not text: {shown(key)}")
     return str.__str__(key)
 
 
@@ -125,7 +125,7 @@ def reward_of(found: object) -> float | None:
         return None
     reward = _number(found)
     if reward is None or not math.isfinite(reward):
-        raise EnvironmentFailure(f"step answered a reward that is no finite number: {shown(found)}")
+        raise EnvironmentFailure(f"step returned a reward that is not a finite number: {shown(found)}")
     return reward
 
 
@@ -135,7 +135,7 @@ def _flag(found: object) -> bool:
     except Exception:  # an array has no truth of its own
         is_flag = False
     if not is_flag:
-        raise EnvironmentFailure(f"step answered done that is neither True nor False: {shown(found)}")
+        raise EnvironmentFailure(f"step returned a done that is neither True nor False: {shown(found)}")
     return bool(found)
 
 

@@ -54,10 +54,10 @@ def read_tasks(file: Path, environment: str) -> list[Task]:
     file = file.expanduser()
     if file.suffix == ".parquet":
         example = f"pandas.read_parquet('{file.name}').to_json('{file.stem}.jsonl', orient='records', lines=True)"
-        raise TaskFileError(f"{file}: tasks are read from JSONL; to make that of it: {example}")
+        raise TaskFileError(f"{file}: tasks must be in a JSONL file; to convert it: {example}")
     tasks = tasks_of_rows(read_rows(file), environment)
     if not tasks:
-        raise TaskFileError(f"{file}: no tasks in it; it should hold one JSON object with a prompt in each line")
+        raise TaskFileError(f"{file} has no tasks; it should hold one JSON object with a prompt in each line")
     return tasks
 
 
@@ -68,15 +68,15 @@ def tasks_of_rows(rows: Iterable[Row], environment: str) -> list[Task]:
     for row in rows:
         task = _task(row, environment)
         if task.id in seen and "id" in row.content:
-            raise TaskFileError(f"{row.where}: the id {task.id!r} is taken already, at {seen[task.id]}")
+            raise TaskFileError(f"{row.where}: the id {task.id!r} is already used at {seen[task.id]}")
         if task.id in seen:
             task = msgspec.structs.replace(task, id=_free_id(task.id, seen))
         seen[task.id] = row.where
         named = row.content.get("env_class", env_class)
         if env_class is not None and named != env_class:
             raise TaskFileError(
-                f"{row.where}: a task for env_class {named!r}, while those before are for {env_class!r}; "
-                "give each environment a file of its own"
+                f"{row.where}: this task is for env_class {named!r}, but those before are for "
+                f"{env_class!r}; use one file per environment"
             )
         env_class = named
         tasks.append(task)
@@ -103,7 +103,7 @@ def read_rows(file: Path) -> Iterable[Row]:
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise TaskFileError(f"{where}: not valid JSON ({error})") from None
         if not isinstance(content, dict):
-            raise TaskFileError(f"{where}: should be a JSON object with a prompt, is {shown(content)}")
+            raise TaskFileError(f"{where}: should be a JSON object with a prompt, but is {shown(content)}")
         yield Row(where, content)
 
 
@@ -126,7 +126,7 @@ def _prompt(row: Row) -> list[Message]:
         return [{"role": "user", "content": prompt}]
     if not isinstance(prompt, Sequence) or not prompt or not all(map(_is_message, prompt)):
         raise TaskFileError(
-            f"{row.where}: 'prompt' should be text, or messages with role and content, is {shown(prompt)}"
+            f"{row.where}: 'prompt' should be text, or messages with role and content, but is {shown(prompt)}"
         )
     return [dict(message) for message in prompt]
 
@@ -140,11 +140,13 @@ def _id(row: Row) -> str:
         try:
             canonical = msgspec.json.encode(row.content, order="sorted")
         except Exception as error:  # rows of environments may hold anything
-            raise TaskFileError(f"{row.where}: needs an 'id', as no JSON can be made of it ({error})") from error
+            raise TaskFileError(
+                f"{row.where}: the row needs an 'id', since it cannot be written as JSON ({error})"
+            ) from error
         return hashlib.blake2b(canonical, digest_size=ID_BYTES).hexdigest()
     found = row.content["id"]
     if isinstance(found, bool) or not isinstance(found, str | int) or found == "":
-        raise TaskFileError(f"{row.where}: 'id' should be text or a whole number, is {shown(found)}")
+        raise TaskFileError(f"{row.where}: 'id' should be text or a whole number, but is {shown(found)}")
     return str(found)
 
 

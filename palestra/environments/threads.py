@@ -59,7 +59,7 @@ class CallThreads(Executor):
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         with self._lock:
             if self._is_closed:
-                raise RuntimeError("these threads are closed: no more calls")
+                raise RuntimeError("the threads are closed and take no more calls")
             call = _Call(partial(fn, *args, **kwargs), self._abandon)
             self._queue.put(call)
             if len(self._threads) < self._size:

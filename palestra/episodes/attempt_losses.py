@@ -1,4 +1,4 @@
-"""Attempts that come to nothing: queued again after a while, or parked; and weights that are too old.
+"""Lost attempts: queued again after a pause, or parked; and weights that are too old.
 
 Owns: what counts towards parking, back-off, the weight policy. Never touches: results.
 """
@@ -42,7 +42,7 @@ def lose_stale(state: BoardState, run: BoardRun, now: float) -> None:
 
 def deadline_passed(state: BoardState, group: BoardGroup, now: float) -> None:
     """An open group's: what is not ended is too late."""
-    words = f"the group's {group.spec.deadline_s:g} s are over"
+    words = f"the group's deadline of {group.spec.deadline_s:g} s has passed"
     for episode in group.members:
         if episode.state in PLAYING:
             state.note_loss(episode, f"deadline: {words}", now)

@@ -366,7 +366,7 @@ class EpisodeBoard:
             if isinstance(what, BoardGroup):
                 attempt_losses.deadline_passed(state, what, now)
             elif what.state is EpisodeState.LEASED:
-                attempt_losses.lose(state, what, "expired", f"no beat for {what.lease_s:g} s", now)
+                attempt_losses.lose(state, what, "expired", f"no heartbeat for {what.lease_s:g} s", now)
             else:
                 state.queue(what, now)
 

@@ -1,4 +1,4 @@
-"""What the board tells its broker besides the records of the wire."""
+"""Events that the board reports to its broker."""
 
 from __future__ import annotations
 

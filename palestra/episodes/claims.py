@@ -1,6 +1,6 @@
-"""Claims that may be repeated: which leases each got, and who holds how many.
+"""Idempotent claims: which leases each got, and who holds how many.
 
-Owns: the answer to the same claim again. Never touches: what is claimed next.
+Owns: the answer to a repeated claim. Never touches: what is claimed next.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A run that is deleted, with everything of it.
+"""Deletes a run with all its episodes.
 
-Owns: what is still known of it afterwards. Never touches: traces of its calls; they are purged like all others.
+Owns: what is remembered of it afterwards. Never touches: traces of its calls; they are purged like all others.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Delivery: whole groups in a numbered log of their run, read by a cursor, forgotten when it is committed.
+"""Delivery: complete groups in a numbered log of their run, read by a cursor, deleted when it is committed.
 
-Owns: what a trainer reads, and what is forgotten. Never touches: how groups become whole.
+Owns: what a trainer reads, and what is deleted. Never touches: how groups become complete.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def read(
     state: BoardState, run: BoardRun, after: int, limit: int, version: int | None, now: float
 ) -> list[PlayedGroup]:
     if after < run.committed:
-        detail = f"after={after}: groups up to {run.committed} are committed and forgotten; read from there"
+        detail = f"after={after}: groups up to {run.committed} are committed and deleted; read from there"
         raise BoardError(410, detail)
     check_known(run, "after", after)
     left = (run.log[number] for number in range(after + 1, run.delivered + 1) if number in run.log)
@@ -85,7 +85,10 @@ def _leave_out_stale(state: BoardState, group: BoardGroup, version: int, now: fl
     least = group.min_size if group.spec.on_loss is OnLoss.SHRINK else group.spec.size
     if group.ended < least:
         group.state = GroupState.DROPPED
-        group.reason = f"stale_weights: for version {version} only {group.ended} are new enough, and it needs {least}"
+        group.reason = (
+            f"stale_weights: for version {version} only {group.ended} episodes are new enough, "
+            f"but the group needs {least}"
+        )
 
 
 def _played(group: BoardGroup) -> PlayedGroup:

@@ -1,4 +1,4 @@
-"""What the board refuses as a whole. What goes wrong with one item of several is a record, not an exception."""
+"""Errors of the board for a whole call. A failure of one item of several is a record, not an exception."""
 
 from __future__ import annotations
 

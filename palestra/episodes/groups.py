@@ -1,4 +1,4 @@
-"""Groups: how they begin, what they do about lost members, and when they are whole.
+"""Groups: how they begin, what they do about lost members, and when they are complete.
 
 Owns: members and delivery numbers. Never touches: leases, beyond cancelling what a group no longer needs.
 """
@@ -44,7 +44,7 @@ def register(state: BoardState, run: BoardRun, groups: Sequence[NewGroup], now: 
 
 def check_not_staging(run: BoardRun) -> None:
     if run.is_staging:
-        detail = f"run {run.name!r} is taking a large registration just now; send it again"
+        detail = f"run {run.name!r} is busy with a large registration; send the request again"
         raise BoardError(503, detail, retry_after_s=FULL_RETRY_S)
 
 
@@ -65,7 +65,7 @@ def check_room(run: BoardRun, new: Iterable[CheckedGroup]) -> None:
         raise BoardError(413, f"{more} episodes at once: run {run.name!r} queues at most {most}; register fewer")
     queued = run.counts[EpisodeState.QUEUED]
     if queued + more > most:
-        detail = f"run {run.name!r} has {queued} episodes queued and takes at most {most}: register {more} more later"
+        detail = f"run {run.name!r} has {queued} episodes queued of at most {most}; register {more} more later"
         raise BoardError(429, detail, retry_after_s=FULL_RETRY_S)
 
 
@@ -121,9 +121,9 @@ def settle(state: BoardState, group: BoardGroup, now: float, *, why: str = "lost
         missing = 0
     if missing > 0:
         least = group.min_size if spec.on_loss is OnLoss.SHRINK else spec.size
-        drop(state, group, f"{why}: {left} of {spec.size} are left, and it needs {least}", now)
+        drop(state, group, f"{why}: {left} of {spec.size} episodes are left, but the group needs {least}", now)
     elif group.ended >= min(spec.size, left):
-        _close(state, group, GroupState.READY, "", "its group is whole", now)
+        _close(state, group, GroupState.READY, "", "its group is complete", now)
 
 
 def drop(state: BoardState, group: BoardGroup, reason: str, now: float) -> None:

@@ -1,6 +1,6 @@
-"""What a person or a trainer decides about single episodes: cancel them, queue them again.
+"""Interventions by a person or a trainer: cancelling and requeueing single episodes.
 
-Owns: which of them that is possible for. Never touches: what happens by itself.
+Owns: for which episodes they are allowed. Never touches: automatic changes.
 """
 
 from __future__ import annotations
@@ -75,12 +75,14 @@ def _cancel(state: BoardState, episode: BoardEpisode, words: str, now: float) ->
 def _group(run: BoardRun, group_id: str) -> BoardGroup:
     group = run.groups.get(group_id)
     if group is None:
-        raise BoardError(404, f"no group {group_id[:128]!r} in run {run.name!r}; it may be committed, and forgotten")
+        raise BoardError(
+            404, f"no group {group_id[:128]!r} in run {run.name!r}; it may have been committed and deleted"
+        )
     return group
 
 
 def _episode(state: BoardState, run: BoardRun, episode_id: str) -> BoardEpisode:
     episode = state.episode(run.owner, episode_id)
     if episode.run is not run:
-        raise BoardError(404, f"no episode {episode_id!r} in run {run.name!r}: it is of {episode.run.name!r}")
+        raise BoardError(404, f"no episode {episode_id!r} in run {run.name!r}; it belongs to {episode.run.name!r}")
     return episode

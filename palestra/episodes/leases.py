@@ -1,6 +1,6 @@
-"""Leases: claims, beats, releases and ends, all of them fenced by the attempt.
+"""Leases: claims, heartbeats, releases and ends, all fenced by the attempt.
 
-Owns: who holds an episode, until when, and whether its result is taken. Never touches: groups' rules, model calls.
+Owns: who holds an episode, until when, and whether its result is accepted. Never touches: groups' rules, model calls.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def claim(state: BoardState, owner: str, request: ClaimRequest, full: Mapping[st
             state.renew(episode, now)
         return [_lease(episode, now) for episode in kept]
     if state.claims.is_over(key):
-        raise BoardError(409, f"claim_id {request.claim_id!r}: all its leases are over; make a new one for each claim")
+        raise BoardError(409, f"claim_id {request.claim_id!r}: all its leases have ended; use a new id for each claim")
     room = state.limits.max_open_leases - state.claims.lease_count(owner, request.client_id)
     if room <= 0:
-        detail = f"client {request.client_id!r} holds {state.limits.max_open_leases} leases: end or release some first"
+        detail = f"client {request.client_id!r} holds {state.limits.max_open_leases} leases; end or release some first"
         raise BoardError(429, detail, retry_after_s=HELD_RETRY_S)
     episodes = _take(state, owner, only, request, full, min(request.max_n, room))
     for episode in episodes:
@@ -82,7 +82,7 @@ def find(state: BoardState, owner: str, client_id: str | None, ref: LeaseRef | E
         stone = state.tombstones.find(ref.episode_id, owner)
         if stone is not None and (stone.attempt, stone.digest) == (ref.attempt, b""):
             return NoLease("cancelled", "its run was deleted")
-        return NoLease("unknown", "no such episode; it may be committed, and forgotten")
+        return NoLease("unknown", "no such episode; it may have been committed and deleted")
     if episode.state is EpisodeState.LEASED and episode.attempt == ref.attempt:
         if client_id is None or client_id == episode.client_id:
             return episode
@@ -219,7 +219,7 @@ def _why_not(episode: BoardEpisode, attempt: int) -> NoLease:
         code, _, words = loss.reason.partition(": ")
         return NoLease(code, words) if code in _STATUS else NoLease("lease_lost", loss.reason)
     if attempt > episode.attempt:
-        return NoLease("lease_lost", f"attempt {attempt} was never given, the newest is {episode.attempt}")
+        return NoLease("lease_lost", f"attempt {attempt} was never leased; the newest is {episode.attempt}")
     if attempt == episode.attempt and episode.result is not None:
         return NoLease("lease_lost", "this attempt has ended")
     return NoLease("lease_lost", f"the newest attempt is {episode.attempt}")

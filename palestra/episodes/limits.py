@@ -1,4 +1,4 @@
-"""What one client or run may take at most."""
+"""Limits for one client or run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model calls of an attempt: let through, counted, and the lease held while they run.
+"""Model calls of an attempt: admitted, counted; the lease does not expire while they run.
 
 Owns: which call may be answered. Never touches: the call itself.
 """
@@ -27,7 +27,9 @@ def note_call(state: BoardState, owner: str, ref: LeaseRef, version: int | None)
     version = run.version if version is None else version
     lag = allowed_lag(run)
     if lag is not None and run.version - version > lag:
-        words = f"version {version} would answer, the newest is {run.version}, and run {run.name} allows {lag} between"
+        words = (
+            f"version {version} would answer, but the newest is {run.version} and run {run.name} allows a lag of {lag}"
+        )
         raise BoardError(409, f"stale_weights: {words}", code="stale_weights")
     found.open_calls += 1
     found.calls += 1

@@ -1,6 +1,6 @@
-"""What changed since it was last saved: each row once, as it is when it is taken.
+"""Rows that have changed since the last save, each once, in its current form.
 
-Owns: which rows are behind. Never touches: the database.
+Owns: which rows must be saved. Never touches: the database.
 """
 
 from __future__ import annotations

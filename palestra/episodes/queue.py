@@ -1,4 +1,4 @@
-"""What waits to be claimed of one run: by kind, the most urgent first, environments by their weights.
+"""The queue of one run: episodes by kind, highest priority first, environments by their weights.
 
 Owns: order. Never touches: leases, groups, time.
 """

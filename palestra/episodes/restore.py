@@ -1,6 +1,6 @@
-"""The board's state from saved rows.
+"""Restores the board from saved rows.
 
-Owns: what a restart means for leases. Never touches: the database.
+Owns: what happens to leases at a restart. Never touches: the database.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def put(
     run = mine.get(name)
     if run is None:
         if len(mine) >= state.limits.max_runs:
-            raise BoardError(429, f"there are {len(mine)} runs already, and no room for more: use one of them")
+            raise BoardError(429, f"there are already {len(mine)} runs, which is the limit; use one of them")
         run = BoardRun(
             owner=owner,
             name=name,
@@ -56,8 +56,8 @@ def publish(state: BoardState, run: BoardRun, version: int, model: str, now: flo
     if not is_first and not run.version < version < validation.INT32:
         raise BoardError(
             409,
-            f"version {version}: run {run.name!r} has version {run.version} ({run.model}) already, and versions only"
-            f" rise; a trainer that resumes goes on with {run.version + 1}",
+            f"version {version}: run {run.name!r} already has version {run.version} ({run.model}), and "
+            f"versions only rise; a trainer that resumes continues with {run.version + 1}",
         )
     run.version, run.model = version, model
     state.outbox.run(run)

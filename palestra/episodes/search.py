@@ -1,6 +1,6 @@
-"""Which episodes are meant: by run, state, reward, error, and the words of their task.
+"""Searches episodes by run, state, reward, error, and text of their task.
 
-Owns: what matches, looking in parts. Never touches: what is done with those that do.
+Owns: what matches, searching in parts. Never touches: what is done with the matches.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""All that the board holds, and the few ways in which it changes.
+"""The state of the board, and the few ways in which it changes.
 
-Owns: moves of episodes with everything that is counted and indexed by them. Never touches: when a move is due.
+Owns: transitions of episodes with their counts and indexes. Never touches: when a move is due.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class BoardState:
     def run(self, owner: str, name: str) -> BoardRun:
         run = self.runs.get(owner, {}).get(name)
         if run is None:
-            raise BoardError(404, f"no run {name[:128]!r}: PUT /episodes/v1/runs/<its name> makes it", code="unknown")
+            raise BoardError(404, f"no run {name[:128]!r}; PUT /episodes/v1/runs/<its name> makes it", code="unknown")
         return run
 
     def episode(self, owner: str, episode_id: str) -> BoardEpisode:
         episode = self.episodes.get(episode_id)
         if episode is None or episode.run.owner != owner:
             raise BoardError(
-                404, f"no episode {episode_id[:128]!r}; it may be committed, and forgotten", code="unknown"
+                404, f"no episode {episode_id[:128]!r}; it may have been committed and deleted", code="unknown"
             )
         return episode
 

@@ -1,6 +1,6 @@
-"""What is due when: leases, ends of back-offs, deadlines of groups.
+"""Timers of leases, back-offs and deadlines.
 
-Owns: one heap for all of them. Never touches: what happens then.
+Owns: one heap for all of them. Never touches: what happens when they are due.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What is remembered of episodes and groups that were committed or deleted: enough to know a repeated request as one.
+"""Tombstones of committed or deleted episodes and groups, by which repeated requests are recognised.
 
-Owns: for how long, and of how many. Never touches: what is still there.
+Owns: how long and how many are kept. Never touches: live episodes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What may be registered, ended and set: clear refusals, and the hashes that things are compared by.
+"""Validation of registrations, results and settings, and the hashes by which they are compared.
 
-Owns: validity of what comes from outside. Never touches: state.
+Owns: which input is valid. Never touches: state.
 """
 
 from __future__ import annotations
@@ -62,22 +62,26 @@ def check_model(model: str) -> None:
 def check_settings(settings: RunSettings) -> None:
     _check(0.001 <= settings.share <= 1000, f"share: 0.001 to 1000 is allowed, found {settings.share}")
     _check(0 <= settings.max_lag < INT32, f"max_lag: 0 or more is allowed, found {settings.max_lag}")
-    _check(_is_positive(settings.lease_s), f"lease_s: more than 0 seconds, found {settings.lease_s}")
+    _check(_is_positive(settings.lease_s), f"lease_s must be more than 0 seconds, found {settings.lease_s}")
     _check(1 <= settings.max_attempts < INT32, f"max_attempts: 1 or more is allowed, found {settings.max_attempts}")
     is_backoff = math.isfinite(settings.backoff_s) and settings.backoff_s >= 0
-    _check(is_backoff, f"backoff_s: 0 seconds or more, found {settings.backoff_s}")
+    _check(is_backoff, f"backoff_s must be 0 seconds or more, found {settings.backoff_s}")
     _check(1 <= settings.max_queued < INT32, f"max_queued: 1 or more is allowed, found {settings.max_queued}")
     _check(1 <= settings.max_ready < INT32, f"max_ready: 1 or more is allowed, found {settings.max_ready}")
     for name, most in (("max_calls", settings.max_calls), ("max_sampled_tokens", settings.max_sampled_tokens)):
-        _check(most is None or 0 <= most < INT32, f"{name}: 0 or more, or null for no limit; found {most}")
-    _check(0 < settings.client_share <= 1, f"client_share: more than 0, up to 1; found {settings.client_share}")
+        _check(most is None or 0 <= most < INT32, f"{name} must be 0 or more, or null for no limit; found {most}")
+    _check(
+        0 < settings.client_share <= 1, f"client_share must be more than 0 and at most 1; found {settings.client_share}"
+    )
     _check_weights(settings.environment_weights)
     _check_bounds(settings.sampling)
 
 
 def _check_weights(weights: dict[str, float]) -> None:
     where = "environment_weights"
-    _check(len(weights) <= MAX_WEIGHTS, f"{where}: at most {MAX_WEIGHTS} environments, found {len(weights)}")
+    _check(
+        len(weights) <= MAX_WEIGHTS, f"{where}: at most {MAX_WEIGHTS} environments are allowed, found {len(weights)}"
+    )
     for name, weight in weights.items():
         _check(bool(name), f"{where}: an environment has no name")
         _check(0.001 <= weight <= 1000, f"{where}: 0.001 to 1000 is allowed, found {weight} for {name[:80]!r}")
@@ -92,7 +96,7 @@ def _check_bounds(bounds: SamplingBounds) -> None:
     _check(0 <= bounds.min_top_p <= 1, f"sampling.min_top_p: 0 to 1 is allowed, found {bounds.min_top_p}")
     for name, count in (("max_tokens", bounds.max_tokens), ("max_n", bounds.max_n)):
         is_count = count is None or 1 <= count < INT32
-        _check(is_count, f"sampling.{name}: 1 or more, or null for no limit; found {count}")
+        _check(is_count, f"sampling.{name} must be 1 or more, or null for no limit; found {count}")
 
 
 def check_group(group: NewGroup, limits: EpisodeLimits) -> str:
@@ -105,7 +109,7 @@ def check_group(group: NewGroup, limits: EpisodeLimits) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise BoardError(400, f"group {group.group_id}: it cannot be written as JSON: {error}") from None
     if (size := len(text.encode())) > limits.max_task_bytes:
-        found = f"at most {limits.max_task_bytes} bytes with its task, found {size}"
+        found = f"it may have at most {limits.max_task_bytes} bytes with its task, found {size}"
         raise BoardError(413, f"group {group.group_id}: {found}")
     return text
 
@@ -116,19 +120,19 @@ def _what_is_wrong(group: NewGroup, limits: EpisodeLimits) -> str | None:
     if size < 1:
         return f"size: 1 or more is allowed, found {size}"
     if count < size:
-        return f"count: at least size ({size}), or the group is never whole; found {count}"
+        return f"count must be at least size ({size}), or the group is never complete; found {count}"
     if count > limits.max_members:
-        return f"count: at most {limits.max_members}; found {count}"
+        return f"count must be at most {limits.max_members}; found {count}"
     if group.min_size is not None and not 1 <= group.min_size <= size:
         return f"min_size: 1 to size ({size}) is allowed, found {group.min_size}"
     if len(group.seeds) > count:
-        return f"seeds: at most one for each of {count}, found {len(group.seeds)}"
+        return f"seeds: at most {count} are allowed, one for each episode; found {len(group.seeds)}"
     if group.seeds and not -(2**63) <= min(group.seeds) <= max(group.seeds) < 2**63:
-        return "seeds: each fits into 64 bits with its sign"
+        return "seeds: each must fit into 64 bits with its sign"
     if abs(group.priority) >= INT32:
-        return f"priority: fits into 32 bits, found {group.priority}"
+        return f"priority must fit into 32 bits, found {group.priority}"
     if group.deadline_s is not None and not _is_positive(group.deadline_s):
-        return f"deadline_s: more than 0 seconds, found {group.deadline_s}"
+        return f"deadline_s must be more than 0 seconds, found {group.deadline_s}"
     if group.max_attempts is not None and not 1 <= group.max_attempts < INT32:
         return f"max_attempts: 1 or more is allowed, found {group.max_attempts}"
     return None
@@ -140,7 +144,7 @@ def check_claim(request: ClaimRequest, limits: EpisodeLimits) -> None:
     if not 1 <= request.max_n <= limits.max_claim:
         raise BoardError(400, f"max_n: 1 to {limits.max_claim} is allowed, found {request.max_n}")
     if request.lease_s is not None and not _is_positive(request.lease_s):
-        raise BoardError(400, f"lease_s: more than 0 seconds, found {request.lease_s}")
+        raise BoardError(400, f"lease_s must be more than 0 seconds, found {request.lease_s}")
 
 
 def result_text(result: EpisodeResult, limits: EpisodeLimits) -> str:
@@ -150,7 +154,7 @@ def result_text(result: EpisodeResult, limits: EpisodeLimits) -> str:
     if not all(map(math.isfinite, values)):
         raise ResultInvalid("rewards and metrics must be finite numbers")
     if result.reward is None and result.error is None and not result.step_rewards and not result.agent_rewards:
-        raise ResultInvalid("it has no reward: give reward, step_rewards or agent_rewards, or an error")
+        raise ResultInvalid("it has no reward; give reward, step_rewards or agent_rewards, or an error")
     try:
         if {*map(type, values)} != {float}:  # a caller in this process may have said 1 where the wire says 1.0
             result = msgspec.json.decode(msgspec.json.encode(result), type=EpisodeResult)
@@ -158,7 +162,7 @@ def result_text(result: EpisodeResult, limits: EpisodeLimits) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise ResultInvalid(f"it cannot be written as JSON: {error}") from None
     if (size := len(text.encode())) > limits.max_result_bytes:
-        raise ResultInvalid(f"at most {limits.max_result_bytes} bytes, found {size}")
+        raise ResultInvalid(f"it may have at most {limits.max_result_bytes} bytes, found {size}")
     return text
 
 

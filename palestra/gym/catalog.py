@@ -1,6 +1,6 @@
-"""What there is to be run below the search folders: servers of each kind, environments and benchmarks.
+"""The servers, environments and benchmarks below the search folders.
 
-Owns: finding them, and the config that a name stands for. Never touches: what a config says.
+Owns: finding them, and the config of a name. Never touches: the content of a config.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def config_named(kind: CatalogKind, name: str, roots: Sequence[Path]) -> str:
     flavours = [f"{plain}/{Path(one).stem}" for entry in entries if entry.name == plain for one in entry.configs]
     hint = did_you_mean(name, flavours or [entry.name for entry in entries])
     places = "".join(f"\n  not at {root / candidates[0]}" for root in roots)
-    raise GymConfigError(f"{kind}: there is no config of {name!r}{places}{hint}")
+    raise GymConfigError(f"{kind}: there is no config for {name!r}{places}{hint}")
 
 
 def _entries(kind: CatalogKind, root: Path) -> Iterator[CatalogEntry]:

@@ -1,6 +1,6 @@
-"""One server as its callers meet it, whether they come over HTTP or from within the process.
+"""One server as its callers see it, over HTTP or inside the process.
 
-Owns: the session of a call, the rollout prefix of a path, what an exception looks like to the caller. Never touches:
+Owns: the session of a call, the rollout prefix of a path, the form of an exception for the caller. Never touches:
 sockets, JSON.
 """
 

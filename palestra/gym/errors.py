@@ -1,6 +1,6 @@
-"""What goes wrong in a gym, by the boundary that broke.
+"""Errors of a gym, by the boundary that failed.
 
-Owns: the error tree, and which failure of a rollout each of them is. Never touches: how an error is told over HTTP.
+Owns: the error tree, and the failure class of each. Never touches: the form of an error over HTTP.
 """
 
 from __future__ import annotations

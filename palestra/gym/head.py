@@ -1,4 +1,4 @@
-"""The head of a gym: where others learn which servers there are and how they are configured.
+"""The head server of a gym: it lists the servers and their config.
 
 Owns: its routes, who may see secrets. Never touches: the servers.
 
@@ -23,7 +23,7 @@ from palestra.gym.records import GymConfig
 from palestra.util.json_types import JsonObject
 
 HEALTH = ("/", "/health", "/healthz", "/livez")
-NO_KEY = "from another machine this needs the gym's admin key: Authorization: Bearer KEY (gym.admin_key)"
+NO_KEY = "requests from another machine need the gym's admin key: Authorization: Bearer KEY (gym.admin_key)"
 
 
 def head_app(

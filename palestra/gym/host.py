@@ -1,6 +1,6 @@
 """A process with servers of a gym, each on its own port: `python -m palestra.gym.host`, started by the supervisor.
 
-Owns: making the servers, serving them until told to stop. Never touches: other processes, what the servers do.
+Owns: making the servers, serving them until it is stopped. Never touches: other processes, what the servers do.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ async def _close(servers: list[GymServer]) -> None:
         task.cancel()
     for server, ended in zip(servers, await asyncio.gather(*closing, return_exceptions=True), strict=True):
         if isinstance(ended, BaseException):
-            logging.warning("%s did not close: %r", server.name, ended)
+            logging.warning("%s could not be closed: %r", server.name, ended)
 
 
 def _raise_file_limit() -> None:

@@ -84,7 +84,7 @@ class GymHttpApp:
         try:
             body = answer.raw()
         except TypeError as error:  # orjson's: a server answered with what is no JSON
-            log.error("%s gave an answer that is no JSON", self.server.name, exc_info=error)
+            log.error("%s returned an answer that is not JSON", self.server.name, exc_info=error)
             answer = GymResponse(status=500, body=repr(error), cookies=answer.cookies)
             body = answer.raw()
         headers = {"content-type": answer.content_type, SERVER_HEADER: self.server.name}

@@ -122,7 +122,7 @@ class GymPeers:
                     raise UnreachableServer(peer.name, f"no connection for {self._reconnect_s:g} s: {error}") from error
             except CallFailed as error:
                 if not may_repeat or repeats == REPEATS:
-                    reason = f"{path} broke on its way: {error}"
+                    reason = f"the request to {path} was interrupted: {error}"
                     raise UnreachableServer(peer.name, reason, FailureClass.SERVER_DIED) from error
                 repeats += 1
                 give_up_at = now() + self._reconnect_s

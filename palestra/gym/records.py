@@ -1,4 +1,4 @@
-"""What a gym is made of, once its files are read: server instances by name, and the settings around them.
+"""Records of a gym whose files are read: server instances by name, and the settings around them.
 
 Owns: the records, and the names that NeMo Gym gives to things in files and rows. Never touches: files, processes, HTTP.
 """

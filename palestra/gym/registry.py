@@ -1,6 +1,6 @@
-"""Where the code of a server is: a folder below the roots, ours or NeMo Gym's.
+"""Finds the code of a server: a folder below the roots, Palestra's or NeMo Gym's.
 
-Owns: finding the folder, telling stock ones apart, loading the class of ours. Never touches: starting anything.
+Owns: finding the folder, recognising NeMo Gym's, loading the class of Palestra's. Never touches: starting anything.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def locate(
             return Implementation(folder, is_stock=not is_ours and is_stock(folder / entrypoint))
     places = "".join(f"\n  not at {root / kind / implementation / entrypoint}" for root in searched)
     near = did_you_mean(implementation, implementations(kind, searched))
-    raise GymConfigError(f"{kind}/{implementation}: there is no such server{places}{near}")
+    raise GymConfigError(f"there is no server {kind}/{implementation}{places}{near}")
 
 
 def implementations(kind: ServerKind, roots: Sequence[Path]) -> list[str]:
@@ -78,8 +78,8 @@ def load_class(instance: ServerInstance) -> type[GymServer]:
         return fitting[0]
     names = ", ".join(one.__name__ for one in fitting) or "none"
     raise GymConfigError(
-        f"{module.__file__}: should define one server class of kind {instance.kind}, has {names}; "
-        "with several, say which: SERVER = TheClass"
+        f"{module.__file__}: should define one server class of kind {instance.kind}, but has {names}; with "
+        "several, name one: SERVER = TheClass"
     )
 
 

@@ -1,7 +1,7 @@
-"""Server folders: made new from a skeleton that works, and looked over without a model.
+"""New server folders from a working skeleton, and checks of a folder without a model.
 
-Owns: names, the files of the skeleton, what every folder of ours must stand. Never touches: what a server does, its own
-tests.
+Owns: names, the files of the skeleton, the checks that every folder must pass. Never touches: what a server does, its
+own tests.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def make_server(name: str, below: Path, kind: ServerKind = ServerKind.RESOURCES)
     """The files that were written. Raises GymConfigError; nothing that exists is touched."""
     if not NAME.fullmatch(name) or keyword.iskeyword(name) or name in RESERVED:
         raise GymConfigError(
-            f"{name!r} cannot be a server's name: small letters, digits and _, beginning with a letter"
+            f"{name!r} cannot be a server's name; use lower-case letters, digits and _, beginning with a letter"
         )
     if name in OURS.get(kind, ()):
-        raise GymConfigError(f"{name!r} is always taken from us, not from a folder; choose another name")
+        raise GymConfigError(f"{name!r} is a server of Palestra itself; choose another name")
     folder = below / kind / name
     if folder.exists():
-        raise GymConfigError(f"{folder} exists already; choose another name or remove it first")
+        raise GymConfigError(f"{folder} already exists; choose another name or remove it first")
     words = {"name": name, "class": _class_name(name), "title": name.replace("_", " ").capitalize()}
     skeleton = SKELETON / kind
     for template in sorted(skeleton.rglob(f"*{SUFFIX}")):
@@ -72,10 +72,10 @@ def check_folder(folder: Path) -> list[str]:
     server_class = load_class(_instance(folder))
     if rows and issubclass(server_class, ResourcesServer):
         _begin_all(server_class, own_settings(folder), {f"{file}:{number}": row for number, row in rows.items()})
-        said.append("each of them can be begun")
+        said.append("each of them can be seeded")
     elif (settings := own_settings(folder)) and settings == _configured(folder):
         _check_settings(server_class, settings, _config_file(folder))
-        said.append("its config fits")
+        said.append("its config is valid")
     return [*said, f"{server_class.__name__} loads"]
 
 
@@ -86,9 +86,9 @@ def read_rows(file: Path) -> dict[int, JsonObject]:
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise GymConfigError(f"{file}:{number}: not JSON: {error}") from None
+            raise GymConfigError(f"{file}:{number}: not valid JSON: {error}") from None
         if not isinstance(row, dict) or not isinstance(row.get(PARAMS), dict):
-            raise GymConfigError(f"{file}:{number}: a row is an object with {PARAMS}")
+            raise GymConfigError(f"{file}:{number}: a row must be an object with {PARAMS}")
         rows[number] = row
     return rows
 

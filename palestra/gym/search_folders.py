@@ -1,4 +1,4 @@
-"""Where the files and server folders of a gym are looked for.
+"""The folders in which files and servers of a gym are searched.
 
 Owns: the order of the folders, finding below them, the nearest names. Never touches: what the files say.
 """

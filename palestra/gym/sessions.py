@@ -1,4 +1,4 @@
-"""Who a caller is to a server: a session id in a signed cookie.
+"""Sessions of a gym server: a session id in a signed cookie.
 
 Owns: signing and reading it. Never touches: HTTP, the state that a server keeps for a session.
 

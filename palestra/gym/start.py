@@ -1,4 +1,4 @@
-"""What a process of servers is told when it starts: the whole gym, which servers are its own, their sockets.
+"""The start message of a process with servers: the whole gym, which servers are its own, their sockets.
 
 Owns: that message. Never touches: the pipe it goes through.
 

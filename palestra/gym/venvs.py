@@ -148,7 +148,7 @@ async def _build(venv: Path, folder: Path, lines: list[str], version: str, setti
     uv = shutil.which("uv")
     overrides = folder / "overrides.txt"
     if overrides.is_file() and uv is None:
-        raise ServerStartError(f"{overrides}: only uv knows overrides; to install it: pip install uv")
+        raise ServerStartError(f"{overrides}: only uv supports overrides; to install it: pip install uv")
     if uv is not None:
         await _run([uv, "venv", "--seed", "--python", interpreter if is_same else version, str(venv)], folder, settings)
         install = [uv, "pip", "install", "--python", str(venv / "bin/python")]
@@ -194,4 +194,4 @@ async def _run(command: list[str], folder: Path, settings: JsonObject) -> None:
         await processes.kill(process)
     if process.returncode:
         words = "\n".join(said.decode(errors="replace").splitlines()[-LAST_LINES:])
-        raise ServerStartError(f"{folder}: its requirements cannot be installed; {' '.join(command)} said:\n{words}")
+        raise ServerStartError(f"{folder}: its requirements cannot be installed; {' '.join(command)} printed:\n{words}")

@@ -1,7 +1,9 @@
 """The decoder: one block for the whole Llama family.
 
-Tokens of many sequences stand packed in one row dimension; who may see whom is the attention's business, which
-adapter a row uses the LoRA plan's. Owns: the forward pass. Never touches: caches, losses, sampling.
+Tokens of many sequences stand packed in one row dimension; who may see whom is the attention's business, which adapter
+a row uses the LoRA plan's.
+
+Owns: the forward pass. Never touches: caches, losses, sampling.
 """
 
 from __future__ import annotations
@@ -20,6 +22,12 @@ from palestra.model.lora.linear import LoraPlan, lora_linear
 
 
 class Decoder:
+    """The frozen base model on one device: from packed tokens to hidden states, with the adapters that a plan names.
+
+    It computes only: attention keeps the keys and values, the training head and the sampler turn hidden states into
+    losses and tokens.
+    """
+
     def __init__(self, spec: ModelSpec, weights: DecoderWeights):
         self.spec, self.weights = spec, weights
         self.device, self.dtype = weights.norm.device, weights.norm.dtype

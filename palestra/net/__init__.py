@@ -1,1 +1,1 @@
-"""Network plumbing that every server of the house shares. Begin at `serving`."""
+"""Network code that all servers of this project share. Begin at `serving`."""

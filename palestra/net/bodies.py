@@ -1,6 +1,6 @@
-"""Request bodies: whole, and bounded, each of them and all together, which no framework does.
+"""Request bodies, read as a whole, with a limit for each body and for all together, which no framework has.
 
-Owns: the bounds, of one and of all that are being read. Never touches: what is in them, who sends them.
+Owns: these limits. Never touches: the content of bodies, who sends them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ Refusal = Callable[[int, str], Exception]
 
 class BodyReader:
     def __init__(self, *, max_bytes: int, max_bytes_in_all: int, refusal: Refusal) -> None:
-        """`max_bytes_in_all`: of bodies whose end has not come yet. `refusal`: makes what is raised, from a status and
-        its reason."""
+        """`max_bytes_in_all` limits all bodies that are not complete yet. `refusal` makes the exception to raise, from
+        a status and a reason."""
         self._max_bytes, self._max_bytes_in_all, self._refusal = max_bytes, max_bytes_in_all, refusal
         self._bytes = 0
 
@@ -41,6 +41,6 @@ class BodyReader:
 
     def _check(self, size: int) -> None:
         if size > self._max_bytes:
-            raise self._refusal(413, f"a body has at most {self._max_bytes} bytes here")
+            raise self._refusal(413, f"the body is larger than {self._max_bytes} bytes, which is the limit")
         if self._bytes > self._max_bytes_in_all:
-            raise self._refusal(503, "too many long bodies are on their way at once; send it again")
+            raise self._refusal(503, "too many large bodies are being received at once; send the request again")

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol, with bounds on what somebody may hold whom nobody has let in yet.
+"""uvicorn's HTTP protocol, with limits on the resources of clients that are not authenticated yet.
 
 Owns: how large a request's head is and how long it takes, how much is read of a body that nobody reads, how many
 connections wait, how long an answer lies unread. Never touches: routes, keys, what a body may be. Imports nothing of
@@ -21,25 +21,25 @@ FIELD_EXTRA_BYTES = 4  # the colon, the space and the line's end
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpBounds:
     max_head_bytes: int = 64 << 10
-    """How long the request line and all fields may be, and the fields behind a body in chunks."""
+    """Maximum size of the request line and all header fields, and of the trailers of a chunked body."""
     max_fields: int = 100
     head_timeout_s: float = 20.0
-    """From the first byte of a head to its last; of a connection's first one, from the connection's beginning."""
+    """Time limit from the first byte of a head to its last; for the first head, from the start of the connection."""
     max_unread_bytes: int = 20 << 20
     """How much is read of a body after its request was answered: clients that look at the answer only at the end of
     their body should get to see it, so it is more than the longest body that most routes take. Then the connection is
     closed."""
     unread_answer_s: float = 120.0
-    """How long a client may take nothing of an answer that lies ready for it. Then the connection is cut."""
+    """How long a client may leave a ready answer unread. Then the connection is cut."""
     max_waiting: int = 16_384
     """Connections without a request under way, and at most half of the files that the process may open. Beyond it those
     that have waited longest are closed."""
     max_waiting_bytes: int = 64 << 20
-    """What all heads that are not whole yet may hold. Beyond it the oldest of them are closed."""
+    """Memory of all heads that are not complete yet. Beyond it, the oldest connections are closed."""
 
 
 class HeadTooLarge(Exception):
-    """Raised within the parser, which then reads no further."""
+    """Raised inside the parser, which then stops reading."""
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -140,7 +140,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """For what the parser would not read."""
+        """Answers a request that the parser refused."""
         if self._is_too_large:
             self._refuse_size()
         else:
@@ -169,7 +169,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._look_at_unread_answer(None)
 
     def _look_at_unread_answer(self, before: int | None) -> None:
-        """To close a connection is not enough: that waits until all was taken."""
+        """Cuts the connection: closing it would wait until the client has read everything."""
         self._unread_answer = None
         left = self.transport.get_write_buffer_size()
         if before is not None and left >= before:
@@ -181,12 +181,12 @@ class BoundedHttp(HttpToolsProtocol):
     def _time_is_over(self) -> None:
         self._deadline = None
         if self._is_in_head and not self._is_refused:
-            self._refuse(408, f"a request's head has to come within {self._bounds.head_timeout_s:g} seconds")
+            self._refuse(408, f"the head of a request must arrive within {self._bounds.head_timeout_s:g} seconds")
         self.transport.close()
 
     def _refuse_size(self) -> None:
         bounds = self._bounds
-        words = f"a request's head has at most {bounds.max_head_bytes} bytes and {bounds.max_fields} fields here"
+        words = f"the head of a request may have at most {bounds.max_head_bytes} bytes and {bounds.max_fields} fields"
         self._refuse(431, words)
 
     def _refuse(self, status: int, words: str) -> None:
@@ -214,7 +214,7 @@ class BoundedHttp(HttpToolsProtocol):
 
 
 class WaitingConnections:
-    """Those without a request under way, and what they hold of the next one; who has waited longest comes first."""
+    """Connections without a running request and the bytes they hold of the next one, the longest waiting first."""
 
     def __init__(self, bounds: HttpBounds) -> None:
         self._max = min(bounds.max_waiting, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)

@@ -1,6 +1,6 @@
-"""Cookies as headers have them. Sessions are `sessions.py`.
+"""Cookies in HTTP headers.
 
-Owns: quoting and reading them. Never touches: what a cookie says.
+Owns: quoting and parsing. Never touches: what a cookie means; sessions are in `sessions.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def cookie_header(cookies: Mapping[str, str]) -> str:
 
 
 def cookies_of(header: str) -> dict[str, str]:
-    """Those of a `Cookie` header."""
+    """The cookies of a `Cookie` header."""
     if '"' in header:
         return {name: morsel.value for name, morsel in SimpleCookie(header).items()}
     found: dict[str, str] = {}

@@ -1,6 +1,6 @@
 """The HTTP client of gyms: for calls between servers, to model endpoints and to the agents that play rows.
 
-Owns: connections and how many, time limits, names for what went wrong. Never touches: retries, what is said.
+Owns: connections and their number, time limits, error classes. Never touches: retries, the content of calls.
 
 It is aiohttp, which nothing else of ours imports but the client of vLLM. With many calls in flight httpx takes ten to
 forty times its CPU for each: 9.5 ms beside 0.24 ms with 64 of them (`benchmarks/http_clients.py`, two cores, aarch64).
@@ -28,15 +28,15 @@ JSON_TYPE = "application/json"
 
 
 class CallFailed(Exception):
-    """There is no whole answer."""
+    """The call got no complete answer."""
 
 
 class NoConnection(CallFailed):
-    """None came about: nothing was sent."""
+    """No connection could be made, so nothing was sent."""
 
 
 class CallBroken(CallFailed):
-    """It may have begun something."""
+    """The call was interrupted; the server may have started to work on it."""
 
 
 class ConnectionClosed(CallBroken):
@@ -45,7 +45,7 @@ class ConnectionClosed(CallBroken):
 
 class AnswerTooLarge(CallFailed):
     def __init__(self, limit: int, beginning: bytes) -> None:
-        super().__init__(f"an answer of more than {limit} bytes")
+        super().__init__(f"the answer is larger than {limit} bytes")
         self.beginning = beginning
 
 
@@ -60,7 +60,7 @@ class HttpReply(Struct, frozen=True):
 
     @property
     def cookies(self) -> dict[str, str]:
-        """Those that it sets."""
+        """The cookies that the answer sets."""
         found: dict[str, str] = {}
         for header in self.headers.getall("Set-Cookie", ()):
             found |= cookies_of(header.partition(";")[0])

@@ -1,6 +1,6 @@
-"""How every HTTP server of the house is made.
+"""How every HTTP server of this project is made.
 
-Owns: uvicorn's settings that all of them share. Never touches: sockets, signals, applications.
+Owns: the uvicorn settings that all of them share. Never touches: sockets, signals, applications.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["HttpBounds", "HttpServer"]
 
 
 class HttpServer(uvicorn.Server):
-    """Signals are for whoever runs it."""
+    """A uvicorn server that leaves signals to its caller."""
 
     def __init__(self, app: Any, *, bounds: HttpBounds | None = None, **settings: Any) -> None:
         """`settings`: those of `uvicorn.Config`."""

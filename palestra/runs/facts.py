@@ -1,4 +1,4 @@
-"""What a run notes about where and how it was started, and what is said about it when it ends.
+"""Facts about where and how a run was started, and its summary at the end.
 
 Owns: facts for config.json, the figures of summary.json. Never touches: files.
 """
@@ -33,8 +33,8 @@ def gather_facts() -> JsonObject:
 
 @cache
 def installed_packages() -> dict[str, str]:
-    """All there are, by name: what turns out to matter is known only later. Looked up once, it takes a tenth of a
-    second."""
+    """Versions of all installed packages by name, since nobody knows beforehand which will matter. Looked up once: it
+    takes a tenth of a second."""
     return dict(sorted((found.name, found.version) for found in distributions() if found.name))
 
 
@@ -49,7 +49,7 @@ def git_commit() -> str | None:
 
 
 def summarize(metrics: Sequence[JsonObject], events: Sequence[JsonObject]) -> JsonObject:
-    """`metrics` in order of steps, as a reader gives them."""
+    """The summary of a run. `metrics` are in the order of steps, as a reader returns them."""
     best = {}
     for name in HEADLINES:
         rows = [row for row in metrics if isinstance(row.get(name), int | float)]
@@ -68,7 +68,7 @@ def summarize(metrics: Sequence[JsonObject], events: Sequence[JsonObject]) -> Js
 
 
 def running_time(metrics: Sequence[JsonObject], events: Sequence[JsonObject]) -> float:
-    """From the first to the last sign of each attempt; what lies between attempts is not counted."""
+    """Seconds from the first to the last event of each attempt; the time between attempts does not count."""
     times: dict[int, list[float]] = {}
     for row in (*metrics, *events):
         times.setdefault(row.get("attempt", 1), []).append(row["time"])

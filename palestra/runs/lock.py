@@ -20,7 +20,7 @@ class Holder(msgspec.Struct):
     pid: int
     host: str
     started: float
-    """When the process did: a number that comes round again is told from it."""
+    """Start time of the process: it tells a process from a later one with the same pid."""
 
     @classmethod
     def me(cls) -> Holder:
@@ -28,7 +28,7 @@ class Holder(msgspec.Struct):
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process lives. One on another machine cannot be seen, and is taken to be alive."""
+        """Whether the process is alive. A process on another machine cannot be checked and counts as alive."""
         if self.host != socket.gethostname():
             return True
         try:
@@ -42,7 +42,7 @@ class RunLocked(RunError):
 
 
 class RunLock:
-    """Held until closed, or until the process ends in whatever way: then the next may have it."""
+    """The lock of a run, held until it is closed or the process ends."""
 
     def __init__(self, file: Path) -> None:
         try:

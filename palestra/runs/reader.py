@@ -1,4 +1,4 @@
-"""A run's files, for those who look at them: beside a running trainer, or long after.
+"""Reading a run's files, while its trainer runs or long after.
 
 Owns: the layout of a run folder, finding runs by name, which rows still count after a resume. Never touches: writing.
 """
@@ -25,15 +25,15 @@ class RunNotFound(RunError, LookupError):
 
 
 class RunStatus(StrEnum):
-    """How a run stands."""
+    """The state of a run."""
 
     RUNNING = "running"
     DONE = "done"
     STOPPED = "stopped"
-    """By a user or an early stop, in good order."""
+    """Stopped in good order by a user or an early stop."""
     FAILED = "failed"
     KILLED = "killed"
-    """Nobody said goodbye: the process is gone, and the last word was that it runs."""
+    """The process has ended without saying so: the last event says that it runs."""
 
     @property
     def can_resume(self) -> bool:
@@ -41,7 +41,7 @@ class RunStatus(StrEnum):
 
 
 class Part(StrEnum):
-    """Folders with a file for each step."""
+    """Folders of a run that have a file for each step."""
 
     ROLLOUTS = "rollouts"
     EVAL = "eval"
@@ -58,7 +58,7 @@ class FoundRollout(Struct):
 
 
 class RunReader:
-    """Reads the folder of a training run. Raises RunNotFound where it is none."""
+    """Reads the folder of a training run. Raises RunNotFound if it is not one."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser().absolute()
@@ -125,7 +125,7 @@ class RunReader:
         return [rows[step] for step in sorted(rows)]
 
     def steps(self, part: Part = Part.ROLLOUTS) -> list[int]:
-        """Those there is a file of."""
+        """The steps that have a file."""
         names = (re.fullmatch(r"step_(\d+)\.jsonl\.zst", file.name) for file in (self.path / part).glob("step_*"))
         return sorted(int(name[1]) for name in names if name)
 
@@ -136,7 +136,7 @@ class RunReader:
         return list(read_records(self._existing(Part.TOKENS, step)))
 
     def find_rollouts(self, rollout_id: str, *, prefix: bool = False) -> Iterator[FoundRollout]:
-        """Newest first. `prefix`: those whose id begins so."""
+        """The rollouts with this id, newest first; with `prefix`, those whose id begins with it."""
         for part in (Part.ROLLOUTS, Part.EVAL):
             for step in reversed(self.steps(part)):
                 for record in read_records(self.step_file(part, step), rollout_id):

@@ -20,11 +20,11 @@ COMPRESSION_LEVEL = 6  # text and token ids shrink to about a fifth; a step's ro
 
 
 class RunError(Exception):
-    """Nothing can be done with a run or a file of it as asked: which, why, and what to type instead."""
+    """A run or one of its files cannot be used as requested. The message says which, why, and what to type instead."""
 
 
 class BadRunName(RunError, ValueError):
-    """A new run cannot be called that."""
+    """The name is not allowed for a new run."""
 
 
 def write_json(file: Path, content: object) -> None:
@@ -63,7 +63,7 @@ class LineFile:
 
 
 def read_lines(file: Path) -> list[JsonObject]:
-    """The whole rows; a line that a kill cut is none. Nothing where there is no file yet."""
+    """The complete rows; a line that a kill has cut is left out. Empty if there is no file yet."""
     try:
         lines = file.read_bytes().splitlines()
     except FileNotFoundError:
@@ -82,7 +82,7 @@ def read_lines(file: Path) -> list[JsonObject]:
 
 
 def write_records(file: Path, records: Iterable[JsonObject]) -> None:
-    """JSON lines in a zstandard file."""
+    """Writes JSON lines into a zstandard file."""
     import zstandard
 
     with (
@@ -94,7 +94,7 @@ def write_records(file: Path, records: Iterable[JsonObject]) -> None:
 
 
 def read_records(file: Path, containing: str = "") -> Iterator[JsonObject]:
-    """In the order written. `containing`: only lines with this text in them, which spares decoding the others."""
+    """The records in the order written. `containing`: only lines with this text, which saves decoding the others."""
     import zstandard
 
     unpacker = zstandard.ZstdDecompressor().decompressobj()
@@ -113,7 +113,7 @@ def read_records(file: Path, containing: str = "") -> Iterator[JsonObject]:
 
 
 def _encode(record: JsonObject) -> bytes:
-    """Never fails for what is in it: a run must not end over somebody's odd message."""
+    """A record as JSON. It never fails, because a run must not end over an unusual message."""
     try:
         return msgspec.json.encode(record, enc_hook=_shown)
     except UnicodeEncodeError:  # half a surrogate pair: JSON may smuggle one in, UTF-8 has no bytes for it

@@ -1,6 +1,6 @@
-"""A run's folder, for the trainer that writes it.
+"""Writing a run's folder, by its trainer.
 
-Owns: making and reopening it, its lock, every file in it. Never touches: what is trained; reading is `reader`'s.
+Owns: making and reopening it, its lock, every file in it. Never touches: what is trained; reading is in `reader`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class EventKind(StrEnum):
     START = "start"
     RESUME = "resume"
     CONFIG = "config"
-    """It was changed."""
+    """The config was changed."""
     IMITATED = "imitated"
-    """Solutions, before the first step; says where the weights are."""
+    """Solutions were imitated before the first step; the event names the weights."""
     CHECKPOINT = "checkpoint"
     WARNING = "warning"
     ERROR = "error"
@@ -42,19 +42,20 @@ class EventKind(StrEnum):
 
 
 class RunFolder(RunReader):
-    """Open for writing, by this process alone."""
+    """A run's folder that this process alone writes."""
 
     def __init__(self, path: Path, lock: RunLock) -> None:
         super().__init__(path)
         self._lock = lock
         self.attempt = 1 + max((row.get("attempt", 0) for row in self.read_events()), default=0)
-        """How often this run was started, this time included."""
+        """How often this run was started, including this time."""
         self._metrics, self._events = LineFile(self.metrics_file), LineFile(self.events_file)
         write_json(self.summary_file, {"status": RunStatus.RUNNING, "attempts": self.attempt})
 
     @classmethod
     def create(cls, root: str | Path, name: str | None, config: BaseModel, facts: JsonMapping | None = None) -> Self:
-        """`facts`: what there is to know besides, as `tokenizer`. Raises RunError where the name is taken or bad."""
+        """Makes the folder of a new run. `facts`: further facts, such as `tokenizer`. Raises RunError if the name is
+        taken or not allowed."""
         root = Path(root).expanduser().absolute()
         name = name or _free_name(root, getattr(config, "kind", "run"))
         if not NAME.fullmatch(name):
@@ -76,7 +77,7 @@ class RunFolder(RunReader):
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """To go on with it."""
+        """Opens the folder of an existing run to continue it."""
         reader = RunReader(path)
         lock = RunLock(reader.lock_file)
         try:
@@ -88,14 +89,14 @@ class RunFolder(RunReader):
         return run
 
     def change_config(self, config: BaseModel) -> None:
-        """One that differs replaces the saved one, and an event says in what."""
+        """Saves the config if it differs, with an event that says in what."""
         about = self.read_about()
         if changes := _changes(about["config"], json.loads(dump_config(config))):
             _write_about(self.path, config, about["facts"], created=about["created"])
             self.event(EventKind.CONFIG, changes=changes)
 
     def write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """On the disk when it returns. Twice for one step: readers join the two."""
+        """Writes a row of metrics; it is on disk when this returns. Readers join two rows of one step."""
         self._metrics.append({"step": step, "time": time.time(), "attempt": self.attempt, **metrics})
 
     def event(self, kind: str, **facts: object) -> None:
@@ -105,8 +106,8 @@ class RunFolder(RunReader):
     def write_rollouts(
         self, step: int, groups: Sequence[Group], sequences: Sequence[TrainSequence] | None = None
     ) -> None:
-        """For people to read. With the `sequences` trained on also for those who must look closely: every token, its
-        logprob, and the advantage it was trained with."""
+        """Writes rollouts for people to read; with the trained `sequences` also every token, its logprob and its
+        advantage."""
         advantages = None if sequences is None else {one.rollout: one.advantages for one in sequences}
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         used: set[str] | None = None
@@ -125,12 +126,12 @@ class RunFolder(RunReader):
         self.write_metrics(step, metrics)
 
     def write_json(self, name: str, content: object) -> Path:
-        """A small file of the loop's own, whole or not at all: `checkpoints/step_000050.json`."""
+        """Writes a small file of the training loop atomically, such as `checkpoints/step_000050.json`."""
         write_json(self.path / name, content)
         return self.path / name
 
     def finish(self, status: RunStatus, **facts: object) -> JsonObject:
-        """The last word; returns the summary."""
+        """Writes the end of the run; returns the summary."""
         self.event(EventKind.END, status=status, **facts)
         events = self.read_events()
         summary = {"status": status, **summarize(self.read_metrics(), events), "ended": time.time(), **facts}
@@ -177,8 +178,8 @@ def _write_about(path: Path, config: BaseModel, facts: JsonObject, created: floa
 def _refuse_taken(path: Path) -> None:
     if (path / "config.json").exists():
         raise RunError(
-            f"there is a run {path.name!r} in {path.parent} already; to go on with it: --resume {path.name}, "
-            "to start afresh: another --name"
+            f"run {path.name!r} already exists in {path.parent}; continue it with --resume {path.name}, or "
+            "give a new run another --name"
         )
 
 
@@ -189,7 +190,7 @@ def _free_name(root: Path, kind: str) -> str:
 
 
 def _changes(old: object, new: object) -> dict[str, list[Any]]:
-    """By dotted key: what it was, what it is."""
+    """The changed keys, dotted, with old and new value."""
     before, after = flatten(old), flatten(new)
     return {
         key: [before.get(key), after.get(key)] for key in sorted({*before, *after}) if before.get(key) != after.get(key)

@@ -1,6 +1,6 @@
 """The server: HTTP, order and durability of requests, supervision of workers.
 
-Begin at `app` (routes put together) and `hub` (parts put together). `core/` knows no protocol; above it stands the
+Begin at `app` (routes put together) and `services` (parts put together). `core/` knows no protocol; above it stands the
 episode `broker/`, and above both the protocols, which do not import each other: `tinker/`, `model_api/`, `episodes/`,
 `agentjet/`. `http/` has what their routes share, `vllm/` another engine to sample with.
 """

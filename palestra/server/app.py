@@ -1,6 +1,6 @@
 """The HTTP application: routes, errors as the clients expect them, the bound on bodies.
 
-Owns: putting them together. Never touches: what a route does.
+Owns: how they are combined. Never touches: what a route does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from palestra.server.episodes import routes as episode_routes
 from palestra.server.http.auth import Authenticator
 from palestra.server.http.logs import RequestLog
 from palestra.server.http.openapi import describe, refusals
-from palestra.server.hub import Hub
 from palestra.server.model_api import alias_routes
 from palestra.server.model_api.chat import routes as openai_routes
 from palestra.server.model_api.errors import BROKE, envelope
@@ -37,6 +36,7 @@ from palestra.server.model_api.messages import routes as anthropic_routes
 from palestra.server.model_api.messages.errors import envelope as anthropic_envelope
 from palestra.server.model_api.responses import routes as responses_routes
 from palestra.server.model_api.service import ModelApi
+from palestra.server.services import ServerServices
 from palestra.server.tinker import routes_futures, routes_rest, routes_sampling, routes_service, routes_training
 from palestra.server.tinker.schemas import ErrorResponse
 from palestra.server.tinker.service import TinkerService
@@ -53,18 +53,20 @@ DATA_ROUTES = frozenset(f"/api/v1/{name}" for name in ("forward_backward", "forw
 MAX_OTHER_BYTES = 16 << 20  # of all other calls
 
 
-def create_app(hub: Hub) -> RequestLog:
+def create_app(services: ServerServices) -> RequestLog:
     authenticator = Authenticator(
-        hub.store,
-        hub.episodes.broker.keys.find,
-        is_loopback=hub.config.is_loopback,
-        require_key=hub.config.require_key == "always",
+        services.store,
+        services.episodes.broker.keys.find,
+        is_loopback=services.config.is_loopback,
+        require_key=services.config.require_key == "always",
     )
-    limited = BodyMiddleware(_routed(hub, authenticator), authenticator, max_bytes=hub.config.limits.max_body_bytes)
-    return RequestLog(limited, observe=hub.core.metrics.request)
+    limited = BodyMiddleware(
+        _routed(services, authenticator), authenticator, max_bytes=services.config.limits.max_body_bytes
+    )
+    return RequestLog(limited, observe=services.core.metrics.request)
 
 
-def _routed(hub: Hub, authenticator: Authenticator) -> FastAPI:
+def _routed(services: ServerServices, authenticator: Authenticator) -> FastAPI:
     app = FastAPI(
         title="Palestra",
         version=__version__,
@@ -74,12 +76,12 @@ def _routed(hub: Hub, authenticator: Authenticator) -> FastAPI:
         responses=refusals(ErrorResponse),
         telemetry={"tracing": False, "metrics": False, "logs": False},  # ours are elsewhere; asking costs each request
     )
-    config = hub.config
-    lookup = Lookup(hub.core)
-    samplers = SamplingSessions(hub.core, lookup)
-    app.state.core, app.state.episodes, app.state.trainer = hub.core, hub.episodes, hub.agentjet_trainer
-    app.state.tinker = TinkerService(hub.core, lookup, samplers)
-    app.state.model_api = ModelApi(hub.core, samplers, hub.episodes)
+    config = services.config
+    lookup = Lookup(services.core)
+    samplers = SamplingSessions(services.core, lookup)
+    app.state.core, app.state.episodes, app.state.trainer = services.core, services.episodes, services.agentjet_trainer
+    app.state.tinker = TinkerService(services.core, lookup, samplers)
+    app.state.model_api = ModelApi(services.core, samplers, services.episodes)
     app.state.authenticator = authenticator
     app.state.max_body_bytes = config.limits.max_body_bytes
     for routes in (
@@ -123,7 +125,7 @@ async def _readyz(request: Request) -> Response:
     core: Core = request.app.state.core
     samplers = core.sampling.runners
     away = [worker.name for worker in core.all_workers if not (worker.link.is_up and samplers[worker].is_up)]
-    reasons = [f"{name}: the engine is not there" for name in away] + await core.disks.troubles()
+    reasons = [f"{name}: the engine is not running" for name in away] + await core.disks.troubles()
     if core.is_stopping:
         reasons.append("the server is being stopped")
     response = {"ready": not reasons, "waiting_for": away, "reasons": reasons}
@@ -178,7 +180,7 @@ async def _left(request: Request, error: Exception) -> Response:
 
 
 async def _broken(request: Request, error: Exception) -> Response:
-    log.error("a request broke", path=request.url.path, exc_info=error)
+    log.error("a request failed unexpectedly", path=request.url.path, exc_info=error)
     return JSONResponse({"detail": BROKE}, status_code=500)
 
 

@@ -1,6 +1,6 @@
-"""Which engines serve which models: a worker for each, and who samples for it.
+"""Engines of the served models: a worker for each, and its sampler.
 
-Owns: making them from the config. Never touches: starting them, what they are asked.
+Owns: making them from the config. Never touches: starting them, their requests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`palestra serve`: open everything, say where, serve until told to stop, leave nothing behind."""
+"""`palestra serve`: opens everything, prints the address, serves until it is stopped, and cleans up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from palestra.net.serving import HttpBounds, HttpServer
 from palestra.server.app import create_app
 from palestra.server.core.workers import WorkerError
 from palestra.server.http.logs import set_up_logs
-from palestra.server.hub import Hub
+from palestra.server.services import ServerServices
 from palestra.store import Store
 from palestra.store.errors import JournalError, StoreError
 from palestra.store.keys import create_key, list_keys
@@ -58,7 +58,9 @@ def run(config: ServeConfig, *, with_parent: bool = False) -> int:
 
 async def _serve(config: ServeConfig, with_parent: bool) -> None:
     if not config.models:
-        raise ServeError("no model to serve; type: palestra serve --model DIR (palestra model random DIR makes one)")
+        raise ServeError(
+            "there is no model to serve; type: palestra serve --model DIR (palestra model random DIR makes one)"
+        )
     listeners = [_bind(config.host, config.port, "--port")]
     if config.tinkerscript_host is not None:
         try:
@@ -81,10 +83,10 @@ async def _serve(config: ServeConfig, with_parent: bool) -> None:
 
 async def _until_stopped(config: ServeConfig, listeners: list[socket.socket], stop: asyncio.Event) -> None:
     started = time.monotonic()
-    async with Hub.open(config) as hub:
-        first_key = await _first_key(config, hub.store)
+    async with ServerServices.open(config) as services:
+        first_key = await _first_key(config, services.store)
         server = HttpServer(
-            create_app(hub),
+            create_app(services),
             bounds=HttpBounds(head_timeout_s=config.limits.head_timeout_s),
             backlog=BACKLOG,
             timeout_keep_alive=75,
@@ -96,12 +98,12 @@ async def _until_stopped(config: ServeConfig, listeners: list[socket.socket], st
         for listener in listeners:
             listener.listen(BACKLOG)
         serving = asyncio.create_task(server.serve(listeners))
-        _announce(hub, [_url(listener) for listener in listeners], first_key, time.monotonic() - started)
+        _announce(services, [_url(listener) for listener in listeners], first_key, time.monotonic() - started)
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         log.info("stopping")
-        await hub.agentjet_trainer.close()  # while there is a server it can say goodbye to
-        hub.begin_shutdown()
+        await services.agentjet_trainer.close()  # while there is a server it can say goodbye to
+        services.begin_shutdown()
         server.should_exit = True
         stopping.cancel()
         await serving
@@ -134,17 +136,17 @@ async def _first_key(config: ServeConfig, store: Store) -> str | None:
     return new.text
 
 
-def _announce(hub: Hub, urls: list[str], first_key: str | None, seconds: float) -> None:
+def _announce(services: ServerServices, urls: list[str], first_key: str | None, seconds: float) -> None:
     """`urls`: its own, and TinkerScript's where there is one."""
-    names = ", ".join(_served(hub, model) for model in hub.config.models)
+    names = ", ".join(_served(services, model) for model in services.config.models)
     besides = "".join(f"; TinkerScript at {url}" for url in urls[1:])
     if first_key is not None:
         print(f"admin key (shown this once): {first_key}", flush=True)  # noqa: T201
     print(f"Palestra is ready at {urls[0]} after {seconds:.1f} s, serving {names}{besides}", flush=True)  # noqa: T201
 
 
-def _served(hub: Hub, model: ModelConfig) -> str:
-    card = hub.core.workers[model.name[0]].card
+def _served(services: ServerServices, model: ModelConfig) -> str:
+    card = services.core.workers[model.name[0]].card
     where = "" if card is None else f" ({card.device}, {card.dtype})"
     return ", ".join(model.name) + where
 

@@ -43,7 +43,7 @@ def begin_checkpoint(
         return msgspec.structs.replace(save, folder=there.folder)
     has_expired = there is not None and there.expires_at is not None and there.expires_at <= save.created_at
     if there is not None and there.status != CheckpointStatus.FAILED and not overwrite and not has_expired:
-        raise CheckpointExists(f"{save.key.path} exists already: save with overwrite, or under another name")
+        raise CheckpointExists(f"{save.key.path} already exists; save with overwrite, or under another name")
 
     conn.execute(insert(saves).values(**msgspec.to_builtins(save)))
     if there is None:
@@ -126,7 +126,7 @@ def copy_checkpoint(
     if there is not None:
         if there.request_id == request_id:
             return there
-        raise CheckpointExists(f"{target.path} exists already")
+        raise CheckpointExists(f"{target.path} already exists")
     original = get_checkpoint(conn, source)
     if original is None or original.status != CheckpointStatus.COMPLETED:
         return None

@@ -233,7 +233,7 @@ def _tell_each(outcomes: list[tuple[_Job[Any], WriteOutcome[Any]]]) -> None:
         try:
             job.tell(outcome)
         except Exception:  # the others are told all the same
-            log.exception("nobody could be told how a write went")
+            log.exception("the caller of a write is gone; its result is dropped")
 
 
 def _settle(done: Future[T] | asyncio.Future[T], outcome: WriteOutcome[T]) -> None:

@@ -45,7 +45,7 @@ class Database(ABC):
         """Asks the driver: some errors (a full disk, a lost connection) end a transaction behind our back."""
 
     def _locked(self, by: str) -> StoreLocked:
-        return StoreLocked(f"another server uses the database {self.url!r}{by}: stop it, or use another database")
+        return StoreLocked(f"another server uses the database {self.url!r}{by}; stop it, or use another database")
 
 
 class SqliteDatabase(Database):

@@ -121,7 +121,7 @@ class Journal:
     def append_soon(self, record: bytes) -> asyncio.Future[Position]:
         """The same without waiting: order in the file is order of the calls. Needs a running loop."""
         if len(record) > files.MAX_RECORD_BYTES:
-            raise JournalError(f"a record of {len(record)} bytes is more than a journal can hold")
+            raise JournalError(f"a record of {len(record)} bytes is larger than a journal can hold")
         done: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
         if not self._queue.put(_Append(record, done)):
             raise JournalError("the journal is closed")

@@ -60,7 +60,9 @@ class TornRecord(JournalError):
     """Here the file stops making sense: a crash during the last write, or damage."""
 
     def __init__(self, file: Path, offset: int) -> None:
-        super().__init__(f"{file} is damaged at byte {offset}: restore the file, or cut it there to go on without")
+        super().__init__(
+            f"{file} is damaged at byte {offset}; restore the file, or cut it there to continue without the rest"
+        )
         self.offset = offset
 
 
@@ -147,7 +149,7 @@ def read_record(file: Path, offset: int, size: int) -> bytes:
     try:
         fd = os.open(file, os.O_RDONLY)
     except FileNotFoundError as e:
-        raise JournalError(f"{file} is gone: everything in it was released") from e
+        raise JournalError(f"{file} was deleted: everything in it was released") from e
     try:
         record = os.pread(fd, PREFIX_BYTES + size, offset)
     finally:

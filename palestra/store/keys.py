@@ -21,7 +21,7 @@ def create_key(conn: Connection, *, name: str, owner: str, rights: Rights, now: 
         conn.execute(text("LOCK TABLE keys IN SHARE ROW EXCLUSIVE MODE"))
     taken = fetch_one(conn, Key, select(t).where(t.c.name == name, t.c.revoked_at.is_(None)))
     if taken is not None:
-        raise KeyExists(f"key {taken.key_id} is called {name!r} already: revoke it or choose another name")
+        raise KeyExists(f"key {taken.key_id} already has the name {name!r}; revoke it or choose another name")
     key_id = conn.execute(select(func.coalesce(func.max(t.c.key_id), 0) + 1)).scalar_one()
     key_text = PREFIX + secrets.token_urlsafe(32)
     key = Key(key_hash=hash_key(key_text), key_id=key_id, name=name, owner=owner, rights=rights, created_at=now)

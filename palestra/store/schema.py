@@ -22,7 +22,8 @@ def is_current(conn: Connection) -> bool:
     if found is not None and found not in {step.revision for step in script.walk_revisions()}:
         raise StoreTooNew(
             f"the database {conn.engine.url!r} is newer than this program"
-            f" (its version is {found}, ours {script.get_current_head()}): upgrade palestra, or use another database"
+            f" (its version is {found}, this program's is {script.get_current_head()}); upgrade palestra, "
+            "or use another database"
         )
     return found == script.get_current_head()
 

@@ -1,6 +1,6 @@
-"""The name by which others sample a run's newest weights: `model: "policy"` at the model endpoint.
+"""The alias by which others sample a run's newest weights: `model: "policy"` at the model endpoint.
 
-Owns: calling a server's alias routes, what is said when that fails. Never touches: the run, which goes on without it.
+Owns: calling a server's alias routes, warnings when that fails. Never touches: the run, which continues without it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class AliasClient:
         refusal = content.get("error")
         refusal = refusal if isinstance(refusal, dict) else {}
         if answer.is_success or (answer.status_code in (404, 405) and refusal.get("code") not in OURS):
-            raise NoAliases(f"{self.url} knows no aliases")
+            raise NoAliases(f"{self.url} has no aliases")
         kind = UnknownAlias if answer.status_code == 404 else AliasError
         raise kind(refusal.get("message") or f"{answer.status_code} {answer.reason_phrase}")
 
@@ -109,7 +109,7 @@ class RunAlias:
             try:
                 await client.list()
             except NoAliases as error:
-                note(f"{error}: the newest weights get no name (alias={name})")
+                note(f"{error}; the newest weights get no alias ({name})")
                 yield None
                 return
             except AliasError:
@@ -133,7 +133,7 @@ class RunAlias:
             self.complain(str(error))
             return False
         if self._version is not None and version != self._version + 1:
-            self._tell(f"somebody else moves the alias {self.name!r}, too; give this run its own: alias=NAME")
+            self._tell(f"another client also moves the alias {self.name!r}; give this run its own: alias=NAME")
         self._version = version
         return True
 

@@ -1,4 +1,4 @@
-"""Work that ends when what it stands on is gone.
+"""Work that is ended when something it depends on has ended.
 
 Owns: watching beside the work, ending it with a reason. Never touches: the work.
 """
@@ -50,7 +50,7 @@ async def until_unreachable(url: str, patience_s: float) -> str:
         await asyncio.sleep(min(LOOK_EVERY_S, patience_s / 2))
         if await _is_reachable(url):
             last_seen = loop.time()
-    return f"{url} has not answered for {patience_s:.0f} s; see to the server"
+    return f"{url} has not answered for {patience_s:.0f} s; check the server"
 
 
 def check_server(url: str) -> None:
@@ -61,9 +61,9 @@ def check_server(url: str) -> None:
             client.do(api.health(REACH_S), retry_s=REACH_S)
     except EpisodeApiError as error:
         if error.status not in (401, 403):
-            raise PolicyError(f"{url} answers, but not as a server of the Tinker API: {error}") from None
+            raise PolicyError(f"{url} answers, but it is not a server of the Tinker API: {error}") from None
     except EpisodeClientError as error:
-        raise ServerUnreachable(f"{error}; is the server running, and is that its address (--server)?") from None
+        raise ServerUnreachable(f"{error}; is the server running, and is this its address (--server)?") from None
 
 
 async def wait_reachable(url: str, patience_s: float, note: Callable[[str], None]) -> None:
@@ -73,9 +73,9 @@ async def wait_reachable(url: str, patience_s: float, note: Callable[[str], None
     note(f"looking for {url}")
     while not await _is_reachable(url):
         if loop.time() > deadline:
-            raise ServerUnreachable(f"{url} cannot be reached; is the server running, and is that its address?")
+            raise ServerUnreachable(f"{url} cannot be reached; is the server running, and is this its address?")
         if not has_said:
-            note(f"{url} does not answer; waiting for it, for up to {patience_s:.0f} s")
+            note(f"{url} does not answer; waiting up to {patience_s:.0f} s for it")
             has_said = True
         await asyncio.sleep(min(1.0, patience_s / 2))
 

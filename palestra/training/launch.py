@@ -1,6 +1,6 @@
-"""Puts a run together from its config, and takes it apart again.
+"""Opens a run from its config, and closes it.
 
-Owns: what is opened in which order, what is recorded about the end. Never touches: the steps of a loop.
+Owns: the order of opening, the record of the end. Never touches: the steps of a loop.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ def check_model(folder: Path) -> None:
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     memory = psutil.virtual_memory().available
     if weights > memory:
-        sizes = f"take {weights / 2**30:.1f} GiB, and {memory / 2**30:.1f} GiB of memory are free"
+        sizes = f"take {weights / 2**30:.1f} GiB, but {memory / 2**30:.1f} GiB of memory are free"
         raise SetupError(
-            f"model.name: the weights in {folder} {sizes}; take a smaller model, or another server: --server URL"
+            f"model.name: the weights in {folder} {sizes}; use a smaller model, or another server: --server URL"
         )
 
 
@@ -106,7 +106,7 @@ def loop_of(config: RunConfig, session: TrainingSession) -> Coroutine[Any, Any, 
         case DpoConfig():
             return run_dpo(config, session)
         case _:
-            raise SetupError(f"no loop for a config of kind {type(config).__name__}")
+            raise SetupError(f"there is no training loop for a config of kind {type(config).__name__}")
 
 
 @asynccontextmanager
@@ -129,7 +129,7 @@ async def open_session(config: RunConfig, run: RunFolder, listener: RunListener)
             start = PolicyStart(**adapter_settings, address=address, with_optimizer=False)
         else:
             start = PolicyStart(**adapter_settings, address=state.address)
-            listener.note(f"going on after step {state.step}")
+            listener.note(f"continuing after step {state.step}")
         alias = await stack.enter_async_context(RunAlias.open(url, config.alias, listener.note))
         policy = await stack.enter_async_context(TinkerPolicy.open(url, name, start, alias))
         run.change_config(config)  # only now: a resume that cannot begin must not spoil what is saved

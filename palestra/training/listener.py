@@ -1,4 +1,4 @@
-"""Who is told how a run goes: a board in a terminal, lines in a log, nobody.
+"""Listeners to the progress of a run: a board in a terminal, lines in a log, or none.
 
 Owns: the protocol and the clock of a step's stages. Never touches: terminals.
 """

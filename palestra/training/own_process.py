@@ -1,6 +1,6 @@
-"""A process that a run starts for itself, and that goes when the run goes: its server, its gyms.
+"""A process that a run starts for itself and that ends with the run: its server, its gyms.
 
-Owns: starting it, waiting until it says that it is ready, noticing its end. Never touches: what it does.
+Owns: starting it, waiting until it is ready, noticing its end. Never touches: what it does.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _noting(what: str, note: Callable[[str], None]) -> Iterator[None]:
 
 async def _until_ended(process: Process, name: str, log: Path) -> str:
     code = await process.wait()
-    return f"{name} ended with code {code}; its last words are in {log}"
+    return f"{name} ended with code {code}; see its log {log}"
 
 
 async def _wait_ready(process: Process, ready: str, name: str, log: Path, began_at: int) -> str:

@@ -1,6 +1,6 @@
-"""A server for one run: `palestra serve` as a child that goes when the run goes.
+"""A server for one run: `palestra serve` as a child process that ends with the run.
 
-Owns: its command. Never touches: what is asked of it, its life (`own_process`).
+Owns: its command. Never touches: requests to it; starting and ending (`own_process`).
 """
 
 from __future__ import annotations

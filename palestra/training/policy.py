@@ -1,4 +1,4 @@
-"""What a training loop asks of a policy: to be sampled from, trained, published and kept.
+"""The policy as a training loop sees it: it can be sampled, trained, published and saved.
 
 Owns: the protocol between loops and the engine. Never touches: how any of it is done (`tinker_policy` does).
 """

@@ -1,4 +1,4 @@
-"""Seeds that depend on what they are for and nothing else: not on the order of play, the process or its restarts."""
+"""Seeds that depend only on their purpose, not on the order of play, the process or its restarts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What every kind of training loop is given, open and ready.
+"""The open parts that every training loop gets.
 
-Owns: keeping the run's state. Never touches: how the parts are made (`launch` does).
+Owns: saving the run's state. Never touches: how the parts are made (`launch` does).
 """
 
 from __future__ import annotations

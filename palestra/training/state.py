@@ -1,6 +1,6 @@
-"""What a run needs to go on from where it was.
+"""The state from which a run is resumed.
 
-Owns: the pointer files in `checkpoints/`, keeping the newest. Never touches: weights, which the server keeps.
+Owns: the pointer files in `checkpoints/`, keeping the newest. Never touches: weights, which the server stores.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class TinkerPolicy:
     ) -> AsyncIterator[TinkerPolicy]:
         """`url`: None is hosted Tinker, or what TINKER_BASE_URL says. `alias` follows what is published."""
         server = TinkerServer(base_url=url, api_key=api_key())
-        with translated(PolicyError, f"{url or 'Tinker'} does not give us {base_model} to train"):
+        with translated(PolicyError, f"{base_model} cannot be trained at {url or 'Tinker'}"):
             service = tinker.ServiceClient(user_metadata={"client": "palestra"}, **server)
             model = await create_model(service, base_model, start)
         status, policy = "errored", cls(service, model, base_model, server, alias)

@@ -1,7 +1,7 @@
-"""A run's metrics, also told to the tracker people already use.
+"""Sends a run's metrics to experiment trackers.
 
-Owns: the seam to Weights & Biases, MLflow and TensorBoard. Never touches: the run's own files, which stay the truth: a
-tracker that breaks is a warning, never the end of a run.
+Owns: the interface to Weights & Biases, MLflow and TensorBoard. Never touches: the run's own files, which stay the
+truth: a tracker that breaks is a warning, never the end of a run.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def open_trackers(configs: Sequence[TrackerConfig], run: RunFolder) -> Trackers:
 
 
 def warn(run: RunFolder, kind: str, error: Exception) -> None:
-    text = f"tracker {kind}: {type(error).__name__}: {error}; the run goes on, its own files have everything"
+    text = f"tracker {kind}: {type(error).__name__}: {error}; the run continues, and its own files have all metrics"
     log.warning(text)
     run.event(EventKind.WARNING, message=text)
 

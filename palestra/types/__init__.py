@@ -1,6 +1,6 @@
 """Records that cross a boundary. Imports nothing of ours, no torch.
 
-`training` and `sampling` have what is computed, `engine` how workers are asked for it.
+`training` and `sampling` have the requests, `engine` the messages that carry them to workers.
 """
 
 from palestra.types.sampling import (

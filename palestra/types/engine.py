@@ -1,4 +1,4 @@
-"""What server and engine worker say to each other: msgpack over ZeroMQ, one record a message.
+"""Messages between server and engine worker: msgpack over ZeroMQ, one record per message.
 
 The server numbers, orders and keeps; the worker computes. Every training request carries its model and `seq_id`: the
 server sends those of one model in order and without gaps it has not settled, the worker applies each exactly once.
@@ -26,7 +26,7 @@ class CreateModel(Struct, frozen=True, kw_only=True, tag="create_model"):
 
 
 class Pass(Struct, frozen=True, kw_only=True, tag="pass"):
-    """forward, or forward_backward."""
+    """A forward or forward_backward request."""
 
     data: list[Datum]
     loss: str
@@ -39,14 +39,14 @@ class OptimStep(Struct, frozen=True, kw_only=True, tag="optim_step"):
 
 
 class SaveWeights(Struct, frozen=True, kw_only=True, tag="save_weights"):
-    """A PEFT folder that is whole or absent. If `folder` is there already, an earlier life of the worker wrote it."""
+    """Saves weights as a PEFT folder, atomically. If `folder` already exists, the worker wrote it before a restart."""
 
     folder: str
     optimizer: bool
 
 
 class KeepSampler(Struct, frozen=True, kw_only=True, tag="keep_sampler"):
-    """Freezes today's weights under a name, until `DropSamplers`."""
+    """Freezes the current weights under a name, until `DropSamplers`."""
 
     sampler_id: str
 
@@ -57,7 +57,7 @@ class LoadWeights(Struct, frozen=True, kw_only=True, tag="load_weights"):
 
 
 class Skip(Struct, frozen=True, tag="skip"):
-    """In the place of a request that has failed, when a model is replayed: it fails again, whatever it was."""
+    """Replaces a request that has failed when a model is replayed: it fails again."""
 
 
 Operation = CreateModel | Pass | OptimStep | SaveWeights | KeepSampler | LoadWeights | Skip
@@ -80,7 +80,8 @@ class BaseModel(Struct, frozen=True, tag="base"):
 
 
 class KeptSampler(Struct, frozen=True, kw_only=True, tag="kept"):
-    """By `KeepSampler`: it exists once its model has applied `seq_id`, so a sample may arrive first and wait."""
+    """A sampler made by `KeepSampler`. It exists once its model has applied `seq_id`; a sample that arrives earlier
+    waits."""
 
     sampler_id: str
     model_id: str
@@ -88,7 +89,7 @@ class KeptSampler(Struct, frozen=True, kw_only=True, tag="kept"):
 
 
 class SavedAdapter(Struct, frozen=True, kw_only=True, tag="saved"):
-    """A checkpoint folder, read at first use."""
+    """A checkpoint folder to sample from, read at first use."""
 
     folder: str
 
@@ -101,7 +102,7 @@ class Sample(Struct, frozen=True, kw_only=True, tag="sample"):
     weights: SampleWeights
     request: SampleRequest
     stream: bool = False
-    """Its tokens are told as they are drawn, and then all of them once more as the result."""
+    """Send tokens as they are drawn, and all of them again in the result."""
 
 
 # The other things a server says
@@ -118,7 +119,7 @@ class CancelSample(Struct, frozen=True, kw_only=True, tag="cancel_sample"):
 
 
 class DropModel(Struct, frozen=True, kw_only=True, tag="drop_model"):
-    """At once and for good, whatever is queued for it. Kept samplers stay. Unknown: nothing happens."""
+    """Removes a model at once, with everything queued for it. Kept samplers stay; an unknown model is ignored."""
 
     model_id: str
 
@@ -134,11 +135,11 @@ class Stored(Struct, frozen=True, kw_only=True, tag="stored"):
 
 
 class Ping(Struct, frozen=True, tag="ping"):
-    """The server lives. A worker that hears nothing for long exits."""
+    """Sign of life of the server. A worker that hears nothing for long exits."""
 
 
 class Stop(Struct, frozen=True, tag="stop"):
-    """Snapshot every model that changed, then exit."""
+    """Asks the worker to snapshot every changed model and exit."""
 
 
 ToWorker = Train | Sample | Welcome | CancelSample | DropModel | DropSamplers | Stored | Ping | Stop
@@ -206,7 +207,7 @@ class Sampled(Struct, frozen=True, kw_only=True, tag="sampled"):
 
 
 class StreamedTokens(Struct, frozen=True, kw_only=True, array_like=True):
-    """What one sequence got since the last time."""
+    """New tokens of one sequence since the last message."""
 
     request_id: str
     sample: int
@@ -248,34 +249,35 @@ class Hello(Struct, frozen=True, kw_only=True, tag="hello"):
 
     pid: int
     worker_id: str
-    """Made at process start: tells one life of a worker from the next."""
+    """Made at process start, so that a restarted worker has another."""
     card: ModelCard
     models: list[ModelState]
     sampler_ids: list[str]
     unstored: list[Trained]
-    """Results nobody has said `Stored` for."""
+    """Results that the server has not confirmed with `Stored`."""
 
 
 class WorkerHeartbeat(Struct, frozen=True, kw_only=True, tag="beat"):
-    """Every few seconds from a thread of the worker's, on a line of its own, whatever its compute loop does."""
+    """Sign of life, sent every few seconds by a separate thread of the worker, whatever its compute loop does."""
 
     pid: int
     doing: str = ""
-    """Empty: it waits for messages."""
+    """What the worker does; empty while it waits for messages."""
     busy_s: float = 0.0
-    """How long the loop has been at it without a sign of life."""
+    """How long the loop has been busy with it without progress."""
 
 
 class Snapshotted(Struct, frozen=True, kw_only=True, tag="snapshotted"):
     model_id: str
     seq_id: int
-    """The last request that is in it."""
+    """Number of the last request that the snapshot covers."""
     covered_seq: int
     """As in `ModelState`."""
 
 
 class Stats(Struct, frozen=True, kw_only=True, tag="stats"):
-    """Once a second while there is work, and once when it ends. Counts are since the worker started."""
+    """Statistics of a worker, sent once a second while there is work, and once when it ends. Counts are since its
+    start."""
 
     queued_train: int = 0
     running_samples: int = 0
@@ -284,11 +286,11 @@ class Stats(Struct, frozen=True, kw_only=True, tag="stats"):
     adapter_bytes: int = 0
     kept_samplers: int = 0
     sampler_bytes: int = 0
-    """Memory of kept samplers; what is spilled does not count."""
+    """Memory of kept samplers, without those on disk."""
     kv_used: float = 0.0
     """Share of the cache's pages in use."""
     token_gap_p95_s: float = 0.0
-    """From one token of a sample to its next, over the last steps; whatever ran between them counts."""
+    """Time from one token of a sample to its next, over the last steps, including everything that ran in between."""
     tokens_trained: int = 0
     tokens_sampled: int = 0
     train_s: float = 0.0
@@ -310,14 +312,14 @@ decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode
 
 
 class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Handed to `python -m palestra.engine` as JSON in the variable PALESTRA_WORKER."""
+    """Settings of a worker, passed to `python -m palestra.engine` as JSON in the variable PALESTRA_WORKER."""
 
     address: str
     """ZeroMQ endpoint where the server binds."""
     model: str
-    """Folder."""
+    """Folder of the base model."""
     state: str
-    """Folder for snapshots and spilled samplers: this worker's alone."""
+    """Folder for snapshots and samplers on disk, used by this worker alone."""
     device: str = "auto"
     """`auto`: a GPU if there is one."""
     dtype: str | None = None
@@ -325,7 +327,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_rank: int = 256
     max_models: int = 1024
     micro_batch_tokens: int | None = None
-    """None: from the model's size, so that a quantum takes some tens of milliseconds."""
+    """Tokens of a micro-batch. None: chosen by the model's size, so that one takes some tens of milliseconds."""
     checkpointing: bool = False
     sample_share: float = 0.5
     """Share of the time that sampling gets while there is training to do as well."""
@@ -337,6 +339,6 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     sampler_memory_bytes: int = 1 << 30
     snapshot_every_s: float = 10.0
     snapshot_every_bytes: int = 64 << 20
-    """A snapshot is made after so many bytes of training requests."""
+    """Bytes of training requests after which a snapshot is made."""
     server_timeout_s: float = 30.0
     beat_every_s: float = 5.0

@@ -1,4 +1,4 @@
-"""What the episode board keeps on disk: rows, and changes of rows. The store writes them, the board reads them back."""
+"""Rows of the episode board on disk, and changes of them. The store writes them, the board reads them back."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class RunRow(Struct, frozen=True, kw_only=True, gc=False):
     is_paused: bool
     committed: int
     delivered: int
-    """When it was saved last; a group that is there may have a higher number."""
+    """Number of the newest delivered group at the last save; a stored group may have a higher number."""
     registered: int
-    """Groups ever: the next one's serial number. When it was saved last, as above."""
+    """Number of groups ever registered, which is the next serial number; as of the last save."""
     created_at: float
     is_staging: bool = False
-    """Groups under higher numbers are not registered yet, or never will be."""
+    """Whether groups with higher numbers are not registered yet, and perhaps never will be."""
 
     key = property(attrgetter("owner", "run"))
 
@@ -43,9 +43,9 @@ class GroupRow(Struct, frozen=True, kw_only=True, gc=False):
     number: int | None
     """Number of its delivery."""
     serial: int
-    """In its run, in the order of registration."""
+    """Serial number in its run, in the order of registration."""
     made: int
-    """Members ever: the next one's index."""
+    """Number of members ever made, which is the index of the next one."""
     created_at: float
 
     key = property(attrgetter("owner", "run", "group_id"))
@@ -63,7 +63,7 @@ class EpisodeRow(Struct, frozen=True, kw_only=True, gc=False):
     strikes: int
     """Losses that count towards parking, since it was registered or requeued."""
     lost: int
-    """All losses since then."""
+    """All losses since it was registered or requeued."""
     created_at: float
     not_before: float
     client_id: str
@@ -83,14 +83,14 @@ class EpisodeRow(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Tombstone(Struct, frozen=True, kw_only=True, gc=False):
-    """What is remembered of an episode or a group that was committed, so that a repeated request is known as one; or of
-    an attempt whose run was deleted."""
+    """A trace of a committed episode or group, by which repeated requests are recognised; or of an attempt whose run
+    was deleted."""
 
     name: str
     """An episode's id, or the hash of a run's tag and a group's id."""
     owner: str
     attempt: int
-    """That ended; of a group its serial number, negated."""
+    """The attempt that ended; for a group, its negated serial number."""
     digest: bytes
     """A hash of its result, or of how it was registered; empty where there is no result."""
     until: float
@@ -109,11 +109,11 @@ class Gone(Struct, frozen=True, gc=False):
 
 
 Change = Row | Gone
-"""A row as it is now, or that it is gone."""
+"""A row in its current form, or the note that it was deleted."""
 
 
 class SavedRows(Struct, kw_only=True):
-    """All there is, in any order."""
+    """All saved rows, in any order."""
 
     runs: list[RunRow] = field(default_factory=list)
     groups: list[GroupRow] = field(default_factory=list)

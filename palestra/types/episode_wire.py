@@ -1,4 +1,4 @@
-"""Bodies and answers of the episode API that are no records of their own. The server refuses unknown fields."""
+"""Bodies and answers of the episode API. The server refuses unknown fields."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from palestra.types.timelines import EpisodeTimeline
 
 class PutRun(Struct, frozen=True, kw_only=True):
     settings: RunSettings | None = None
-    """As a whole: what is left out is as by default. None: as they are."""
+    """All settings: those left out get their defaults. None: unchanged."""
     model: str | None = None
 
 
@@ -43,7 +43,7 @@ class RegisteredGroups(Struct, frozen=True):
 class PlayedGroups(Struct, frozen=True):
     groups: list[PlayedGroup]
     cursor: int
-    """To go on after; to be committed once all of them are safe with the trainer."""
+    """Cursor to continue from, and to commit once the trainer has stored all groups."""
 
 
 class Commit(Struct, frozen=True, kw_only=True):
@@ -62,15 +62,16 @@ class Empty(Struct, frozen=True):
 class Claimed(Struct, frozen=True):
     leases: list[Lease]
     retry_after_s: float
-    """Where there are none: when to ask again."""
+    """When to claim again, if there are no leases."""
     reason: str = ""
-    """Where there are none, though something waits: paused, trainer_behind, engine_full, client_share; in words."""
+    """Why there are no leases although episodes wait: paused, trainer_behind, engine_full or client_share, with an
+    explanation."""
 
 
 class HeartbeatRequest(Struct, frozen=True, kw_only=True):
     leases: list[LeaseRef]
     client_id: str = ""
-    """Not needed with an episode's own key."""
+    """Name of the client; not needed with an episode key."""
 
 
 class HeartbeatAnswers(Struct, frozen=True):
@@ -105,7 +106,7 @@ class Cancelled(Struct, frozen=True):
 
 class RunDeleted(Struct, frozen=True):
     deleted: int
-    """Episodes that were its."""
+    """Number of episodes that were deleted with the run."""
 
 
 class Requeue(Struct, frozen=True, kw_only=True):

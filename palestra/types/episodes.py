@@ -24,9 +24,9 @@ class EpisodeState(StrEnum):
     QUEUED = "queued"
     LEASED = "leased"
     ENDED = "ended"
-    """A result was accepted, a failure included."""
+    """A result was accepted; it may be a failure."""
     PARKED = "parked"
-    """Lost too often, or too late: somebody should look. Counts as lost in its group."""
+    """Lost too often or too late; a person should look at it. It counts as lost in its group."""
     CANCELLED = "cancelled"
 
 
@@ -43,55 +43,56 @@ MOVES: dict[EpisodeState, frozenset[EpisodeState]] = {
 class GroupState(StrEnum):
     OPEN = "open"
     READY = "ready"
-    """Whole; waits to be read, or to be committed."""
+    """Complete; waits to be read or committed."""
     DROPPED = "dropped"
-    """Will never be whole. It is delivered too, so that whoever waits knows."""
+    """Will never be complete. It is delivered too, so that its trainer knows."""
 
 
 class OnLoss(StrEnum):
-    """What a group does about a member that is lost."""
+    """What a group does about a lost member."""
 
     REPLACE = "replace"
-    """Another episode of the same task, with another seed."""
+    """Make another episode of the same task, with another seed."""
     SHRINK = "shrink"
-    """Goes on with fewer, down to `min_size`."""
+    """Continue with fewer members, down to `min_size`."""
     DROP = "drop"
 
 
 class WeightPolicy(StrEnum):
-    """What becomes of an episode when newer weights are published while it is played."""
+    """What happens to a running episode when newer weights are published."""
 
     FINISH = "finish"
-    """It is finished, on the newest weights for each call."""
+    """The episode continues; each call uses the newest weights."""
     LAG = "lag"
-    """As long as its oldest call is at most `max_lag` versions behind."""
+    """The episode continues while its oldest call is at most `max_lag` versions behind."""
     DROP = "drop"
-    """It is lost at once if it has made a call: the same as `max_lag: 0`."""
+    """The episode is lost at once if it has made a call, as with `max_lag: 0`."""
 
 
 class OutOfBounds(StrEnum):
-    """What becomes of a model call that asks for sampling outside its run's bounds."""
+    """What happens to a model call with sampling parameters outside the run's bounds."""
 
     REFUSE = "refuse"
-    """400, with the bounds."""
+    """Refuse it with 400 and the bounds."""
     CLAMP = "clamp"
-    """It is sampled with the nearest value that is allowed."""
+    """Sample with the nearest allowed value."""
 
 
 class SamplingBounds(Struct, frozen=True, kw_only=True, gc=False):
-    """Bounds on each model call in a run. What a call leaves out is as by default, or the nearest that is allowed."""
+    """Bounds on each model call in a run. A parameter that a call leaves out gets its default, or the nearest allowed
+    value."""
 
     min_temperature: float = 0.0
     max_temperature: float | None = None
     min_top_p: float = 0.0
     can_filter: bool = True
-    """By top_k, min_p, penalties and logit_bias: what is drawn by them is not what logprobs are of."""
+    """Whether top_k, min_p, penalties and logit_bias are allowed: logprobs do not include their effect."""
     max_tokens: int | None = None
-    """More are cut to it: the answer then ends by length."""
+    """Maximum tokens of an answer; a larger request is reduced to it."""
     max_n: int | None = None
-    """Answers to one call. More are refused in any case."""
+    """Maximum answers to one call. More are always refused."""
     outside: OutOfBounds = OutOfBounds.REFUSE
-    """What happens to temperature, top_p and filters that are out of bounds."""
+    """What happens to a temperature, top_p or filter outside the bounds."""
 
 
 class RunSettings(Struct, frozen=True, kw_only=True, gc=False):
@@ -100,21 +101,21 @@ class RunSettings(Struct, frozen=True, kw_only=True, gc=False):
     weight_policy: WeightPolicy = WeightPolicy.FINISH
     max_lag: int = 1
     share: float = 1.0
-    """Share of the claims, beside other runs that have something queued."""
+    """Weight of this run's claims beside other runs with queued episodes."""
     eval_first: bool = True
     lease_s: float = 60.0
-    """Lease of a claim that names none. The server bounds all of them."""
+    """Lease of a claim that names none. The server limits all leases."""
     max_attempts: int = 3
     """Attempts that may expire before the episode is parked."""
     backoff_s: float = 1.0
-    """After an attempt that expired or was given back; doubled for each further one that expired."""
+    """Pause after an attempt that expired or was given back; doubled with each further one that expired."""
     max_queued: int = 100_000
     max_ready: int = 100_000
-    """Groups that may wait to be committed; with more, nothing is claimed until the trainer has caught up."""
+    """Groups that may wait to be committed; with more, claims get nothing until the trainer has caught up."""
     max_calls: int | None = None
-    """Calls of the model in one attempt. None: any number."""
+    """Maximum model calls of one attempt. None: any number."""
     max_sampled_tokens: int | None = None
-    """In one attempt; a call that begins below it is finished."""
+    """Maximum sampled tokens of one attempt; a call that begins below it is finished."""
     sampling: SamplingBounds = SamplingBounds()
     client_share: float = 1.0
     """The largest share of the run's queued and leased episodes that one client may hold; it may always hold one."""
@@ -126,7 +127,7 @@ class RunSettings(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ClaimBlocker(StrEnum):
-    """Why nothing is claimed, though something waits."""
+    """Why a claim gets nothing although episodes wait."""
 
     PAUSED = "paused"
     TRAINER_BEHIND = "trainer_behind"
@@ -134,18 +135,18 @@ class ClaimBlocker(StrEnum):
     ENGINE_FULL = "engine_full"
     """Too many model calls wait to be sampled."""
     CLIENT_SHARE = "client_share"
-    """This client holds all that it may: others are served."""
+    """This client holds its maximum share."""
 
 
 class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     run: str
     settings: RunSettings
     model: str | None
-    """What model calls under an episode's key are answered by: an alias, a sampling session, a path, a base model."""
+    """The model that answers calls with an episode key: an alias, a sampling session, a path or a base model."""
     version: int
     is_paused: bool
     committed: int
-    """The trainer's cursor: what is up to it is forgotten."""
+    """The trainer's cursor: groups up to it are deleted."""
     delivered: int
     """The number of the newest group that is ready or dropped."""
     queued: int = 0
@@ -153,31 +154,31 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     ended: int = 0
     parked: int = 0
     calls_running: int = 0
-    """Calls of the model under way. After a pause, none are left when it is 0."""
+    """Running model calls. After a pause, wait until it is 0."""
     held: str = ""
-    """Why nothing is claimed of it just now: paused, trainer_behind, engine_full; and in words."""
+    """Why claims get nothing of this run now: paused, trainer_behind or engine_full, with an explanation."""
 
 
 class NewGroup(Struct, frozen=True, kw_only=True, gc=False):
-    """`count` episodes of one task. Registering the same `group_id` again changes nothing; a different one under that
-    id is refused."""
+    """A group of `count` episodes of one task. Registering the same `group_id` again changes nothing; another group
+    with that id is refused."""
 
     group_id: str
     task: Task
     size: int
-    """Results that make it whole."""
+    """Number of results that make the group complete."""
     count: int | None = None
-    """More than `size`: when it is whole, the rest is cancelled. None: just as many."""
+    """Number of episodes. With more than `size`, the rest is cancelled when the group is complete. None: `size`."""
     min_size: int | None = None
-    """For `shrink`. None: 2, or 1 for a group of one."""
+    """Smallest size, for `shrink`. None: 2, or 1 for a group of one."""
     on_loss: OnLoss = OnLoss.REPLACE
     kind: EpisodeKind = EpisodeKind.TRAIN
     seeds: tuple[int, ...] = ()
-    """One for each episode; missing ones are made from the group's id."""
+    """A seed for each episode; missing ones are derived from the group's id."""
     priority: int = 0
-    """Higher is claimed first, within its run and kind."""
+    """Groups of higher priority are claimed first, within their run and kind."""
     deadline_s: float | None = None
-    """From registration to the end of the last attempt."""
+    """Time limit from registration to the end of the last attempt."""
     max_attempts: int | None = None
     tags: dict[str, str] = {}
 
@@ -185,22 +186,22 @@ class NewGroup(Struct, frozen=True, kw_only=True, gc=False):
 class Registered(Struct, frozen=True, kw_only=True, gc=False):
     group_id: str
     episode_ids: list[str]
-    """All its members, those included that replaced lost ones. Empty where it is committed."""
+    """All members, including replacements of lost ones. Empty if the group is committed."""
     is_new: bool
     is_committed: bool = False
-    """It was registered, delivered and committed before: it will not come again."""
+    """Whether the group was already registered, delivered and committed, so that it will not come again."""
 
 
 class ClaimRequest(Struct, frozen=True, kw_only=True, gc=False):
     client_id: str
     claim_id: str
-    """Made by the client for each claim: sent again, it gets the same leases."""
+    """Id that the client makes for each claim; a repeated request gets the same leases."""
     run: str | None = None
-    """None: any that this key may play for."""
+    """Run to play for. None: any run of this key."""
     kind: EpisodeKind | None = None
     max_n: int = 1
     wait_s: float = 0.0
-    """How long to wait for the first one."""
+    """How long to wait for the first episode."""
     lease_s: float | None = None
 
 
@@ -212,7 +213,7 @@ class Lease(Struct, frozen=True, kw_only=True, gc=False):
     run: str
     group_id: str
     index: int
-    """In its group."""
+    """Index of the episode in its group."""
     kind: EpisodeKind
     task: Task
     seed: int
@@ -221,14 +222,15 @@ class Lease(Struct, frozen=True, kw_only=True, gc=False):
     """Version of the weights when it was claimed."""
     expires_at: float
     lease_s: float
-    """A beat at least this often keeps it."""
+    """Length of the lease; a heartbeat within this time renews it."""
     deadline: float | None
     base_url: str
-    """For an OpenAI client, with `api_key`: calls under it are this attempt's, and are answered by the run's policy."""
+    """Address for an OpenAI client, with `api_key`: such calls belong to this attempt and are answered by the run's
+    policy."""
     api_key: str
     model: str
     traceparent: str = ""
-    """W3C's, of this attempt: spans of the player's own join its trace under it."""
+    """W3C trace context of this attempt; the player's own spans can join its trace."""
 
 
 class LeaseRef(Struct, frozen=True, kw_only=True, gc=False):
@@ -243,22 +245,23 @@ class HeartbeatAnswer(Struct, frozen=True, kw_only=True, gc=False):
     attempt: int
     can_continue: bool
     reason: str = ""
-    """Why not: lease_lost, cancelled, stale_weights, deadline, unknown; and in words."""
+    """Why the episode cannot continue: lease_lost, cancelled, stale_weights, deadline or unknown, with an
+    explanation."""
     expires_at: float = 0.0
 
 
 class EpisodeError(Struct, frozen=True, kw_only=True, gc=False):
-    """A failure as data: an episode may end with one."""
+    """An error with which an episode may end."""
 
     type: str
     message: str
 
 
 class EpisodeResult(Struct, frozen=True, kw_only=True, gc=False):
-    """What an episode was worth: a reward, or an error."""
+    """The result of an episode: a reward, or an error."""
 
     reward: float | None = None
-    """Finite. None only with an error, or where `step_rewards` or `agent_rewards` say it."""
+    """A finite number. None only with an error, `step_rewards` or `agent_rewards`."""
     step_rewards: list[float] = []
     agent_rewards: dict[str, float] = {}
     is_success: bool | None = None
@@ -268,7 +271,7 @@ class EpisodeResult(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def total(self) -> float | None:
-        """The reward in one number; of agents that are graded for themselves, their mean."""
+        """The reward as one number; with `agent_rewards`, their mean."""
         if self.reward is not None:
             return self.reward
         if self.step_rewards:
@@ -285,7 +288,7 @@ class EndRequest(Struct, frozen=True, kw_only=True, gc=False):
 class EndStatus(StrEnum):
     ACCEPTED = "accepted"
     REPEATED = "repeated"
-    """The same result of the same attempt is here already."""
+    """The same result of the same attempt was received before."""
     LEASE_LOST = "lease_lost"
     CONFLICT = "conflict"
     """This attempt has ended with another result."""
@@ -308,12 +311,12 @@ class EndAnswer(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class AttemptLoss(Struct, frozen=True, kw_only=True, gc=False):
-    """Why an attempt came to nothing."""
+    """Why an attempt was lost."""
 
     attempt: int
     at: float
     reason: str
-    """expired, released, stale_weights, deadline, cancelled, and in words."""
+    """expired, released, stale_weights, deadline or cancelled, with an explanation."""
     client_id: str = ""
 
 
@@ -332,18 +335,18 @@ class EpisodeInfo(Struct, frozen=True, kw_only=True, gc=False):
     client_id: str = ""
     claimed_at: float | None = None
     expires_at: float | None = None
-    """None where no lease ages: also while one of its model calls runs, or its run is paused."""
+    """When the lease expires. None without a lease, during a model call, and while the run is paused."""
     lease_s: float = 0.0
     """Length of its last lease."""
     ended_at: float | None = None
     deadline: float | None = None
     version: int = 0
-    """At claim."""
+    """Version of the weights at the claim."""
     oldest_version: int | None = None
     """Oldest version of the weights among its model calls."""
     calls: int = 0
     sampled_tokens: int = 0
-    """By its model calls, in this attempt."""
+    """Tokens sampled by its model calls in this attempt."""
     losses: list[AttemptLoss] = []
     result: EpisodeResult | None = None
     tags: dict[str, str] = {}
@@ -354,12 +357,12 @@ class EpisodeTrajectory(Struct, frozen=True, kw_only=True, gc=False):
     loss_mask: list[int]
     logprobs: list[float]
     temperatures: list[float]
-    """Temperature of the call that each sampled token is from; 0 where read."""
+    """Temperature of the call that sampled each token; 0 for tokens that were read."""
     versions: list[int]
     trace_id: str
     agent: str = ""
     is_cut: bool = False
-    """Its last answer was cut at its token limit."""
+    """Whether the last answer was cut at its token limit."""
 
 
 class PlayedEpisode(Struct, frozen=True, kw_only=True, gc=False):
@@ -371,7 +374,7 @@ class PlayedEpisode(Struct, frozen=True, kw_only=True, gc=False):
 
 class PlayedGroup(Struct, frozen=True, kw_only=True, gc=False):
     number: int
-    """In the order of delivery: the trainer's cursor."""
+    """Number in the order of delivery, which is the trainer's cursor."""
     group_id: str
     task: Task
     kind: EpisodeKind
@@ -383,7 +386,7 @@ class PlayedGroup(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class PushedGroup(Struct, frozen=True, kw_only=True, gc=False):
-    """What a trainer that listens is sent. It answers `ack` and the group's number, once it is safe there."""
+    """Message to a listening trainer. The trainer answers `ack` and the group's number once the group is stored."""
 
     run: str
     group: PlayedGroup

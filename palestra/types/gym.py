@@ -1,4 +1,4 @@
-"""What training and a gym tell each other, by name: entries, rows, answers. Their code does not know each other."""
+"""Names of fields that training and a gym exchange: entries, rows, answers. Neither imports the other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ GYM = "gym"
 PARAMS = "responses_create_params"
 AGENT_REF = "agent_ref"
 EXTRA_BODY = "extra_body"
-"""In the metadata of a request: fields for the model's endpoint, as JSON text."""
+"""Metadata of a request: further fields for the model's endpoint, as JSON text."""
 POLICY = "policy_model_name"
 """In the metadata of a request: which model of the endpoint is to answer it, in place of the model server's own.
 Training says there which weights it wants; `model` will not do, as datasets have one in their rows."""
@@ -28,18 +28,19 @@ NO_PERSIST = "_ng_no_persist"
 MASK_SAMPLE = "mask_sample"
 
 TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
-"""On the last output item of each model call: all three or none."""
+"""Fields on the last output item of each model call: all three or none."""
 ROUTED_EXPERTS = "routed_experts"
-"""Beside them, where an engine tells which experts it used."""
+"""A field beside them, if the engine reports which experts it used."""
 
 
 def overruled(agent: str | None, rows: Sequence[str]) -> str | None:
-    """What to tell somebody who has named an agent for rows without one, given who plays each row."""
+    """A warning for a user who has named an agent for rows without one, given who plays each row; None if there is no
+    need."""
     others = Counter(name for name in rows if name != agent)
     if agent is None or not others:
         return None
     named = ", ".join(name for name, _ in others.most_common(3)) + (", …" if len(others) > 3 else "")
-    return f"agent {agent!r} plays rows that name none, and {others.total()} of {len(rows)} name their own ({named})"
+    return f"agent {agent!r} plays rows that name no agent, but {others.total()} of {len(rows)} rows name one ({named})"
 
 
 def is_gym(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Why a rollout of a gym came to nothing, in one short list of words.
+"""Why a rollout of a gym failed, as a short list of classes.
 
 Owns: the words, which of them are final, and how a failure is told in JSON: rows of a failures file, bodies of error
 answers and results of agents all have the same fields. Never touches: HTTP, files. `docs/gym-collecting.md` has the
@@ -19,36 +19,36 @@ from palestra.util.json_types import JsonMapping, JsonObject
 
 REASON_CHARS = 2_000
 OTHER_REASONS = ("_ng_failure_judge_error", "error")
-"""Where NeMo Gym's servers have it: of a judge that failed, of a remote agent."""
+"""Fields in which NeMo Gym's servers give the reason: of a failed judge, of a remote agent."""
 PASSING = frozenset({408, 409, 425, 429})
-"""Statuses below 500 that may be another one the next time."""
+"""Statuses below 500 that may succeed the next time."""
 
 
 class FailureClass(StrEnum):
-    """What `_ng_failure_class` says. Agents may have words of their own besides."""
+    """Values of `_ng_failure_class`. Agents may have further ones."""
 
     MODEL_RATE_LIMITED = "model_rate_limited"
-    """The model's endpoint still answered 429 when its model server had tried as often as it may."""
+    """The model's endpoint still answered 429 after all attempts of the model server."""
     MODEL_ERROR = "model_error"
     """The endpoint, or the model server, answered another error."""
     MODEL_TIMEOUT = "model_timeout"
     MODEL_UNREACHABLE = "model_unreachable"
     """No connection to the endpoint."""
     BAD_ANSWER = "bad_answer"
-    """Somebody answered with success, and with something else than an answer: a model, a world, an agent."""
+    """A model, a world or an agent answered with success, but the answer is malformed."""
     JUDGE_FAILED = "judge_failed"
     VERIFIER_REFUSED = "verifier_refused"
-    """`verify` answered 4xx: it cannot judge this row, and will not be able to."""
+    """`verify` answered 4xx: it will never be able to judge this row."""
     VERIFIER_ERROR = "verifier_error"
     WORLD_ERROR = "world_error"
-    """The resources server broke before `verify`: in `seed_session`, `reset`, `step`."""
+    """The resources server failed before `verify`: in `seed_session`, `reset` or `step`."""
     SESSION_LOST = "session_lost"
-    """The state of the session is gone: its server was started anew, or it was idle for too long."""
+    """The state of the session is lost: its server was restarted, or the session was idle for too long."""
     ROW_REFUSED = "row_refused"
-    """The agent, the model server or the world answered 4xx: the row is wrong, and will be."""
+    """The agent, the model server or the world answered 4xx: the row itself is wrong."""
     UNKNOWN_AGENT = "unknown_agent"
     AGENT_ERROR = "agent_error"
-    """The agent itself broke."""
+    """The agent itself failed."""
     REMOTE_AGENT_ERROR = "remote_agent_error"
     """The service behind a `remote_agent` failed."""
     TIMEOUT = "timeout_exceeded"
@@ -57,11 +57,11 @@ class FailureClass(StrEnum):
     """A connection broke in the middle of the rollout."""
     SERVER_UNREACHABLE = "server_unreachable"
     NOT_KEPT = "not_kept"
-    """Its agent does not want it kept (`_ng_no_persist`)."""
+    """Its agent asks not to store it (`_ng_no_persist`)."""
 
 
 FINAL = frozenset({FailureClass.ROW_REFUSED, FailureClass.VERIFIER_REFUSED, FailureClass.UNKNOWN_AGENT})
-"""The same row fails again, however often it is played."""
+"""Failures that would happen again: retrying the row does not help."""
 
 OLD_NAMES = {
     "run_failed": FailureClass.AGENT_ERROR,
@@ -69,7 +69,7 @@ OLD_NAMES = {
     "invalid_answer": FailureClass.BAD_ANSWER,
     "verify_failed": FailureClass.VERIFIER_ERROR,
 }
-"""In files of earlier versions."""
+"""Names in files of earlier versions."""
 
 
 class RowFailure(Struct, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ class RowFailure(Struct, frozen=True, kw_only=True):
     """A FailureClass, or an agent's own word."""
     reason: str
     status: int | None = None
-    """Which HTTP status it began with, if it did with one."""
+    """The HTTP status that caused it, if there was one."""
     is_final: bool = False
 
     @classmethod
@@ -86,7 +86,7 @@ class RowFailure(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def stated_in(cls, fields: Any) -> RowFailure | None:
-        """Read back from parsed JSON; None where it tells of no failure."""
+        """The failure in parsed JSON; None if there is none."""
         kind = fields.get(FAILURE_CLASS) if isinstance(fields, Mapping) else None
         if not kind:
             return None
@@ -108,7 +108,7 @@ class RowFailure(Struct, frozen=True, kw_only=True):
         )
 
     def fields(self) -> JsonObject:
-        """As it is told in JSON."""
+        """The failure as fields of a JSON object."""
         fields_out: JsonObject = {FAILURE_CLASS: str(self.kind), FAILURE_REASON: self.reason}
         if self.status is not None:
             fields_out["status"] = self.status
@@ -116,24 +116,24 @@ class RowFailure(Struct, frozen=True, kw_only=True):
 
 
 def run_failure(agent: str, status: int, body: bytes) -> RowFailure:
-    """What an error of an agent's `/run` means."""
+    """The failure that an error answer of an agent's `/run` means."""
     otherwise = FailureClass.ROW_REFUSED if is_refusal(status) else FailureClass.AGENT_ERROR
     return RowFailure.answered(agent, status, body, otherwise)
 
 
 def is_refusal(status: int) -> bool:
-    """Whether a status means that the request will be wrong the next time, too."""
+    """Whether a status means that the same request would be refused again."""
     return 400 <= status < 500 and status not in PASSING
 
 
 def class_in(line: JsonMapping) -> str:
-    """What a line of a failures file says, in today's words."""
+    """The failure class in a line of a failures file; old names are translated."""
     kind = str(line.get(FAILURE_CLASS) or FailureClass.AGENT_ERROR)
     return str(OLD_NAMES.get(kind, kind))
 
 
 def plain_words(body: bytes) -> str:
-    """What an error's body says, without the JSON around it: FastAPI's `detail`, OpenAI's `error`, a text."""
+    """The message in an error's body: FastAPI's `detail`, OpenAI's `error`, or a text."""
     words = _words(_parsed(body))
     return (words or body.decode(errors="replace"))[:REASON_CHARS]
 

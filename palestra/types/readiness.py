@@ -13,7 +13,7 @@ import msgspec
 
 
 def make_ready(module: str) -> None:
-    """`make_ready(__name__)`, behind the last record of the module."""
+    """Prepares all records of a module for threads: call `make_ready(__name__)` after the last record."""
     for kind in list(vars(sys.modules[module]).values()):
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == module:
             msgspec.json.Decoder(kind)

@@ -1,4 +1,4 @@
-"""What is played and what comes back: tasks, turns, rollouts, groups. Plain records."""
+"""Tasks, turns, rollouts and groups, as plain records."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ class RolloutStop(StrEnum):
     """Why a rollout ended."""
 
     DONE = "done"
-    """The environment said so."""
+    """The environment ended the rollout."""
     MAX_TURNS = "max_turns"
     LENGTH = "length"
     """The last turn was cut at its token limit."""
     CONTEXT = "context"
-    """No room for another turn."""
+    """The context has no room for another turn."""
     TIMEOUT = "timeout"
     ENV_INIT_FAILED = "env_init_failed"
     ENV_FAILED = "env_failed"
-    """The environment raised, hung, or gave a reward that is no number."""
+    """The environment raised, hung, or returned a reward that is not a number."""
     SAMPLING_FAILED = "sampling_failed"
     STALE = "stale"
     """Dropped: its weights are older than the run allows."""
     LOST = "lost"
-    """Nobody played it to its end: its group was dropped."""
+    """Not played to its end, because its group was dropped."""
     MASKED = "masked"
-    """Not to be learned from: its tokens do not hang together, or its environment says so."""
+    """Excluded from training: its tokens do not continue each other, or its environment asks for it."""
 
     @property
     def is_failure(self) -> bool:
-        """Nothing can be said about the policy: such a rollout has no reward and is in no baseline."""
+        """Whether the rollout says nothing about the policy: it has no reward and is in no baseline."""
         return self in FAILURES
 
 
@@ -56,18 +56,18 @@ class Task(Struct, frozen=True, kw_only=True):
     """A task of an environment: its prompt, and what the environment needs to play it."""
 
     id: str
-    """Unique in its environment; part of every seed."""
+    """Id of the task, unique in its environment; part of every seed."""
     environment: str
     prompt: list[Message]
     extras: JsonObject = {}
-    """What the environment needs besides: the answer, a key, a difficulty."""
+    """Further data for the environment: the answer, a key, a difficulty."""
 
 
 class Turn(Struct, kw_only=True):
     observation: list[int]
     """Tokens the environment added before this turn, the turn's header included. Empty in the first."""
     tokens: list[int]
-    """As sampled, the end-of-turn token included where it was drawn."""
+    """Tokens as sampled, including the end-of-turn token if it was drawn."""
     logprobs: list[float]
     """Log-probabilities of `tokens`, under the policy that drew them."""
     stop: StopReason
@@ -84,7 +84,7 @@ class Branch(Struct, kw_only=True):
     """Another conversation of a rollout: a sub-agent's, or one that went on differently from the same beginning."""
 
     id: str
-    """The rollout's, and a number."""
+    """Id of the rollout, and a number."""
     prompt: list[int]
     turns: list[Turn]
     temperature: float = 1.0
@@ -92,7 +92,7 @@ class Branch(Struct, kw_only=True):
 
     @property
     def is_cut(self) -> bool:
-        """Its last turn has no end."""
+        """Whether the last turn has no end."""
         return bool(self.turns) and self.turns[-1].stop is not StopReason.STOP
 
     @property
@@ -104,7 +104,7 @@ class Rollout(Struct, kw_only=True):
     id: str
     group: str
     index: int
-    """In its group."""
+    """Index of the rollout in its group."""
     task: str
     environment: str
     seed: int
@@ -113,20 +113,20 @@ class Rollout(Struct, kw_only=True):
     prompt: list[int] = []
     turns: list[Turn] = []
     agent: str = ""
-    """Who speaks in it, where a rollout has several agents."""
+    """The agent of this conversation, if a rollout has several."""
     branches: list[Branch] = []
-    """What was sampled besides. It is trained too, and the rollout still counts once."""
+    """Further conversations that were sampled. They are trained too; the rollout still counts once."""
     agent_rewards: dict[str, float] = {}
-    """Where agents are graded for themselves."""
+    """Rewards by agent, if agents are graded separately."""
     messages: list[Message] = []
     """The conversation as the environment saw it, for people to read."""
     reward: float | None = None
-    """None where the stop is a failure, or nobody could grade it."""
+    """None if the rollout failed or could not be graded."""
     metrics: dict[str, float] = {}
-    """The environment's own."""
+    """Metrics of the environment."""
     error: str | None = None
     failure: str = ""
-    """What kind of failure it was, where a gym's servers say so: a word of `types.gym_failures`, or an agent's own."""
+    """Class of the failure, if a gym's servers report one: see `types.gym_failures`."""
     seconds: float = 0.0
 
     @property
@@ -135,7 +135,7 @@ class Rollout(Struct, kw_only=True):
 
     @property
     def rows(self) -> list[Branch]:
-        """All its conversations, its own first: what is trained."""
+        """All conversations to train on, its own first."""
         own = Branch(id=self.id, prompt=self.prompt, turns=self.turns, temperature=self.temperature, agent=self.agent)
         return [own, *self.branches]
 
@@ -145,12 +145,12 @@ class Rollout(Struct, kw_only=True):
 
     @property
     def response_length(self) -> int:
-        """In sampled tokens."""
+        """Number of sampled tokens."""
         return sum(len(turn.tokens) for turn in self.all_turns)
 
     @property
     def is_cut(self) -> bool:
-        """The last generated turn has no end: its quality is unknown (DAPO's overlong)."""
+        """Whether the last generated turn has no end, so that its quality is unknown (DAPO's overlong)."""
         return bool(self.turns) and self.turns[-1].stop is not StopReason.STOP
 
     @property
@@ -174,9 +174,9 @@ class GroupRequest(Struct, frozen=True, kw_only=True):
     task: Task
     step: int
     seeds: tuple[int, ...]
-    """One for each rollout wanted."""
+    """A seed for each rollout."""
     position: int = 0
-    """In the run's order of tasks."""
+    """Position in the run's order of tasks."""
 
 
 class TrainSequence(Struct, kw_only=True):
@@ -184,10 +184,10 @@ class TrainSequence(Struct, kw_only=True):
 
     tokens: list[int]
     mask: list[bool]
-    """True where the loss may look: sampled by the policy."""
+    """True for tokens sampled by the policy, which the loss uses."""
     logprobs: list[float]
-    """0 where not sampled."""
+    """0 for tokens that were not sampled."""
     advantages: list[float]
-    """0 where masked."""
+    """0 for masked tokens."""
     rollout: str = ""
-    """Its id, or a branch's."""
+    """Id of the rollout, or of its branch."""

@@ -1,4 +1,4 @@
-"""What a sampling request says and what comes back: plain records, no tensors."""
+"""Sampling requests and their results: plain records, no tensors."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Grammar(Struct, frozen=True, kw_only=True):
     kind: GrammarKind
     text: str
     around: str = ""
-    """Lark, too: what may be drawn where `text` is only a part of it, `@answer`. Empty: it is all."""
+    """A Lark grammar around `text`, which it names `@answer`. Empty: `text` is the whole grammar."""
     is_wide: bool = False
     """A Lark grammar that is put together from schemas, and may branch as widely as they do."""
     asked_by: str = ""
-    """The field of a request that it comes from: what is wrong with it is said of that."""
+    """The request field that the grammar comes from, for error messages."""
 
     def refusal(self, detail: str) -> str:
         return f"{self.asked_by}: {detail}" if self.asked_by else detail
@@ -81,7 +81,8 @@ class SampleRequest(Struct, frozen=True, kw_only=True):
     params: SamplingParams = SamplingParams()
     num_samples: int = 1
     cache_salt: str = ""
-    """Keys and values are shared with requests that have the same one: nobody learns from a cache what others asked."""
+    """The KV cache is shared only between requests with the same salt, so that nobody learns from it what others
+    asked."""
     grammar: Grammar | None = None
     topk_logprobs: int = 0
     raw_logprobs: bool = False
@@ -116,7 +117,7 @@ class SampledSequence(Struct, kw_only=True):
 
 
 class SampleResult(Struct, kw_only=True, tag="sample_result"):
-    """What a sampling request comes back with."""
+    """The result of a sampling request."""
 
     sequences: list[SampledSequence]
     prompt_logprobs: list[float | None] | None = None
@@ -127,6 +128,6 @@ class SampleResult(Struct, kw_only=True, tag="sample_result"):
     prompt_alt_tokens: TensorData | None = None
     """int64 [len(prompt) - 1, k], dense. Row i was drawn where prompt token i + 1 stands."""
     prompt_alt_logprobs: TensorData | None = None
-    """float32, of the same shape: what `prompt_logprobs` would say of these tokens."""
+    """float32 of the same shape: the log-probabilities of these tokens at their positions."""
     cached_prompt_tokens: int = 0
     """Prompt tokens whose keys and values were already in the cache."""

@@ -12,14 +12,14 @@ from palestra.types.rollouts import Message, Task
 
 
 class CallSpan(Struct, frozen=True, kw_only=True):
-    """A call of the model. Its tokens are in its trace."""
+    """A model call. Its tokens are in its trace."""
 
     began_at: float
     seconds: float
-    """Waiting included."""
+    """Duration, including the time it waited."""
     trace_id: str
     turn: int
-    """Its number in the trace."""
+    """Number of the call in the trace."""
     route: str
     version: int | None
     """Version of the run's weights."""
@@ -27,28 +27,28 @@ class CallSpan(Struct, frozen=True, kw_only=True):
     sampled_tokens: int
     agent: str = ""
     messages: list[Message] = []
-    """What the model was told since the call that this one goes on from. Empty where it is no chat."""
+    """Messages added since the call that this one continues. Empty if it is not a chat."""
     answers: list[Message] = []
-    """One for each sample."""
+    """The answers, one for each sample."""
 
 
 class ToolSpan(Struct, frozen=True, kw_only=True):
-    """A tool that the model called, from the answer that has the call to the next one that tells the result."""
+    """A tool call: from the answer that contains it to the model call that has its result."""
 
     name: str
     arguments: Any
-    """JSON in a text, as the model wrote it."""
+    """The arguments as JSON text, as the model wrote them."""
     began_at: float
     call_id: str = ""
     seconds: float | None = None
-    """None: the model was told no result."""
+    """None if the model got no result."""
     result: str | None = None
 
 
 class AttemptTimeline(Struct, frozen=True, kw_only=True):
     attempt: int
     trace_id: str
-    """In OTLP and in the log; those of the calls are of the model endpoint."""
+    """Trace id in OTLP and in the log; the calls have their own at the model endpoint."""
     outcome: str
     """The episode's state, or why the attempt was lost."""
     over_at: float | None = None
@@ -60,7 +60,7 @@ class EpisodeTimeline(Struct, frozen=True, kw_only=True):
     episode: EpisodeInfo
     task: Task
     attempts: list[AttemptTimeline]
-    """The last one, and those that were lost and are remembered."""
+    """The last attempt, and the lost ones that are still stored."""
 
 
 make_ready(__name__)

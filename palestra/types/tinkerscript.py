@@ -15,7 +15,7 @@ class EngineStatus(StrEnum):
     OFFLINE = "ENGINE.OFFLINE"
     BOOTING = "ENGINE.BOOTING"
     ROLLING = "ENGINE.ROLLING"
-    """Episodes can be claimed. In no other state."""
+    """Episodes can be claimed, only in this state."""
     WEIGHT_SYNCING = "ENGINE.WEIGHT_SYNCING"
     WEIGHT_EXPORTING = "ENGINE.WEIGHT_EXPORTING"
 
@@ -34,14 +34,14 @@ ENGINE_MOVES: dict[EngineStatus, frozenset[EngineStatus]] = {
 
 
 class WorkflowOutput(Struct, kw_only=True):
-    """What a client returns of an episode. A pydantic model of the same fields will do."""
+    """The result of an episode from a client. A pydantic model with the same fields works too."""
 
     reward: float | list[float] | None = None
-    """A list: one for each step. None: 1 or 0, as `is_success` says."""
+    """A list has one reward for each step. None: 1 or 0, by `is_success`."""
     is_success: bool | None = None
     metadata: JsonObject = {}
     log_metrics: JsonObject = {}
-    """Numbers, lists of numbers, or more of them by name."""
+    """Numbers, lists of numbers, or nested maps of them."""
 
 
 class ClaimEpisode(Struct, frozen=True, kw_only=True):
@@ -50,16 +50,16 @@ class ClaimEpisode(Struct, frozen=True, kw_only=True):
     allow_discard_timeout: float
     """Length of the lease in seconds; the server bounds it."""
     claim_id: str | None = None
-    """Made for each claim: sent again, it gets the same lease. None: a new one each time."""
+    """Id of the claim; a repeated request gets the same lease. None: a new id each time."""
     wait_s: float | None = None
-    """How long to wait for an episode. None: as long as AgentJet's client bears it."""
+    """How long to wait for an episode. None: as long as AgentJet's client allows."""
 
 
 class ClaimedEpisode(Struct, frozen=True, kw_only=True):
     success: bool
     client_uuid: str = ""
     episode_uuid: str = ""
-    """Name of this attempt alone: when it is lost, the next one has another."""
+    """Name of this attempt; the next attempt at the episode has another."""
     openai_base_url: str = ""
     openai_api_key: str = ""
     fail_cause: str = ""
@@ -80,7 +80,7 @@ class EndEpisode(Struct, frozen=True, kw_only=True):
     workflow_output: WorkflowOutput
     lease_id: str | None = None
     idempotency_key: str | None = None
-    """May be given; an attempt and what it ended with are known again without it."""
+    """Accepted, but not needed: a repeated end is recognised by its attempt and result."""
 
 
 class EpisodeEnded(Struct, frozen=True, kw_only=True):
@@ -113,7 +113,7 @@ class RegisterEpisode(Struct, frozen=True, kw_only=True):
     openai_base_url: str = ""
     openai_api_key: str = ""
     zmq_listen_result_addr: str = ""
-    """Where the result is sent. Empty: it is read from the run, as others are."""
+    """Address to send the result to. Empty: it is read from the run, as usual."""
     episode_type: EpisodeKind = EpisodeKind.TRAIN
 
 
@@ -144,7 +144,7 @@ class BufferQuery(Struct, frozen=True, kw_only=True):
 class EpisodeBuffer(Struct, frozen=True, kw_only=True):
     buffer: list[EpisodeStatus]
     total: int = 0
-    """How many there are in all; `buffer` may have only the first."""
+    """Total number; `buffer` may have only the first."""
 
 
 class Health(Struct, frozen=True):
@@ -183,9 +183,9 @@ class TrainConfigSynced(Struct, frozen=True, kw_only=True):
     success: bool
     error: str | UnsetType = UNSET
     mapped: JsonObject = {}
-    """What the training run is told, by its own keys."""
+    """Settings of the training run, by its own keys."""
     unknown: list[str] = []
-    """Keys that change nothing here."""
+    """Keys that have no effect here."""
     notes: list[str] = []
 
 

@@ -1,4 +1,4 @@
-"""What a training request says: data, losses, optimizer parameters. Plain records, no tensors."""
+"""Training requests: data, losses, optimizer parameters. Plain records, no tensors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Datum(Struct, frozen=True, kw_only=True):
 
     chunks: tuple[TextChunk | ImageChunk, ...]
     loss_inputs: dict[str, TensorData]
-    """Position i speaks about predicting token i + 1."""
+    """Inputs of the loss; position i is about predicting token i + 1."""
 
     @classmethod
     def of_tokens(cls, tokens: list[int] | tuple[int, ...], **loss_inputs: TensorData) -> Datum:

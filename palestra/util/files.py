@@ -1,4 +1,5 @@
-"""Files and folders that a crash at any moment leaves whole: the old content or the new, never a part of it.
+"""Files and folders that are replaced atomically: after a crash they have the old content or the new, never a part of
+it.
 
 Owns: writing beside and renaming, in an order that disks keep. Never touches: what is in them.
 """
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 TEMPORARY = ".partial"
-"""How the name of something that is not whole yet ends."""
+"""Suffix of a name that is not complete yet."""
 
 
 def sync(path: Path) -> None:
@@ -27,7 +28,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def replacing(file: Path, *, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """What is written appears under the name all at once, when it is safely on the disk."""
+    """A file to write, which replaces the named one atomically when it is on disk."""
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_name(f".{file.name}.{os.getpid()}{TEMPORARY}")
     try:

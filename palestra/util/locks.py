@@ -1,4 +1,4 @@
-"""Locks between processes: a file that one of them holds, and that the kernel lets go when its process ends."""
+"""Locks between processes: a file that one of them holds, and that the kernel releases when the process ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 
 
 class Locked(Exception):
-    """Another process holds it. `note`: what that one wrote into the file."""
+    """Another process holds the lock. `note`: what it wrote into the file."""
 
     def __init__(self, file: Path, note: bytes):
         super().__init__(f"{file} is locked by another process")
@@ -18,10 +18,10 @@ class Locked(Exception):
 
 
 class FileLock:
-    """Held from here until `release`, or until the process ends in whatever way."""
+    """A lock that is held until `release`, or until the process ends."""
 
     def __init__(self, file: Path, *, note: bytes = b"", mode: int = 0o600):
-        """Raises Locked at once; who wants to wait tries again. `note`: for others to read, who holds it."""
+        """Takes the lock, or raises Locked at once. `note`: text for others that says who holds it."""
         file.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor: int | None = os.open(file, os.O_RDWR | os.O_CREAT, mode)
         try:
@@ -37,7 +37,7 @@ class FileLock:
         os.pwrite(self._descriptor, note, 0)
 
     def release(self, *, forget: bool = False) -> None:
-        """`forget`: the note goes, too; a process that is killed leaves it."""
+        """Releases the lock. `forget`: delete the note too; a killed process leaves it."""
         if self._descriptor is not None:
             if forget:
                 os.ftruncate(self._descriptor, 0)

@@ -1,4 +1,4 @@
-"""Log files of child processes: opened, kept short, their last words.
+"""Log files of child processes: opening, rotating, reading their end.
 
 Owns: names and sizes. Never touches: processes.
 """
@@ -15,7 +15,7 @@ ERROR, ERROR_BYTES = "error:", 64 << 10
 
 
 def open_log(file: Path) -> BinaryIO:
-    """To be written on; a long one is set aside first."""
+    """Opens a log file for appending; a long one is renamed first."""
     file.parent.mkdir(parents=True, exist_ok=True)
     if file.exists() and file.stat().st_size > MAX_LOG_BYTES:
         file.replace(f"{file}.1")
@@ -23,7 +23,7 @@ def open_log(file: Path) -> BinaryIO:
 
 
 def last_lines(file: Path, size_bytes: int = LAST_WORDS_BYTES) -> list[str]:
-    """Within so many bytes of its end."""
+    """The last lines of a file, within this number of bytes from its end."""
     try:
         with file.open("rb") as f:
             f.seek(max(0, f.seek(0, os.SEEK_END) - size_bytes))
@@ -33,7 +33,7 @@ def last_lines(file: Path, size_bytes: int = LAST_WORDS_BYTES) -> list[str]:
 
 
 def last_error(file: Path, since: int = 0) -> str | None:
-    """What stands behind the last `error:` at the beginning of a line. `since`: so many bytes of the file are older."""
+    """The text after the last `error:` at the beginning of a line. `since`: bytes of the file to skip."""
     lines = last_lines(file, min(file.stat().st_size - since, ERROR_BYTES))
     places = [place for place, line in enumerate(lines) if line.startswith(ERROR)]
     return "\n".join(lines[places[-1] :]).removeprefix(ERROR).strip() if places else None
@@ -41,4 +41,4 @@ def last_error(file: Path, since: int = 0) -> str | None:
 
 def last_output(file: Path) -> str:
     lines = last_lines(file)
-    return lines[-1] if lines else f"it said nothing; see {file}"
+    return lines[-1] if lines else f"it printed nothing; see {file}"

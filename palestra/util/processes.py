@@ -1,6 +1,6 @@
 """Child processes: started in a group of their own, and ended with all that they started.
 
-Owns: how children are started and ended. Never touches: what they are asked, when they are started again.
+Owns: how children are started and ended. Never touches: what they do, when they are restarted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import IO
 DEVNULL, PIPE, STDOUT = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
 LOOK_S = 0.02
 Stream = int | IO[bytes] | None
-"""None: the parent's own."""
+"""None: the stream of the parent."""
 
 
 async def spawn(
@@ -32,8 +32,9 @@ async def spawn(
     pass_fds: Sequence[int] = (),
     limit: int = 1 << 16,
 ) -> Process:
-    """In a session of its own: Ctrl-C is for the parent, which ends its children itself. A child whose stdin is a pipe
-    can tell the parent's end, however it comes, by the pipe's. Raises OSError where there is no such program."""
+    """Starts a process in its own session: Ctrl-C goes to the parent, which ends its children itself. A child whose
+    stdin is a pipe notices the end of the parent by the end of the pipe. Raises OSError where there is no such
+    program."""
     return await asyncio.create_subprocess_exec(
         *map(str, command),
         stdin=stdin,
@@ -50,12 +51,12 @@ async def spawn(
 def spawn_blocking(
     command: Sequence[str], *, stdin: Stream = DEVNULL, output: Stream = DEVNULL, env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """As `spawn`, without a loop that watches it: for a child that may outlive its parent, and for threads."""
+    """As `spawn`, without an event loop: for a child that may outlive its parent, and for threads."""
     return subprocess.Popen(command, stdin=stdin, stdout=output, stderr=output, env=env, start_new_session=True)
 
 
 async def stop(process: Process, patience_s: float) -> None:
-    """It is asked to end, and after `patience_s` made to, with whoever is left of its group."""
+    """Asks the process to end, and kills its group after `patience_s`."""
     if process.returncode is None:
         process.terminate()
     deadline = time.monotonic() + patience_s
@@ -67,13 +68,13 @@ async def stop(process: Process, patience_s: float) -> None:
 
 
 async def kill(process: Process) -> None:
-    """With its group. It has ended when this returns, or is cancelled."""
+    """Kills the process and its group; it has ended when this returns or is cancelled."""
     if process.returncode is None:  # the number of one that ended long ago may be somebody else's
         signal_group(process.pid, signal.SIGKILL)
     await asyncio.shield(asyncio.ensure_future(process.wait()))
 
 
 def signal_group(pid: int, number: signal.Signals) -> None:
-    """To a child of `spawn` and all that it started. Nothing where they are gone."""
+    """Sends a signal to a child of `spawn` and all that it started; does nothing if they have ended."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, number)

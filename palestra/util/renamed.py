@@ -1,4 +1,4 @@
-"""Old names of things that are called otherwise now: they work for one version, with a warning."""
+"""Old names of things that were renamed: they work for one version, with a warning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For a name that nobody knows: the one that was meant, or those that there are."""
+"""Suggestions for an unknown name: the nearest known one, or all that exist."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from palestra.gym.servers.gymnasium import GymnasiumServer
 from palestra.gym.servers.resources import ResourcesServer
 from palestra.gym.testing import opened
 from palestra.server.app import create_app
-from palestra.server.hub import Hub
+from palestra.server.services import ServerServices
 from scripts.reference.pages import Reference, code, page, table
 from scripts.reference.route_sentences import GYM_HEAD, GYM_SERVERS, PLATFORM
 
@@ -70,8 +70,8 @@ def pages(reference: Reference) -> None:
 async def _server_api() -> dict[str, Any]:
     """Of a server without models, on an empty state folder."""
     with tempfile.TemporaryDirectory() as folder:
-        async with Hub.open(ServeConfig(state=Path(folder))) as hub:
-            app: Any = create_app(hub)
+        async with ServerServices.open(ServeConfig(state=Path(folder))) as services:
+            app: Any = create_app(services)
             while not isinstance(app, FastAPI):
                 app = app.app
             return app.openapi()

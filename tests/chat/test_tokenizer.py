@@ -251,7 +251,7 @@ def _escaping_template(folder: Path) -> None:
         (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer.json in"),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer.json cannot be read"),
         (lambda folder: (folder / "tokenizer_config.json").write_text("{"), "tokenizer_config.json cannot be read"),
-        (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "holds no JSON object"),
+        (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "is not a JSON object"),
         (_without_template, "no chat template in"),
         (_broken_template, "broken in line 2"),
         (_mute_template, "does not show what the assistant says"),

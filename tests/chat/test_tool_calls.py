@@ -65,7 +65,7 @@ def test_arguments_may_hold_any_text(inside: str) -> None:
         ('{"name": "f", "arguments": [1]}', "is a list, not an object"),
         ('{"name": "f"}}', "text follows the JSON object"),
         ('{"name": "f", "arguments": {"x": NaN}}', "NaN is not JSON"),
-        ('{"name": "f", "arguments": {"x": -1e999}}', "too large a number"),
+        ('{"name": "f", "arguments": {"x": -1e999}}', "too large for a number"),
         ('{"name": "f", "arguments": {"x": "\\ud800"}}', "without its second half"),
         ('{"name": "f", "arguments": {"x": ' + "9" * 5000 + "}}", "digits"),
         ('{"name": ' + "[" * 100_000, "cannot be read"),

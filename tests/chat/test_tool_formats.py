@@ -147,7 +147,7 @@ def test_one_of_your_own_can_be_named_by_its_module(
         ("zzz", "there are: hermes, llama3_json, mistral"),
         ("no_such_module:X", "No module named 'no_such_module'"),
         ("json:nothing", "no attribute 'nothing'"),
-        ("json:loads", "is no tool format: it has no name, markers"),
+        ("json:loads", "is not a tool format: it has no name, markers"),
         (":", "cannot be imported"),
     ],
 )

@@ -36,7 +36,7 @@ def test_help_loads_nothing_heavy(arguments):
 def test_help_lists_every_command_with_its_summary():
     shown = palestra("--help")
     assert shown.exit_code == 0
-    for text in ("doctor", "What works on this machine", "model", "Make random models"):
+    for text in ("doctor", "Show what works on this machine", "model", "Make random models"):
         assert text in shown.output
 
 
@@ -95,7 +95,7 @@ def test_doctor_notices_a_gpu_that_torch_cannot_use():
 
 
 @pytest.mark.parametrize(
-    ("can_keep", "says"), [(True, "its kernels are kept in /cache"), (False, "set TRITON_CACHE_DIR")]
+    ("can_keep", "says"), [(True, "compiled kernels are kept in /cache"), (False, "set TRITON_CACHE_DIR")]
 )
 def test_doctor_says_where_a_gpus_kernels_are_kept(can_keep, says):
     engine = Extra("engine", [Package("torch", ">=2.11", "2.13.0")])

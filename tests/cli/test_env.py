@@ -46,7 +46,7 @@ def test_tasks_come_from_a_file_too(tmp_path):
     ("args", "code", "message"),
     [
         (["play", "stockrom"], 3, "did you mean: stockroom?"),
-        (["play", "stockroom", "--task", "nine"], 3, "stockroom has no task 'nine'; its first is 'eval-0'"),
+        (["play", "stockroom", "--task", "nine"], 3, "stockroom has no task 'nine'; its first task is 'eval-0'"),
         (["play", "stockroom", "--tasks", __file__], 1, "test_env.py, line 1"),
     ],
 )

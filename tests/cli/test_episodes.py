@@ -117,7 +117,7 @@ def test_the_timeline_of_an_episode_is_shown_and_exported_without_secrets(episod
     whole = answer(episodes("show", episode.id, "--json"))
     assert [span["name"] for span in whole["attempts"][0]["tools"]][:1] == [call.function.name]
     assert whole["result"]["metadata"] == {"api_key": "[redacted]"}
-    assert episodes("show", episode.id, "--mask", "[").stderr.startswith("error: '[' is no regular expression")
+    assert episodes("show", episode.id, "--mask", "[").stderr.startswith("error: '[' is not a regular expression")
     file = tmp_path / "lines.jsonl"
     assert "1 written" in episodes("export", "--run", run.name, "--state", "ended", "-o", file).stderr
     (line,) = file.read_text().splitlines()
@@ -140,7 +140,7 @@ def test_parked_ones_are_queued_again(episodes, client, run):
     parked = answer(episodes("list", "--run", run.name, "--state", "parked", "--json"))["episodes"]
     assert {one["group_id"] for one in parked} == {"open", "over"}
     assert "lost 16×, last: released: cannot do it" in episodes("list", "--run", run.name, "--state", "parked").output
-    assert "1 queued again; 1 not: their groups are over" in episodes("requeue", "--run", run.name).output
+    assert "1 queued again; 1 not, because their groups have ended" in episodes("requeue", "--run", run.name).output
     refused = episodes("requeue", next(one["episode_id"] for one in parked if one["group_id"] == "over"))
     assert refused.exit_code == 1
     assert "only parked episodes of open groups" in refused.stderr

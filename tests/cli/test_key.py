@@ -101,7 +101,7 @@ def test_names_made_up_differ():
     ("args", "code", "message"),
     [
         (["revoke", "nobody"], 3, "no key in use is called 'nobody'; to see them: palestra key list"),
-        (["create", "--name", "ann"], 1, "is called 'ann' already"),
+        (["create", "--name", "ann"], 1, "already has the name 'ann'"),
         (["list", "--state", "elsewhere"], 2, "elsewhere/palestra.db; name the server's with --state DIR"),
         (["list", "--database", "mysql://x"], 2, "unknown kind of database 'mysql'; there are: sqlite, postgresql"),
         (["list", "-c", "no.yaml"], 2, "no.yaml: cannot be read as a config"),
@@ -120,7 +120,9 @@ def test_what_cannot_be_done_is_one_line(args, code, message):
 def test_a_list_without_live_keys_says_that_nobody_gets_in():
     answer("create", "--name", "ann")
     key("revoke", "ann")
-    assert key("list").stdout == "every key is revoked, so nobody gets in; to make one: palestra key create\n"
+    assert (
+        key("list").stdout == "all keys are revoked, so nobody can use the server; to make one: palestra key create\n"
+    )
 
 
 def test_unknown_right_is_a_usage_error():

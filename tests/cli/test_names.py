@@ -45,19 +45,19 @@ def test_what_is_listed_shown_and_deleted_is_so_by_these_words(path):
 @pytest.mark.parametrize(
     ("old", "new", "warning"),
     [
-        (("episode", "list", "--url", DEAD), ("episode", "list", "--server", DEAD), "--url is called --server now"),
-        (("gym", "status", "--head", DEAD), ("gym", "status", "--server", DEAD), "--head is called --server now"),
+        (("episode", "list", "--url", DEAD), ("episode", "list", "--server", DEAD), "--url is now called --server"),
+        (("gym", "status", "--head", DEAD), ("gym", "status", "--server", DEAD), "--head is now called --server"),
         (
             ("alias", "drop", "x", "--server", DEAD),
             ("alias", "delete", "x", "--server", DEAD),
-            "`palestra alias drop` is called `palestra alias delete` now",
+            "`palestra alias drop` is now called `palestra alias delete`",
         ),
     ],
 )
 def test_an_old_name_works_and_warns(old, new, warning):
     first, second = palestra(*old), palestra(*new)
     warned, *rest = first.stderr.splitlines()
-    assert warned == f"warning: {warning}; the old name will go"
+    assert warned == f"warning: {warning}; the old name will be removed"
     assert (rest, first.exit_code) == (second.stderr.splitlines(), second.exit_code)
     assert DEAD in second.stderr
 
@@ -76,6 +76,6 @@ def test_the_command_line_wins_over_the_environment_by_either_name(monkeypatch):
     monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:7")
     said = palestra("episode", "list").stderr
     assert "http://127.0.0.1:7 does not answer" in said
-    assert said.count("is that its address (--server)?") == 1
+    assert said.count("is this its address (--server)?") == 1
     for name in ("--server", "--url"):
         assert f"{DEAD} does not answer" in palestra("episode", "list", name, DEAD).stderr

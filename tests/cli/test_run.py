@@ -84,8 +84,8 @@ def test_a_dead_run_is_shown_with_the_command_that_resumes_it(status, tmp_path):
     with RunFolder.create("other runs", "dead", make_config()):
         pass
     assert answer("show", "dead")["resume"] == "palestra train --resume dead"
-    assert "\nto go on: palestra train --resume dead\n" in call("show", "dead").stdout
-    elsewhere = f"to go on: palestra train --resume '{tmp_path}/other runs/dead'\n"
+    assert "\nto continue: palestra train --resume dead\n" in call("show", "dead").stdout
+    elsewhere = f"to continue: palestra train --resume '{tmp_path}/other runs/dead'\n"
     assert elsewhere in call("show", "dead", "--runs", "other runs").stdout
 
 

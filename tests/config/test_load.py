@@ -136,7 +136,7 @@ def test_the_last_writer_of_a_key_is_the_one_named(write):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("- 1\n", "should hold keys and values, holds a list"),
+        ("- 1\n", "should hold keys and values, but holds a list"),
         ("a: [1\nb: 2", "not valid YAML in line 2"),
         ("steps: 1\nname: a\nsteps: 2\n", "'steps' is written twice"),
         ("a: !!python/object:os.system x", "not valid YAML"),
@@ -165,7 +165,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
         ("=1", "'=1': an override is key=value, as in port=8001"),
         ("places.2.device=x", "no '2' in places, which has 1 entries, counted from 0 (places.2.device=x)"),
         ("places.x=1", "no 'x' in places, which has 1 entries, counted from 0 (places.x=1)"),
-        ("name.x=1", "name is 'a': nothing can be set inside it (name.x=1)"),
+        ("name.x=1", "name is 'a', so no key can be set inside it (name.x=1)"),
         ("optim={", "optim={: not valid YAML (expected the node content, but found '<stream end>')"),
     ],
 )

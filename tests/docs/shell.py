@@ -25,7 +25,6 @@ READY = {
     "serve": "is ready at",
     "platform serve": "is ready at",
     "gym run": "servers ready",
-    "gym env start": "servers ready",
     "episode watch": "",
 }
 """Commands that run until they are stopped, and what they print when they are ready."""

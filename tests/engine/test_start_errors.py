@@ -37,7 +37,7 @@ def start(
         ("config.json", b"{nope", "config.json: not valid JSON"),
         ("config.json", b'{"architectures": ["Falcon9ForCausalLM"]}', "names 'Falcon9ForCausalLM'; supported: "),
         ("model.safetensors", None, "no model.safetensors and no model.safetensors.index.json"),
-        ("model.safetensors", b"half", "model.safetensors: not a whole safetensors file"),
+        ("model.safetensors", b"half", "model.safetensors: not a complete safetensors file"),
     ],
 )
 def test_a_broken_model_folder_is_one_line_with_the_file_in_it(start, micro_model, tmp_path, file, content, reason):
@@ -55,7 +55,7 @@ def test_a_broken_model_folder_is_one_line_with_the_file_in_it(start, micro_mode
 def test_a_model_that_does_not_fit_into_memory_says_so(start, micro_model):
     said = start(micro_model, cache_tokens=10**12)
     assert said.startswith("error: there is not enough memory for the model on its device")
-    assert "take a smaller model" in said
+    assert "use a smaller model" in said
 
 
 def test_a_device_that_is_not_there_is_named(start, micro_model):

@@ -220,7 +220,7 @@ def test_bad_requests_fail_alone_and_say_why(desk: Any) -> None:
         desk.train("a", desk.a_pass(1, length=5000)): "context",
         desk.train("a", OptimStep(adam=AdamParams(beta1=2.0))): "beta1",
         desk.train("a", LoadWeights(folder="/nowhere", optimizer=False)): "no such file",
-        desk.train("a", CreateModel(lora=LoraConfig())): "exists already",
+        desk.train("a", CreateModel(lora=LoraConfig())): "already exists",
         desk.train("a", KeepSampler(sampler_id="x" * 300)): "characters",
         desk.train("zz", CreateModel(lora=LoraConfig(rank=1000))): "rank",
         desk.train("zz", desk.optim): "not loaded",

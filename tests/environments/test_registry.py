@@ -67,8 +67,8 @@ def test_a_class_is_found_by_its_path_also_in_the_current_folder(tmp_path, monke
         ("palestra.environments.nothing:Env", "no module 'palestra.environments.nothing'"),
         ("palestra.environments:Nothing", "no class 'Nothing'"),
         ("palestra.environments:__doc__", "no class '__doc__'"),
-        (":Env", "is no module name"),
-        ("..:Env", "is no module name"),
+        (":Env", "is not a module name"),
+        ("..:Env", "is not a module name"),
         ("palestra.environments:", "no class ''"),
     ],
 )
@@ -118,7 +118,7 @@ def test_skyrl_gym_has_to_be_installed(monkeypatch):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("arithmetic", Simple), "registered already; to replace it: deregister"),
+        (("arithmetic", Simple), "already registered; to replace it: deregister"),
         (("a:b", Simple), "cannot be called 'a:b'"),
         (("", Simple), "cannot be called ''"),
         (("x", None), "entry point of 'x'"),

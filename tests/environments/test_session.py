@@ -189,7 +189,7 @@ def test_an_exception_of_a_megabyte_that_cannot_be_shown_is_shortened(pool):
     "reward", [math.nan, math.inf, -math.inf, "1.0", [1.0], {}, 10**400, np.array([1.0, 2.0]), 1j, np.float32("nan")]
 )
 def test_a_reward_that_is_no_finite_number_is_a_failure(pool, reward):
-    with pytest.raises(EnvironmentFailure, match="no finite number"):
+    with pytest.raises(EnvironmentFailure, match="not a finite number"):
         play(Scripted(step={**OVER, "reward": reward}), pool)
 
 
@@ -265,19 +265,19 @@ def _breaks():
         ([{"role": "user", "content": b"raw"}], "'content' is neither"),
         ([{"role": "user", "content": 5}], "'content' is neither"),
         ([{"role": "user", "content": ["part"]}], "'content' is neither"),
-        ([{"role": "user", "content": "ok", "info": object()}], "'info' is no plain JSON data: <object"),
+        ([{"role": "user", "content": "ok", "info": object()}], "'info' is not plain JSON data: <object"),
         (
             [{"role": "user", "content": [{"type": "image", "image": b"x"}]}],
-            r"'content\[0\].image' is no plain JSON data",
+            r"'content\[0\].image' is not plain JSON data",
         ),
-        ([{"role": "user", "content": "ok", 5: 1}], "a key that is no text: 5"),
-        ([{"role": "user", "content": "ok", "info": {None: 1}}], "a key in 'info' that is no text: None"),
+        ([{"role": "user", "content": "ok", 5: 1}], "a key that is not text: 5"),
+        ([{"role": "user", "content": "ok", "info": {None: 1}}], "a key in 'info' that is not text: None"),
         ([{"role": "user", "content": "ok", "info": _endless()}], "cannot be read: RecursionError"),
         (_breaks(), "cannot be read: OSError: gone"),
     ],
 )
 def test_a_message_that_json_cannot_say_is_a_failure(pool, found, said):
-    with pytest.raises(EnvironmentFailure, match=f"step answered .*{said}"):
+    with pytest.raises(EnvironmentFailure, match=f"step returned .*{said}"):
         play(Scripted(step={**OVER, "observations": found}), pool)
 
 

@@ -99,11 +99,11 @@ def _yields(split):
         (_raises, r"raised OSError: no such dataset server \(.*test_sets.py:\d+\)"),
         (lambda split: exit(3), "raised SystemExit: 3"),
         (lambda: None, r"raised TypeError: .* takes 0 positional arguments but 1 was given"),
-        (lambda split: None, "should answer a list of rows or of Tasks, not None"),
-        (lambda split: 5, "should answer a list of rows or of Tasks, not 5"),
-        (lambda split: {"prompt": "x"}, "should answer a list of rows or of Tasks, not {'prompt': 'x'}"),
-        (lambda split: ["x"], r"\[0\] should be a row \(a dict with a prompt\) or a Task, is 'x'"),
-        (lambda split: [{"prompt": "x"}, "y"], r"\[1\] should be a row, as those before, is 'y'"),
+        (lambda split: None, "should return a list of rows or of Tasks, not None"),
+        (lambda split: 5, "should return a list of rows or of Tasks, not 5"),
+        (lambda split: {"prompt": "x"}, "should return a list of rows or of Tasks, not {'prompt': 'x'}"),
+        (lambda split: ["x"], r"\[0\] should be a row \(a dict with a prompt\) or a Task, but is 'x'"),
+        (lambda split: [{"prompt": "x"}, "y"], r"\[1\] should be a row, like those before, but is 'y'"),
     ],
 )
 def test_tasks_that_cannot_be_had_are_one_line(tasks, message):
@@ -127,7 +127,7 @@ def test_tasks_may_be_a_generator_and_odd_rows_need_an_id():
             assert [task.id for task in envs.tasks("train")[0].tasks] == ["train-0", "train-1", "train-2"]
         with (
             environment_set({"name": "odd"}) as envs,
-            pytest.raises(TaskFileError, match=r"odd train\[0\]: needs an 'id'"),
+            pytest.raises(TaskFileError, match=r"odd train\[0\]: the row needs an 'id'"),
         ):
             envs.tasks("train")
     finally:
@@ -140,7 +140,7 @@ def test_an_unknown_name_is_refused_at_once_with_the_nearest():
         environment_set({"name": "arithmetic"}, {"name": "stockrom"})
     with pytest.raises(UnknownEnvironment, match=r"environments\[0\].name: .*no module 'nowhere'"):
         environment_set({"name": "nowhere:Env"})
-    with pytest.raises(ValueError, match=r"environments\[1\]: 'arithmetic' is there twice"):
+    with pytest.raises(ValueError, match=r"environments\[1\]: 'arithmetic' is listed twice"):
         environment_set({"name": "arithmetic"}, {"name": "arithmetic"})
 
 

@@ -66,7 +66,7 @@ def test_a_delayed_claim_whose_leases_are_over_takes_nothing() -> None:
     play = Play()
     play.register("g", 3)
     play.end(play.claim_one(claim="one"))
-    with pytest.raises(BoardError, match="make a new one for each claim") as error:
+    with pytest.raises(BoardError, match="use a new id for each claim") as error:
         play.claim(claim="one")
     assert error.value.status == 409
     assert play.run().leased == 0
@@ -141,7 +141,7 @@ def test_a_beat_keeps_the_lease_and_silence_loses_it() -> None:
         assert (beat.can_continue, beat.reason, beat.expires_at) == (True, "", play.now + 60.0)
     play.wait(60.0)
     beat = play.beat(lease)
-    assert (beat.can_continue, beat.reason) == (False, "lease_lost: expired: no beat for 60 s")
+    assert (beat.can_continue, beat.reason) == (False, "lease_lost: expired: no heartbeat for 60 s")
     info = play.info(episode_id)
     assert (info.state, info.client_id, info.not_before) == (S.QUEUED, "", play.now + 5.0)
     assert [(loss.attempt, loss.client_id) for loss in info.losses] == [(1, "c")]
@@ -194,7 +194,7 @@ def test_an_episode_that_is_lost_too_often_is_parked_with_its_reasons() -> None:
     play.lose()
     info = play.info(episode_id)
     assert (info.state, info.attempt) == (S.PARKED, 2)
-    assert [loss.reason for loss in info.losses] == ["expired: no beat for 1 s"] * 2
+    assert [loss.reason for loss in info.losses] == ["expired: no heartbeat for 1 s"] * 2
     assert play.run().parked == 1
 
 
@@ -283,7 +283,7 @@ def test_an_attempt_that_was_never_given_cannot_end() -> None:
     play = Play()
     play.register("g")
     lease = play.claim_one()
-    assert play.end(replace(lease, attempt=2)).detail.startswith("lease_lost: attempt 2 was never given")
+    assert play.end(replace(lease, attempt=2)).detail.startswith("lease_lost: attempt 2 was never leased")
     assert play.end(replace(lease, episode_id="nobody")).status is E.UNKNOWN
 
 
@@ -423,7 +423,7 @@ def test_versions_only_rise_and_the_same_again_changes_nothing() -> None:
     play = Play()
     assert (play.publish(3).version, play.publish(3).model) == (3, "m3")
     for version, model in ((2, "m2"), (3, "other")):
-        with pytest.raises(BoardError, match="goes on with 4") as error:
+        with pytest.raises(BoardError, match="continues with 4") as error:
             play.board.publish(OWNER, RUN, play.now, version=version, model=model)
         assert error.value.status == 409
 

@@ -301,7 +301,7 @@ class BoardMachine(RuleBasedStateMachine):
         self.model.tick(self.now)
         leases = self.model.open_leases(client, claim)
         if not leases and (client, claim) in self.model.claims and (client, claim) not in self.model.forgotten:
-            with pytest.raises(BoardError, match="make a new one"):
+            with pytest.raises(BoardError, match="use a new id"):
                 self.take(client, claim, None, None, 1, {})
             return
         if not leases:

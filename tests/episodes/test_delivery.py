@@ -166,7 +166,7 @@ def test_what_is_too_stale_for_the_trainer_is_left_out_when_it_reads() -> None:
             (GroupState.READY, 1),
             (GroupState.READY, 3),
         ]
-        assert found[0].reason == "stale_weights: for version 3 only 1 are new enough, and it needs 3"
+        assert found[0].reason == "stale_weights: for version 3 only 1 episodes are new enough, but the group needs 3"
         play.restart()
     info = play.board.episodes(OWNER, state=EpisodeState.PARKED).episodes[0]
     assert info.losses[-1].reason.startswith("stale_weights: a call was answered by version 0, the newest is 3")

@@ -62,7 +62,7 @@ def test_ids_and_seeds_are_made_by_hash_and_ids_never_come_again() -> None:
     [
         ({"group_id": "a b"}, "group_id"),
         ({"size": 0}, "size"),
-        ({"size": 3, "count": 2}, "never whole"),
+        ({"size": 3, "count": 2}, "never complete"),
         ({"count": 99}, "at most 50"),
         ({"size": 2, "min_size": 3}, "min_size"),
         ({"min_size": 0}, "min_size"),
@@ -86,7 +86,7 @@ def test_a_group_that_makes_no_sense_is_refused_with_its_whole_batch(options: di
 def test_a_full_queue_says_when_to_come_again() -> None:
     play = Play(max_queued=3)
     play.register("a", 2)
-    with pytest.raises(BoardError, match="has 2 episodes queued and takes at most 3") as error:
+    with pytest.raises(BoardError, match="has 2 episodes queued of at most 3") as error:
         play.register("b", 2)
     assert (error.value.status, error.value.retry_after_s) == (429, 1.0)
     with pytest.raises(BoardError, match="register fewer") as error:
@@ -94,7 +94,7 @@ def test_a_full_queue_says_when_to_come_again() -> None:
     assert error.value.status == 413
     play.claim()
     play.register("b", 2)
-    with pytest.raises(BoardError, match=r"no run .other.: PUT /episodes/v1/runs/") as error:
+    with pytest.raises(BoardError, match=r"no run .other.; PUT /episodes/v1/runs/") as error:
         play.register("b", 2, run="other")
     assert error.value.status == 404
 
@@ -128,7 +128,7 @@ def test_oversampling_stops_early_and_the_rest_hears_of_it() -> None:
     play.end(leases[1])
     assert states(play, ids) == ["cancelled", "ended", "cancelled", "ended", "cancelled"]
     beat = play.beat(leases[0])
-    assert (beat.can_continue, beat.reason) == (False, "cancelled: its group is whole")
+    assert (beat.can_continue, beat.reason) == (False, "cancelled: its group is complete")
     assert play.end(leases[2]).status is EndStatus.CANCELLED
     assert play.claim() == []
     (group,) = play.delivered()
@@ -161,7 +161,7 @@ def test_a_task_that_nobody_can_play_ends_in_a_dropped_group() -> None:
     play.lose(3)
     (group,) = play.delivered()
     assert group.state is GroupState.DROPPED
-    assert group.reason == "lost: 1 of 2 are left, and it needs 2"
+    assert group.reason == "lost: 1 of 2 episodes are left, but the group needs 2"
     assert [one.info.index for one in group.episodes] == [0]
     assert [info.state for info in play.board.episodes(OWNER).episodes] == [S.ENDED, *[S.PARKED] * 3]
 
@@ -179,7 +179,10 @@ def test_a_shrinking_group_goes_on_with_fewer_down_to_its_least() -> None:
     assert [one.info.index for one in small.episodes] == [0, 2]
     play.lose(2)
     dropped = play.delivered()[1]
-    assert (dropped.state, dropped.reason) == (GroupState.DROPPED, "lost: 2 of 4 are left, and it needs 3")
+    assert (dropped.state, dropped.reason) == (
+        GroupState.DROPPED,
+        "lost: 2 of 4 episodes are left, but the group needs 3",
+    )
     assert play.run().queued == 0
 
 
@@ -206,7 +209,9 @@ def test_a_group_that_drops_does_so_at_the_first_loss_and_tells_the_others() -> 
     play.claim_one(lease_s=1.0)
     second = play.claim_one()
     play.wait(1.0)
-    assert play.beat(second).reason == ("cancelled: its group was dropped (lost: 2 of 3 are left, and it needs 3)")
+    assert play.beat(second).reason == (
+        "cancelled: its group was dropped (lost: 2 of 3 episodes are left, but the group needs 3)"
+    )
     assert states(play, ids) == ["parked", "cancelled", "cancelled"]
     assert [group.state for group in play.delivered()] == [GroupState.DROPPED]
 
@@ -222,9 +227,12 @@ def test_after_its_deadline_a_group_takes_what_it_has_or_is_dropped() -> None:
     play.wait(100.0)
     small, dropped = play.delivered()
     assert (small.state, len(small.episodes)) == (GroupState.READY, 2)
-    assert (dropped.state, dropped.reason) == (GroupState.DROPPED, "deadline: 0 of 3 are left, and it needs 3")
+    assert (dropped.state, dropped.reason) == (
+        GroupState.DROPPED,
+        "deadline: 0 of 3 episodes are left, but the group needs 3",
+    )
     assert states(play, ids) == ["ended", "ended", "parked"]
-    assert play.beat(leases[2]).reason == "deadline: the group's 100 s are over"
+    assert play.beat(leases[2]).reason == "deadline: the group's deadline of 100 s has passed"
     assert play.end(leases[3]).status is EndStatus.LEASE_LOST
     with pytest.raises(BoardError, match="only parked episodes of open groups") as error:
         play.requeue(ids[2])
@@ -258,7 +266,7 @@ def test_a_cancelled_member_is_a_lost_one() -> None:
     assert [lease.index for lease in play.claim(5)] == [1, 2]
     ids = play.register("b", 3, on_loss=OnLoss.SHRINK)
     assert play.cancel(*ids[:2]) == 2
-    assert play.delivered()[0].reason == "cancelled: 1 of 3 are left, and it needs 2"
+    assert play.delivered()[0].reason == "cancelled: 1 of 3 episodes are left, but the group needs 2"
 
 
 def test_what_is_cancelled_must_be_known() -> None:
@@ -270,7 +278,7 @@ def test_what_is_cancelled_must_be_known() -> None:
         with pytest.raises(BoardError) as error:
             play.cancel(ids[0], groups=groups)
         assert error.value.status == 404
-    with pytest.raises(BoardError, match="it is of 'other'"):
+    with pytest.raises(BoardError, match="it belongs to 'other'"):
         play.cancel(*foreign)
     assert play.run().queued == 2
 

@@ -187,7 +187,7 @@ def test_truncated_weights_are_named(copy_of, keep, shards):
     file.write_bytes(whole[: int(keep * len(whole)) if isinstance(keep, float) else keep])
     message = message_of(WeightsError, folder)
     assert str(file) in message
-    assert "fetch it again" in message
+    assert "download it again" in message
 
 
 def test_model_without_a_tokenizer_says_how_to_save_one(copy_of):

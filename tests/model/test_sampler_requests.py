@@ -125,7 +125,7 @@ def test_mask_that_breaks_ends_its_own_request_only(bench):
         failed.update((f.request_id, f.error) for f in output.failed)
         done.update((f.request_id, f.result) for f in output.finished)
     assert isinstance(failed[raises], IndexError)
-    assert "allows no token" in str(failed[empty])
+    assert "allows none" in str(failed[empty])
     assert list(done) == [survivor]
     assert [q.tokens for q in done[survivor].sequences] == [q.tokens for q in alone.sequences]
     bench.check_nothing_left(sampler, adapters=True)
@@ -383,7 +383,7 @@ def test_sampler_tells_how_busy_it_is(bench):
         ({"prompt": [512]}, "token id.* outside the vocabulary of 512"),
         ({"prompt": [-1]}, "outside the vocabulary"),
         ({"prompt": [1, 2.0]}, "whole number"),
-        ({"prompt": [1] * 4096}, "4096 tokens and leaves no room in a context of 4096"),
+        ({"prompt": [1] * 4096}, "4096 tokens, which leaves no room in a context of 4096"),
         ({"prompt": [1] * 3000}, "3012 tokens.*cache holds 2048"),
         ({"n": 0}, "num_samples is 0"),
         ({"max_tokens": 0}, "max_tokens is 0"),

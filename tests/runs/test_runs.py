@@ -52,7 +52,7 @@ def test_the_command_line_is_kept_without_its_secrets(root, monkeypatch):
 
 def test_a_name_that_is_taken_says_what_to_type(root):
     create(root).close()
-    with pytest.raises(RunError, match="already; to go on with it: --resume first, to start afresh: another --name"):
+    with pytest.raises(RunError, match="continue it with --resume first, or give a new run another --name"):
         create(root)
 
 

@@ -544,7 +544,7 @@ def test_a_checkpoint_that_is_not_there_or_does_not_fit_is_told(api: Raw) -> Non
     failed(api, wide.send("load_weights", path=path, optimizer=True), "rank")
     sampler_path = api.result(model.send("save_weights_for_sampler", path="s"))["path"]
     failed(api, model.send("load_weights", path=sampler_path, optimizer=True), "optimizer")
-    refused(model.send("save_weights", path="here"), said="exists already")
+    refused(model.send("save_weights", path="here"), said="already exists")
     model.works()
     wide.works()
 
@@ -556,7 +556,7 @@ def test_the_same_model_number_for_another_model_is_400(api: Raw) -> None:
     refused(api.create(session, rank=8), said="another request")
     api.result(first)
     api.post("unload_model", model_id=first["model_id"])
-    refused(api.create(session), said="next number")
+    refused(api.create(session), said="next model_seq_id")
     refused(api.post("get_info", model_id=first["model_id"]), 404)
 
 
@@ -732,7 +732,7 @@ def test_a_finished_session_lets_everything_go(api: Raw) -> None:
     assert api.post(f"sessions/{model.session_id}/finish", **done).status_code == 204
     assert api.post(f"sessions/{model.session_id}/finish", reason={"type": "errored"}).status_code == 204
     refused(api.post("session_heartbeat", session_id=model.session_id), 410)
-    refused(model.send_pass(), 404, said="session may be over")
+    refused(model.send_pass(), 404, said="session may have ended")
     refused(api.sample(kept), 404)
     refused(api.create(model.session_id, 1), 404, said="over")
     assert api.retrieve(f"train:{model.model_id}:1").status_code == 200  # what was done can still be read
@@ -796,7 +796,7 @@ def test_a_session_without_heartbeats_expires(make_server: MakeServer) -> None:
     server.until(lambda: heartbeat() == 404, timeout_s=60)
     beat = {"session_id": model.session_id}
     server.until(lambda: "expired" in refused(api.post("session_heartbeat", **beat), 410), timeout_s=60)
-    refused(model.send_pass(), 404, said="session may be over")
+    refused(model.send_pass(), 404, said="session may have ended")
     refused(api.sample(kept[0]), 404)
     refused(api.post("create_sampling_session", session_id=model.session_id, sampling_session_seq_id=9,
                      base_model=NAME), 404)  # fmt: skip

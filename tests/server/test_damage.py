@@ -139,7 +139,7 @@ def test_a_model_whose_snapshots_are_all_damaged_says_where_to_resume_and_others
     with pytest.raises(tinker.APIStatusError, match=advice) as refused:
         lost.forward(batch(1), "cross_entropy").result(timeout=60)
     assert refused.value.status_code == 404
-    with pytest.raises(tinker.APIStatusError, match=r"state lost: .*no saved checkpoint.*begin again"):
+    with pytest.raises(tinker.APIStatusError, match=r"state lost: .*no saved checkpoint.*start again"):
         nothing_saved.optim_step(ADAM).result(timeout=60)
     assert other.forward(batch(1), "cross_entropy").result(timeout=60).metrics == losses
     assert server.rest().get_training_run(lost.model_id).result().corrupted
@@ -179,7 +179,7 @@ def test_an_acknowledged_step_that_the_journal_lost_is_an_error_of_its_model(
     for name in JOURNALS[which]:
         flip(last_segment(server, name), 0.9999) if damage == "a bit" else cut(last_segment(server, name), 3)
     server.start()
-    lost = f"state lost: the journal was damaged.*acknowledged before; resume from checkpoint tinker://{model.model_id}/weights/start"
+    lost = f"state lost: the journal was damaged.*been acknowledged; resume from checkpoint tinker://{model.model_id}/weights/start"
     with pytest.raises(tinker.APIStatusError, match=lost):
         model.forward_backward(batch(1), "cross_entropy").result(timeout=60)
     step(other, 1)

@@ -82,7 +82,7 @@ def test_a_request_that_ends_the_worker_is_given_up_and_everybody_goes_on(make_s
 
     model, odd = two_steps(server.client(), poison())
 
-    with pytest.raises(tinker.RequestFailedError, match=r"ended the worker 3 times.*given up"):
+    with pytest.raises(tinker.RequestFailedError, match=r"killed the worker 3 times.*given up"):
         odd.result(timeout=60)
     assert all(other.result(timeout=60).metrics for other in others)
     assert all(len(sample.result(timeout=60).sequences) == 1 for sample in samples)

@@ -401,10 +401,10 @@ def test_a_kept_sampler_and_a_sampling_session_cannot_share_a_number(world: Worl
     bob, his = world.bob, world.his
     named = {"session_id": his.session_id, "base_model": NAME}
     bob.result(his.keep(20))
-    refused(bob.post("create_sampling_session", sampling_session_seq_id=20, **named), said="exists already")
+    refused(bob.post("create_sampling_session", sampling_session_seq_id=20, **named), said="already exists")
     base = bob.base_sampler(his.session_id, 21)
-    refused(his.keep(21), said="exists already")
-    refused(his.keep(20), said="exists already")
+    refused(his.keep(21), said="already exists")
+    refused(his.keep(20), said="already exists")
     assert bob.base_sampler(his.session_id, 21) == base
     his.works()
 

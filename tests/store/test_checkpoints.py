@@ -110,7 +110,7 @@ def test_repeated_requests_and_completions_change_nothing(tables_store: Store) -
 
 def test_a_taken_name_is_refused_without_overwrite(tables_store: Store) -> None:
     begin(tables_store, 1)
-    with pytest.raises(CheckpointExists, match="tinker://m/weights/rolling exists already"):
+    with pytest.raises(CheckpointExists, match="tinker://m/weights/rolling already exists"):
         begin(tables_store, 2)
     complete(tables_store, 1)
     with pytest.raises(CheckpointExists):

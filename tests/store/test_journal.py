@@ -204,7 +204,7 @@ def test_recovered_segments_wait_for_recovery_and_go_when_released(tmp_path: Pat
         assert list(journal.recover()) == []
         (info,) = journal.segments()
         assert (info.pending, info.oldest_held) == (3, Position(info.segment, len(HEADER), 3))
-        with pytest.raises(JournalError, match="gone"):
+        with pytest.raises(JournalError, match="was deleted"):
             journal.read(Position(1, len(HEADER), 50))
 
     with_journal(tmp_path, use)

@@ -51,7 +51,7 @@ def test_revoked_by_number_or_name(tables_store: Store) -> None:
 
 def test_a_name_in_use_is_refused_and_numbers_are_not_used_twice(tables_store: Store) -> None:
     create(tables_store, "a")
-    with pytest.raises(KeyExists, match="key 1 is called 'a' already"):
+    with pytest.raises(KeyExists, match="key 1 already has the name 'a'"):
         create(tables_store, "a")
     revoke(tables_store, "a")
     assert create(tables_store, "a").key.key_id == 2
@@ -84,5 +84,5 @@ def test_the_list_says_so_when_the_last_key_is_revoked(tmp_path: Path) -> None:
 
     key("create", "--name", "ann")
     key("revoke", "ann")
-    assert key("list") == "every key is revoked, so nobody gets in; to make one: palestra key create\n"
+    assert key("list") == "all keys are revoked, so nobody can use the server; to make one: palestra key create\n"
     assert "ann" in key("list", "--all")

@@ -138,7 +138,7 @@ def test_two_runs_under_one_name_are_told(ephebe_url):
     service.close("success").result()
     assert [note.partition(":")[0] for note in notes] == [
         "the newest weights are model 'shared' at http",
-        "somebody else moves the alias 'shared', too; give this run its own",
+        "another client also moves the alias 'shared'; give this run its own",
         "the alias 'shared' was not moved",
     ]
 
@@ -185,4 +185,4 @@ def test_a_server_without_aliases_is_told_once_and_nothing_fails(handler):
 
     with listening(handler) as url:
         asyncio.run(look(url))
-        assert notes == [f"{url} knows no aliases: the newest weights get no name (alias=policy)"]
+        assert notes == [f"{url} has no aliases; the newest weights get no alias (policy)"]

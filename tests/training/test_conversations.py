@@ -158,7 +158,7 @@ def test_a_template_that_writes_another_header_for_a_turn_to_come_is_refused(sty
     folder = shutil.copytree(style_folder("chatml"), tmp_path / "other")
     template = folder / "chat_template.jinja"
     template.write_text(template.read_text() + "{%- if add_generation_prompt -%}{{- 'Well: ' -}}{%- endif -%}")
-    with pytest.raises(ChatError, match=r"does not begin an assistant's turn with the header.*'Well"):
+    with pytest.raises(ChatError, match=r"begins an assistant's turn differently.*'Well"):
         encode_example(ChatTokenizer.load(folder), Conversation(TALK), LIMIT)
 
 
@@ -199,11 +199,11 @@ GOOD = {"messages": TALK}
     ("rows", "parse", "said"),
     [
         ([GOOD, '{"messages": ['], conversation_of, "line 2: not valid JSON"),
-        ([GOOD, "[1]"], conversation_of, "line 2: should be a JSON object, is [1]"),
+        ([GOOD, "[1]"], conversation_of, "line 2: should be a JSON object, but is [1]"),
         ([{"text": "Hi"}], conversation_of, "line 1: neither 'messages' nor 'prompt' (it has 'text')"),
         ([{}], conversation_of, "line 1: neither 'messages' nor 'prompt' (it is empty)"),
-        ([{"messages": []}], conversation_of, "'messages' should be a list of messages, is []"),
-        ([{"messages": "Hi"}], conversation_of, "'messages' should be a list of messages, is 'Hi'"),
+        ([{"messages": []}], conversation_of, "'messages' should be a list of messages, but is []"),
+        ([{"messages": "Hi"}], conversation_of, "'messages' should be a list of messages, but is 'Hi'"),
         ([{"messages": ["Hi"]}], conversation_of, "messages[0] should be an object with role and content"),
         (
             [{"messages": [{"role": "asistant", "content": "Hi"}]}],
@@ -212,12 +212,16 @@ GOOD = {"messages": TALK}
         ),
         ([{"messages": [{"content": "Hi"}]}], conversation_of, "messages[0]: unknown role None; there are: system"),
         ([{"messages": [{"role": "user"}]}], conversation_of, "messages[0]: content should be text"),
-        ([{"messages": TALK, "tools": "add"}], conversation_of, "'tools' should be a list of objects, is 'add'"),
+        ([{"messages": TALK, "tools": "add"}], conversation_of, "'tools' should be a list of objects, but is 'add'"),
         ([{"prompt": "Hi"}], conversation_of, "no 'response' (it has 'prompt')"),
-        ([{"prompt": 3, "completion": "Hi"}], conversation_of, "'prompt' should be text or a list of messages, is 3"),
+        (
+            [{"prompt": 3, "completion": "Hi"}],
+            conversation_of,
+            "'prompt' should be text or a list of messages, but is 3",
+        ),
         ([{"prompt": "Hi", "chosen": "Ho"}], pair_of, "no 'rejected' (it has 'prompt, chosen')"),
         ([{"chosen": "a", "rejected": "b"}], pair_of, "no 'prompt' (it has 'chosen, rejected')"),
-        ([{"prompt": "Hi", "chosen": TALK[1:2], "rejected": "b"}], pair_of, "'chosen': the assistant says nothing"),
+        ([{"prompt": "Hi", "chosen": TALK[1:2], "rejected": "b"}], pair_of, "'chosen' has no text of the assistant"),
         ([], conversation_of, "nothing in it"),
         (["  ", ""], conversation_of, "nothing in it"),
     ],
@@ -233,7 +237,7 @@ def test_a_wrong_row_is_named_before_anything_is_trained(tmp_path, rows, parse, 
 def test_a_missing_file_and_one_of_another_kind_say_so(tmp_path):
     with pytest.raises(DatasetError, match=r"missing\.jsonl: cannot be read .*No such file"):
         ConversationFile(tmp_path / "missing.jsonl", conversation_of)
-    with pytest.raises(DatasetError, match=r"read from JSONL; to make that of it: pandas\.read_parquet"):
+    with pytest.raises(DatasetError, match=r"must be in a JSONL file; to convert it: pandas\.read_parquet"):
         ConversationFile(tmp_path / "data.parquet", conversation_of)
 
 
@@ -265,5 +269,5 @@ def test_drawing_on_from_a_position_is_as_if_never_interrupted(count, size, seed
 
 
 def test_data_that_teaches_nothing_ends_the_run_instead_of_looking_for_ever():
-    with pytest.raises(DatasetError, match="none of 3 rows has anything to learn"):
+    with pytest.raises(DatasetError, match="none of 3 rows has text of the assistant"):
         DataOrder(3, 0, lambda row: None).draw(2, 1)

@@ -132,5 +132,5 @@ def test_bad_pairs_are_found_before_a_run_begins(tmp_path):
 
 
 def test_pairs_too_long_to_compare_end_the_run_with_a_reason(ephebe_url, tmp_path):
-    with pytest.raises(DatasetError, match="none of 64 rows has anything to learn within max_sequence_length"):
+    with pytest.raises(DatasetError, match="none of 64 rows has text of the assistant within max_sequence_length"):
         start(a_dpo_config(ephebe_url, "max_sequence_length=8", "steps=1"), tmp_path)

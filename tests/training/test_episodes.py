@@ -105,7 +105,7 @@ def test_a_killed_trainer_resumes_on_the_curve_of_one_that_plays_alone(run_train
         process = start(tmp_path, config, "--name", "cut")
         wait_for_steps(tmp_path, "cut", 3, process)  # an evaluation, two steps, perhaps the second's checkpoint
         kill(process)
-        assert re.search("going on after step [12]", finish(start(tmp_path, "--resume", "cut")))
+        assert re.search("continuing after step [12]", finish(start(tmp_path, "--resume", "cut")))
         info = client.run_info("cut")
     cut = RunReader(tmp_path / "runs" / "cut")
     assert curve(cut) == curve(whole)
@@ -211,8 +211,8 @@ def test_an_episode_that_may_not_say_more_is_worth_what_it_has(ephebe_url):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"episodes": {"players": 0}}, "give the address of one that runs"),
-        ({"rollout": {"style": "batched"}}, "rollout.style is batched"),
+        ({"episodes": {"players": 0}}, "give the address of a running server"),
+        ({"rollout": {"style": "batched"}}, "episodes cannot be batched"),
         ({"rollouts": "local", "episodes": {"lease_s": 5}}, "set rollouts=episodes"),
         ({"environments": [{"name": "mine"}], "episodes": {"players": 0}, "server": "http://x"}, "JSONL file"),
         ({"environments": [{"name": "mine"}], "server": "http://x"}, "unknown environment 'mine'"),
@@ -254,7 +254,7 @@ def test_a_worker_of_another_machine_plays_and_says_what_it_does_not_know(ephebe
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         assert process.stdout is not None
-        assert any("waiting for run" in line for line in iter(process.stdout.readline, ""))
+        assert any("does not exist yet; waiting" in line for line in iter(process.stdout.readline, ""))
         with EpisodeClient(ephebe_url, KEY) as client:
             run = client.run("worker", model="ephebe")
             run.register([NewGroup(group_id="g", task=known, size=2, tags=tags)])
@@ -265,7 +265,7 @@ def test_a_worker_of_another_machine_plays_and_says_what_it_does_not_know(ephebe
     finally:
         process.kill()
     assert process.returncode == 3
-    assert "'os:system' is not one of those that are played here; name it with --env" in said
+    assert "'os:system' is not played here; name the environment with --env" in said
     for episode in group.episodes:
         (trajectory,) = episode.trajectories
         assert 0 < sum(trajectory.loss_mask) <= 4

@@ -75,7 +75,7 @@ def test_an_entry_whose_agent_is_overruled_by_the_rows_says_so_once(
         return [one.getMessage() for one in caplog.records if one.name.startswith("palestra")]  # not of SDKs
 
     response = notes()
-    words = f"agent '{MATH}' plays rows that name none, and 4 of 8 name their own ({GAME})"
+    words = f"agent '{MATH}' plays rows that name no agent, but 4 of 8 rows name one ({GAME})"
     assert [words in note for note in response] == [True, True], "of both splits"
     assert f"extras: {{agent_ref: {{name: {MATH}}}}}" in response[0]
     assert notes() == [], "what was said is not said again"
@@ -94,10 +94,10 @@ def test_the_bundled_config_and_the_rows_it_makes() -> None:
 @pytest.mark.parametrize(
     ("entry", "error"),
     [
-        ({"config": {}}, "name the gym's YAML files (files), or the head of one that runs (head)"),
+        ({"config": {}}, "name the gym's YAML files (files), or the head server of a running gym (head)"),
         ({"config": {"files": ["a.yaml"], "head": "http://127.0.0.1:1"}}, "either head"),
         ({"config": {"file": ["a.yaml"]}}, "config.file"),
-        ({"config": GYM, "max_turns": 3}, "max_steps in its files"),
+        ({"config": GYM, "max_turns": 3}, "max_steps in its config"),
         ({"config": GYM}, "brings no tasks of its own; name a JSONL file"),
         ({"config": {**GYM, "agent": None}, "tasks": "no-agent.jsonl"}, "line 1: it names no agent"),
         ({"config": GYM, "tasks": "no-input.jsonl"}, "line 2: no responses_create_params.input"),

@@ -103,12 +103,12 @@ def test_what_may_pass_is_asked_again() -> None:
         (always({"detail": "what is this"}, 422), 1, "row_refused: player answered 422: what is this"),
         (always(TIMED_OUT, 500), 2, "model_timeout: nothing came"),
         (always({**TIMED_OUT, "_ng_failure_terminal": True}, 500), 1, "model_timeout: nothing came"),
-        (always(["no object"]), 2, "bad_answer: its answer is no JSON object"),
-        (always({**RIGHT, "reward": None}), 1, "its reward is no number"),
-        (always({"_ng_failure_class": "gone"}), 2, "gone: no reason told"),
+        (always(["no object"]), 2, "bad_answer: its answer is not a JSON object"),
+        (always({**RIGHT, "reward": None}), 1, "its reward is not a number"),
+        (always({"_ng_failure_class": "gone"}), 2, "gone: no reason given"),
         (always({"_ng_failure_class": "judge_failed", "_ng_failure_judge_error": "sleeps"}), 2, "judge_failed: sleeps"),
         (always({"_ng_failure_class": "gone", "_ng_failure_terminal": True}), 1, "gone"),
-        (always({**RIGHT, "_ng_no_persist": True}), 1, "not_kept: its agent does not want it kept"),
+        (always({**RIGHT, "_ng_no_persist": True}), 1, "not_kept: its agent asks not to store it"),
     ],
 )
 def test_a_failure_is_a_record_after_as_many_attempts_as_make_sense(reply: Reply, asked: int, error: str) -> None:
@@ -136,7 +136,7 @@ def test_answers_of_other_weights_are_not_learned_from() -> None:
 
     assert of("session-4").is_graded
     assert of("policy").is_graded
-    assert "model 'gpt' has answered, not this run's weights" in (of("gpt").error or "")
+    assert "model 'gpt' has answered instead of this run's weights" in (of("gpt").error or "")
 
 
 def test_an_agent_that_the_gym_has_not_is_told_with_the_nearest() -> None:

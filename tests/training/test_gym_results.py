@@ -92,13 +92,13 @@ def test_numbers_of_the_answer_are_metrics_and_so_are_the_parts_of_its_reward() 
     ("result", "stop", "error"),
     [
         (answer({"type": "message"}), RolloutStop.ENV_FAILED, "return_token_id_information: true"),
-        (answer(item([5], [6], [math.nan])), RolloutStop.SAMPLING_FAILED, "a logprob is no number"),
-        (answer(item([5], [6], [None])), RolloutStop.SAMPLING_FAILED, "a logprob is no number"),
+        (answer(item([5], [6], [math.nan])), RolloutStop.SAMPLING_FAILED, "a logprob is not a number"),
+        (answer(item([5], [6], [None])), RolloutStop.SAMPLING_FAILED, "a logprob is not a number"),
         (answer(item([5], [6, 7], [-1.0])), RolloutStop.ENV_FAILED, "2 token ids with 1 logprobs"),
-        (answer(item([], [6])), RolloutStop.ENV_FAILED, "are not all on its items"),
-        (answer(item([5], ["6"])), RolloutStop.ENV_FAILED, "are not all on its items"),  # pyright: ignore[reportArgumentType]
-        (answer(item([5], [6]), reward="1"), RolloutStop.ENV_FAILED, "its reward is no number"),
-        (answer(item([5], [6]), reward=math.nan), RolloutStop.ENV_FAILED, "its reward is no number"),
+        (answer(item([], [6])), RolloutStop.ENV_FAILED, "its items lack some of"),
+        (answer(item([5], ["6"])), RolloutStop.ENV_FAILED, "its items lack some of"),  # pyright: ignore[reportArgumentType]
+        (answer(item([5], [6]), reward="1"), RolloutStop.ENV_FAILED, "its reward is not a number"),
+        (answer(item([5], [6]), reward=math.nan), RolloutStop.ENV_FAILED, "its reward is not a number"),
         ({"reward": 1.0}, RolloutStop.ENV_FAILED, "no response.output"),
     ],
 )

@@ -71,7 +71,7 @@ def test_a_run_learns_from_solutions_before_its_first_step(run_training, tmp_pat
         ({"data": ["platform:kyes"]}, "kyes"),
         ({"data": ["no-such.jsonl"]}, "no-such.jsonl"),
         ({"data": ["bad.jsonl"]}, "bad.jsonl, line 2: .*unknown role 'asistant'; did you mean assistant"),
-        ({"environments": [{"name": "arithmetic"}]}, "in the words of the environment fleet_task"),
+        ({"environments": [{"name": "arithmetic"}]}, "needs the environment fleet_task"),
     ],
 )
 def test_what_cannot_be_imitated_is_named_before_anything_starts(
@@ -105,8 +105,8 @@ def test_killed_in_either_stage_it_resumes_on_the_undisturbed_curve(tmp_path: Pa
     wait_for_steps(tmp_path, "cut/imitation" if stage == "imitation" else "cut", 3, process)
     kill(process)
     said = finish(start(tmp_path, "--resume", "cut")).splitlines()
-    assert ("imitation: going on after step 2" in said) == (stage == "imitation")
-    assert ("going on after step 2" in said) == (stage == "grpo")
+    assert ("imitation: continuing after step 2" in said) == (stage == "imitation")
+    assert ("continuing after step 2" in said) == (stage == "grpo")
     for part in ("imitation", "."):
         whole, cut = (curve(tmp_path / "runs" / name / part) for name in ("whole", "cut"))
         assert cut == pytest.approx(whole, rel=1e-4, abs=1e-6)  # others in a batch move the last bits
@@ -134,10 +134,10 @@ def test_a_run_whose_first_groups_teach_nothing_says_what_to_do(run_training, tm
         data={"zero_variance": "drop", "overlong": "keep"},
         steps=2,
     )
-    first, second = [note for note in listener.notes if note.startswith("nothing to learn")]
-    assert first.startswith("nothing to learn in step 1: all 2 rollouts have the same reward (0); take easier tasks")
+    first, second = [note for note in listener.notes if "has nothing to train on" in note]
+    assert first.startswith("step 1 has nothing to train on: all 2 rollouts have the same reward (0); use easier tasks")
     assert f"palestra rollout list {run.path} --step 1" in first
-    assert second == "nothing to learn in step 2"  # the advice is given once
+    assert second == "step 2 has nothing to train on"  # the advice is given once
     assert [event["message"] for event in run.read_events() if event["event"] == "warning"] == [first]
 
 
@@ -150,18 +150,18 @@ CUT = group_of("g", [make_rollout(f"g-{i}", float(i), [make_turn(cut=True)]) for
         (
             [make_group("g", [0.0, 0.0])],
             {},
-            r"the same reward \(0\); take easier tasks or larger groups .*group_size, now 8",
+            r"the same reward \(0\); use easier tasks or larger groups .*group_size, now 8",
         ),
-        ([make_group("g", [0.0, 0.0])], {"zero_variance": "keep"}, r"the same reward \(0\); take easier tasks"),
-        ([make_group("g", [1.0, 1.0])], {}, "all 2 rollouts solve their tasks .* take harder tasks"),
+        ([make_group("g", [0.0, 0.0])], {"zero_variance": "keep"}, r"the same reward \(0\); use easier tasks"),
+        ([make_group("g", [1.0, 1.0])], {}, "all 2 rollouts solve their tasks .* use harder tasks"),
         (
             [make_group("g", [0.0, 0.0]), make_group("h", [1.0, 1.0])],
             {},
-            r"each of the 2 groups .*\(0 to 1\); take easier",
+            r"each of the 2 groups .*\(0 to 1\); use easier",
         ),
         ([CUT], {}, "2 of 2 rollouts are left out, since their last turn was cut; raise rollout.max_tokens"),
         ([make_group("g", [0.0, 1.0], prompt=[1] * 9)], {"max_sequence_length": 8}, "fills data.max_sequence_length"),
-        ([make_group("g", [None, None])], {}, r"left out \(failed\); read what is wrong"),
+        ([make_group("g", [None, None])], {}, r"left out \(failed\); look at their records"),
     ],
 )
 def test_the_advice_is_about_what_is_wrong(groups: list[Group], data: dict[str, Any], said: str):

@@ -93,7 +93,7 @@ def write(**settings) -> str:
         (["--resume", "nothing"], "no run 'nothing'"),
         (["--resume", "nothing", "--name", "other"], "--name is for a new one"),
         (["stockroom", "rollout.top_p=0"], "rollout.top_p"),
-        (["stockroom", "eval.every=0", "early_stop={at_least: 0.9}"], "early_stop looks at evaluations"),
+        (["stockroom", "eval.every=0", "early_stop={at_least: 0.9}"], "early_stop needs evaluations"),
     ],
 )
 def test_mistakes_are_one_line_before_anything_starts(folder, arguments, message):
@@ -228,7 +228,7 @@ def test_a_wrong_server_is_told_soon_and_leaves_nothing(folder, monkeypatch, cap
     assert said.startswith("reading arithmetic\n")
     assert ["refused; trying again" in line for line in caplog.messages] == [True]  # after the first refusal
     assert "error: http://127.0.0.1:1 does not answer" in said
-    assert "is that its address (--server)?" in said
+    assert "is this its address (--server)?" in said
     assert "--resume" not in said
     assert not Path("runs").exists()
 
@@ -236,8 +236,8 @@ def test_a_wrong_server_is_told_soon_and_leaves_nothing(folder, monkeypatch, cap
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (Answer(404, b"<html>not here</html>"), "answers, but not as a server of the Tinker API"),
-        (Answer(200, b"<html>welcome</html>"), "answers, but not as a server of the Tinker API"),
+        (Answer(404, b"<html>not here</html>"), "answers, but it is not a server of the Tinker API"),
+        (Answer(200, b"<html>welcome</html>"), "answers, but it is not a server of the Tinker API"),
         (Garbage(), "does not answer"),
         (Hang(), "does not answer: timed out"),
     ],
@@ -294,8 +294,8 @@ def test_a_run_where_nothing_can_be_learned_goes_on(folder, ephebe_url, asynchro
     )
     code, said = train(config, "--name", "flat", "--display", "lines")
     assert code == 0, said
-    assert "nothing to learn in step 1: " in said
-    assert "nothing to learn in step 2\n" in said
+    assert "step 1 has nothing to train on: " in said
+    assert "step 2 has nothing to train on\n" in said
     rows = RunReader("runs/flat").read_metrics()
     least = 16 * (2 if zero_variance == "refill" else 1)
     assert all(row["rollouts/total"] >= least and row["batch/sequences"] == 0 for row in rows)

@@ -36,7 +36,7 @@ def test_a_killed_run_resumes_on_the_undisturbed_curve(ephebe_url, tmp_path):
     kill(process)
     cut = RunReader(tmp_path / "runs" / "cut")
     assert cut.status() is RunStatus.KILLED
-    assert "going on after step 2" in finish(start(tmp_path, "--resume", "cut"))
+    assert "continuing after step 2" in finish(start(tmp_path, "--resume", "cut"))
     assert curve(tmp_path, "cut") == curve(tmp_path, "whole")
     assert cut.status() is RunStatus.DONE
     assert len(cut.read_metrics()) == 5

@@ -57,7 +57,7 @@ def test_a_tracker_that_breaks_is_one_warning_and_the_others_go_on(run):
     assert sound.rows == [(0, {"reward/mean": 0.5}), (1, {"reward/mean": 0.5}), (2, {"reward/mean": 0.5}), (-1, {})]
     warnings = [event["message"] for event in run.read_events() if event["event"] == "warning"]
     assert warnings == [
-        "tracker broken: ConnectionError: no route to host; the run goes on, its own files have everything"
+        "tracker broken: ConnectionError: no route to host; the run continues, and its own files have all metrics"
     ]
 
 

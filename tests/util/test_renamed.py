@@ -21,6 +21,8 @@ OLD = [
     (PROGRAMS, "Jail", PROGRAMS, "JailSandbox"),
     (FORMATS, "ToolFormat", "palestra.chat.tool_parsers", "ToolParser"),
     (FORMATS, "register", "palestra.chat.tool_parsers", "register"),
+    ("palestra.gym.bridge", "GymBridge", "palestra.gym.nemo_rl", "NemoRlGym"),
+    ("palestra.gym.bridge_order", "in_order", "palestra.gym.nemo_rl.result_order", "in_order"),
 ]  # fmt: skip
 
 

@@ -141,7 +141,7 @@ async def request(
             tries += 1
             if tries >= _tries:
                 raise
-            log.warning("%s %s broke on its way (%r), try %d of %d", method, url, error, tries + 1, _tries)
+            log.warning("%s %s was interrupted (%r), try %d of %d", method, url, error, tries + 1, _tries)
         await asyncio.sleep(wait_s)
         wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 

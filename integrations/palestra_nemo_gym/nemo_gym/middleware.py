@@ -30,7 +30,7 @@ BEGINNINGS = ("/", "/seed_session", "/reset", "/aggregate_metrics", "/reverify_m
 CLASS, REASON, TERMINAL = "_ng_failure_class", "failure_reason", "_ng_failure_terminal"
 """A failure's fields. Its words are those of `palestra.types.gym_failures`, which this process may not have."""
 WORDS = 2_000
-GONE = "the state of this session is gone: the server was started anew since. Play the rollout again"
+GONE = "the state of this session was lost when the server restarted. Play the rollout again"
 
 
 class _SessionIds:

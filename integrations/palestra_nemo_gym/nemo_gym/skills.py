@@ -12,5 +12,5 @@ def stage_skills(path: str, dest_skills_dir: Path) -> None:
     """A copy of the folder. Raises ValueError where there is none."""
     source = _resolve_under_cwd_or_install(path)
     if not source.is_dir():
-        raise ValueError(f"skills.path={path!r}: {source} is no folder")
+        raise ValueError(f"skills.path={path!r}: {source} is not a folder")
     shutil.copytree(source, dest_skills_dir)

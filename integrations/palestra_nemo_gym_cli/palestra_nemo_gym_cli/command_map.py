@@ -64,17 +64,17 @@ FILTERS = ("--domain", "--kind", "--modality", "--licensing", "--status", "--lif
 DATASETS = "download files with Hugging Face's `hf`, and join them: palestra gym datasets -c FILE -o DIR"
 SERVER = MappedOption(("--resources-server",), server_name, "The server's name.", key="entrypoint")
 COLLECTING = (
-    MappedOption(("--agent", "-a"), same("--agent"), "For rows that name none."),
-    MappedOption(("--input", "-i"), same("--input"), "Tasks, JSON lines."),
+    MappedOption(("--agent", "-a"), same("--agent"), "Agent for rows that name none."),
+    MappedOption(("--input", "-i"), same("--input"), "JSON lines file with the tasks."),
     OUTPUT,
     LIMIT,
-    MappedOption(("--num-repeats",), same("--repeats"), "Rollouts of each task."),
+    MappedOption(("--num-repeats",), same("--repeats"), "Number of rollouts of each task."),
     absent("--interleave-repeats", "--num-repeats, whose rollouts are all played at once", is_flag=True),
     CONCURRENCY,
     MappedOption(("--prompt-config",), same("--prompt-config"), "Prompt template."),
     MappedOption(("--temperature",), same("--temperature"), "Of sampling."),
     MappedOption(("--top-p",), same("--top-p"), "Of sampling."),
-    MappedOption(("--max-output-tokens",), same("--max-output-tokens"), "Of one answer."),
+    MappedOption(("--max-output-tokens",), same("--max-output-tokens"), "Maximum tokens of one answer."),
     RESUME,
     MappedOption(("--disable-aggregation",), flag("--no-metrics"), "No metrics.", is_flag=True),
     *NO_HEALTH_CHECK,
@@ -84,7 +84,7 @@ COMMANDS = {
     "env start": CommandMapping("Start the servers.", ("gym", "run"), SOURCES),
     "env prefetch": CommandMapping("Build the servers' environments.", ("gym", "run"), SOURCES, more=("dry_run=true",)),
     "env resolve": CommandMapping("Show the merged config.", ("gym", "resolve"), SOURCES),
-    "env status": CommandMapping("Servers of a running gym.", ("gym", "status"), (JSON, HEAD)),
+    "env status": CommandMapping("Show the servers of a running gym.", ("gym", "status"), (JSON, HEAD)),
     "env test": CommandMapping(
         "Test a server's folder.",
         ("gym", "test"),
@@ -103,23 +103,30 @@ COMMANDS = {
         (SERVER, *(absent(name, "--resources-server NAME") for name in SCAFFOLDS)),
     ),
     "eval run": CommandMapping(
-        "Start a gym and play its datasets; --no-serve: play a file through a gym that runs.",
+        "Start a gym and play its datasets; with --no-serve, play a file through a running gym.",
         ("gym", "collect"),
         (*SOURCES, *COLLECTING),
     ),
     "eval aggregate": CommandMapping(
-        "Metrics over several files.",
+        "Compute metrics over several files.",
         ("gym", "aggregate"),
         (
             CONFIG,
-            MappedOption(("--input-glob", "-i"), each_glob, "Rollouts; commas between patterns.", key="input_glob"),
-            MappedOption(("--output", "-o"), metrics_file, "Metrics are put beside it.", key="output_jsonl_fpath"),
+            MappedOption(
+                ("--input-glob", "-i"),
+                each_glob,
+                "Files of rollouts, as patterns separated by commas.",
+                key="input_glob",
+            ),
+            MappedOption(
+                ("--output", "-o"), metrics_file, "The metrics are written beside it.", key="output_jsonl_fpath"
+            ),
             *NO_HEALTH_CHECK,
             HEAD,
         ),
     ),
     "eval profile": CommandMapping(
-        "How hard each task is.",
+        "Show how hard each task is.",
         ("gym", "profile"),
         (
             INPUTS,
@@ -127,7 +134,7 @@ COMMANDS = {
             MappedOption(
                 ("--allow-partial-rollouts",),
                 flag("--partial"),
-                "Though rows are open.",
+                "Go on although some rows have no result.",
                 key="allow_partial_rollouts",
                 is_flag=True,
             ),
@@ -148,14 +155,20 @@ COMMANDS = {
                 MappedOption((f"--{name}",), flag(f"--{name}"), key=name.replace("-", "_"), is_flag=True)
                 for name in ("force", "overwrite", "judge-failed-only", "append")
             ),
-            MappedOption(("--disable-aggregation",), nothing, "None is made.", key="disable_aggregation", is_flag=True),
+            MappedOption(
+                ("--disable-aggregation",),
+                nothing,
+                "Accepted, but no report is made.",
+                key="disable_aggregation",
+                is_flag=True,
+            ),
             absent("--input-format", "--rollouts FILE with a collection's own rows"),
             absent("--atif-manifest", "--rollouts FILE with a collection's own rows"),
             HEAD,
         ),
     ),
     "eval compare": CommandMapping(
-        "Two collections of the same tasks.",
+        "Compare two collections of the same tasks.",
         ("gym", "compare"),
         (
             MappedOption(("--baseline",), lambda value: [value], "Rollouts.", key="baseline_rollouts_jsonl_fpath"),
@@ -202,10 +215,10 @@ COMMANDS = {
     ),
 }
 ABSENT = {
-    "env validate": "palestra gym resolve -c FILE, which tells every mistake",
+    "env validate": "palestra gym resolve -c FILE, which reports every mistake",
     "env packages": "palestra gym run -c FILE dry_run=true, which builds the environments and says where",
     "env publish": "palestra gym test NAME",
-    "env schema": "palestra gym test NAME, which begins every example row",
+    "env schema": "palestra gym test NAME, which seeds every example row",
     "eval prepare": "run the benchmark's own script: python benchmarks/NAME/prepare.py",
     "eval health-check": "palestra gym profile --rollouts FILE",
     "eval export": "the rollouts themselves, JSON lines: palestra gym collect -o FILE",

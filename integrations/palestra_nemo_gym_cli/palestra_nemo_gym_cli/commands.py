@@ -24,7 +24,7 @@ GROUPS = {
     "env": "Develop and run environments.",
     "eval": "Run evaluations.",
     "dataset": "Manage datasets.",
-    "list": "What there is to be run.",
+    "list": "List what can be run.",
     "dev": "For contributors.",
 }
 ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
@@ -66,7 +66,7 @@ def _mapped_command(name: str, mapping: CommandMapping) -> click.Command:
     options.append(click.Option(["--verbose", "-v"], is_flag=True, expose_value=False, help="Nothing more is said."))
     run: Callable[..., None] = _run_evaluation if name == "eval run" else _run_mapped
     if name == "eval run":
-        options.append(click.Option(["--no-serve"], is_flag=True, help="Of a gym that runs."))
+        options.append(click.Option(["--no-serve"], is_flag=True, help="Address of a running gym."))
         options.append(click.Option(["--split"], help="Play this dataset of the configs, instead of --input."))
 
     def called(rest: tuple[str, ...], **typed: object) -> None:
@@ -102,5 +102,5 @@ def _absent_command(name: str, nearest: str) -> click.Command:
     def refuse() -> None:
         raise fail(f"`gym {name}` has no counterpart in Palestra; the nearest: {nearest}")
 
-    about = f"Not here; the nearest: {nearest}."
+    about = f"Not supported; the nearest: {nearest}."
     return click.RichCommand(name.split()[-1], callback=refuse, context_settings=ANYTHING, help=about)

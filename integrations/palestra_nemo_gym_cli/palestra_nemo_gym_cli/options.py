@@ -51,7 +51,7 @@ def absent(name: str, nearest: str, *, is_flag: bool = False) -> MappedOption:
     def refuse(_: str) -> list[str]:
         raise click.UsageError(f"{name} has no counterpart in Palestra; the nearest: {nearest}")
 
-    return MappedOption((name,), refuse, f"Not here: {nearest}.", is_flag=is_flag)
+    return MappedOption((name,), refuse, f"Not supported: {nearest}.", is_flag=is_flag)
 
 
 def server_name(value: str) -> list[str]:
@@ -72,12 +72,14 @@ def split_of_mode(value: str) -> list[str]:
 
 
 def selector(name: str, kind: CatalogKind) -> MappedOption:
-    about = "Take the config of that name; NAME/FLAVOUR for another of the same folder."
+    about = "Use the config of this name; NAME/FLAVOUR for another in the same folder."
     return MappedOption((name,), same("--config"), about, is_multiple=True, selects=kind)
 
 
-CONFIG = MappedOption(("--config",), same("--config"), "Config file; may repeat.", is_multiple=True)
-SEARCH_DIR = MappedOption(("--search-dir",), same("--search-dir"), "Look here first; may repeat.", is_multiple=True)
+CONFIG = MappedOption(("--config",), same("--config"), "Config file; may be repeated.", is_multiple=True)
+SEARCH_DIR = MappedOption(
+    ("--search-dir",), same("--search-dir"), "Folder to search first; may be repeated.", is_multiple=True
+)
 RESOURCES_SERVER = selector("--resources-server", CatalogKind.RESOURCES_SERVERS)
 MODEL_TYPE = selector("--model-type", CatalogKind.MODELS)
 ALLOW_PAIRING = MappedOption(("--allow-unsupported-pairing",), nothing, "Nothing is refused here.", is_flag=True)
@@ -90,18 +92,20 @@ SOURCES = (
     selector("--agent-type", CatalogKind.AGENTS),
     ALLOW_PAIRING,
     SEARCH_DIR,
-    MappedOption(("--model", "-m"), same("--model"), "The policy's name."),
-    MappedOption(("--model-url",), same("--model-url"), "Where it is served."),
+    MappedOption(("--model", "-m"), same("--model"), "Name of the policy model."),
+    MappedOption(("--model-url",), same("--model-url"), "Address at which it is served."),
     MappedOption(("--model-api-key",), same("--model-api-key"), "Its key."),
 )
-HEAD = MappedOption(("--head",), same(RUNNING), "Of a gym that runs; ++head_server.port=N says the same.")
+HEAD = MappedOption(("--head",), same(RUNNING), "Address of a running gym; ++head_server.port=N means the same.")
 JSON = MappedOption(("--json",), flag("--json"), "Print JSON.", key="json", is_flag=True)
 OUTPUT = MappedOption(("--output", "-o"), same("--output"), "Output file.", key="output_jsonl_fpath")
 CONCURRENCY = MappedOption(
-    ("--concurrency",), same("--concurrency"), "Rollouts at a time.", key="num_samples_in_parallel"
+    ("--concurrency",), same("--concurrency"), "Number of rollouts played at a time.", key="num_samples_in_parallel"
 )
-LIMIT = MappedOption(("--limit",), same("--limit"), "Only the first rows.", key="limit")
-RESUME = MappedOption(("--resume",), flag("--resume"), "Go on with an output.", key="resume_from_cache", is_flag=True)
+LIMIT = MappedOption(("--limit",), same("--limit"), "Play only this number of rows, from the beginning.", key="limit")
+RESUME = MappedOption(
+    ("--resume",), flag("--resume"), "Continue an existing output.", key="resume_from_cache", is_flag=True
+)
 INPUTS = MappedOption(("--inputs",), same("--inputs"), "Materialized inputs.", key="materialized_inputs_jsonl_fpath")
 ROLLOUTS = MappedOption(("--rollouts",), same("--rollouts"), "Stored rollouts.", key="rollouts_jsonl_fpath")
 NO_HEALTH_CHECK = (

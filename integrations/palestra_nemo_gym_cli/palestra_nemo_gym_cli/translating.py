@@ -42,17 +42,17 @@ def collection_of(mapping: CommandMapping, typed: Typed, rest: Sequence[str]) ->
     has_config = any(one.startswith("--config=") for one in made)
     if typed["no_serve"]:
         if has_config:
-            raise click.UsageError("--no-serve plays through a gym that runs, which has its config: leave it out here")
+            raise click.UsageError("--no-serve uses a running gym, which has its config; leave out the config here")
         return [], collect_arguments([*made, *settings])
     if not has_config:
-        raise click.UsageError("say which gym to start, --config FILE, or --no-serve for one that runs")
+        raise click.UsageError("give --config FILE for a gym to start, or --no-serve for a running one")
     collect = collect_arguments([*made, *settings], is_started=True)
     if any(one.startswith("--input") for one in collect):
         return [], collect
     split = typed["split"] or next((one.value for one in given.values() if one.key == "split"), None)
     output = _value(collect, "--output")
     if split is None or output is None:
-        raise click.UsageError("say --output FILE, and --split train, validation or benchmark, or --input FILE")
+        raise click.UsageError("give --output FILE, and --split train, validation or benchmark, or --input FILE")
     folder = Path(output).with_suffix("") / "preprocessed_datasets"
     sources = [one for one in made if one.startswith(("--config=", "--search-dir=", "--model"))]
     own = [text for text in settings if text in collect]

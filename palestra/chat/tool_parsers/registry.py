@@ -26,9 +26,11 @@ def register(tools: ToolParser) -> None:
     """One of the same name is replaced."""
     missing = [part for part in ("name", "markers", "openings", "tags", "block", "grammar") if not hasattr(tools, part)]
     if missing:
-        raise ChatError(f"{tools!r} is no tool format: it has no {', '.join(missing)} (see ToolFormat)")
+        raise ChatError(f"{tools!r} is not a tool format: it has no {', '.join(missing)} (see ToolFormat)")
     if not (tools.markers or tools.openings):
-        raise ChatError(f"nothing begins a call in the tool format {tools.name!r}: it has neither markers nor openings")
+        raise ChatError(
+            f"the tool format {tools.name!r} has neither markers nor openings, so no call can be recognised"
+        )
     TOOL_FORMATS[tools.name] = tools
 
 

@@ -36,37 +36,39 @@ server_and_key = server_options(old="--url")
 
 def search_options(command: F) -> F:
     for option in (
-        click.option("--task", metavar="TEXT", help="Only those with it in their task."),
-        click.option("--error", metavar="TEXT", help="Only those that failed with it; '' for any error."),
-        click.option("--reward-below", type=float, metavar="NUMBER", help="Only those with less."),
-        click.option("--reward-min", type=float, metavar="NUMBER", help="Only those with so much, or more."),
+        click.option("--task", metavar="TEXT", help="Only episodes whose task contains this text."),
+        click.option("--error", metavar="TEXT", help="Only episodes whose error contains this text; '' for any error."),
+        click.option("--reward-below", type=float, metavar="NUMBER", help="Only episodes with a lower reward."),
+        click.option("--reward-min", type=float, metavar="NUMBER", help="Only episodes with at least this reward."),
     ):
         command = option(command)
     return command
 
 
-run_option = click.option("--run", metavar="RUN", help="Only of this one.")
-state_option = click.option("--state", type=click.Choice(STATES), help="Only those.")
+run_option = click.option("--run", metavar="RUN", help="Only episodes of this run.")
+state_option = click.option("--state", type=click.Choice(STATES), help="Only episodes in this state.")
 
 
 @click.group(
     cls=LazyGroup,
     lazy=[
-        LazyCommand("play", "palestra.cli.episode.play:play", "Play episodes with environments of this machine."),
-        LazyCommand("show", "palestra.cli.episode.show:show", "Show one episode, with all that happened in it."),
+        LazyCommand("play", "palestra.cli.episode.play:play", "Play episodes with the environments of this machine."),
+        LazyCommand("show", "palestra.cli.episode.show:show", "Show one episode and everything that happened in it."),
         LazyCommand("export", "palestra.cli.episode.show:export", "Write episodes as JSON lines."),
     ],
 )
 def episode() -> None:
-    """Look after the episodes of a running server, and play them."""
+    """Play, list, requeue and cancel the episodes of a running server."""
 
 
 @episode.command("list")
 @run_option
 @state_option
 @search_options
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="At most so many.")
-@click.option("--offset", type=click.IntRange(0), default=0, help="Leave out so many of the first.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="Maximum number of episodes."
+)
+@click.option("--offset", type=click.IntRange(0), default=0, help="Number of episodes to skip at the beginning.")
 @server_and_key
 @json_option
 def list_(
@@ -79,7 +81,7 @@ def list_(
     as_json: bool,
     **which: Any,
 ) -> None:
-    """List episodes that are not committed."""
+    """List the episodes that are not committed yet."""
     with open_client(server, key) as client:
         found = client.episodes(run, state, limit=limit, offset=offset, **which)
     if as_json:
@@ -97,30 +99,30 @@ def list_(
 
 @episode.command()
 @click.argument("episode_ids", metavar="[EPISODE]...", nargs=-1)
-@click.option("--run", metavar="RUN", help="All that are parked in this run.")
+@click.option("--run", metavar="RUN", help="Requeue all parked episodes of this run.")
 @server_and_key
 @json_option
 def requeue(episode_ids: tuple[str, ...], run: str | None, server: str, key: str | None, as_json: bool) -> None:
-    """Put parked episodes back into the queue, with as many attempts as new ones."""
+    """Put parked episodes back into the queue, with as many attempts as new episodes have."""
     if bool(episode_ids) == (run is not None):
-        raise click.UsageError("name episodes, or a run whose parked ones are meant: --run RUN")
+        raise click.UsageError("name the episodes, or give --run RUN for all parked episodes of a run")
     with open_client(server, key) as client:
         count, skipped = (client.requeue(episode_ids), 0) if run is None else requeue_parked(client, run)
     print_result(
         as_json,
         {"requeued": count, "skipped": skipped},
-        f"{count} queued again" + (f"; {skipped} not: their groups are over" if skipped else ""),
+        f"{count} queued again" + (f"; {skipped} not, because their groups have ended" if skipped else ""),
     )
 
 
 @episode.command()
 @click.argument("episode_ids", metavar="[EPISODE]...", nargs=-1)
-@click.option("--run", metavar="RUN", required=True, help="The run they are of.")
+@click.option("--run", metavar="RUN", required=True, help="The run of the episodes.")
 @click.option(
-    "--group", "group_ids", multiple=True, metavar="GROUP", help="All of a group; may be given several times."
+    "--group", "group_ids", multiple=True, metavar="GROUP", help="Cancel all episodes of this group; may be repeated."
 )
-@click.option("--all", "everything", is_flag=True, help="All groups of the run that are not whole yet.")
-@click.option("--reason", default="cancelled by hand", show_default=True, help="Players are told.")
+@click.option("--all", "everything", is_flag=True, help="Cancel all groups of the run that are not complete yet.")
+@click.option("--reason", default="cancelled by hand", show_default=True, help="The reason that players see.")
 @server_and_key
 @json_option
 def cancel(
@@ -133,9 +135,10 @@ def cancel(
     key: str | None,
     as_json: bool,
 ) -> None:
-    """Cancel episodes of a run: they are not played any more. Single ones count as lost in their group."""
+    """Cancel episodes of a run, so that they are no longer played. An episode that is cancelled alone counts as lost in
+    its group."""
     if everything == bool(episode_ids or group_ids):
-        raise click.UsageError("name episodes or groups (--group GROUP), or say --all")
+        raise click.UsageError("name episodes or groups (--group GROUP), or give --all")
     with open_client(server, key) as client:
         groups = open_groups(client, run) if everything else list(group_ids)
         count = client.cancel(run, episode_ids=episode_ids, group_ids=groups, reason=reason)
@@ -144,11 +147,11 @@ def cancel(
 
 @episode.command()
 @click.argument("run", metavar="RUN")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @server_and_key
 @json_option
 def delete(run: str, yes: bool, server: str, key: str | None, as_json: bool) -> None:
-    """Delete a run with all its episodes, those included that nobody has read. Players are told."""
+    """Delete a run with all its episodes, including those that nobody has read. Players are informed."""
     with open_client(server, key) as client:
         info = client.run_info(run)
         if not yes:
@@ -168,7 +171,7 @@ def delete(run: str, yes: bool, server: str, key: str | None, as_json: bool) -> 
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="How often to look.",
+    help="Seconds between two looks.",
 )
 @server_and_key
 def watch(run: str | None, every_s: float, server: str, key: str | None) -> None:
@@ -202,7 +205,7 @@ def all_of(client: EpisodeClient, run: str, state: str) -> list[EpisodeInfo]:
 
 
 def requeue_parked(client: EpisodeClient, run: str) -> tuple[int, int]:
-    """One by one: those whose groups are over are refused (409), and the others should not suffer for it."""
+    """Requeues one by one, because an episode whose group has ended is refused (409) and must not stop the others."""
     from palestra.episodes import EpisodeApiError
 
     count = skipped = 0
@@ -221,7 +224,7 @@ def open_groups(client: EpisodeClient, run: str) -> list[str]:
 
 
 def counts_now(client: EpisodeClient, run: str | None, seen: Pace) -> Table:
-    """A server that was there before is waited for."""
+    """The counts of each run; while a server does not answer, the last ones with the error."""
     from palestra.episodes import ServerSilent
 
     try:
@@ -241,7 +244,7 @@ def row(one: EpisodeInfo) -> list[str]:
 
 
 def what(one: EpisodeInfo) -> str:
-    """What there is to say about it in a few words."""
+    """The state of an episode in a few words: its player, its loss or its error."""
     now = time.time()
     if one.state == "leased":
         since = duration_text(max(now - one.claimed_at, 0)) if one.claimed_at else "?"
@@ -258,12 +261,12 @@ def moment(seconds: float | None) -> str:
 
 
 class Pace:
-    """How things change from one look to the next: episodes that end, per second."""
+    """Episodes that ended per second, between two looks."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[float, int]] = {}
         self.runs: list[RunInfo] = []
-        """As they were then."""
+        """The runs at the last look."""
 
     def of(self, one: RunInfo) -> float | None:
         now, before = time.monotonic(), self._seen.get(one.run)

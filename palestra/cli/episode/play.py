@@ -21,15 +21,17 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("config_file", metavar="[CONFIG]", required=False)
-@click.option("--run", metavar="RUN", help="Only of this one.  [all that the key may play for]")
-@click.option("--env", "names", multiple=True, metavar="NAME", help="An environment to play; may repeat.")
-@click.option("--concurrency", type=click.IntRange(1), default=8, show_default=True, help="Episodes at a time.")
-@click.option("--kind", type=click.Choice(["train", "eval"]), help="Only those.")
-@click.option("--lease", "lease_s", type=click.FloatRange(1), metavar="SECONDS", help="[the run's]")
-@click.option("--max-episodes", type=click.IntRange(1), help="Stop after so many.")
+@click.option("--run", metavar="RUN", help="Only episodes of this run. [all runs that the key may play for]")
+@click.option("--env", "names", multiple=True, metavar="NAME", help="An environment to play; may be repeated.")
 @click.option(
-    "--idle", "idle_s", type=click.FloatRange(0), metavar="SECONDS", help="Stop when there is nothing to play."
+    "--concurrency", type=click.IntRange(1), default=8, show_default=True, help="Number of episodes played at a time."
 )
+@click.option("--kind", type=click.Choice(["train", "eval"]), help="Only episodes of this kind.")
+@click.option(
+    "--lease", "lease_s", type=click.FloatRange(1), metavar="SECONDS", help="Length of a lease. [the run's setting]"
+)
+@click.option("--max-episodes", type=click.IntRange(1), help="Stop after this number of episodes.")
+@click.option("--idle", "idle_s", type=click.FloatRange(0), metavar="SECONDS", help="Stop when no episode is waiting.")
 @click.option(
     "--wait",
     "run_wait_s",
@@ -37,19 +39,19 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     default=600.0,
     show_default=True,
-    help="For a run that nobody has made yet.",
+    help="Seconds to wait for a run that does not exist yet.",
 )
 @server_and_key
 def play(config_file: str | None, names: tuple[str, ...], server: str, key: str | None, **options: Any) -> None:
     """Play episodes of a training run with environments of this machine, until Ctrl-C.
 
-    CONFIG is the run's own, where its environments need settings that do not travel with the tasks. Without it, and
-    without --env, all registered environments are played (palestra env list).
+    CONFIG is the config of the run; it is needed if its environments have settings that are not part of the tasks.
+    Without it, and without --env, all registered environments are played (palestra env list).
     """
     from palestra.config import ConfigError
 
     if config_file and names:
-        raise fail("give a CONFIG, or environments with --env: not both", USAGE)
+        raise fail("give either a CONFIG, or environments with --env", USAGE)
     with one_line_errors(ConfigError, FileNotFoundError, ValueError, code=USAGE):
         config = load(config_file, names)
     with needs_extra("train"):
@@ -76,7 +78,7 @@ def play(config_file: str | None, names: tuple[str, ...], server: str, key: str 
             click.echo(f"playing {', '.join(entry.name for entry in config.environments)} for {server}")
             counts = play_episodes(client, player, on_progress=tell, **options)
     if unknown:
-        raise fail(f"{unknown[0]}; name it with --env, or give the run's CONFIG", NOT_FOUND)
+        raise fail(f"{unknown[0]}; name the environment with --env, or give the run's CONFIG", NOT_FOUND)
     click.echo(f"{counts}; stopped ({counts.reason})")
 
 
@@ -89,5 +91,7 @@ def load(config_file: str | None, names: tuple[str, ...]) -> GrpoConfig:
         return GrpoConfig.model_validate({"environments": [{"name": name} for name in names or sorted(registry)]})
     config = load_train_config([find_config_file(config_file)], [])
     if not isinstance(config, GrpoConfig):
-        raise ValueError(f"{config_file} is of kind {config.__class__.__name__}: only grpo has episodes")
+        raise ValueError(
+            f"{config_file} is a config of kind {config.__class__.__name__}, but only runs of kind grpo have episodes"
+        )
     return config

@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from palestra.types.timelines import AttemptTimeline, CallSpan, EpisodeTimeline, ToolSpan
 
 LINE = 160
-"""Characters of a text that are shown, unless all are asked for."""
+"""Characters of a text that are shown without --full."""
 
 mask_option = click.option(
     "--mask",
     "patterns",
     multiple=True,
     metavar="REGEX",
-    help="Black out what it matches, as keys always are; may be given several times.",
+    help="Black out text that matches this regular expression; may be repeated. Keys are always blacked out.",
 )
 
 
 @click.command()
 @click.argument("episode_id", metavar="EPISODE")
-@click.option("--full", is_flag=True, help="All of each message, in place of its beginning.")
+@click.option("--full", is_flag=True, help="Show whole messages, not only their beginnings.")
 @mask_option
 @server_and_key
 @json_option
@@ -64,8 +64,8 @@ def show(episode_id: str, full: bool, patterns: tuple[str, ...], server: str, ke
 @run_option
 @state_option
 @search_options
-@click.option("--limit", type=click.IntRange(1), help="At most so many.  [all]")
-@click.option("-o", "--output", "file", type=click.File("wb", lazy=True), default="-", help="A file.  [stdout]")
+@click.option("--limit", type=click.IntRange(1), help="Maximum number of episodes. [all]")
+@click.option("-o", "--output", "file", type=click.File("wb", lazy=True), default="-", help="File to write. [stdout]")
 @mask_option
 @server_and_key
 def export(
@@ -100,7 +100,7 @@ def facts(found: EpisodeTimeline) -> dict[str, str]:
     one, task = found.episode, found.task
     result = one.result
     fields = {
-        "episode": f"{one.episode_id}, number {one.index} of group {one.group_id}",
+        "episode": f"{one.episode_id}, index {one.index} in group {one.group_id}",
         "run": f"{one.run} ({one.kind})",
         "task": f"{task.id} of {task.environment}",
         "state": f"{one.state}, attempt {one.attempt}, {one.calls} model calls, {one.sampled_tokens} tokens sampled",

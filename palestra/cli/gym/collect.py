@@ -1,6 +1,6 @@
 """`palestra gym collect`: rollouts of a data file, through the agents of a gym.
 
-Owns: arguments, progress, what is said at the end. Never touches: how rows are played or kept.
+Owns: arguments, progress, the summary at the end. Never touches: how rows are played or kept.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Repeats(click.ParamType):
                 return _positive(value)
             return {name: _positive(count) for name, _, count in (part.partition("=") for part in value.split(","))}
         except ValueError:
-            self.fail(f"{value!r} is neither a number from 1 nor AGENT=NUMBER,…", param, ctx)
+            self.fail(f"{value!r} is neither a positive number nor AGENT=NUMBER,…", param, ctx)
 
 
 class Shard(click.ParamType):
@@ -55,7 +55,7 @@ class Shard(click.ParamType):
             return value
         at, _, count = str(value).partition("/")
         if not (at.isdigit() and count.isdigit() and int(at) < int(count)):
-            self.fail(f"{value!r}: say I/N with I from 0 to N-1", param, ctx)
+            self.fail(f"{value!r} is not a shard; write I/N with I from 0 to N-1", param, ctx)
         return int(at), int(count)
 
 
@@ -66,36 +66,59 @@ class JsonParam(click.ParamType):
         try:
             found = json.loads(value) if isinstance(value, str) else value
         except ValueError as error:
-            self.fail(f"{value!r} is no JSON: {error}", param, ctx)
-        return found if isinstance(found, dict) else self.fail(f"{value!r} is no JSON object", param, ctx)
+            self.fail(f"{value!r} is not valid JSON: {error}", param, ctx)
+        return found if isinstance(found, dict) else self.fail(f"{value!r} is not a JSON object", param, ctx)
 
 
 @click.command()
 @click.option(
-    "--input", "-i", "data", type=WRITTEN, required=True, help="JSON lines, a task each; looked for as configs are."
+    "--input",
+    "-i",
+    "data",
+    type=WRITTEN,
+    required=True,
+    help="JSON lines file with one task per line; searched for in the same folders as configs.",
 )
-@click.option("--output", "-o", type=WRITTEN, required=True, help="JSON lines, a rollout each; more files beside it.")
-@click.option("--agent", "-a", metavar="NAME", help="For rows that name none.")
-@click.option("--concurrency", type=click.IntRange(1), default=64, show_default=True, help="Rollouts at a time.")
-@click.option("--repeats", type=Repeats(), default=1, show_default=True, help="Rollouts of each task.")
+@click.option(
+    "--output",
+    "-o",
+    type=WRITTEN,
+    required=True,
+    help="JSON lines file for the rollouts, one per line; further files are written beside it.",
+)
+@click.option("--agent", "-a", metavar="NAME", help="Agent for rows that name none.")
+@click.option(
+    "--concurrency", type=click.IntRange(1), default=64, show_default=True, help="Number of rollouts played at a time."
+)
+@click.option("--repeats", type=Repeats(), default=1, show_default=True, help="Number of rollouts of each task.")
 @click.option("--seeds", is_flag=True, help="Each repeat samples with its index as seed.")
-@click.option("--limit", type=click.IntRange(1), help="Only the first rows.")
-@click.option("--shard", type=Shard(), default=(0, 1), help="Only this part of the tasks, as in 0/4.")
-@click.option("--prompt-config", type=EXISTING, help="YAML with `user` and `system`, filled from the row's fields.")
-@click.option("--temperature", type=click.FloatRange(0), help="Sampling temperature, in place of the rows' own.")
-@click.option("--top-p", type=click.FloatRange(0, 1), help="Nucleus sampling, in place of the rows' own.")
-@click.option("--max-output-tokens", type=click.IntRange(1), help="Tokens of an answer, in place of the rows' own.")
-@click.option("--params", type=JsonParam(), default="{}", help="More of responses_create_params, for all rows.")
-@click.option("--resume", is_flag=True, help="Go on with an output that is there: play what is open.")
-@click.option("--resume-changed", is_flag=True, help="The same, though rows or servers have changed since.")
-@click.option("--overwrite", is_flag=True, help="Lose an output that is there.")
+@click.option("--limit", type=click.IntRange(1), help="Play only this number of rows, from the beginning.")
+@click.option(
+    "--shard", type=Shard(), default=(0, 1), help="Play only this part of the tasks; 0/4 is the first of four."
+)
+@click.option(
+    "--prompt-config",
+    type=EXISTING,
+    help="YAML file with the templates `user` and `system`, filled in from the row's fields.",
+)
+@click.option("--temperature", type=click.FloatRange(0), help="Sampling temperature; replaces that of the rows.")
+@click.option("--top-p", type=click.FloatRange(0, 1), help="Nucleus sampling (top-p); replaces that of the rows.")
+@click.option(
+    "--max-output-tokens", type=click.IntRange(1), help="Maximum tokens of an answer; replaces that of the rows."
+)
+@click.option(
+    "--params", type=JsonParam(), default="{}", help="More responses_create_params for all rows, as a JSON object."
+)
+@click.option("--resume", is_flag=True, help="Continue an existing output: play the rollouts that are missing.")
+@click.option("--resume-changed", is_flag=True, help="Continue although rows or servers have changed since.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing output.")
 @click.option(
     "--attempts",
     type=click.IntRange(1),
     default=3,
     envvar="NEMO_GYM_MAX_ROLLOUT_ATTEMPTS",
     show_default=True,
-    help="Attempts of a row before it has failed.",
+    help="Attempts at a row before it counts as failed.",
 )
 @click.option(
     "--row-limit",
@@ -104,9 +127,13 @@ class JsonParam(click.ParamType):
     default=3600,
     show_default=True,
     metavar="SECONDS",
-    help="An attempt without an answer for so long has failed.",
+    help="Seconds after which an attempt without an answer has failed.",
 )
-@click.option("--no-metrics", is_flag=True, help="Leave the metrics to `palestra gym aggregate`, as for a shard.")
+@click.option(
+    "--no-metrics",
+    is_flag=True,
+    help="Write no metrics; `palestra gym aggregate` computes them later, for example for shards.",
+)
 @gym_options
 @json_option
 def collect(
@@ -132,11 +159,11 @@ def collect(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Play the rows of a file through a gym's agents, and keep what comes back.
+    """Play the rows of a file through a gym's agents, and store the rollouts.
 
-    The gym is the one that runs (`palestra gym run`), or with -c FILE one that is started for this and stopped after.
-    A row that fails is tried again and then a line in OUTPUT_failures.jsonl; the others go on. Stop it with ctrl-c, go
-    on with --resume."""
+    The gym is a running one (`palestra gym run`), or with -c FILE one that is started for this command and stopped
+    afterwards. A row that keeps failing becomes a line in OUTPUT_failures.jsonl; the others continue. Stop with Ctrl-C,
+    continue with --resume."""
     with needs_extra("gym"):
         from palestra.gym.collect.collection import CollectionRequest
         from palestra.gym.collect.playing import RetryPolicy
@@ -167,7 +194,7 @@ def collect(
         try:
             standing, metrics = asyncio.run(_collect(request, no_metrics, as_json, given))
         except KeyboardInterrupt:
-            click.echo(f"stopped; what was played is in {output}: go on with --resume", err=True)
+            click.echo(f"stopped; what was played is in {output}; continue with --resume", err=True)
             raise SystemExit(INTERRUPTED) from None
     _say(request, standing, metrics, as_json)
     if standing.failed:
@@ -175,13 +202,13 @@ def collect(
 
 
 def _found(data: Path, roots: tuple[Path, ...]) -> Path:
-    """Where a gym's files are looked for: configs name their data like that, and so does everybody else."""
+    """The data file, searched for in the same folders as the data files that configs name."""
     from palestra.gym.search_folders import find_below, search_roots
 
     folders = search_roots(roots)
     found = find_below(folders, data)
     if found is None:
-        raise fail(f"there is no {data}, neither in {' nor in '.join(map(str, folders))}", USAGE)
+        raise fail(f"there is no file {data}, neither in {' nor in '.join(map(str, folders))}", USAGE)
     return found
 
 
@@ -209,7 +236,7 @@ async def _collect(
 
 @asynccontextmanager
 async def open_gym(key: str | None, **given: Any) -> AsyncIterator[tuple[HttpClient, ServerDirectory]]:
-    """A gym that runs, or one for the time of this command; and connections to it, as many as needed."""
+    """A running gym, or one that is started for this command, and a pool with enough connections to it."""
     from palestra.environments.gym.directory import ServerDirectory
     from palestra.net.http_client import HttpClient
 
@@ -219,7 +246,7 @@ async def open_gym(key: str | None, **given: Any) -> AsyncIterator[tuple[HttpCli
 
 @contextmanager
 def progress_shown(what: str) -> Iterator[Any]:
-    """In a terminal a bar with rate, reward and failures; elsewhere a line for each tenth."""
+    """Shows progress: a bar with rate, reward and failures in a terminal, a line for each tenth elsewhere."""
     if not sys.stderr.isatty():
         yield _Tenths(what)
         return

@@ -1,4 +1,4 @@
-"""`palestra gym`: start the servers of a gym, look at them, show a config as it was understood.
+"""`palestra gym`: start the servers of a gym, show their state, show a resolved config.
 
 Owns: arguments and printing. Never touches: how a gym runs.
 """
@@ -30,13 +30,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 STATUS_S = 5.0
 HEAD = "http://127.0.0.1:11000"
 COMMANDS = [
-    LazyCommand("aggregate", "palestra.cli.gym.results:aggregate", "Metrics over the rollouts of several files."),
+    LazyCommand(
+        "aggregate", "palestra.cli.gym.results:aggregate", "Compute metrics over the rollouts of several files."
+    ),
     LazyCommand("collect", "palestra.cli.gym.collect:collect", "Play the rows of a file through a gym's agents."),
-    LazyCommand("compare", "palestra.cli.gym.results:compare", "What got better or worse between two collections."),
+    LazyCommand("compare", "palestra.cli.gym.results:compare", "Compare two collections: what got better or worse."),
     LazyCommand("datasets", "palestra.cli.gym.results:datasets", "Check and join the datasets that configs name."),
-    LazyCommand("list", "palestra.cli.gym.new:list_", "Servers, environments and benchmarks that can be run."),
+    LazyCommand("list", "palestra.cli.gym.new:list_", "List the servers, environments and benchmarks that can be run."),
     LazyCommand("new", "palestra.cli.gym.new:new", "Make a resources server: code, config, rows, tests."),
-    LazyCommand("profile", "palestra.cli.gym.results:profile", "How hard each task of a collection is."),
+    LazyCommand("profile", "palestra.cli.gym.results:profile", "Show how hard each task of a collection is."),
     LazyCommand("reverify", "palestra.cli.gym.results:reverify", "Grade stored rollouts again, without a model."),
     LazyCommand("test", "palestra.cli.gym.new:test", "Run the tests of a server's folder."),
 ]
@@ -44,35 +46,35 @@ COMMANDS = [
 
 @click.group(cls=LazyGroup, lazy=COMMANDS)
 def gym() -> None:
-    """Model, agent and resources servers, and rollouts through them. Reads NeMo Gym's configs."""
+    """Run model, agent and resources servers, and collect rollouts with them. Reads NeMo Gym's configs."""
 
 
 def head_options(*, default: str | None = HEAD, hint: str = "") -> Callable[[F], F]:
-    """Which gym: `server` and `key`."""
-    about = f"Address of a running gym, which is its head's.{hint}"
+    """Options that say which gym is meant; they arrive as `server` and `key`."""
+    about = f"Address of the head server of a running gym.{hint}"
     return server_options(help=about, default=default, envvar=None, key_envvar="PALESTRA_GYM_KEY", old="--head")
 
 
 def search_dir_option(help: str) -> Callable[[F], F]:  # noqa: A002
-    """Folders to look in first: `roots`."""
+    """Option for the folders to search first; it arrives as `roots`."""
     folder = click.Path(path_type=Path, file_okay=False, exists=True)
     return click.option(
-        "--search-dir", "roots", multiple=True, type=folder, help=f"{help}; may repeat.  [NEMO_GYM_EXTRA_ROOTS]"
+        "--search-dir", "roots", multiple=True, type=folder, help=f"{help}; may be repeated. [NEMO_GYM_EXTRA_ROOTS]"
     )
 
 
 def source_options(command: F) -> F:
-    """Where a gym's config comes from: `sources(**kwargs)` takes them."""
+    """Options that say where a gym's config comes from; `sources(**kwargs)` takes them."""
     options = [
         click.option(
             *("-c", "--config", "files"),
             multiple=True,
             metavar="FILE",
-            help="YAML, below the current folder or a search dir; may repeat, later ones win.",
+            help="YAML file below the current folder or a search dir; may be repeated, later files win.",
         ),
         search_dir_option("Look for configs and server folders here first"),
-        click.option("-m", "--model", metavar="NAME", help="The policy: policy_model_name."),
-        click.option("--model-url", metavar="URL", help="Where it is served: policy_base_url."),
+        click.option("-m", "--model", metavar="NAME", help="Name of the policy model: policy_model_name."),
+        click.option("--model-url", metavar="URL", help="Address at which it is served: policy_base_url."),
         click.option(
             "--model-api-key", metavar="KEY", envvar="PALESTRA_POLICY_KEY", show_envvar=True, help="policy_api_key."
         ),
@@ -99,12 +101,14 @@ def sources(
 
 
 @gym.command()
-@click.option("--with-parent", is_flag=True, hidden=True, help="Stop when stdin closes: for processes that start us.")
+@click.option(
+    "--with-parent", is_flag=True, hidden=True, help="Stop when stdin closes; for processes that start this command."
+)
 @source_options
 def run(with_parent: bool, **given: Any) -> None:
-    """Start every server of a config and keep them going. Ctrl-C stops them.
+    """Start every server of a config and keep them running. Ctrl-C stops them.
 
-    KEY=VALUE changes a setting, +KEY=VALUE adds one, ~KEY takes one away; KEY is dotted, as in
+    KEY=VALUE changes a setting, +KEY=VALUE adds one, ~KEY removes one; KEY is dotted, as in
     mcqa.resources_servers.mcqa.port=9001.
     """
     with needs_extra("gym"):
@@ -123,7 +127,7 @@ def run(with_parent: bool, **given: Any) -> None:
 
 
 def say(line: str) -> None:
-    """On stderr: stdout is for results. Never in the way: who reads us may be gone."""
+    """Prints on stderr, since stdout is for results. A reader that has gone away is no error."""
     try:
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
@@ -132,8 +136,8 @@ def say(line: str) -> None:
 
 
 async def until_stopped(work: Coroutine[Any, Any, None], *, with_parent: bool = False) -> None:
-    """SIGINT and SIGTERM end it, in order. A second one does not hurry it: it takes seconds. `with_parent`: so does the
-    end of stdin."""
+    """Runs until SIGINT or SIGTERM, then stops in order, which takes seconds; a second signal does not hurry it. With
+    `with_parent`, the end of stdin stops it too."""
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
@@ -168,15 +172,15 @@ async def keep(supervisor: Supervisor) -> None:
 
 
 async def build_all(supervisor: Supervisor) -> None:
-    """`dry_run=true`: the environments are built, one after another; nothing is started."""
+    """Builds the environments of the servers one after another and starts nothing (`dry_run=true`)."""
     await supervisor.build()
-    say("dry_run: everything is ready to be started")
+    say("dry_run: everything is ready to start")
 
 
 @gym.command()
 @source_options
 def resolve(**given: Any) -> None:
-    """Show the merged config with everything filled in, keys and passwords blacked out."""
+    """Show the merged config with all values filled in; keys and passwords are blacked out."""
     with needs_extra("gym"):
         from palestra.gym.config import load_gym, shown
         from palestra.gym.errors import GymError
@@ -189,7 +193,7 @@ def resolve(**given: Any) -> None:
 @head_options()
 @json_option
 def status(server: str, key: str | None, as_json: bool) -> None:
-    """The servers of a running gym, and how they are."""
+    """Show the servers of a running gym and their state."""
     instances = read_instances(server, key)
     if as_json:
         print_json(instances)
@@ -213,7 +217,7 @@ def read_instances(head: str, key: str | None) -> list[JsonObject]:
         message = f"no gym answers at {head} ({error}); to start one: palestra gym run -c FILE"
         raise fail(message, UNREACHABLE) from None
     if not isinstance(found, list):
-        raise fail(f"what answers at {head} is not the head of a gym", UNREACHABLE)
+        raise fail(f"the server at {head} is not the head server of a gym", UNREACHABLE)
     return found
 
 

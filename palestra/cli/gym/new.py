@@ -20,19 +20,19 @@ from palestra.cli.run.common import json_option, print_table
 
 @click.command()
 @click.argument("name")
-@click.option("--agent", is_flag=True, help="An agent, in responses_api_agents/NAME.")
+@click.option("--agent", is_flag=True, help="Make an agent, in responses_api_agents/NAME.")
 @click.option(
     "--below",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path(),
     show_default="the current folder",
     metavar="DIR",
-    help="Where resources_servers/NAME is made, or responses_api_agents/NAME.",
+    help="Folder in which resources_servers/NAME or responses_api_agents/NAME is made.",
 )
 def new(name: str, agent: bool, below: Path) -> None:
     """Make a resources server, or with --agent an agent: code, config, rows, tests that pass.
 
-    A resources server has a config to train on it, too: train.yaml."""
+    A resources server also gets a config for training on it: train.yaml."""
     with needs_extra("gym"):
         from palestra.gym.errors import GymError
         from palestra.gym.records import ServerKind
@@ -56,7 +56,7 @@ def test(name: str, roots: tuple[Path, ...], pytest_args: tuple[str, ...]) -> No
     """Check that a server loads and its example rows can be begun, then run its own tests. NAME is a server, or
     KIND/SERVER.
 
-    What comes after -- goes to pytest. Servers of NeMo Gym's get its import surface from us.
+    What comes after -- goes to pytest. For servers of NeMo Gym, Palestra provides the modules that they import from it.
     """
     with needs_extra("gym"):
         from palestra.gym.errors import GymError
@@ -66,7 +66,7 @@ def test(name: str, roots: tuple[Path, ...], pytest_args: tuple[str, ...]) -> No
         for line in check_folder(folder):
             click.echo(line)
         if not (folder / "tests").is_dir():
-            click.echo("it has no tests of its own")
+            click.echo("this server has no tests")
             return
         command, environment = pytest_command(folder)
     code = subprocess.run([*command, *pytest_args], cwd=folder, env=environment, check=False).returncode
@@ -91,7 +91,7 @@ def find_folder(name: str, roots: tuple[Path, ...]) -> Path:
 
 
 def pytest_command(folder: Path) -> tuple[list[str], dict[str, str]]:
-    """With the interpreter that the server itself would have."""
+    """The command that runs pytest with the interpreter of the server."""
     from palestra.gym.nemo_gym_compat import stock_path
     from palestra.gym.registry import is_stock
     from palestra.gym.venvs import interpreter_for
@@ -108,7 +108,7 @@ KINDS = ["resources-servers", "agents", "models", "environments", "benchmarks"]
 
 @click.command("list")
 @click.argument("kind", type=click.Choice(KINDS), required=False)
-@click.option("--matching", metavar="TEXT", help="Only those with this in their name.")
+@click.option("--matching", metavar="TEXT", help="Only entries whose name contains this text.")
 @search_dir_option("Look here first")
 @json_option
 def list_(kind: str | None, matching: str | None, roots: tuple[Path, ...], as_json: bool) -> None:

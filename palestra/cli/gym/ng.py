@@ -1,6 +1,6 @@
 """`ng_run` and `ng_collect_rollouts`: NeMo Gym's names for commands of ours.
 
-Owns: the names, which settings of theirs are which options of ours. Never touches: what the commands do.
+Owns: the names, and how their settings map to our options. Never touches: what the commands do.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FLAGS = {"num_repeats_add_seed": "--seeds", "resume_from_cache": "--resume", "di
 PARAMS = "responses_create_params"
 HEAD = "head_server"
 RUNNING = "--server"
-"""Our option for the address of a gym that runs."""
+"""Our option for the address of a running gym."""
 IGNORED = ("upload_rollouts_to_wandb",)
 
 
@@ -43,8 +43,9 @@ def ng_collect_rollouts() -> None:
 
 
 def collect_arguments(overrides: list[str], *, is_started: bool = False) -> list[str]:
-    """Theirs as ours; options of ours pass, `--name=value`. As with theirs, an output that is there is lost unless it
-    is resumed. `is_started`: the gym is started for this, so that other settings are its own."""
+    """Translates their settings into our options; our own options, `--name=value`, pass unchanged. As with theirs, an
+    existing output is replaced unless it is resumed. `is_started`: the gym is started for this command, so all other
+    settings are the gym's."""
     with needs_extra("gym"):
         from palestra.gym.config.values import GymOverride
         from palestra.gym.errors import GymConfigError
@@ -74,13 +75,14 @@ def collect_arguments(overrides: list[str], *, is_started: bool = False) -> list
 
 
 def head_arguments(settings: JsonMapping) -> list[str]:
-    """The gym that runs, as `head_server.port` and `head_server.host` say; nothing where they are not said."""
+    """The option that names the running gym, from `head_server.port` and `head_server.host`; empty if these are not
+    set."""
     found = settings.get(HEAD)
     if not found:
         return []
     port = found.get("port", 11000) if isinstance(found, dict) and found.keys() <= {"host", "port"} else None
     if not isinstance(port, int):
-        raise click.UsageError(f"{HEAD}: has a host and a port, as in ++{HEAD}.port=9500; is {found!r}")
+        raise click.UsageError(f"{HEAD} is {found!r}, but it must have a host and a port, as in ++{HEAD}.port=9500")
     return [f"{RUNNING}=http://{found.get('host') or '127.0.0.1'}:{port}"]
 
 
@@ -102,7 +104,7 @@ def _option(key: str, value: object, params: JsonObject) -> list[str]:
     if key not in OPTIONS:
         known = [*OPTIONS, *FLAGS, PARAMS]
         hint = did_you_mean(key, known)
-        raise click.UsageError(f"{key}: not a setting of a collection; {hint}")
+        raise click.UsageError(f"{key} is not a setting of a collection; {hint}")
     text = ",".join(f"{name}={count}" for name, count in value.items()) if isinstance(value, dict) else str(value)
     return [OPTIONS[key], text]
 
@@ -111,5 +113,5 @@ def _put(params: JsonObject, path: list[str], value: object) -> None:
     for name in path[:-1]:
         params = params.setdefault(name, {})
         if not isinstance(params, dict):
-            raise click.UsageError(f"{PARAMS}.{'.'.join(path)}: {name} has a value of its own already")
+            raise click.UsageError(f"{PARAMS}.{'.'.join(path)}: {name} already has a value")
     params[path[-1]] = value

@@ -1,4 +1,4 @@
-"""`palestra gym reverify|profile|compare|aggregate|datasets`: what is done with rollouts that are there.
+"""`palestra gym reverify|profile|compare|aggregate|datasets`: commands on stored rollouts.
 
 Owns: arguments and printing. Never touches: the figures.
 """
@@ -29,15 +29,19 @@ SHOWN = 10  # tasks of a comparison
 
 @click.command()
 @click.option("--rollouts", type=EXISTING, required=True, help="A collection's output.")
-@click.option("--inputs", type=EXISTING, help="Its materialized inputs.  [those beside the rollouts]")
-@click.option("--output", "-o", type=WRITTEN, required=True, help="Where the graded rollouts go.")
-@click.option("--concurrency", type=click.IntRange(1), default=64, show_default=True, help="Rollouts at a time.")
-@click.option("--limit", type=click.IntRange(1), help="Only the first rollouts.")
-@click.option("--force", is_flag=True, help="Also by verifiers that say they need more than the rollout.")
-@click.option("--judge-failed-only", is_flag=True, help="Keep results; grade those whose judge failed.")
-@click.option("--append", is_flag=True, help="With --judge-failed-only: into an output that has the results already.")
-@click.option("--resume", is_flag=True, help="Go on with an output that is there.")
-@click.option("--overwrite", is_flag=True, help="Lose an output that is there.")
+@click.option("--inputs", type=EXISTING, help="The collection's materialized inputs. [the file beside the rollouts]")
+@click.option("--output", "-o", type=WRITTEN, required=True, help="File for the graded rollouts.")
+@click.option(
+    "--concurrency", type=click.IntRange(1), default=64, show_default=True, help="Number of rollouts graded at a time."
+)
+@click.option("--limit", type=click.IntRange(1), help="Grade only this number of rollouts, from the beginning.")
+@click.option("--force", is_flag=True, help="Also use verifiers that say they need more than the rollout.")
+@click.option(
+    "--judge-failed-only", is_flag=True, help="Grade only rollouts whose judge failed; keep the other results."
+)
+@click.option("--append", is_flag=True, help="With --judge-failed-only: append to an output that already has results.")
+@click.option("--resume", is_flag=True, help="Continue an existing output.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing output.")
 @gym_options
 @json_option
 def reverify(
@@ -60,7 +64,7 @@ def reverify(
         from palestra.gym.collect.reverifying import ReverifyRequest
         from palestra.gym.errors import GymError
     if append and not judge_failed_only:
-        raise click.UsageError("--append is for --judge-failed-only")
+        raise click.UsageError("--append works only together with --judge-failed-only")
     request = ReverifyRequest(
         rollouts=rollouts,
         inputs=inputs or OutputFiles(rollouts).inputs,
@@ -98,11 +102,11 @@ async def _reverify(request: ReverifyRequest, quiet: bool, given: JsonObject) ->
 
 @click.command()
 @click.option("--rollouts", type=EXISTING, required=True, help="A collection's output.")
-@click.option("--inputs", type=EXISTING, help="[those beside the rollouts]")
-@click.option("--partial", is_flag=True, help="Though some rows have no result.")
+@click.option("--inputs", type=EXISTING, help="Materialized inputs. [the file beside the rollouts]")
+@click.option("--partial", is_flag=True, help="Go on although some rows have no result.")
 @json_option
 def profile(rollouts: Path, inputs: Path | None, partial: bool, as_json: bool) -> None:
-    """How hard each task is: figures per task and per agent, from a collection with repeats."""
+    """Show how hard each task is: metrics per task and per agent, from a collection with repeats."""
     with needs_extra("gym"):
         from palestra.gym.collect.files import OutputFiles
         from palestra.gym.collect.profiling import profile as made_from
@@ -127,10 +131,10 @@ def profile(rollouts: Path, inputs: Path | None, partial: bool, as_json: bool) -
 @click.command()
 @click.argument("before", type=EXISTING)
 @click.argument("after", type=EXISTING)
-@click.option("--field", default="reward", show_default=True, help="Any number of a result or its usage.")
+@click.option("--field", default="reward", show_default=True, help="Any numeric field of a result or of its usage.")
 @json_option
 def compare(before: Path, after: Path, field: str, as_json: bool) -> None:
-    """Two collections of the same tasks: what got better or worse, and whether it is more than chance."""
+    """Compare two collections of the same tasks: what got better or worse, and whether it is more than chance."""
     with needs_extra("gym"):
         from palestra.gym.collect.comparing import compare as compared
         from palestra.gym.errors import GymError
@@ -155,9 +159,11 @@ def compare(before: Path, after: Path, field: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--input", "-i", "rollouts", multiple=True, required=True, metavar="FILE_OR_GLOB", help="May repeat.")
-@click.option("--output", "-o", type=WRITTEN, help="[x_aggregate_metrics.json beside the first]")
-@click.option("--offline", is_flag=True, help="Without the gym: the common figures only.")
+@click.option(
+    "--input", "-i", "rollouts", multiple=True, required=True, metavar="FILE_OR_GLOB", help="Rollouts; may be repeated."
+)
+@click.option("--output", "-o", type=WRITTEN, help="File to write. [x_aggregate_metrics.json beside the first]")
+@click.option("--offline", is_flag=True, help="Do not ask the gym; compute only the metrics that all servers share.")
 @gym_options
 @json_option
 def aggregate(
@@ -167,7 +173,7 @@ def aggregate(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Metrics over the rollouts of several files, as of shards."""
+    """Compute metrics over the rollouts of several files, such as shards."""
     with needs_extra("gym"):
         from palestra.gym.collect.aggregating import FailedAttempts, aggregated, aggregated_here, save_metrics
         from palestra.gym.collect.files import OutputFiles
@@ -182,7 +188,7 @@ def aggregate(
         paths = [Path(found) for pattern in rollouts for found in sorted(glob.glob(pattern)) or [pattern]]  # noqa: PTH207 - a pattern may be absolute
         missing = [path for path in paths if not path.is_file()]
         if missing:
-            raise FileNotFoundError(f"there is no {missing[0]}")
+            raise FileNotFoundError(f"there is no file {missing[0]}")
         results = merged(paths)
         figures = aggregated_here(results) if offline else asyncio.run(by_agents(results))
         metrics = FailedAttempts(paths).beside_agents(figures)
@@ -205,16 +211,18 @@ def aggregate(
     type=click.Path(path_type=Path, file_okay=False),
     required=True,
     metavar="DIR",
-    help="The folder for the joined files.",
+    help="Folder for the joined files.",
 )
 @click.option(
     "--split",
     "splits",
     multiple=True,
     type=click.Choice(["train", "validation", "example", "benchmark"]),
-    help="Datasets of this type; may repeat.  [train, validation]",
+    help="Only datasets of this type; may be repeated. [train, validation]",
 )
-@click.option("--overwrite-statistics", is_flag=True, help="Datasets changed since their statistics were saved.")
+@click.option(
+    "--overwrite-statistics", is_flag=True, help="Accept datasets that changed since their statistics were saved."
+)
 @source_options
 @json_option
 def datasets(output: Path, splits: tuple[str, ...], overwrite_statistics: bool, as_json: bool, **given: Any) -> None:
@@ -225,7 +233,7 @@ def datasets(output: Path, splits: tuple[str, ...], overwrite_statistics: bool, 
         from palestra.gym.errors import GymError
         from palestra.gym.search_folders import find_below, search_roots
     if not given["files"]:
-        raise click.UsageError("datasets are named in files: -c FILE")
+        raise click.UsageError("name the config files that list the datasets: -c FILE")
     roots = search_roots(given["roots"])
     with one_line_errors(GymError):
         chosen = [DatasetSplit(one) for one in splits] or [DatasetSplit.TRAIN, DatasetSplit.VALIDATION]

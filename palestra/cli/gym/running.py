@@ -1,4 +1,4 @@
-"""A gym for a command: the one that runs already, or one that is started for it.
+"""A gym for a command: one that runs already, or one that is started for the command.
 
 Owns: the options that say which, starting and stopping it. Never touches: what is done with it.
 """
@@ -23,24 +23,27 @@ SOURCES = ("files", "roots", "overrides", "model", "model_url", "model_api_key")
 
 
 def gym_options(command: F) -> F:
-    """`--server` with its key, and all that describes a gym to be started: `**given` of `running_gym`."""
+    """`--server` and its key, and all options that describe a gym to be started; they are the `**given` of
+    `running_gym`."""
     return head_options(default=None, hint=f"  [{HEAD}]")(source_options(command))
 
 
 @asynccontextmanager
 async def running_gym(server: str | None = None, **given: Any) -> AsyncIterator[str]:
-    """Its head's address. With files, a gym that lives as long as this block; whatever is done inside ends when a
-    server of it cannot be kept going. Raises GymError."""
+    """The address of the gym's head server. With files, a gym is started that lives as long as this block; the block is
+    cancelled if one of its servers cannot be kept running. Raises GymError."""
     from palestra.gym.config import ReservedPorts, load_gym
     from palestra.gym.supervisor import Supervisor
 
     if not given.get("files"):
         if given.get("overrides"):
-            raise click.UsageError(f"{given['overrides'][0]}: settings are for a gym that is started with -c FILE")
+            raise click.UsageError(
+                f"{given['overrides'][0]}: settings are possible only for a gym that this command starts (-c FILE)"
+            )
         yield server or HEAD
         return
     if server:
-        raise click.UsageError("either --server, for a gym that runs, or -c, for one to be started")
+        raise click.UsageError("give either --server for a running gym, or -c for one to be started")
     with ReservedPorts() as ports:
         config = load_gym(sources(**given), ports=ports, report=say)
         async with Supervisor(config, ports, say) as supervisor:

@@ -28,19 +28,25 @@ LISTED, EXPORTED = 3, 20  # of each template, where nobody says how many
 
 @click.group(cls=LazyGroup, aliases={"tasks": "task"})
 def platform() -> None:
-    """Task apps that run here: mail, bookings, forums and the like, with tools and verifiers."""
+    """Task apps on this machine: mail, bookings, forums and the like, with tools and verifiers."""
 
 
 @platform.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8030, show_default=True, help="0 for any free one.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8030,
+    show_default=True,
+    help="Port to listen at; 0 for any free port.",
+)
 @click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path(".palestra/platform"),
     show_default=True,
     metavar="DIR",
-    help="Where instances wait when there is no room in memory, and over a restart.",
+    help="Folder for instances that do not fit into memory, and for all of them during a restart.",
 )
 @click.option(
     "--key",
@@ -48,14 +54,40 @@ def platform() -> None:
     multiple=True,
     envvar="PALESTRA_PLATFORM_KEYS",
     metavar="KEY",
-    help="Of a team; may repeat.  [on loopback any key is a team, else one is made and shown]",
+    help="Key of a team; may be repeated. [on a loopback address every key is a team, elsewhere one key is "
+    "made and shown]",
 )
-@click.option("--public-url", metavar="URL", help="Where clients find us.  [the name they use]")
-@click.option("--max-instances", type=click.IntRange(1), default=10_000, show_default=True, help="Alive at once.")
-@click.option("--max-per-team", type=click.IntRange(1), default=10_000, show_default=True, help="The same for a team.")
-@click.option("--memory-mib", type=click.IntRange(1), default=1024, show_default=True, help="For instances; then disk.")
 @click.option(
-    "--ttl", "ttl_s", type=click.FloatRange(1), default=600, show_default=True, help="Seconds without use that end one."
+    "--public-url", metavar="URL", help="Address at which clients reach this server. [the host name they use]"
+)
+@click.option(
+    "--max-instances",
+    type=click.IntRange(1),
+    default=10_000,
+    show_default=True,
+    help="Maximum number of live instances.",
+)
+@click.option(
+    "--max-per-team",
+    type=click.IntRange(1),
+    default=10_000,
+    show_default=True,
+    help="Maximum number of live instances of one team.",
+)
+@click.option(
+    "--memory-mib",
+    type=click.IntRange(1),
+    default=1024,
+    show_default=True,
+    help="Memory for instances; more of them go to disk.",
+)
+@click.option(
+    "--ttl",
+    "ttl_s",
+    type=click.FloatRange(1),
+    default=600,
+    show_default=True,
+    help="Seconds after which an unused instance ends.",
 )
 def serve(
     host: str,
@@ -92,15 +124,15 @@ def announce(url: str, made_key: str | None) -> None:
 
 @platform.command()
 @click.argument("key", metavar="APP")
-@click.option("--data", metavar="DATA", help="The world: its size and number, such as small-17.  [small-0]")
+@click.option("--data", metavar="DATA", help="Size and number of the world, such as small-17. [small-0]")
 def mcp(key: str, data: str | None) -> None:
     """Serve one app to the agent that starts this command: MCP over standard input and output.
 
-    APP may also be the key of a task, such as keys-put_number-0b-17. The agent is told what to do then, and the verdict
-    is on standard error when it has given its answer, or leaves. The world is a fresh one each time, and ends with the
-    command.
+    APP may also be the key of a task, such as keys-put_number-0b-17. Then the agent gets the task as instructions, and
+    the verdict is printed on standard error when it has given its answer or disconnects. Each start makes a fresh
+    world, which ends with the command.
 
-    In the config of a desktop agent; where it does not find the command, write the path that `which palestra` prints:
+    For the config of a desktop agent; if it does not find the command, write the path that `which palestra` prints:
 
     \b
     {
@@ -136,7 +168,7 @@ def tell(text: str) -> None:
 @click.argument("name", metavar="[APP]", required=False)
 @json_option
 def apps(name: str | None, as_json: bool) -> None:
-    """List the apps; of one, its tools and task templates."""
+    """List the apps; with APP, show its tools and task templates."""
     from palestra.environments.platform import APPS, PlatformError, app_of
 
     with one_line_errors(PlatformError):
@@ -183,7 +215,7 @@ def openenv_package(name: str, folder: Path, as_json: bool) -> None:
     print_result(
         as_json,
         {"app": name, "files": [str(file) for file in written]},
-        f"{len(written)} files in {folder}; to check them: openenv validate {folder} --level static",
+        f"wrote {len(written)} files to {folder}; to check them: openenv validate {folder} --level static",
     )
 
 
@@ -193,16 +225,38 @@ def openenv_package(name: str, folder: Path, as_json: bool) -> None:
 def choice_options(count: int) -> Callable[[F], F]:
     def added(command: F) -> F:
         for option in (
-            click.option("--count", type=click.IntRange(1), default=count, show_default=True, help="Of each template."),
-            click.option("--first", type=click.IntRange(0), default=0, help="Number to begin with in the split."),
             click.option(
-                "--split", type=click.Choice(SPLITS), default="train", show_default=True, help="Which numbers to take."
+                "--count",
+                type=click.IntRange(1),
+                default=count,
+                show_default=True,
+                help="Number of tasks of each template.",
             ),
-            click.option("--difficulty", "difficulties", multiple=True, metavar="LEVEL", help="0a to 0d, 0 to 3."),
-            click.option("--noise", is_flag=True, help="With sentences that have nothing to do with the task."),
-            click.option("--hint", is_flag=True, help="With the tools of its solution named in the prompt."),
-            click.option("--template", "templates", multiple=True, metavar="NAME", help="May repeat.  [all]"),
-            click.option("--app", "names", multiple=True, metavar="APP", help="May repeat.  [all]"),
+            click.option(
+                "--first", type=click.IntRange(0), default=0, help="Number of the first task within the split."
+            ),
+            click.option(
+                "--split",
+                type=click.Choice(SPLITS),
+                default="train",
+                show_default=True,
+                help="Split of the tasks; each has its own range of numbers.",
+            ),
+            click.option(
+                "--difficulty", "difficulties", multiple=True, metavar="LEVEL", help="Difficulty: 0a to 0d, or 0 to 3."
+            ),
+            click.option(
+                "--noise", is_flag=True, help="Add sentences to the prompt that have nothing to do with the task."
+            ),
+            click.option("--hint", is_flag=True, help="Name the tools of the solution in the prompt."),
+            click.option(
+                "--template",
+                "templates",
+                multiple=True,
+                metavar="NAME",
+                help="Only this template; may be repeated.  [all]",
+            ),
+            click.option("--app", "names", multiple=True, metavar="APP", help="Only this app; may be repeated.  [all]"),
         ):
             command = option(command)
         return command
@@ -212,7 +266,7 @@ def choice_options(count: int) -> Callable[[F], F]:
 
 @platform.group()
 def task() -> None:
-    """Make tasks from their keys, list them, write them to a file for Fleet."""
+    """List tasks, show one, or write them to a file for Fleet."""
 
 
 @task.command("list")
@@ -232,7 +286,7 @@ def list_(as_json: bool, **choice: Any) -> None:
 
 @task.command()
 @click.argument("key")
-@click.option("--solution", is_flag=True, help="Also how it is done: the calls of its own solution.")
+@click.option("--solution", is_flag=True, help="Also print the tool calls of the task's own solution.")
 @json_option
 def show(key: str, solution: bool, as_json: bool) -> None:
     """Show a task by its key, such as keys-put_number-0b-17."""
@@ -256,7 +310,7 @@ def show(key: str, solution: bool, as_json: bool) -> None:
 @choice_options(EXPORTED)
 @json_option
 def export(file: Path, as_json: bool, **choice: Any) -> None:
-    """Write a tasks_file as Fleet reads it, each task with a verifier that needs nothing of ours."""
+    """Write a tasks_file that Fleet reads; each task has a verifier that runs without Palestra."""
     from palestra.environments.fleet.platform_tasks import export_tasks
     from palestra.environments.platform import PlatformError
 
@@ -281,7 +335,7 @@ def chosen_keys(
     knobs = tuple(knob for knob, is_on in ((DifficultyKnob.HINT, hint), (DifficultyKnob.NOISE, noise)) if is_on)
     start = first + (FIRST_EVAL if split == "eval" else 0)
     if split == "train" and start + count > FIRST_EVAL:
-        raise fail(f"numbers of the split train are below {FIRST_EVAL}", USAGE)
+        raise fail(f"tasks of the split train have numbers below {FIRST_EVAL}", USAGE)
     found = [
         (app, template)
         for app in ([app_of(name) for name in names] if names else APPS.values())
@@ -289,7 +343,7 @@ def chosen_keys(
         if (not templates or template.name in templates) and (not difficulties or template.difficulty in difficulties)
     ]
     if not found:
-        raise fail("no template is like that; to see them: palestra platform apps APP", NOT_FOUND)
+        raise fail("no template matches; to see them: palestra platform apps APP", NOT_FOUND)
     return [TaskKey(a.key, t.name, t.difficulty, n, knobs) for a, t in found for n in range(start, start + count)]
 
 
@@ -321,7 +375,7 @@ def solution_of(task: PlatformTask) -> list[str]:
 @click.argument("key", metavar="KEY_OR_APP")
 @json_option
 def play(key: str, as_json: bool) -> None:
-    """Play a task by hand: call tools (put value=3), then say done. Lines may also come from a pipe."""
+    """Play a task by hand: call tools (put value=3), then type done. Lines may also come from a pipe."""
     from palestra.cli.platform.play import play_task
     from palestra.environments.platform import PlatformError
 

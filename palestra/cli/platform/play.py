@@ -1,6 +1,6 @@
-"""A person in the agent's place: lines become tool calls, then there is a verdict.
+"""A person plays in place of the agent: lines become tool calls, and the end brings a verdict.
 
-Owns: what a line means, what is shown. Never touches: the state but through tools.
+Owns: what a line means, what is shown. Never touches: the state, except through tools.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def drawn(app: str) -> TaskKey:
 
 
 def lines(*, is_silent: bool) -> Iterator[str]:
-    """The end of the input means done."""
+    """The lines that were typed; the end of the input means done."""
     if not sys.stdin.isatty():
         yield from (line.rstrip("\n") for line in sys.stdin)
         return
@@ -125,7 +125,7 @@ class HumanPlay:
         try:
             arguments = {} if tool is None else arguments_of(tool, rest)
         except ValueError as e:
-            self._say(f"this cannot be read: {e}")
+            self._say(f"this line cannot be read: {e}")
             return
         result = self.instance.call(name, arguments)
         self.calls.append({"tool": name, "arguments": arguments, "is_error": result.is_error, "result": result.text})
@@ -167,7 +167,7 @@ def arguments_of(tool: PlatformTool, text: str) -> object:
 
 
 def split(text: str) -> list[str]:
-    """Words as in a shell, but brackets keep what is inside as it is: to=["a b", "c"]."""
+    """Splits a line into words as a shell does, but keeps text in brackets unchanged: to=["a b", "c"]."""
     words: list[str] = []
     rest = text.strip()
     while rest:
@@ -186,14 +186,14 @@ def split(text: str) -> list[str]:
 
 
 def list_length(text: str) -> int:
-    """Characters of the JSON list at the beginning."""
+    """Number of characters of the JSON list at the beginning of the text."""
     for end in (n + 1 for n, char in enumerate(text) if char == "]"):
         try:
             msgspec.json.decode(text[:end])
         except msgspec.DecodeError:
             continue
         return end
-    raise ValueError(f'{text!r} is not a list such as ["a", "b"]')
+    raise ValueError(f'{text!r} is not a JSON list such as ["a", "b"]')
 
 
 def value_of(schema: JsonObject, text: str) -> object:
@@ -206,5 +206,5 @@ def value_of(schema: JsonObject, text: str) -> object:
 
 
 def shown(result: ToolResult) -> str:
-    """As a person reads JSON."""
+    """A value in a form that is easy to read."""
     return msgspec.json.format(result.text, indent=2)

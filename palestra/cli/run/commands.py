@@ -1,6 +1,6 @@
-"""`palestra run`: what runs there are, how they went, beside each other, out to other tools, as a picture.
+"""`palestra run`: list runs, show, compare, export and plot them.
 
-Owns: arguments and printing. Never touches: the files of a run other than by reading.
+Owns: arguments and printing. Never touches: the files of a run, except by reading.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def list_(root: Path, as_json: bool) -> None:
 @runs_option
 @json_option
 def show(which: str, root: Path, as_json: bool) -> None:
-    """Show how RUN, a name or a folder, was started and how it goes."""
+    """Show how RUN, a name or a folder, was started and its state."""
     with run_errors():
         from palestra.runs.facts import summarize
 
@@ -116,14 +116,14 @@ def show(which: str, root: Path, as_json: bool) -> None:
         record = event.get("message") or event.get("error") or event.get("status") or ""
         click.echo(f"{time_text(event['time'])}  {event['event']}  {safe_text(str(record), keep='')}".rstrip())
     if resume is not None:
-        click.echo(f"\nto go on: {safe_text(resume, keep='')}")
+        click.echo(f"\nto continue: {safe_text(resume, keep='')}")
     if found.steps():
         click.echo(f"\nrollouts: palestra rollout list {found.name} --step {found.steps()[-1]}")
 
 
 @run.command()
 @click.argument("which", metavar="RUN...", nargs=-1, required=True)
-@click.option("--all", "everything", is_flag=True, help="Every metric, not only the ones looked at first.")
+@click.option("--all", "everything", is_flag=True, help="Show every metric, not only the most important ones.")
 @runs_option
 @json_option
 def compare(which: tuple[str, ...], everything: bool, root: Path, as_json: bool) -> None:
@@ -171,7 +171,7 @@ def compare(which: tuple[str, ...], everything: bool, root: Path, as_json: bool)
     show_default=True,
     help="What to export.",
 )
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="[stdout]")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="File to write. [stdout]")
 @runs_option
 @json_option
 def export(which: str, form: str, what: str, out: Path | None, root: Path, as_json: bool) -> None:
@@ -179,9 +179,9 @@ def export(which: str, form: str, what: str, out: Path | None, root: Path, as_js
     from palestra.cli.run.export import export_rows
 
     if form == "parquet" and out is None:
-        raise click.UsageError("parquet is not for the screen: name a file with --out FILE")
+        raise click.UsageError("parquet cannot be printed; name a file with --out FILE")
     if as_json and out is None:
-        raise click.UsageError("--json tells about the file written: name one with --out FILE")
+        raise click.UsageError("--json describes the file that was written; name one with --out FILE")
     with run_errors():
         count = export_rows(find(which, root), what, form, out)
     if as_json:
@@ -193,12 +193,15 @@ def export(which: str, form: str, what: str, out: Path | None, root: Path, as_js
 @run.command()
 @click.argument("which", metavar="RUN")
 @click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help=".png or .svg  [plot.png in the run]"
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="A .png or .svg file. [plot.png in the run's folder]",
 )
 @runs_option
 @json_option
 def plot(which: str, out: Path | None, root: Path, as_json: bool) -> None:
-    """Draw RUN: reward with its spread, and what tells about its health."""
+    """Draw RUN: its reward with the spread, and the metrics of its health."""
     from palestra.cli.run.plots import SUFFIXES, draw
 
     if out is not None and out.suffix not in SUFFIXES:
@@ -211,7 +214,7 @@ def plot(which: str, out: Path | None, root: Path, as_json: bool) -> None:
 
 
 def overview(one: RunReader) -> JsonObject:
-    """A run in one row; one that cannot be read says so instead of hiding the others."""
+    """A run in one row. A run that cannot be read gets a row with the reason, so that the others are still listed."""
     from palestra.runs.record_files import RunError
 
     row: JsonObject = {"name": one.name, "path": str(one.path), "status": "damaged", "kind": None, "model": None}
@@ -239,7 +242,7 @@ def overview(one: RunReader) -> JsonObject:
 
 
 def evaluation_text(row: JsonObject) -> str:
-    """The newest evaluation and its step, which is seldom the run's last one."""
+    """The newest evaluation and its step, which is seldom the last step of the run."""
     if row["eval_step"] is None:
         return "-"
     success, loss = row["eval_success"], row["eval_loss"]
@@ -248,7 +251,7 @@ def evaluation_text(row: JsonObject) -> str:
 
 
 def last_values(metrics: list[JsonObject]) -> JsonObject:
-    """The newest value of each metric: an evaluation is not in every row."""
+    """The newest value of each metric, since not every row has an evaluation."""
     newest: JsonObject = {}
     for row in metrics:
         newest |= {name: value for name, value in row.items() if value is not None}

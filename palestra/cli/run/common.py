@@ -1,4 +1,4 @@
-"""What the commands about runs share: finding one, telling it in columns, text that cannot harm a terminal.
+"""What the commands about runs share: finding a run, printing columns, text that cannot harm a terminal.
 
 Owns: the `--runs` option, escaping. Never touches: the files; `runs.reader` does.
 """
@@ -31,7 +31,7 @@ runs_option = click.option(
     default=Path("runs"),
     show_default=True,
     metavar="DIR",
-    help="Where the runs are.",
+    help="Folder of the runs.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
@@ -51,7 +51,7 @@ def find(which: str, root: Path) -> RunReader:
 
 
 def short_name(run: RunReader) -> str:
-    """What finds it from here, as one word of a shell."""
+    """The shortest name that finds the run from the current folder, quoted for a shell."""
     return shlex.quote(run.name if run.path.parent == Path("runs").absolute() else str(run.path))
 
 
@@ -66,8 +66,8 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def safe_text(text: str, keep: str = "\n\t") -> str:
-    """Model text and what environments say, as it can be shown: control codes, bidirectional overrides and other
-    characters one does not see become their escapes, so nothing moves the cursor or passes for something else."""
+    """Text of models and environments in a form that is safe to print: control codes, bidirectional overrides and other
+    invisible characters become escapes, so nothing moves the cursor or imitates other text."""
     return "".join(char if char in keep or is_visible(char) else escaped(char) for char in text)
 
 
@@ -98,7 +98,7 @@ def duration_text(seconds: float) -> str:
 
 
 def sparkline(values: Sequence[float | None], width: int = 40) -> str:
-    """The course of a number in one line; neighbours are averaged where there are more than `width`."""
+    """A curve of numbers in one line; neighbours are averaged if there are more than `width`."""
     numbers = [value for value in values if value is not None]
     if len(numbers) < 2:
         return ""

@@ -1,6 +1,6 @@
 """A run's records as JSON lines, CSV or Parquet.
 
-Owns: columns and file forms. Never touches: the run's own files other than by reading.
+Owns: columns and file formats. Never touches: the run's own files, except by reading.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Row = JsonObject
 
 
 def export_rows(run: RunReader, what: str, form: str, out: Path | None) -> int:
-    """How many were written."""
+    """Writes the rows to the file, and returns how many there were."""
     rows = read_rows(run, what)
     if form == "jsonl":
         with opened(out) as stream:
@@ -53,7 +53,8 @@ def read_rows(run: RunReader, what: str) -> Iterable[Row]:
 
 
 def flat(row: Row) -> Row:
-    """One level: an environment's metrics get columns of their own, conversations and tokens are JSON in a cell."""
+    """A record without nesting: each metric of an environment becomes a column, conversations and tokens become JSON in
+    a cell."""
     metrics = row.get("metrics")
     cells = {
         name: json.dumps(value) if isinstance(value, dict | list) else value

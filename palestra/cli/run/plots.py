@@ -27,7 +27,7 @@ class Panel(Struct, frozen=True):
     title: str
     lines: tuple[str, ...]
     band: tuple[str, str] | None = None
-    """Lower and upper edge of what is shaded."""
+    """Metrics of the lower and upper edge of the shaded band."""
     stacked: bool = False
 
 
@@ -45,7 +45,7 @@ PANELS = (
 
 
 def draw(run: RunReader, file: Path) -> list[str]:
-    """The titles of the panels that had something to show."""
+    """Draws the panels, and returns the titles of those that had data."""
     figures: Any = import_module("matplotlib.figure")
     rows = run.read_metrics()
     panels = [panel for panel in PANELS if any(series(rows, name)[0] for name in panel.lines)]

@@ -1,6 +1,6 @@
 """`palestra rollout`: from a number in a chart to the conversations and tokens behind it.
 
-Owns: arguments and printing. Never touches: the files of a run other than by reading.
+Owns: arguments and printing. Never touches: the files of a run, except by reading.
 """
 
 from __future__ import annotations
@@ -32,10 +32,16 @@ def rollout() -> None:
 
 @rollout.command("list")
 @click.argument("which", metavar="RUN")
-@click.option("--step", type=int, help="Of one step.  [all, newest first]")
-@click.option("--eval", "evals", is_flag=True, help="Those of the evaluations.")
-@click.option("--where", metavar="CONDITION", help='As in "reward<0.2 and stop=\'length\'" or "metrics.parse_error>0".')
-@click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, help="At most so many; 0: all.")
+@click.option("--step", type=int, help="Only rollouts of this step. [all, newest first]")
+@click.option("--eval", "evals", is_flag=True, help="List rollouts of evaluations.")
+@click.option(
+    "--where",
+    metavar="CONDITION",
+    help='A condition such as "reward<0.2 and stop=\'length\'" or "metrics.parse_error>0".',
+)
+@click.option(
+    "--limit", type=click.IntRange(min=0), default=20, show_default=True, help="Maximum number of rollouts; 0 for all."
+)
 @runs_option
 @json_option
 def list_(which: str, step: int | None, evals: bool, where: str | None, limit: int, root: Path, as_json: bool) -> None:
@@ -68,14 +74,14 @@ def list_(which: str, step: int | None, evals: bool, where: str | None, limit: i
 @rollout.command()
 @click.argument("rollout_id", metavar="ID")
 @click.option("--run", "which", metavar="RUN", help="A name or a folder.  [the newest run that has it]")
-@click.option("--step", type=int, help="Where an id comes in several, as in evaluations.  [the newest]")
-@click.option("--tokens", "with_tokens", is_flag=True, help="Every token, in place of the messages.")
+@click.option("--step", type=int, help="Step, if the id occurs in several, as in evaluations. [the newest]")
+@click.option("--tokens", "with_tokens", is_flag=True, help="Show every token instead of the messages.")
 @click.option(
     "--color",
     type=click.Choice(["mask", "logprob", "advantage"]),
     default="mask",
     show_default=True,
-    help="What the tokens' colours tell.",
+    help="What the colours of the tokens show.",
 )
 @runs_option
 @json_option
@@ -111,7 +117,7 @@ def matching(
 
 
 def find_one(rollout_id: str, which: str | None, step: int | None, root: Path) -> tuple[RunReader, FoundRollout]:
-    """The exact id before those that begin so, newer before older."""
+    """The rollout with exactly this id, or the newest whose id begins with it."""
     from palestra.runs.reader import RunNotFound, list_runs
 
     runs = [find(which, root)] if which is not None else list_runs(root)
@@ -130,8 +136,8 @@ def read_tokens(run: RunReader, found: FoundRollout) -> JsonObject:
 
     tokens = run.find_tokens(found.record["id"], found.step) if found.part is Part.ROLLOUTS else None
     if tokens is None:
-        why = "evaluations keep none" if found.part is Part.EVAL else "the run was started with keep_tokens=false"
-        raise RunNotFound(f"there are no tokens of rollout {found.record['id']}: {why}")
+        why = "evaluations store no tokens" if found.part is Part.EVAL else "the run was started with keep_tokens=false"
+        raise RunNotFound(f"no tokens are stored for rollout {found.record['id']}: {why}")
     return tokens
 
 
@@ -169,7 +175,7 @@ def print_tokens(console: Console, tokens: JsonObject, folder: str | None, color
 
     tokenizer = load_tokenizer(folder)
     if tokenizer is None:
-        click.echo(f"no tokenizer to be had in {folder}: ids are shown", err=True)
+        click.echo(f"no tokenizer found in {folder}: token ids are shown", err=True)
     cells = token_cells(tokens, tokenizer)
     if console.color_system is None or console.no_color:
         print_table(table_rows(cells))
@@ -179,7 +185,7 @@ def print_tokens(console: Console, tokens: JsonObject, folder: str | None, color
 
 
 def content_text(message: JsonObject) -> str:
-    """The words of a message, then whatever else it carries, as tool calls."""
+    """The text of a message, followed by its other parts, such as tool calls."""
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(str(part.get("text", part)) if isinstance(part, dict) else str(part) for part in content)

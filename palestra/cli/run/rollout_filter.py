@@ -1,7 +1,7 @@
 """Conditions on rollouts, as people type them: `reward<0.2 and stop='length'`.
 
 Owns: a small, closed language: names of fields, numbers, text, comparisons, and/or/not. Never touches: Python's `eval`;
-the syntax tree is walked node by node, and what is not listed here is refused.
+the syntax tree is walked node by node, and everything that is not listed here is refused.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class WhereError(ValueError):
 
 def parse_where(text: str) -> Callable[[Record], bool]:
     if len(text) > LONGEST:
-        raise WhereError(f"a condition has at most {LONGEST} characters, this one {len(text)}")
+        raise WhereError(f"a condition may have at most {LONGEST} characters; this one has {len(text)}")
     try:
         tree = ast.parse(LONE_EQUALS.sub(lambda found: found[1] or "==", text.strip()), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise WhereError(f"{text!r} is no condition; one looks like: reward<0.2 and stop='length'") from None
+        raise WhereError(f"{text!r} is not a condition; write it like: reward<0.2 and stop='length'") from None
     value = _compile(tree.body)
     return lambda record: bool(value(record))
 
@@ -89,8 +89,8 @@ def _compile(node: ast.AST) -> Value:
         case ast.Name(id=name):
             return _field(name)
     raise WhereError(
-        f"{ast.unparse(node)!r} cannot stand in a condition: it is made of fields, numbers, 'text', comparisons, in, "
-        "and, or, not"
+        f"{ast.unparse(node)!r} is not allowed in a condition, which is made of fields, numbers, 'text', "
+        "comparisons, in, and, or, not"
     )
 
 
@@ -99,7 +99,7 @@ def _field(name: str) -> Value:
     if name not in FIELDS:
         near = nearest(name, FIELDS)
         hint = f"did you mean {near!r}? " if near else ""
-        raise WhereError(f"rollouts have no {name!r}; {hint}There are: {', '.join(FIELDS)}, metrics.NAME")
+        raise WhereError(f"rollouts have no field {name!r}; {hint}Fields: {', '.join(FIELDS)}, metrics.NAME")
     return lambda record: record.get(name)
 
 
@@ -133,13 +133,14 @@ def _test(op: ast.cmpop, node: ast.Compare) -> Callable[[Any, Any], bool]:
 
 
 def _ordered(test: Callable[[Any, Any], bool], a: object, b: object, node: ast.AST) -> bool:
-    """What a rollout does not have, as a failed one its reward, is neither less nor more."""
+    """Compares two values. A value that a rollout lacks, such as the reward of a failed one, is neither less nor
+    more."""
     if a is None or b is None:
         return False
     try:
         return test(a, b)
     except TypeError:
-        raise WhereError(f"{ast.unparse(node)!r} compares {a!r} with {b!r}: a number with text") from None
+        raise WhereError(f"{ast.unparse(node)!r} compares a number with text: {a!r} with {b!r}") from None
 
 
 def _contains(a: Any, b: Any, node: ast.AST) -> bool:
@@ -148,4 +149,4 @@ def _contains(a: Any, b: Any, node: ast.AST) -> bool:
     try:
         return a in b
     except TypeError:
-        raise WhereError(f"{ast.unparse(node)!r}: what is behind 'in' must be text or a list") from None
+        raise WhereError(f"{ast.unparse(node)!r}: 'in' must be followed by text or a list") from None

@@ -1,4 +1,4 @@
-"""A rollout's tokens, one by one: which the policy drew, how sure it was, what they were worth.
+"""A rollout's tokens, one by one: which ones the policy sampled, their log-probabilities, their advantages.
 
 Owns: texts of single tokens, colours. Never touches: files of a run.
 """
@@ -47,14 +47,14 @@ class TokenCell(Struct):
 
 STYLES = {TokenOrigin.PROMPT: "dim", TokenOrigin.OBSERVATION: "blue", TokenOrigin.SAMPLED: "green"}
 LEGENDS = {
-    Color.MASK: "green: sampled, learned from; blue: observation; dim: prompt",
+    Color.MASK: "green: sampled and trained on; blue: observation; dim: prompt",
     Color.LOGPROB: f"green: certain; red: logprob {LOWEST_LOGPROB:g} or less; dim: not sampled",
-    Color.ADVANTAGE: "green: worth more; red: less; white: 0; dim: not trained on",
+    Color.ADVANTAGE: "green: positive; red: negative; white: 0; dim: not trained on",
 }
 
 
 def token_cells(record: JsonObject, tokenizer: Tokenizer | None) -> list[TokenCell]:
-    """From a line of the run's `tokens` file."""
+    """The tokens of a rollout, from a line of the run's `tokens` file."""
     cells = [TokenCell(token, "", TokenOrigin.PROMPT) for token in record["prompt"]]
     for turn in record["turns"]:
         cells += [TokenCell(token, "", TokenOrigin.OBSERVATION) for token in turn["observation"]]
@@ -69,7 +69,8 @@ def token_cells(record: JsonObject, tokenizer: Tokenizer | None) -> list[TokenCe
 
 
 def token_texts(ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
-    """What each token adds. Of a character made of several tokens the last one has all, the others nothing."""
+    """The text that each token adds. If several tokens make one character, the last of them has it and the others are
+    empty."""
     if tokenizer is None:
         return [f"<{token}>" for token in ids]
     texts: list[str] = []
@@ -87,7 +88,7 @@ def token_texts(ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
 
 
 def load_tokenizer(folder: str | None) -> Tokenizer | None:
-    """None where it cannot be had: then ids are shown."""
+    """The tokenizer, or None if there is none; then ids are shown."""
     if folder is None or not (file := Path(folder) / "tokenizer.json").is_file():
         return None
     try:
@@ -101,7 +102,7 @@ def load_tokenizer(folder: str | None) -> Tokenizer | None:
 
 
 def colored(cells: Sequence[TokenCell], color: Color) -> Text:
-    """A Text, not markup: what a model writes is never read as a style."""
+    """The tokens as coloured Text. It is no markup, so text of the model is never read as a style."""
     largest = max((abs(cell.advantage) for cell in cells if cell.advantage is not None), default=0.0)
     text = Text()
     for cell in cells:
@@ -121,7 +122,7 @@ def style_of(cell: TokenCell, color: Color, largest: float) -> str:
 
 
 def shade(value: float) -> str:
-    """From -1, red, over 0, white, to 1, green."""
+    """A colour for a value from -1 (red) over 0 (white) to 1 (green)."""
     value = 0.0 if math.isnan(value) else max(-1.0, min(1.0, value))
     other = round(255 * (1.0 - abs(value)))
     return f"rgb({other},255,{other})" if value > 0 else f"rgb(255,{other},{other})"

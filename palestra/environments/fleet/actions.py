@@ -1,4 +1,4 @@
-"""What the model wrote, as an action: a tool call, the end, both, or neither.
+"""Reads the model's text as an action: a tool call, the end, both, or neither.
 
 Owns: the two grammars, what counts as done. Never touches: which tools there are.
 

@@ -1,4 +1,4 @@
-"""What a Fleet task is played on: one instance of an app, wherever it runs.
+"""The backend of a Fleet task: one instance of an app, wherever it runs.
 
 Owns: the protocol, partial rewards from what a verifier printed. A backend is for one episode: `create`, then the rest,
 and `close` whatever happened.

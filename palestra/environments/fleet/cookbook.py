@@ -67,7 +67,10 @@ class FleetEnv(Env):
         self._messages = [Message(role=one["role"], content=one["content"]) for one in messages]
         observation = self._rendered()
         if self._is_too_long(observation):
-            reason = f"the prompt of {self._env.task_key} has {observation.length} tokens of {self._max_tokens}"
+            reason = (
+                f"the prompt of {self._env.task_key} has {observation.length} tokens, but the limit is "
+                f"{self._max_tokens}"
+            )
             reward, metrics = await self._end(StopReason.MAX_TOKENS, await self._env.grade_async())
             return InitialObservationOverflow(reward=reward, metrics=metrics, logs={"overflow": reason})
         return observation, self._renderer.get_stop_sequences()
@@ -237,5 +240,5 @@ class FleetDatasetBuilder(RLDatasetBuilder):
             return train, None
         kept = FleetTaskEnv.tasks("eval", config)[: self.eval_tasks]
         if len(kept) < self.eval_tasks:
-            raise ValueError(f"{self.tasks_file} keeps {len(kept)} tasks for evaluation, not {self.eval_tasks}")
+            raise ValueError(f"{self.tasks_file} has {len(kept)} tasks for evaluation, not {self.eval_tasks}")
         return train, FleetDataset(kept, len(kept), self.seed, {**group, "group_size": 1})

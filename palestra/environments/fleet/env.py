@@ -56,10 +56,10 @@ class FleetTaskEnv(BaseTextEnv):
     def __init__(self, env_config: Any, extras: Mapping[str, Any] = {}) -> None:
         super().__init__(env_config, {key: value for key, value in extras.items() if key != "max_turns"})
         if not extras.get("task_key"):
-            raise ValueError("extras has no task_key: which task is it?")
+            raise ValueError("extras has no task_key, which names the task")
         tasks_file = (env_config.get("tasks_file") if env_config else None) or extras.get("tasks_file")
         if not tasks_file:
-            raise ValueError("no tasks_file: give it in env_config or in extras")
+            raise ValueError("tasks_file is missing; give it in env_config or in extras")
         self.task = find_task(str(tasks_file), str(extras["task_key"]))
         self.settings = self._with_key(FleetSettings.of(env_config))
         self.task_key = self.task.task_key
@@ -118,7 +118,7 @@ class FleetTaskEnv(BaseTextEnv):
         if self._is_over:
             return _output([], 0.0, True, {"done_reason": "over", "task_key": self.task_key})
         if self.openenv_task_env is None:
-            raise RuntimeError("step before init: await init_async(prompt) first")
+            raise RuntimeError("step was called before init; await init_async(prompt) first")
         began_s, tools_s = time.perf_counter(), self.openenv_task_env.tool_time_s
         self.turns += 1
         self._say("assistant", action)
@@ -150,7 +150,7 @@ class FleetTaskEnv(BaseTextEnv):
     async def grade_async(self) -> float | None:
         """For whoever ends the episode otherwise, when there is no room or no time left: the verifier's word, once."""
         if self.openenv_task_env is None:
-            raise RuntimeError("nothing to grade: await init_async(prompt) first")
+            raise RuntimeError("there is nothing to grade; await init_async(prompt) first")
         if self._is_over:
             return 0.0  # the last step had it already
         self._is_over = True

@@ -1,4 +1,4 @@
-"""What can go wrong below a Fleet task."""
+"""Errors of Fleet tasks and their backends."""
 
 from __future__ import annotations
 

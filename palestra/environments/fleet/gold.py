@@ -47,7 +47,7 @@ async def gold_conversation(task_key: str, style: PromptStyle = PromptStyle.FULL
     finally:
         await env.close_async()
     if step["reward"] != 1.0:
-        raise BackendError(f"the solution of {task_key} is worth {step['reward']}, not 1")
+        raise BackendError(f"the solution of {task_key} gets reward {step['reward']}, not 1")
     return env.chat_history[:-1]  # nobody answers to the last word
 
 

@@ -1,4 +1,4 @@
-"""Many episodes of Fleet tasks as a handful of numbers, for each app and for all."""
+"""Metrics over many episodes of Fleet tasks, for each app and for all."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class PlatformTasks(msgspec.Struct, frozen=True):
         given = dict(parse_qsl(query, keep_blank_values=True))
         unknown = given.keys() - set(CHOICES)
         if unknown:
-            raise ValueError(f"{name}: no setting {min(unknown)!r}; there are {', '.join(CHOICES)}")
+            raise ValueError(f"{name}: unknown setting {min(unknown)!r}; there are {', '.join(CHOICES)}")
         numbers = {key: _number(name, key, given[key]) for key in ("count", "first") if key in given}
         found = cls(
             name,
@@ -106,9 +106,9 @@ class PlatformTasks(msgspec.Struct, frozen=True):
         if not chosen:
             everything = msgspec.structs.replace(self, difficulties=(), templates=())._chosen()
             has = ", ".join(f"{template.name} ({template.difficulty})" for _, template in everything)
-            raise ValueError(f"{self.name}: no template fits; there are {has}")
+            raise ValueError(f"{self.name}: no template matches; there are {has}")
         if not 0 < self.count <= MAX_COUNT or self.first + self.count > FIRST_EVAL:
-            raise ValueError(f"{self.name}: count must be 1 to {MAX_COUNT}, and with first below {FIRST_EVAL}")
+            raise ValueError(f"{self.name}: count must be 1 to {MAX_COUNT}, and first + count at most {FIRST_EVAL}")
 
     def _some(self) -> str:
         return ", ".join(map(str, self.keys("train")[:SHOWN_KEYS])) + ", …"

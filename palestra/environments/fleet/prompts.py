@@ -1,7 +1,7 @@
-"""What the model reads in a Fleet task: the system message, and what is said after each turn.
+"""Texts that the model reads in a Fleet task: the system message, and the messages after each turn.
 
-Owns: the sections of the system message and their order, its compact form for small models, how results and errors are
-said. Never touches: the task's own words, what is true.
+Owns: the sections of the system message and their order, its compact form for small models, the form of results and
+errors. Never touches: the task's own text, facts about the world.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `env_config` of a Fleet task can say.
+"""Settings of a Fleet task in `env_config`.
 
 Owns: names, defaults, checks. Never touches: tasks.
 """
@@ -56,7 +56,7 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
         """From any mapping with `get`. Raises ValueError."""
         get = getattr(env_config, "get", None)
         if env_config is not None and get is None:
-            raise ValueError(f"env_config should be a mapping, is a {type(env_config).__name__}")
+            raise ValueError(f"env_config should be a mapping, but is a {type(env_config).__name__}")
         found = {name: _plain(value) for name in cls.__struct_fields__ if get and (value := get(name)) is not None}
         _warn_of_others(env_config, cls.__struct_fields__)
         try:
@@ -76,4 +76,4 @@ def _plain(value: Any) -> Any:
 def _warn_of_others(env_config: object, known: tuple[str, ...]) -> None:
     for name in env_config.keys() - set(known) if isinstance(env_config, Mapping) else ():
         near = nearest(name, known)
-        log.warning("env_config has %r, which fleet_task does not know%s", name, f"; {near}?" if near else "")
+        log.warning("env_config has the unknown key %r%s", name, f"; {near}?" if near else "")

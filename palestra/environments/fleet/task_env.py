@@ -81,9 +81,9 @@ class OpenEnvTask:
         """`{"tool", "params", "done"}`: the call, if there is one, then the end, if it is one. A reward of None: nobody
         knows."""
         if self._backend is None or self._creation is None:
-            raise RuntimeError("step before reset: await reset_async() first")
+            raise RuntimeError("step was called before reset; await reset_async() first")
         if self._is_done:
-            raise RuntimeError("step after done: await reset_async() for another episode")
+            raise RuntimeError("step was called after the end; await reset_async() for another episode")
         self._steps += 1
         info: JsonObject = {"step": self._steps, "done_reason": None}
         result = await self._called(action, info) if action.get("tool") is not None else None
@@ -97,7 +97,7 @@ class OpenEnvTask:
     async def grade_async(self) -> float | None:
         """The end, whoever wants it: the verifier runs once, and what it said is said again."""
         if self._backend is None:
-            raise RuntimeError("nothing to grade: await reset_async() first")
+            raise RuntimeError("there is nothing to grade; await reset_async() first")
         self._is_done = True
         if self._grade is None:
             self._grade = await self._verified(self._backend)
@@ -145,7 +145,7 @@ class OpenEnvTask:
         """The result, or what the model is told instead. A lost instance is no mistake of the model's, and raises."""
         assert self._backend is not None
         if not isinstance(name, str):
-            return None, f"a tool's name is text, not {name!r}"
+            return None, f"a tool's name must be text, not {name!r}"
         if not isinstance(arguments, dict):
             return None, f"the arguments of {name} must be an object"
         try:

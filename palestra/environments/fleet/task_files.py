@@ -57,12 +57,12 @@ def _load(tasks_file: str) -> dict[str, FleetTask]:
     try:
         content: Any = json.loads(file.read_bytes())
     except ValueError as e:
-        raise ValueError(f"{file} is no JSON: {e}") from None
+        raise ValueError(f"{file} is not valid JSON: {e}") from None
     rows = content.get("tasks") if isinstance(content, Mapping) else content
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
         raise ValueError(f'{file} should hold a list of tasks, or {{"tasks": [...]}}')
     if not rows:
-        raise ValueError(f"{file} has no tasks in it")
+        raise ValueError(f"{file} has no tasks")
     found: dict[str, FleetTask] = {}
     for place, row in enumerate(rows):
         task = FleetTask.of(row, f"{file}, task {place}")

@@ -63,7 +63,7 @@ class FleetTaskset(vf.Taskset[FleetVfTask, FleetConfig]):
     @property
     def env_config(self) -> JsonObject:
         if self.config.env_config.get("enable_context_tools"):
-            raise ValueError("verifiers keeps a conversation whole: leave enable_context_tools out")
+            raise ValueError("verifiers keeps whole conversations; leave out enable_context_tools")
         return {**self.config.env_config, "tasks_file": self.config.tasks_file}
 
     def _data(self, task: Task) -> FleetData:
@@ -116,7 +116,7 @@ class FleetEnv(vf.Env[FleetEnvConfig]):
         interaction.trace.record_metrics(numbers)
         if reward is None:
             # A failed episode is none that counts; a 0 would be a guess.
-            raise vf.EnvError(f"{task.key}: nobody knows what it is worth, because its verifier broke")
+            raise vf.EnvError(f"{task.key} has no reward, because its verifier failed")
         interaction.trace.record_reward(REWARD, reward)
 
     async def _played(self, env: FleetTaskEnv, interaction: vf.Interaction) -> float | None:

@@ -1,4 +1,4 @@
-"""The model calls in an agent's answer: their token ids, and that each goes on from the ones before.
+"""The model calls in an agent's answer: their token ids, and the check that each continues the ones before.
 
 Owns: reading and checking them. Never touches: what is trained on them.
 """
@@ -52,15 +52,15 @@ def model_calls(items: Sequence[Any]) -> GymModelCalls:
             continue
         prompt, tokens, logprobs = _ids(item.get(PROMPT)), _ids(item.get(GENERATION)), item.get(LOGPROBS)
         if not prompt or not tokens or not isinstance(logprobs, list):
-            return _flawed(found, TokenIdFlaw.NO_IDS, f"{', '.join(TOKEN_FIELDS)} are not all on its items")
+            return _flawed(found, TokenIdFlaw.NO_IDS, f"its items lack some of {', '.join(TOKEN_FIELDS)}")
         if len(tokens) != len(logprobs):
             return _flawed(found, TokenIdFlaw.NO_IDS, f"{len(tokens)} token ids with {len(logprobs)} logprobs")
         if not all(isinstance(one, int | float) and math.isfinite(one) for one in logprobs):
-            return _flawed(found, TokenIdFlaw.NO_LOGPROB, "a logprob is no number")
+            return _flawed(found, TokenIdFlaw.NO_LOGPROB, "a logprob is not a number")
         if prompt[: len(seen)] != seen:
             why = (
                 f"the prompt of model call {len(found.calls) + 1} does not begin with the tokens of the calls before "
-                "it; the agent, or a chat template, has changed what was said"
+                "it; the agent or a chat template has changed earlier messages"
             )
             return _flawed(found, TokenIdFlaw.NOT_CONTIGUOUS, why)
         found.calls.append(GymModelCall(item, prompt[len(seen) :], tokens, [float(one) for one in logprobs]))

@@ -1,6 +1,6 @@
-"""Where the servers of a running gym are: asked of its head.
+"""Addresses of the servers of a running gym, read from its head server.
 
-Owns: asking, names that are not there. Never touches: rows, the gym's files.
+Owns: the requests, errors for unknown names. Never touches: rows, the gym's files.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class ServerDirectory:
             kinds = {one["config_path"]: one["server_type"] for one in found}
         except (CallFailed, TimeoutError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise NoGym(
-                f"no gym answers at {self.head} ({type(error).__name__}); to start one: palestra gym run -c FILE, "
-                "and commands find it by --server URL, or start one for themselves with -c FILE"
+                f"no gym answers at {self.head} ({type(error).__name__}); to start one: palestra gym run -c "
+                "FILE; commands find it by --server URL, or start their own with -c FILE"
             ) from error
         self.urls, self.kinds = urls, kinds
 

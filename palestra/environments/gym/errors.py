@@ -1,4 +1,4 @@
-"""What goes wrong between a gym and its clients."""
+"""Errors between a gym and its clients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RowFailed(Exception):
     """An attempt to play a row came to nothing."""
 
     def __init__(self, failure: RowFailure, answer: JsonObject | None = None) -> None:
-        super().__init__(f"{failure.kind}: {failure.reason or 'no reason told'}")
+        super().__init__(f"{failure.kind}: {failure.reason or 'no reason given'}")
         self.failure = failure
         self.answer = failure.fields() if answer is None else answer
         """What its agent said, with the failure in it."""

@@ -1,7 +1,7 @@
-"""One row posted to its agent: its answer, or what kind of failure came of it. Collecting and training both do it so.
+"""Posts one row to its agent and returns the answer or the class of its failure, for collecting and training.
 
-Owns: the call, waiting for a server that is away, what its answer means. Never touches: how often a row is tried, its
-time limit, what becomes of a result.
+Owns: the call, waiting for a server that is restarted, the meaning of the answer. Never touches: how often a row is
+tried, its time limit, what happens to a result.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RowCalls:
         except UnknownAgent as error:
             raise _failed(FailureClass.UNKNOWN_AGENT, str(error)) from None
         except NoConnection as error:
-            raise _failed(FailureClass.SERVER_UNREACHABLE, f"{name} is away: {error}") from error
+            raise _failed(FailureClass.SERVER_UNREACHABLE, f"{name} cannot be reached: {error}") from error
         except CallFailed as error:
             raise _failed(FailureClass.SERVER_DIED, f"{name}: {error}") from error
         if reply.status >= 400:
@@ -73,7 +73,7 @@ def _usable(reply: HttpReply) -> JsonObject:
         found = None
     if not isinstance(found, dict):
         shown = reply.body[:REASON_CHARS].decode(errors="replace")
-        raise _failed(FailureClass.BAD_ANSWER, f"its answer is no JSON object: {shown}")
+        raise _failed(FailureClass.BAD_ANSWER, f"its answer is not a JSON object: {shown}")
     if failure := RowFailure.stated_in(found):
         raise RowFailed(failure, found)
     found.pop(FAILURE_CLASS, None)  # an empty one

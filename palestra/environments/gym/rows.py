@@ -70,23 +70,25 @@ def _made(name: str, split: str) -> Iterable[Row]:
     for place, row in enumerate(found):
         where = f"{name}({split!r})[{place}]"
         if not isinstance(row, Mapping):
-            raise TaskFileError(f"{where}: a row is an object, this is {shown(row)}")
+            raise TaskFileError(f"{where}: a row must be an object, but this is {shown(row)}")
         try:
             yield Row(where, msgspec.json.decode(msgspec.json.encode(row)))
         except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
-            raise TaskFileError(f"{where}: no JSON can be made of it ({error})") from None
+            raise TaskFileError(f"{where}: it cannot be written as JSON ({error})") from None
 
 
 def _wrapped(row: Row, agent: str | None) -> Row:
     content = dict(row.content)
     params = content.get(PARAMS)
     if not isinstance(params, Mapping) or not isinstance(params.get("input"), str | list):
-        raise TaskFileError(f"{row.where}: no {PARAMS}.input, text or a list of messages; a gym's agents begin with it")
+        raise TaskFileError(
+            f"{row.where}: {PARAMS}.input is missing; a gym's agents need it, as text or a list of messages"
+        )
     _check_sampling(row.where, params)
     named = content.get(AGENT_REF)
     if not isinstance(named, Mapping) or not isinstance(named.get("name"), str):
         if agent is None:
-            raise TaskFileError(f"{row.where}: it names no agent; put agent_ref into it, or say config.agent")
+            raise TaskFileError(f"{row.where}: it names no agent; add agent_ref to it, or set config.agent")
         content[AGENT_REF] = {"name": agent}
     labels = {name: content[name] for name in LABELS if isinstance(content.get(name), str)}
     return Row(row.where, {"prompt": messages_of(params["input"]), ROW: content, **labels})
@@ -96,7 +98,9 @@ def _check_sampling(where: str, params: JsonMapping) -> None:
     """What a run changes has to be what it should be."""
     limit = params.get("max_output_tokens")
     if limit is not None and (type(limit) is not int or limit < 1):
-        raise TaskFileError(f"{where}: {PARAMS}.max_output_tokens should be a whole number above 0, is {shown(limit)}")
+        raise TaskFileError(
+            f"{where}: {PARAMS}.max_output_tokens should be a positive whole number, but is {shown(limit)}"
+        )
     metadata = params.get("metadata") or {}
     extra = metadata.get(EXTRA_BODY) if isinstance(metadata, Mapping) else metadata
     try:

@@ -61,7 +61,7 @@ def _table(connection: sqlite3.Connection, name: str) -> TableInfo:
     found = connection.execute(f'PRAGMA table_info("{name}")').fetchall()
     key = tuple(column[1] for column in sorted((c for c in found if c[5]), key=lambda c: c[5]))
     if not key:
-        raise ValueError(f"table {name} has no primary key: its changes could not be told apart")
+        raise ValueError(f"table {name} has no primary key, so changes of its rows cannot be told apart")
     return TableInfo(name, tuple(column[1] for column in found), key)
 
 

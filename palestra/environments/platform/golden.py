@@ -47,6 +47,6 @@ def play_golden(task: PlatformTask, instance: Instance) -> GoldTrajectory:
             return GoldTrajectory(steps, call.arguments["answer"])
         result = instance.call(call.tool, call.arguments)
         if result.is_error:
-            raise PlatformError(f"the solution of {task.key} does not work: {call} gives {result.text}")
+            raise PlatformError(f"the solution of {task.key} does not work: {call} returns {result.text}")
         steps.append((call, result))
         answer = msgspec.json.decode(result.text)

@@ -274,11 +274,11 @@ class InstancePool:
             self.files.drop(record.id)
             self.files.note(record)
         except OSError as e:  # it is over all the same; a restart that finds no state of it ends it, too
-            log.warning("the end of instance %s cannot be noted on disk: %s", record.id, e)
+            log.warning("the end of instance %s cannot be written to disk: %s", record.id, e)
 
     def _unkept(self, record: InstanceRecord, error: OSError) -> DiskFull:
         """What a restart would not know of is not handed out."""
-        self._end(record, InstanceState.ERROR, f"the platform's disk takes nothing more: {error}")
+        self._end(record, InstanceState.ERROR, f"the platform's disk is full or not writable: {error}")
         return DiskFull(record)
 
     def _forget(self, record: InstanceRecord) -> None:
@@ -296,7 +296,7 @@ class InstancePool:
         try:
             self._memory.make_room()
         except OSError as e:  # the call was made: whoever made it is told its result
-            log.warning("no instance can go to disk, and memory is full: %s", e)
+            log.warning("memory is full, and no instance can be moved to disk: %s", e)
 
     def _bring_back(self, record: InstanceRecord) -> Instance:
         try:
@@ -323,7 +323,7 @@ class InstancePool:
             self._end(record, InstanceState.ERROR, record.reason)
         self.files.drop_others(record.id for record in self._records.values() if not record.is_over)
         if alive := self.usage().instances:
-            log.info("%d instances go on, %d were lost in a crash", alive, len(lost))
+            log.info("%d instances continue, %d were lost in a crash", alive, len(lost))
 
     def _reason_to_end(self, record: InstanceRecord) -> str:
         if not self.files.has(record.id):

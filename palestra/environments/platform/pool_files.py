@@ -137,7 +137,7 @@ def _locked(path: Path) -> FileLock:
     try:
         return FileLock(path)
     except Locked:
-        raise PlatformError(f"another platform works in {path.parent}; choose another folder") from None
+        raise PlatformError(f"another platform uses {path.parent}; choose another folder") from None
 
 
 def _write_whole(path: Path, data: bytes) -> None:

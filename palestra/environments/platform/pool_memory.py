@@ -97,7 +97,9 @@ class PoolMemory:
             try:
                 self._spill(record)
             except OSError as e:
-                log.warning("instance %s ends with this process: the disk does not take it (%s)", record.id, e)
+                log.warning(
+                    "instance %s ends with this process, because it cannot be written to disk (%s)", record.id, e
+                )
 
     def bring_back(self, record: InstanceRecord) -> Instance:
         """Raises OSError, sqlite3.Error, PlatformError."""

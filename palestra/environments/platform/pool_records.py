@@ -90,7 +90,7 @@ class InstanceRecord:
 
     def move(self, state: InstanceState, now: float, reason: str = "") -> None:
         if state not in MOVES[self.state]:
-            raise PlatformError(f"instance {self.id} is {self.state}: it cannot become {state}")
+            raise PlatformError(f"instance {self.id} is {self.state} and cannot become {state}")
         self.state, self.updated_at, self.reason = state, now, reason
         if self.is_over:
             self.ended_at = now
@@ -124,7 +124,7 @@ class DuplicateRequest(PlatformError):
     """The same request id again: while its instance is being made, or for something else."""
 
     def __init__(self, record: InstanceRecord, *, is_same: bool) -> None:
-        reason = "is being worked on" if is_same else "was used to ask for something else"
+        reason = "is in progress" if is_same else "was used for another request"
         super().__init__(f"request {record.request_id} {reason}")
         self.instance_id = record.id if is_same else None
 

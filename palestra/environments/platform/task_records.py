@@ -49,7 +49,7 @@ class TaskKey(msgspec.Struct, frozen=True):
     def parse(cls, text: str) -> TaskKey:
         found = re.fullmatch(r"([a-z]+)-([a-z0-9_]+)-(\d[a-z]?)-(\d{1,10})((?:\.[a-z]+)*)", text)
         if found is None:
-            raise UnknownName(f"{text!r} is no task key; one looks like keys-put_number-0b-17")
+            raise UnknownName(f"{text!r} is not a task key; write it like keys-put_number-0b-17")
         return cls(found[1], found[2], found[3], int(found[4]), knobs_of(found[5].split(".")[1:]))
 
     @property
@@ -62,8 +62,8 @@ def knobs_of(names: Sequence[str]) -> tuple[DifficultyKnob, ...]:
     known = [knob for knob in DifficultyKnob if knob in names]
     if [*names] != known:
         raise UnknownName(
-            f"{'.'.join(names)!r} are no knobs of a task; "
-            f"there are {', '.join(DifficultyKnob)}, each once, in this order"
+            f"{'.'.join(names)!r} are not difficulty knobs of a task; there are "
+            f"{', '.join(DifficultyKnob)}, each once, in this order"
         )
     return tuple(known)
 

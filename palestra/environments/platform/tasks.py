@@ -32,7 +32,7 @@ def make_task(key: TaskKey | str, max_draws: int = MAX_DRAWS) -> PlatformTask:
     if key.difficulty != template.difficulty:
         raise UnknownName(f"{key.template} has difficulty {template.difficulty}, not {key.difficulty}")
     if key.number >= MAX_NUMBER:
-        raise UnknownName(f"the number of a task is below {MAX_NUMBER}, found {key.number}")
+        raise UnknownName(f"the number of a task must be below {MAX_NUMBER}, found {key.number}")
     rng = _generator(key)
     for _ in range(max_draws):
         seed = seed_of(app, rng.randrange(WORLDS), SeedSize(template.size))
@@ -43,7 +43,7 @@ def make_task(key: TaskKey | str, max_draws: int = MAX_DRAWS) -> PlatformTask:
                 key=key, app=app, template=template, seed=seed, params=params, prompt=prompt, variables=seed.variables
             )
             return msgspec.structs.replace(made, prompt=turned(made)) if key.knobs else made
-    raise PlatformError(f"no sound task came of {key} in {max_draws} draws")
+    raise PlatformError(f"no valid task was drawn for {key} in {max_draws} attempts")
 
 
 def _generator(key: TaskKey) -> random.Random:

@@ -48,7 +48,7 @@ def enter(memory_bytes: int, cpu_s: int) -> bool:
 def _refuse(event: str, _args: tuple[object, ...]) -> None:
     if event.startswith(REFUSED_EVENTS):
         what = "look for files" if event in QUIET_EVENTS else f"do this ({event})"
-        raise PermissionError(f"code of strangers may not {what}")
+        raise PermissionError(f"untrusted code may not {what}")
 
 
 def _limit(memory_bytes: int, cpu_s: int) -> None:

@@ -1,4 +1,4 @@
-"""The episode API call by call, as values: what to send where, and what comes back.
+"""The calls of the episode API as values: path, body, and type of the answer.
 
 Owns: paths, bodies, time limits. Never touches: sending.
 """
@@ -30,7 +30,7 @@ T = TypeVar("T")
 ROOT = "/episodes/v1"
 TIMEOUT_S = 30.0
 BATCH = 256
-"""Groups, leases or ends of one request."""
+"""Maximum number of groups, leases or ends in one request."""
 BATCH_BYTES = 4 * 2**20
 
 
@@ -45,7 +45,7 @@ class ApiCall(Generic[T]):
 
 
 def health(timeout_s: float) -> ApiCall[dict[str, str]]:
-    """Any server of the Tinker API has it."""
+    """The health route, which any server of the Tinker API has."""
     return ApiCall("GET", "/api/v1/healthz", dict[str, str], timeout_s=timeout_s)
 
 
@@ -140,12 +140,12 @@ class EpisodeFilter(TypedDict, total=False):
     """Which episodes are listed."""
 
     reward_min: float | None
-    """That much, or more."""
+    """Only episodes with at least this reward."""
     reward_below: float | None
     error: str | None
-    """A text in the error it ended with, or in why it was parked or cancelled; empty: any."""
+    """Text in the error, or in the reason for parking or cancelling; empty: any error."""
     task: str | None
-    """A text in its task."""
+    """Text in the task."""
 
 
 def list_episodes(
@@ -163,7 +163,7 @@ def list_episodes(
 def export_episodes(
     run: str | None, state: EpisodeState | str | None, limit: int | None, which: EpisodeFilter
 ) -> ApiCall[EpisodeTimeline]:
-    """Answered line by line."""
+    """Timelines of episodes, answered line by line."""
     bound = {} if limit is None else {"limit": limit}
     query = {**_meant(run, state, which), **bound, "format": "jsonl"}
     return ApiCall("GET", f"{ROOT}/episodes", EpisodeTimeline, query=query)
@@ -175,7 +175,7 @@ def _meant(run: str | None, state: EpisodeState | str | None, which: EpisodeFilt
 
 
 def batches(items: Sequence[T]) -> Iterator[list[T]]:
-    """As many as go into one request: tasks and results may be large."""
+    """Splits items into requests of a bounded size, since tasks and results may be large."""
     batch: list[T] = []
     size = 0
     for item in items:

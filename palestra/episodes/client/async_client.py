@@ -1,6 +1,6 @@
-"""A server's episodes: claim, play, end; and the trainer's side.
+"""The client of the episode API for coroutines: claim, play, end; and the trainer's side.
 
-Owns: claiming, what a client can be asked for. Never touches: HTTP, leases once they are held.
+Owns: claiming, the client's methods. Never touches: HTTP, leases once they are held.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 POLL_S = 20.0
-"""How long one request waits for an episode; then it is asked again."""
+"""How long one request waits for an episode before it is sent again."""
 LEAST_PAUSE_S = 0.2
-"""Between two claims, where the server does not let them wait."""
+"""Shortest pause between two claims, if the server answers at once."""
 HANG_UP_S = 0.5
-"""A client that is closed waits so long for answers to claims that were cancelled: who hangs up has claimed nothing."""
+"""How long `close` waits for the answers of cancelled claims."""
 
 
 class AsyncEpisodeClient:
-    """For coroutines of any event loop. `key` is the server's (None: TINKER_API_KEY); `retry_s` is how long a server
-    that does not answer is waited for."""
+    """Client of a server's episodes, for coroutines of any event loop. `key`: API key (None: TINKER_API_KEY).
+    `retry_s`: how long to retry while the server does not answer."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class AsyncEpisodeClient:
         self.calls = RetryingCalls(url, key, retry_s, tls=tls, proxy=proxy)
         self.leases = ClientLeases(self.calls, client_id)
         self._refusing: set[Future[None]] = set()
-        """Claims whose answers nobody waits for any more."""
+        """Cancelled claims whose answers are still to come."""
 
     @property
     def url(self) -> str:
@@ -89,8 +89,8 @@ class AsyncEpisodeClient:
         lease_s: float | None = None,
         on_error: OnError | str = OnError.END,
     ) -> AsyncIterator[AsyncEpisode]:
-        """One to play; waits for it, at most `wait_s`. Left by an exception it ends as failed or is released, as
-        `on_error` says; left without `end`, or by a task that is cancelled, it is released."""
+        """Claims one episode to play, waiting at most `wait_s`. If the block raises, the episode ends as failed or is
+        released, by `on_error`; if it is left without `end`, or its task is cancelled, the episode is released."""
         on_error = OnError(on_error)
         episode = await self.claim_one(run, kind, wait_s=wait_s, lease_s=lease_s)
         try:
@@ -123,9 +123,9 @@ class AsyncEpisodeClient:
         wait_s: float | None = None,
         lease_s: float | None = None,
     ) -> list[AsyncEpisode]:
-        """At least one, `max_n` at most, as soon as there is any; empty if there was none for `wait_s`. They are kept
-        by heartbeats until they are ended or released: to be looked after by the caller. Cancelled, it gives back what
-        the request under way still brings."""
+        """Claims one to `max_n` episodes as soon as there are any; empty if there was none for `wait_s`. Heartbeats
+        keep the leases until the caller ends or releases them. If this is cancelled, episodes that the running request
+        still brings are given back."""
         pace = ClaimPace(wait_s)
         while True:
             request = ClaimRequest(
@@ -145,7 +145,7 @@ class AsyncEpisodeClient:
             await self.calls.pause(pause_s)
 
     async def end_many(self, ends: Iterable[tuple[AsyncEpisode, EpisodeResult | SupportsFloat]]) -> list[EndAnswer]:
-        """Like `end` of each, in few requests; what is refused is told in its place, not raised."""
+        """Ends many episodes in few requests; a refused result is returned in its place, not raised."""
         return await self.leases.end_many([(episode.held_lease, as_result(result)) for episode, result in ends])
 
     async def _claim(self, request: ClaimRequest) -> Claimed:
@@ -165,19 +165,19 @@ class AsyncEpisodeClient:
             )  # they ran out before they were told of: nothing is left but to claim anew
 
     async def _refuse(self, asking: Future[Claimed]) -> None:
-        """Whoever wanted these has been cancelled."""
+        """Gives back leases whose claim was cancelled."""
         try:
             async with asyncio.timeout(GOODBYE_S):
                 claimed = await asyncio.wrap_future(asking)
             leases = [HeldLease.of(lease) for lease in claimed.leases]
             await self.leases.release(leases, "the claim was cancelled", retry_s=GOODBYE_S)
         except (EpisodeClientError, TimeoutError) as error:
-            log.info("a claim was cancelled: %s", error or "nothing came of it")
+            log.info("a claim was cancelled: %s", error or "it has no leases")
 
     # Training and looking on
 
     async def run(self, name: str, settings: RunSettings | None = None, *, model: str | None = None) -> AsyncRun:
-        """Makes it, or changes what is given of one that exists."""
+        """Makes a run, or changes the given settings of an existing one."""
         return AsyncRun(self.calls, await self.do(api.put_run(name, settings, model)))
 
     async def runs(self) -> list[RunInfo]:
@@ -187,7 +187,7 @@ class AsyncEpisodeClient:
         return await self.do(api.get_run(name))
 
     async def delete_run(self, name: str) -> int:
-        """With everything of it; how many episodes went."""
+        """Deletes a run with all its episodes; returns their number."""
         return (await self.do(api.delete_run(name))).deleted
 
     async def episodes(
@@ -199,14 +199,14 @@ class AsyncEpisodeClient:
         offset: int = 0,
         **which: Unpack[api.EpisodeFilter],
     ) -> EpisodePage:
-        """Those that are not committed, in the order of registration; `which`: by reward, error or task."""
+        """Episodes that are not committed, in the order of registration; `which` selects by reward, error or task."""
         return await self.do(api.list_episodes(run, state, limit=limit, offset=offset, **which))
 
     async def episode_info(self, episode_id: str) -> EpisodeInfo:
         return await self.do(api.get_episode(episode_id))
 
     async def timeline(self, episode_id: str) -> EpisodeTimeline:
-        """With the model calls and tools of its attempts. Secrets are blacked out."""
+        """The timeline of an episode: the model calls and tools of its attempts. Secrets are blacked out."""
         return await self.do(api.get_timeline(episode_id))
 
     def export(
@@ -217,11 +217,11 @@ class AsyncEpisodeClient:
         limit: int | None = None,
         **which: Unpack[api.EpisodeFilter],
     ) -> AsyncGenerator[EpisodeTimeline, None]:
-        """Timelines of those that `episodes` lists, all of them unless there is a limit, as they come."""
+        """Timelines of the episodes that `episodes` lists, without its limit, as they arrive."""
         return self.calls.lines(api.export_episodes(run, state, limit, which))
 
     async def requeue(self, episode_ids: Sequence[str]) -> int:
-        """Parked ones get a fresh start."""
+        """Puts parked episodes back into the queue."""
         return (await self.do(api.requeue(episode_ids))).requeued
 
     async def cancel(
@@ -237,7 +237,7 @@ class AsyncEpisodeClient:
     # Closing
 
     async def close(self) -> None:
-        """Leases that are still open are given back, those of claims that were cancelled too."""
+        """Closes the client and gives back all open leases, including those of cancelled claims."""
         if refusing := [asyncio.wrap_future(one) for one in self._refusing.copy()]:
             _, waiting = await asyncio.wait(refusing, timeout=HANG_UP_S)
             for one in waiting:
@@ -253,7 +253,7 @@ class AsyncEpisodeClient:
 
 
 class ClaimPace:
-    """How long each request of a claim waits, and what is between them."""
+    """How long each request of a claim waits, and the pauses between them."""
 
     def __init__(self, wait_s: float | None):
         self._deadline = None if wait_s is None else time.monotonic() + wait_s
@@ -266,7 +266,7 @@ class ClaimPace:
         return self._asked_s
 
     def pause(self, claimed: Claimed) -> float | None:
-        """None: the time is up."""
+        """Seconds to pause; None if the time is up."""
         now = time.monotonic()
         if self._deadline is not None and now >= self._deadline:
             return None

@@ -1,6 +1,6 @@
-"""An episode in the hands of a player, and how it is given back.
+"""An episode as a player sees it.
 
-Owns: what a player sees of a lease; end, failure, release. Never touches: claiming.
+Owns: the player's view of a lease; end, failure, release. Never touches: claiming.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ MODEL_RETRIES = 8
 
 
 class OnError(StrEnum):
-    """What becomes of an episode whose player raises."""
+    """What happens to an episode whose player raises."""
 
     END = "end"
-    """It ends as failed, with the error as its result: the fault is the task's or the policy's."""
+    """The episode ends as failed, with the error as its result: the cause is the task or the policy."""
     RELEASE = "release"
-    """Somebody else may try it: the fault is this machine's."""
+    """The episode is released for another player: the cause is this machine."""
 
 
 class EpisodeView:
-    """What a lease says, whoever holds it."""
+    """The data of a lease, for coroutines and threads alike."""
 
     def __init__(self, held_lease: HeldLease):
         self.held_lease = held_lease
@@ -100,32 +100,32 @@ class EpisodeView:
 
     @property
     def traceparent(self) -> str:
-        """W3C's, of this attempt: spans of the player's own that name it as their parent join its trace."""
+        """W3C trace context of this attempt; the player's own spans join the trace if they name it as their parent."""
         return self.held_lease.lease.traceparent
 
     @property
     def can_continue(self) -> bool:
-        """As the last heartbeat said. When it turns false, no result will be taken any more."""
+        """Whether the episode can continue, by the last heartbeat. Once it is false, no result is accepted."""
         return self.held_lease.can_continue and not self.held_lease.is_over
 
     @property
     def reason(self) -> str:
-        """Why it cannot go on."""
+        """Why the episode cannot continue."""
         return self.held_lease.reason
 
     @property
     def is_over(self) -> bool:
-        """Ended or given back by this player."""
+        """Whether this player has ended the episode or given it back."""
         return self.held_lease.is_over
 
     @property
     def result(self) -> EpisodeResult | None:
-        """As it was sent last."""
+        """The result that was sent last."""
         return self.held_lease.result
 
     @property
     def ended(self) -> EndAnswer | None:
-        """What the server made of it."""
+        """The server's answer to the result."""
         return self.held_lease.ended
 
     def __repr__(self) -> str:
@@ -140,22 +140,22 @@ class AsyncEpisode(EpisodeView):
         self._leases = leases
 
     def openai(self, **options: Any) -> openai.AsyncOpenAI:
-        """A client whose calls are this attempt's; options are the SDK's."""
+        """An OpenAI client whose calls belong to this attempt; options are those of the SDK."""
         from openai import AsyncOpenAI
 
         options.setdefault("max_retries", MODEL_RETRIES)
         return AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, **options)
 
     async def end(self, reward: SupportsFloat | None = None, **parts: Unpack[ResultParts]) -> EndAnswer:
-        """Returns when the result is safe. `is_kept` of the answer is false where it came too late; a result that
-        cannot be right raises InvalidResult."""
+        """Ends the episode; returns when the server has stored the result. `is_kept` of the answer is false if it came
+        too late. Raises InvalidResult for an impossible result."""
         return await self.end_with(result_of(reward, **parts))
 
     async def end_with(self, result: EpisodeResult) -> EndAnswer:
         return await self._leases.end(self.held_lease, result)
 
     async def release(self, reason: str = "released") -> None:
-        """Gives it back unplayed: another player gets it."""
+        """Gives the episode back, so that another player gets it."""
         await self._leases.release([self.held_lease], reason)
 
     async def check(self) -> bool:
@@ -164,7 +164,8 @@ class AsyncEpisode(EpisodeView):
         return self.can_continue
 
     async def leave(self, error: BaseException | None = None, on_error: OnError = OnError.END) -> None:
-        """However it was played, it is not left open. What goes wrong here is logged: the player's error counts."""
+        """Ends or releases the episode after the player. Errors here are only logged, so that the player's error is the
+        one raised."""
         try:
             if not self.can_continue:
                 return
@@ -180,7 +181,8 @@ class AsyncEpisode(EpisodeView):
 
 
 def ends_as_failed(error: BaseException | None, on_error: OnError) -> TypeGuard[Exception]:
-    """Not what stops a program, and not our own trouble with the server: those say nothing about the episode."""
+    """Whether an error is the episode's result. Errors that stop the program, and errors between client and server, are
+    not."""
     is_ours = isinstance(error, EpisodeClientError) and not isinstance(error, InvalidResult)
     return isinstance(error, Exception) and not is_ours and on_error is OnError.END
 

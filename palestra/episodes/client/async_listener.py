@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class ListenedRun(Protocol):
-    """What a listener needs of its run."""
+    """The part of a run that a listener needs."""
 
     @property
     def name(self) -> str: ...
@@ -35,26 +35,26 @@ class ListenedRun(Protocol):
 
 
 class PushInbox:
-    """What came, and what is answered to it: for threads and event loops alike."""
+    """Received messages and their answers, for threads and event loops alike."""
 
     def __init__(self, run: str, after: int | None):
         self._run, self._after = run, after or 0
         self.acked: int | None = None
         self._open: int | None = None
-        """The number of a group that waits for its acknowledgement."""
+        """Number of the group that waits for its acknowledgement."""
 
     def check_acked(self) -> None:
         if self._open is not None:
             raise ListenError(
-                f"group {self._open} was not acknowledged: once it is safe call ack(), then take the next"
+                f"group {self._open} was not acknowledged; call ack() once it is stored, then take the next"
             )
 
     def take(self, payload: bytes) -> PlayedGroup | str:
-        """A group that is new; else the answer to what came."""
+        """The group in a message if it is new; otherwise the answer to send."""
         try:
             group = msgspec.json.decode(payload, type=PushedGroup)
         except msgspec.DecodeError as error:
-            return f"refused: this is no group: {error}"
+            return f"refused: this is not a group: {error}"
         if group.run != self._run:
             return f"refused: this is the trainer of run {self._run}"
         if group.group.number <= self._after:
@@ -63,7 +63,7 @@ class PushInbox:
         return group.group
 
     def ack(self, number: int) -> str | None:
-        """The answer; None: nobody waits for it any more."""
+        """The answer to send; None if the server no longer waits for it."""
         if self._open != number:
             return None
         self._open, self._after, self.acked = None, number, number
@@ -71,7 +71,7 @@ class PushInbox:
 
 
 class ListenSocket:
-    """A socket that is listened on."""
+    """The ZeroMQ socket on which groups arrive."""
 
     def __init__(self, address: str):
         try:
@@ -102,7 +102,7 @@ class ListenSocket:
 
 
 class AsyncPushed:
-    """A group, to be made safe and then acknowledged: it comes again otherwise."""
+    """A received group. Store it, then call `ack`; otherwise it is sent again."""
 
     def __init__(self, group: PlayedGroup, listener: AsyncListener):
         self.group, self._listener = group, listener
@@ -112,12 +112,12 @@ class AsyncPushed:
         return self.group.number
 
     async def ack(self) -> None:
-        """It is safe here: the server may forget it."""
+        """Confirms that the group is stored, so that the server may delete it."""
         await self._listener.ack(self.number)
 
 
 class AsyncListener:
-    """`AsyncRun.listen` makes it. For one task; cancelled, it leaves no group acknowledged that was not."""
+    """Receives pushed groups; made by `AsyncRun.listen`, for one task. Cancelling it never acknowledges a group."""
 
     def __init__(
         self, run: ListenedRun, address: str, *, after: int | None, wait_s: float | None, advertised: str | None
@@ -146,7 +146,7 @@ class AsyncListener:
                 await self._run.commit(self._inbox.acked)  # the last answer may be lost with the socket
             await self._run.push_to("", self._advertised)
         except EpisodeClientError as error:
-            log.warning("the server was not told that nobody listens any more: %s", error)
+            log.warning("the server could not be informed that this trainer stops listening: %s", error)
 
     async def __aiter__(self) -> AsyncGenerator[AsyncPushed, None]:
         while (payload := await self._receive()) is not None:
@@ -161,7 +161,7 @@ class AsyncListener:
             await self._open_socket.socket.send_string(answer)
 
     async def _receive(self) -> bytes | None:
-        """None: nothing came for so long."""
+        """The next message; None if none came in time."""
         self._inbox.check_acked()
         socket = self._open_socket.socket
         return await socket.recv() if await socket.poll(self._wait_ms) else None
@@ -169,5 +169,5 @@ class AsyncListener:
     @property
     def _open_socket(self) -> ListenSocket:
         if self._listen_socket is None:
-            raise ListenError("nobody listens yet: `with` or `async with run.listen(…) as groups`")
+            raise ListenError("the listener is not open; use `with` or `async with run.listen(…) as groups`")
         return self._listen_socket

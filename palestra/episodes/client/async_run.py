@@ -1,6 +1,6 @@
-"""A run from its trainer's side: what is to be played, what was played, which weights play it.
+"""A run for its trainer: registering groups, reading played ones, publishing weights.
 
-Owns: batches of registrations, reading on from a cursor. Never touches: the trainer's checkpoint, where the cursor is.
+Owns: batches of registrations, reading from a cursor. Never touches: the trainer's checkpoint, which keeps the cursor.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from palestra.types.episodes import EpisodeState, NewGroup, PlayedGroup, Registe
 
 POLL_S = 20.0
 AT_ONCE = 16
-"""Groups of one answer."""
+"""Maximum number of groups in one answer."""
 
 
 class ReadPace:
@@ -36,7 +36,7 @@ class ReadPace:
         return min(max(self._since + self._wait_s - time.monotonic(), 0.0), POLL_S)
 
     def goes_on(self, page: PlayedGroups) -> bool:
-        """False: nothing came for `wait_s`."""
+        """Whether to continue; false if nothing came for `wait_s`."""
         now = time.monotonic()
         if page.groups or page.cursor > self.cursor:
             self.cursor, self._since = max(page.cursor, self.cursor), now
@@ -45,11 +45,11 @@ class ReadPace:
 
 
 class AsyncRun:
-    """`AsyncEpisodeClient.run` makes it. Every call may be repeated without harm."""
+    """A run, made by `AsyncEpisodeClient.run`. Every call may be repeated without harm."""
 
     def __init__(self, calls: RetryingCalls, info: RunInfo):
         self._calls, self.info = calls, info
-        """As of the last call that told it."""
+        """State of the run at the last call."""
 
     @property
     def name(self) -> str:
@@ -59,7 +59,7 @@ class AsyncRun:
         return await self._note(api.get_run(self.name))
 
     async def register(self, groups: Iterable[NewGroup]) -> list[Registered]:
-        """Those that are registered already stay as they are. Waits while the queue is full."""
+        """Registers groups, waiting while the queue is full. Groups that are already registered do not change."""
         registered: list[Registered] = []
         for batch in api.batches(list(groups)):
             registered += (await self._calls.do(api.register(self.name, batch))).groups
@@ -73,9 +73,9 @@ class AsyncRun:
         version: int | None = None,
         tokens: bool = True,
     ) -> AsyncGenerator[PlayedGroup, None]:
-        """Whole groups in the order they were delivered, dropped ones too, from the first after the cursor `after`
-        (None: the committed one). Ends when none came for `wait_s`; a group's `number` is the cursor to commit.
-        `version`: of the weights to be trained; what is staler than the run allows is dropped."""
+        """Complete and dropped groups in the order of delivery, after the cursor `after` (None: the committed one).
+        Ends when none came for `wait_s`. A group's `number` is the cursor to commit. `version`: version of the weights
+        to train; groups that are older than the run allows are dropped."""
         pace = ReadPace(self.info.committed if after is None else after, wait_s)
         while True:
             call = api.played_groups(
@@ -102,27 +102,27 @@ class AsyncRun:
         return AsyncListener(self, address, after=after, wait_s=wait_s, advertised=told)
 
     async def check_cursor(self, after: int | None) -> None:
-        """That it can be this run's."""
+        """Checks that a cursor can belong to this run."""
         if after and after > (info := await self.refresh()).delivered:
             detail = f"after={after}: the newest group of run {info.run!r} is {info.delivered}"
             raise ListenError(f"{detail}; is it the cursor of another run, or of another server?")
 
     async def push_to(self, address: str, instead_of: str | None = None) -> None:
-        """Tells the server where to push groups, or nowhere any more, unless it was told otherwise meanwhile."""
+        """Sets the address to which the server pushes groups (empty: none), unless it was changed meanwhile."""
         settings = (await self.refresh()).settings
         if instead_of in (None, settings.push_to):
             await self._note(api.put_run(self.name, replace(settings, push_to=address), None))
 
     async def commit(self, cursor: int) -> RunInfo:
-        """What is up to it is forgotten: call it once a checkpoint holds it."""
+        """Commits groups up to the cursor: the server deletes them. Call it once a checkpoint has the cursor."""
         return await self._note(api.commit(self.name, cursor))
 
     async def publish(self, version: int, model: str) -> RunInfo:
-        """Newer weights: model calls of this run's episodes are answered by them from now on."""
+        """Publishes newer weights, which answer the model calls of this run's episodes from now on."""
         return await self._note(api.publish(self.name, version, model))
 
     async def pause(self) -> RunInfo:
-        """No claims, no model calls, and no lease ages."""
+        """Pauses the run: claims get nothing, model calls wait, and leases do not expire."""
         return await self._note(api.pause(self.name))
 
     async def resume(self) -> RunInfo:
@@ -138,8 +138,8 @@ class AsyncRun:
         return (await self._calls.do(api.cancel(self.name, episode_ids, group_ids, reason))).cancelled
 
     async def delete(self) -> int:
-        """With everything of it, read or not; how many episodes went. Who plays one is told `cancelled`, and the name
-        can be used anew."""
+        """Deletes the run with all its episodes, read or not; returns their number. Players get `cancelled`, and the
+        name can be used again."""
         return (await self._calls.do(api.delete_run(self.name))).deleted
 
     async def requeue(self, episode_ids: Sequence[str]) -> int:

@@ -1,6 +1,6 @@
-"""The same for threads: claim, play, end; and the trainer's side.
+"""The client of the episode API for threads.
 
-Owns: nothing: `async_client` has it all. Never touches: HTTP, leases.
+Owns: nothing; `async_client` does the work. Never touches: HTTP, leases.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def _for_threads(found: list[AsyncEpisode]) -> list[Episode]:
 
 
 class EpisodeClient(Facade[AsyncEpisodeClient]):
-    """For any number of threads of one process. `key` is the server's (None: TINKER_API_KEY); `retry_s` is how long
-    a server that does not answer is waited for."""
+    """Client of a server's episodes, for any number of threads of one process. `key`: API key (None: TINKER_API_KEY).
+    `retry_s`: how long to retry while the server does not answer."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class EpisodeClient(Facade[AsyncEpisodeClient]):
         lease_s: float | None = None,
         on_error: OnError | str = OnError.END,
     ) -> Iterator[Episode]:
-        """One to play; waits for it, at most `wait_s`. Left by an exception it ends as failed or is released, as
-        `on_error` says; left without `end`, or by Ctrl-C, it is released."""
+        """Claims one episode to play, waiting at most `wait_s`. If the block raises, the episode ends as failed or is
+        released, by `on_error`; if it is left without `end`, or by Ctrl-C, the episode is released."""
         on_error = OnError(on_error)
         episode = self.claim_one(run, kind, wait_s=wait_s, lease_s=lease_s)
         try:
@@ -79,7 +79,7 @@ class EpisodeClient(Facade[AsyncEpisodeClient]):
     claim = waits_for(_for_threads, AsyncEpisodeClient.claim)
 
     def end_many(self, ends: Iterable[tuple[Episode, EpisodeResult | SupportsFloat]]) -> list[EndAnswer]:
-        """Like `end` of each, in few requests; what is refused is told in its place, not raised."""
+        """Ends many episodes in few requests; a refused result is returned in its place, not raised."""
         results = [(episode.inner, as_result(result)) for episode, result in ends]
         return SHARED.wait(self.inner.end_many(results))
 

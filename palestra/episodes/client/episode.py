@@ -1,6 +1,6 @@
-"""An episode in the hands of a thread.
+"""An episode that a thread plays.
 
-Owns: nothing: `async_episode` has it all. Never touches: claiming.
+Owns: nothing; `async_episode` does the work. Never touches: claiming.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class Episode(EpisodeView, Facade[AsyncEpisode]):
         Facade.__init__(self, inner)
 
     def openai(self, **options: Any) -> openai.OpenAI:
-        """A client whose calls are this attempt's; options are the SDK's."""
+        """An OpenAI client whose calls belong to this attempt; options are those of the SDK."""
         from openai import OpenAI
 
         options.setdefault("max_retries", MODEL_RETRIES)
         return OpenAI(base_url=self.base_url, api_key=self.api_key, **options)
 
     def end(self, reward: SupportsFloat | None = None, **parts: Unpack[ResultParts]) -> EndAnswer:
-        """Returns when the result is safe. `is_kept` of the answer is false where it came too late; a result that
-        cannot be right raises InvalidResult."""
+        """Ends the episode; returns when the server has stored the result. `is_kept` of the answer is false if it came
+        too late. Raises InvalidResult for an impossible result."""
         return self.end_with(result_of(reward, **parts))  # read here: a reward may be a tensor
 
     end_with = waits(AsyncEpisode.end_with)

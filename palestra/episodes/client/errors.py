@@ -1,14 +1,14 @@
-"""What can go wrong between a client and its server."""
+"""Errors of the episode client."""
 
 from __future__ import annotations
 
 
 class EpisodeClientError(Exception):
-    """Any of these."""
+    """Base class of the episode client's errors."""
 
 
 class EpisodeApiError(EpisodeClientError):
-    """The server's refusal, in its words. Asking again would not help."""
+    """The server refused the request; the message is the server's. Repeating it would not help."""
 
     def __init__(self, status: int, detail: str, what: str):
         super().__init__(f"{what}: {detail} (HTTP {status})")
@@ -16,16 +16,16 @@ class EpisodeApiError(EpisodeClientError):
 
     @property
     def is_run_missing(self) -> bool:
-        """Nobody has made the run yet; other 404s are of routes and episodes that will never be there."""
+        """Whether the run does not exist yet; other 404s are about routes and episodes that will never exist."""
         return self.status == 404 and self.detail.startswith("no run ")
 
 
 class NotThere(EpisodeApiError, LookupError):
-    """The server knows no run or episode of that name (404)."""
+    """The server has no run or episode of that name (404)."""
 
 
 class ServerSilent(EpisodeClientError, ConnectionError):
-    """It could not be reached, or asked to come back later, for as long as this client was told to try."""
+    """The server could not be reached, or was busy, for the whole retry time of this client."""
 
 
 class NoEpisode(EpisodeClientError):
@@ -33,7 +33,7 @@ class NoEpisode(EpisodeClientError):
 
 
 class InvalidResult(EpisodeClientError, ValueError):
-    """A result that no server would take, such as a reward that is no number."""
+    """The result is impossible, such as a reward that is not a number."""
 
 
 class ClientClosed(EpisodeClientError):
@@ -41,4 +41,4 @@ class ClientClosed(EpisodeClientError):
 
 
 class ListenError(EpisodeClientError):
-    """There is nothing to listen on, or a group was passed over."""
+    """The listener is not open, or a group was not acknowledged."""

@@ -1,6 +1,6 @@
-"""Methods for threads, made of those for coroutines: the same work on the shared event loop, and the caller waits.
+"""Turns methods for coroutines into methods for threads: the work runs on the shared event loop, and the caller waits.
 
-Owns: nothing but that. Never touches: what the methods do.
+Owns: this conversion. Never touches: what the methods do.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Leases that are kept while somebody plays: one thread tells the server about all of a client's.
+"""Heartbeats for leases: one thread renews all leases of a client.
 
-Owns: when to beat, what is known of each lease. Never touches: what is played under them.
+Owns: when to send, what is known of each lease. Never touches: what is played.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AGAIN_S = 1.0  # after a beat that was not answered
 
 @dataclass(slots=True, eq=False)
 class HeldLease:
-    """A lease, and what the server said about it last."""
+    """A lease and the server's last answer about it."""
 
     lease: Lease
     due: float
@@ -51,13 +51,12 @@ class HeldLease:
 
     def end_request(self, result: EpisodeResult) -> EndRequest:
         if self.is_over and self.ended is None:
-            raise InvalidResult(f"episode {self.lease.episode_id} was given back: it cannot be ended any more")
+            raise InvalidResult(f"episode {self.lease.episode_id} was given back and can no longer be ended")
         self.result = check_result(result)
         return EndRequest(episode_id=self.lease.episode_id, attempt=self.lease.attempt, result=result)
 
     def settle(self, ended: EndAnswer) -> EndAnswer:
-        """Notes what the server made of a result. Too late is told and logged; what is the player's mistake is
-        raised."""
+        """Records the server's answer to a result. A late result is logged; a mistake of the player is raised."""
         name = self.lease.episode_id
         if ended.status is EndStatus.INVALID:  # it may be ended again, better
             raise InvalidResult(f"episode {name}: {ended.detail or ended.status}")
@@ -75,7 +74,7 @@ Send = Callable[[Sequence[LeaseRef], float], list[HeartbeatAnswer]]
 
 
 class HeartbeatThread:
-    """Its thread lives as long as there are leases."""
+    """The thread that sends heartbeats; it lives as long as there are leases."""
 
     def __init__(self, send: Send):
         self._send = send

@@ -1,6 +1,6 @@
 """One HTTP exchange with one server, on connections that stay open.
 
-Owns: connections, TLS, proxies, timeouts, the key. Never touches: what is said, and whether to say it again.
+Owns: connections, TLS, proxies, timeouts, the key. Never touches: the content of requests, retries.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logging.getLogger("httpx").addFilter(lambda record: record.threadName != loop_th
 
 
 class ExchangeBroken(Exception):
-    """An exchange came to nothing; the server may have done what was asked."""
+    """An exchange failed; the server may have done the work nevertheless."""
 
     def __init__(self, reason: str, *, is_reached: bool):
         super().__init__(reason)

@@ -1,6 +1,6 @@
-"""The leases of one client: kept by heartbeats, ended or given back.
+"""The leases of one client: renewed by heartbeats, ended or given back.
 
-Owns: the client's identity, what it tells the server about its leases. Never touches: claiming, players.
+Owns: the client's id, its requests about leases. Never touches: claiming, players.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Played groups pushed to a trainer that is a thread.
+"""Receiving pushed groups in a thread.
 
-Owns: nothing: `async_listening` has it all. Never touches: the trainer's checkpoint, HTTP.
+Owns: nothing; `async_listener` does the work. Never touches: the trainer's checkpoint, HTTP.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from palestra.types.episodes import PlayedGroup
 
 
 class Pushed(Facade[AsyncPushed]):
-    """A group, to be made safe and then acknowledged: it comes again otherwise."""
+    """A received group. Store it, then call `ack`; otherwise it is sent again."""
 
     @property
     def group(self) -> PlayedGroup:
@@ -28,7 +28,7 @@ class Pushed(Facade[AsyncPushed]):
 
 
 class Listener(Facade[AsyncListener]):
-    """`Run.listen` makes it. For one thread."""
+    """Receives pushed groups; made by `Run.listen`, for one thread."""
 
     @property
     def address(self) -> str:

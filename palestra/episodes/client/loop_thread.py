@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, on which the other threads of a program have their coroutines run.
+"""An event loop in its own thread, on which other threads of the program run coroutines.
 
 Owns: the thread, its end, forks. Never touches: what runs there.
 """
@@ -26,7 +26,8 @@ END_S = 5.0
 
 
 class LoopThread:
-    """It begins with its first work. A daemon: it does not keep a program from ending, and works until it does."""
+    """A thread with an event loop; it starts with its first work. As a daemon it does not keep the program from
+    ending."""
 
     def __init__(self, name: str):
         self.name = name

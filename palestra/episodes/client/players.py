@@ -1,7 +1,7 @@
 """How one episode is played by a user's function.
 
-Owns: threads for players that are no coroutines, what becomes of what they return or raise. Never touches: how many are
-played, and until when.
+Owns: threads for players that are not coroutines, how their return value or exception becomes a result. Never touches:
+how many are played, and until when.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from palestra.types.episodes import EpisodeResult
 log = logging.getLogger(__name__)
 
 Result = EpisodeResult | SupportsFloat | None
-"""A reward, or all there is to say; None where the player has ended the episode itself."""
+"""What a player returns: a reward, a full result, or None if it has ended the episode itself."""
 Player = Callable[[Episode], Result]
 AsyncPlayer = Callable[[AsyncEpisode], Awaitable[Result]]
 
@@ -71,7 +71,7 @@ def _final_result(episode: EpisodeView, result: Result) -> EpisodeResult | None:
     if episode.is_over:
         return None
     if result is None:
-        log.warning("episode %s: its player returned None without episode.end(…): it is given back", episode.id)
+        log.warning("episode %s is given back, because its player returned None without episode.end(…)", episode.id)
         return None
     return as_result(result)
 

@@ -1,6 +1,6 @@
-"""`play`: a function of the user's plays what a server has.
+"""`play`: a user's function plays the episodes of a server.
 
-Owns: an event loop for it, signals. Never touches: the order of things; the pool has it.
+Owns: its event loop, signals. Never touches: claiming and counting, which the pool does.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ def play(
     handle_signals: bool = True,
     **options: Any,
 ) -> PlayCounts:
-    """Plays what the server has, `concurrency` at a time, until it is stopped; other options are PoolOptions'.
+    """Plays the server's episodes, `concurrency` at a time, until it is stopped; other options are those of
+    PoolOptions.
 
-    `player(episode)` returns a reward or an EpisodeResult; if it is async, it gets an AsyncEpisode on an event loop of
-    the pool's own. One that raises does not end the pool. SIGINT and SIGTERM drain it: nothing new is claimed, what is
-    played is finished, after `drain_s` or a second signal it is given back.
+    `player(episode)` returns a reward or an EpisodeResult; if it is async, it gets an AsyncEpisode on the pool's event
+    loop. A player that raises does not end the pool. SIGINT and SIGTERM drain the pool: it claims no more and finishes
+    its episodes; after `drain_s` or a second signal they are given back.
     """
     chosen = cast(AsyncPlayer, player) if is_async(player) else in_threads(cast(Player, player))
     pool = PlayerPool(client.inner, chosen, OnError(on_error), PoolOptions(**options))
@@ -48,7 +49,7 @@ def play(
 async def play_async(
     client: AsyncEpisodeClient, player: AsyncPlayer, *, on_error: OnError | str = OnError.END, **options: Any
 ) -> PlayCounts:
-    """The same on the caller's event loop. Cancelled, it drains; signals are the caller's."""
+    """As `play`, on the caller's event loop. Cancelling it drains the pool; signals are left to the caller."""
     pool = PlayerPool(client, player, OnError(on_error), PoolOptions(**options))
     work = asyncio.create_task(pool.run())
     try:

@@ -1,7 +1,7 @@
-"""Many episodes at a time, until told to stop.
+"""A pool of players: many episodes at a time, until it is stopped. One task claims for all, so an idle pool costs one
+waiting request.
 
-One task claims for all, so that an idle pool costs one request that waits. Owns: how many are played at once, drain,
-counts. Never touches: what a player does.
+Owns: how many are played at once, drain, counts. Never touches: what a player does.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ STOPPED = "the pool was stopped"
 
 @dataclass(slots=True)
 class PlayCounts:
-    """What became of the episodes that a pool of players claimed."""
+    """Counts of the episodes that a pool has claimed, by outcome."""
 
     claimed: int = 0
     ended: int = 0
-    """With a reward."""
+    """Ended with a reward."""
     failed: int = 0
     """Ended with the player's error as their result."""
     released: int = 0
     """Given back: by the player, by its error, or because the pool was stopped."""
     lost: int = 0
-    """The server did not take the result any more."""
+    """The server no longer accepted the result."""
     reward_sum: float = 0.0
     reason: str = ""
     """Why the pool stopped."""
@@ -63,7 +63,7 @@ class PlayCounts:
         return self.reward_sum / self.ended if self.ended else None
 
     def add(self, episode: EpisodeView) -> None:
-        """One that is over."""
+        """Counts an episode that has ended."""
         if episode.result is not None and episode.ended is not None and episode.ended.is_kept:
             self.ended += episode.result.error is None
             self.failed += episode.result.error is not None
@@ -87,27 +87,27 @@ class PoolOptions:
     kind: EpisodeKind | str | None = None
     lease_s: float | None = None
     max_episodes: int | None = None
-    """Stop after so many."""
+    """Stop after this number of episodes."""
     idle_s: float | None = None
-    """Stop when there was nothing to play for so long."""
+    """Stop when no episode was available for this time."""
     run_wait_s: float = RUN_WAIT_S
-    """How long to wait for a run that nobody has made yet."""
+    """How long to wait for a run that does not exist yet."""
     claim_s: float = CLAIM_S
     """How long a claim waits at the server."""
     drain_s: float = DRAIN_S
-    """What is played when the pool is stopped may go on for so long; then it is given back."""
+    """How long running episodes may continue after a stop, before they are given back."""
     on_progress: Callable[[PlayCounts], None] | None = None
-    """Every few seconds, and at the end."""
+    """Called every few seconds, and at the end."""
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
-            raise ValueError(f"concurrency={self.concurrency}: it has to be 1 or more")
+            raise ValueError(f"concurrency={self.concurrency}: it must be 1 or more")
         if self.kind is not None:
             EpisodeKind(self.kind)
 
 
 class PlayerPool:
-    """On one event loop, once."""
+    """A pool of players, which runs once, on one event loop."""
 
     def __init__(self, client: AsyncEpisodeClient, player: AsyncPlayer, on_error: OnError, options: PoolOptions):
         self._client, self._player, self._on_error, self._options = client, player, on_error, options
@@ -124,14 +124,16 @@ class PlayerPool:
         self._busy_at = self._reported_at = time.monotonic()
 
     def stop(self, reason: str) -> None:
-        """On the pool's event loop. What is played has `drain_s`; told twice, it is given back at once."""
+        """Stops the pool; call it on its event loop. Running episodes have `drain_s`; a second call gives them back at
+        once."""
         is_second = self._drain_until < math.inf
         self._begin_stop(reason)
         self._drain_until = time.monotonic() + (0.0 if is_second else self._options.drain_s)
         self._changed.set()
 
     async def run(self) -> PlayCounts:
-        """A server that is not there is not waited for; one that goes away later is."""
+        """Runs the pool until it is stopped. A server that cannot be reached at the beginning is an error; later, it is
+        waited for."""
         await self._client.calls.reach()
         try:
             while not self._is_over():
@@ -201,7 +203,7 @@ class PlayerPool:
             return False
         if since is None:
             self._run_missing_since = now
-            said = "%s: waiting for run %r, which nobody has made yet, for up to %.0f s"
+            said = "%s: run %r does not exist yet; waiting up to %.0f s for it"
             log.warning(said, self._client.url, chosen.run, chosen.run_wait_s)
         self._next_claim_at = now + LOOK_EVERY_S
         return True
@@ -237,7 +239,7 @@ class PlayerPool:
     def _begin_stop(self, reason: str) -> None:
         if not self._is_stopped:
             self._is_stopped, self._counts.reason = True, reason
-            log.info("stopping (%s): %d episodes are played to their end", reason, len(self._playing))
+            log.info("stopping (%s): %d running episodes are played to their end", reason, len(self._playing))
         if self._claiming is not None:
             self._claiming.cancel()  # gives back what still comes
 

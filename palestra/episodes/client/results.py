@@ -1,4 +1,4 @@
-"""Results as players give them, checked before they are sent.
+"""Results of players, checked before they are sent.
 
 Owns: what counts as a result. Never touches: the wire.
 """
@@ -17,7 +17,7 @@ MAX_MESSAGE = 4000  # characters of an error that are kept: a traceback may hold
 
 
 class ResultParts(TypedDict, total=False):
-    """What a result may say besides its reward."""
+    """Optional parts of a result besides its reward."""
 
     step_rewards: Iterable[SupportsFloat]
     agent_rewards: Mapping[str, SupportsFloat] | None
@@ -49,16 +49,16 @@ def as_result(result: EpisodeResult | SupportsFloat) -> EpisodeResult:
 
 
 def check_result(result: EpisodeResult) -> EpisodeResult:
-    """JSON has no NaN and no infinity: they would arrive as nothing at all."""
+    """Checks that all numbers are finite, since JSON has no NaN and no infinity."""
     numbers: list[tuple[str, float | None]] = [("reward", result.reward)]
     numbers += [(f"step_rewards[{i}]", value) for i, value in enumerate(result.step_rewards)]
     numbers += [(f"agent_rewards[{name!r}]", value) for name, value in result.agent_rewards.items()]
     numbers += [(f"metrics[{name!r}]", value) for name, value in result.metrics.items()]
     for name, value in numbers:
         if value is not None and not math.isfinite(value):
-            raise InvalidResult(f"{name} is {value}: it has to be a finite number")
+            raise InvalidResult(f"{name} is {value}, but it must be a finite number")
     if result.reward is None and not (result.step_rewards or result.agent_rewards or result.error):
-        raise InvalidResult("a result without a reward: give one, or step_rewards, agent_rewards or an error")
+        raise InvalidResult("the result has no reward; give reward, step_rewards, agent_rewards or an error")
     return result
 
 
@@ -67,11 +67,11 @@ def error_of(error: BaseException) -> EpisodeError:
 
 
 def _number(value: SupportsFloat, name: str) -> float:
-    """Also one of numpy's or torch's."""
+    """A number, also one of numpy or torch."""
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise InvalidResult(f"{name} is {value!r:.100}: it has to be a finite number") from None
+        raise InvalidResult(f"{name} is {value!r:.100}, but it must be a finite number") from None
 
 
 def _numbers(given: Mapping[str, SupportsFloat] | None, what: str) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Calls that are repeated until they are answered: every one of this API may be sent twice.
+"""Calls that are repeated until they are answered; every call of this API may be sent twice.
 
 Owns: back-off, reading answers, what a refusal says. Never touches: sockets, leases.
 """
@@ -45,7 +45,7 @@ class WaitReason:
 
 
 class RetryingCalls:
-    """One server's, for coroutines of any event loop; `key` is the server's (None: TINKER_API_KEY)."""
+    """Calls to one server, for coroutines of any event loop. `key`: API key (None: TINKER_API_KEY)."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class RetryingCalls:
 
     @shared
     async def do(self, call: ApiCall[T], *, retry_s: float | None = None) -> T:
-        """`retry_s`: for calls that are worth less patience than others; 0: none."""
+        """Sends a call until it is answered. `retry_s`: shorter retry time for this call; 0: no retries."""
         patience = RetryBudget(self, self.retry_s if retry_s is None else min(retry_s, self.retry_s))
         while True:
             async with self._call_under_way():
@@ -95,7 +95,7 @@ class RetryingCalls:
                         async for line in stream:
                             yield self._record(line, answer.status_code, call)
             except ExchangeBroken as error:
-                raise ServerSilent(f"{self.url} broke off: {error.reason}") from error
+                raise ServerSilent(f"{self.url} closed the connection: {error.reason}") from error
 
     @shared
     async def reach(self) -> None:
@@ -162,13 +162,13 @@ class RetryingCalls:
         try:
             return msgspec.json.decode(text, type=call.answer)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            hint = f"not what this client understands ({error}); is {self.url} a Palestra server?"
+            hint = f"the answer cannot be read ({error}); is {self.url} a Palestra server?"
             raise EpisodeApiError(status, hint, f"{call.method} {call.path}") from error
 
     def _refusal(self, got: httpx.Response, call: ApiCall[Any]) -> EpisodeApiError:
         status, words, what = got.status_code, _words(got), f"{call.method} {call.path}"
         if status < 400:
-            words = f"{self.url} points to {got.headers.get('location', 'elsewhere')}: use that URL"
+            words = f"{self.url} redirects to {got.headers.get('location', 'elsewhere')}; use that URL"
         elif status in (404, 405) and words in ("Not Found", "Method Not Allowed", got.reason_phrase):
             words = f"{self.url} has no such route; is it a Palestra server, and not older than this client?"
         elif status == 404:

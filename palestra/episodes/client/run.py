@@ -1,6 +1,6 @@
-"""A run from the side of a trainer that is a thread.
+"""A run for a trainer that is a thread.
 
-Owns: nothing: `async_run` has it all. Never touches: the trainer's checkpoint.
+Owns: nothing; `async_run` does the work. Never touches: the trainer's checkpoint.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from palestra.types.episodes import NewGroup, Registered, RunInfo
 
 
 class Run(Facade[AsyncRun]):
-    """`EpisodeClient.run` makes it. Every call may be repeated without harm."""
+    """A run, made by `EpisodeClient.run`. Every call may be repeated without harm."""
 
     @property
     def info(self) -> RunInfo:
-        """As of the last call that told it."""
+        """State of the run at the last call."""
         return self.inner.info
 
     @property
@@ -27,7 +27,7 @@ class Run(Facade[AsyncRun]):
         return self.inner.name
 
     def register(self, groups: Iterable[NewGroup]) -> list[Registered]:
-        """Those that are registered already stay as they are. Waits while the queue is full."""
+        """Registers groups, waiting while the queue is full. Groups that are already registered do not change."""
         return SHARED.wait(self.inner.register(list(groups)))  # a generator is the caller's code
 
     def listen(

@@ -1,4 +1,4 @@
-"""AgentJet's client, by its names, for scripts that were written for it.
+"""A client with the names of AgentJet's, for scripts that were written for it.
 
 Owns: the TinkerScript endpoints as calls. Never touches: leases and heartbeats; `EpisodeClient` has them.
 """
@@ -30,13 +30,13 @@ T = TypeVar("T")
 OFFLINE, BOOTING, ROLLING, SYNCING = "ENGINE.OFFLINE", "ENGINE.BOOTING", "ENGINE.ROLLING", "ENGINE.WEIGHT_SYNCING"
 UNKNOWN = "unknown"
 NO_MODEL = "reserved_field"
-"""What servers say that do not name the model."""
+"""Model name of servers that do not name the model."""
 POLL_S = 1.0
 ENGINE_S = 600.0  # models are loaded meanwhile
 
 
 class EngineError(EpisodeClientError):
-    """The engine is not in a state for this, or did not do it."""
+    """The engine is in the wrong state for this call, or did not do it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class OpenaiBaseUrlAndApiKey:
     """The task, from a server whose episodes carry theirs; ours do. With a dataset of one's own, its `id` says which
     to play."""
     claim: ClaimedEpisode | None = None
-    """All that the server told."""
+    """The whole answer of the server."""
 
 
 class TinkerScriptJob(Protocol):
@@ -72,7 +72,8 @@ make_ready(__name__)
 
 
 class TinkerScriptClient:
-    """One identity, shared by all threads that use it. Unlike AgentJet's, it raises what went wrong."""
+    """A TinkerScript client with one client id, shared by all threads that use it. Unlike AgentJet's, it raises
+    errors."""
 
     def __init__(self, server_url: str, key: str | None = None, *, retry_s: float = RETRY_S):
         self.server_url, self.client_uuid = server_url.rstrip("/"), new_client_id()
@@ -84,7 +85,7 @@ class TinkerScriptClient:
     def begin_episode(
         self, allow_discard_timeout: float = 60, episode_type: str = "train"
     ) -> tuple[str, OpenaiBaseUrlAndApiKey]:
-        """Waits until there is one."""
+        """Claims an episode; waits until there is one."""
         refused = ""
         while True:
             response = self._post(
@@ -122,14 +123,14 @@ class TinkerScriptClient:
             )
 
     def abort_episode(self, episode_uuid: str) -> None:
-        """Given back for somebody else, without a result."""
+        """Gives the episode back for another player, without a result."""
         response = self._post("/abort_episode", _Done, **self._names(episode_uuid))
         self._leases.pop(episode_uuid, None)
         if not response.success:
             raise EpisodeClientError(f"episode {episode_uuid} was not given back: {response.failure_reason}")
 
     def can_continue_episode(self, episode_uuid: str) -> bool:
-        """Also tells the server that it is still played."""
+        """Whether the episode can continue; this also renews the lease."""
         return self._post("/can_continue_episode", CanContinue, **self._names(episode_uuid)).can_continue
 
     def get_episode_buffer(self) -> list[EpisodeStatus]:
@@ -143,25 +144,25 @@ class TinkerScriptClient:
     # The engine
 
     def get_engine_status(self) -> str:
-        """`unknown` where nobody answers."""
+        """The engine's status; `unknown` if the server does not answer."""
         try:
             return SHARED.wait(self._calls.do(ApiCall("GET", "/get_engine_status", _Status), retry_s=0)).engine_status
         except ServerSilent:
             return UNKNOWN
 
     def sync_train_config(self, job: TinkerScriptJob | JsonMapping | str) -> None:
-        """A job with a `config`, a config, or its YAML."""
+        """Sends a training config: a job with a `config`, a config, or its YAML."""
         self._require(OFFLINE, "sync_train_config")
         self._succeed("/sync_train_config", yaml_as_string=_yaml_of(job))
 
     def start_engine(self) -> None:
-        """Returns when it plays."""
+        """Starts the engine; returns when episodes can be claimed."""
         self._require(OFFLINE, "start_engine")
         self._succeed("/start_engine")
         self._wait_for(ROLLING)
 
     def auto_sync_train_config_and_start_engine(self, job: TinkerScriptJob | JsonMapping | str) -> None:
-        """Whatever is missing for it to play."""
+        """Sends the config and starts the engine, as far as that is still needed."""
         status = self.get_engine_status()
         if status == OFFLINE:
             self.sync_train_config(job)
@@ -169,7 +170,7 @@ class TinkerScriptClient:
         elif status in (BOOTING, SYNCING):
             self._wait_for(ROLLING)
         elif status != ROLLING:
-            raise EngineError(f"{self.server_url} is {status}: wait, or stop_engine() first")
+            raise EngineError(f"{self.server_url} is {status}; wait, or call stop_engine() first")
 
     def stop_engine(self) -> None:
         if self.get_engine_status() != OFFLINE:

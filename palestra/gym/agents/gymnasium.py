@@ -1,4 +1,4 @@
-"""The agent for worlds with reset and step: the model speaks, the world answers, rewards add up.
+"""The agent for worlds with reset and step: model and world take turns, and rewards add up.
 
 Owns: the loop over steps, closing the world. Never touches: what a step does.
 """

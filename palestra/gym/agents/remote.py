@@ -1,4 +1,4 @@
-"""The remote agent: somebody's own service plays, the gym has the tools and the verdict.
+"""The remote agent: a service of the user plays, and the gym has the tools and the verdict.
 
 The service has one route, `POST {agent_base_url}/v1/responses`. A function call that it leaves unanswered is run here
 and comes back to it in the next request's input; calls that it answered itself stay as they are.
@@ -120,7 +120,7 @@ class RemoteAgent(WorldAgentServer[S]):
                 problem = error
             except TimeoutError:
                 setting = f"remote_responses_timeout_secs = {self.settings.remote_responses_timeout_secs:g}"
-                raise RemoteError(f"{self._url} gave no answer within {setting}") from None
+                raise RemoteError(f"{self._url} did not answer within {setting}") from None
             except CallFailed as error:
                 raise RemoteError(f"{self._url}: {error}") from error
         raise RemoteError(f"no connection to {self._url} in {TRIES} tries ({problem}). Is the service running?")
@@ -145,7 +145,7 @@ class _Talk:
         try:
             return checked_response(reply.json(), "the service")
         except (BadReply, ValueError):
-            raise RemoteAnswerInvalid(f"the service gave no Responses object: {shown}") from None
+            raise RemoteAnswerInvalid(f"the service returned no Responses object: {shown}") from None
 
     async def use_tool(self, name: str, arguments: object) -> str:
         resources = self._agent.settings.resources_server.name

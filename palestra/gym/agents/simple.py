@@ -1,6 +1,6 @@
-"""The simple agent: a model and its tools, until it has said what it wants to say, exactly as NeMo Gym plays it.
+"""The simple agent: a model calls tools until it answers without one, exactly as in NeMo Gym.
 
-Owns: the loop, whose cookies go where. Never touches: models, worlds.
+Owns: the loop, which cookies go where. Never touches: models, worlds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Metrics of a collection's results, made by the agents that played them.
 
-Owns: asking agents, what of a result they need, attempts that failed by what went wrong, the metrics file. Never
-touches: the formulas, what is tried again.
+Owns: requests to agents, the fields they need, counts of failed attempts by class, the metrics file. Never touches: the
+formulas, what is tried again.
 """
 
 from __future__ import annotations

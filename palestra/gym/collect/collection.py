@@ -1,6 +1,6 @@
-"""A collection: rows from a file, played side by side, each written down as it comes.
+"""A collection: rows of a file, played concurrently, each result written as it arrives.
 
-Owns: the order of it all. Never touches: how a row is played, what a line is.
+Owns: the order of the steps. Never touches: how a row is played, the form of a line.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _begun(
             check_same(files, facts)
         return progress_of(files)
     if not (results.is_empty and failures.is_empty) and not request.overwrite:
-        raise CollectError(f"{files.results} exists: go on with --resume, or lose it with --overwrite")
+        raise CollectError(f"{files.results} exists; continue it with --resume, or replace it with --overwrite")
     files.start_over(results, failures)
     save_facts(files, facts)  # first: rows without them could be resumed unchecked
     write_whole(files.inputs, b"".join(orjson.dumps(row) + b"\n" for row in rows))

@@ -74,7 +74,7 @@ def compare(before: Path, after: Path, field: str = "reward") -> Comparison:
 def _means(path: Path, field: str) -> dict[int, float]:
     """The mean of each task's rollouts."""
     if not path.exists():
-        raise CollectError(f"there is no {path}")
+        raise CollectError(f"there is no file {path}")
     values: dict[int, list[float]] = {}
     for task, rollouts in by_task([_light(one, field) for one in read_lines(path)]).items():
         found = [one[field] for one in rollouts if field in one]

@@ -63,7 +63,7 @@ def datasets_of(config: GymConfig, splits: Iterable[DatasetSplit], find: Callabl
     missing = [one for one in found if not one.path.exists()]
     if missing:
         listed = "; ".join(f"{one.path} ({one.agent}, {one.name})" for one in missing)
-        raise CollectError(f"these datasets are not here: {listed}. Download them to these places first")
+        raise CollectError(f"these datasets do not exist: {listed}. Download them to these paths first")
     return found
 
 
@@ -128,7 +128,7 @@ def _dataset(agent: str, entry: JsonMapping, find: Callable[[str], Path]) -> Dat
         split = DatasetSplit(entry["type"])
         path, name = entry["jsonl_fpath"], entry["name"]
     except (KeyError, ValueError) as error:
-        raise CollectError(f"a dataset of {agent} is wrong: {error}; it has name, type and jsonl_fpath") from error
+        raise CollectError(f"a dataset of {agent} is wrong: {error}; it needs name, type and jsonl_fpath") from error
     prompt = entry.get("prompt_config")
     repeats = entry.get("num_repeats") or 1
     return Dataset(
@@ -144,10 +144,10 @@ def _fault(row: Row) -> str | None:
     if not isinstance(messages, str | list):
         return f"no {PARAMS}.input"
     if isinstance(messages, list) and not all(isinstance(one, dict) for one in messages):
-        return f"an item of {PARAMS}.input is no object"
+        return f"an item of {PARAMS}.input is not an object"
     if not isinstance(temperature, int | float | None):
-        return f"{PARAMS}.temperature is no number"
-    return None if tools is None or isinstance(tools, list) else f"{PARAMS}.tools is no list"
+        return f"{PARAMS}.temperature is not a number"
+    return None if tools is None or isinstance(tools, list) else f"{PARAMS}.tools is not a list"
 
 
 def _observe_params(params: JsonMapping, numbers: dict[str, list[float]]) -> None:
@@ -189,7 +189,7 @@ def _saved(path: Path) -> JsonObject:
     try:
         found = orjson.loads(path.read_bytes())
     except ValueError as error:
-        raise CollectError(f"{path} is damaged: {error}; remove it, or say --overwrite-statistics") from error
+        raise CollectError(f"{path} is damaged: {error}; remove it, or give --overwrite-statistics") from error
     return found if isinstance(found, dict) else {}
 
 
@@ -201,8 +201,8 @@ def _keep_statistics(dataset: Dataset, found: JsonObject, overwrite: bool) -> No
         changed = sorted(name for name in found if name in saved and saved[name] != found[name])
         if changed:
             raise CollectError(
-                f"{dataset.path} is not what {path.name} describes: {', '.join(changed)} differ. "
-                "If the change is meant, say --overwrite-statistics"
+                f"{dataset.path} does not match {path.name}: {', '.join(changed)} differ. If the change is "
+                "intended, give --overwrite-statistics"
             )
         return
     write_whole(path, orjson.dumps(found, option=orjson.OPT_INDENT_2))

@@ -1,4 +1,4 @@
-"""The files of one collection, beside its output: what was asked for, what came back, what failed.
+"""The files of one collection, beside its output: inputs, results, failures.
 
 Owns: their names, appending whole lines, reading them back after a crash. Never touches: servers, what a row means.
 """
@@ -82,8 +82,8 @@ class JsonLinesFile:
         except OSError as error:
             self._file.truncate(self._end)
             raise CollectError(
-                f"cannot write {self._path}: {os.strerror(error.errno or 0)}. All rows before are kept; "
-                "make room and go on with --resume"
+                f"cannot write {self._path}: {os.strerror(error.errno or 0)}. All rows before it are kept; "
+                "free some space and continue with --resume"
             ) from error
         self._end += len(data)
 
@@ -132,5 +132,5 @@ def _object(path: Path, number: int, line: bytes) -> JsonObject:
     except ValueError as error:
         raise CollectError(f"{path}, line {number} is damaged: {error}") from error
     if not isinstance(found, dict):
-        raise CollectError(f"{path}, line {number} is no object")
+        raise CollectError(f"{path}, line {number} is not an object")
     return found

@@ -1,4 +1,4 @@
-"""A collection's rows beside what became of them.
+"""Pairs a collection's rows with their results.
 
 Owns: matching inputs and results by task and rollout. Never touches: servers, metrics.
 """
@@ -29,7 +29,9 @@ def indexed(path: Path, lines: Iterable[JsonObject] | None = None) -> dict[Key, 
     found: dict[Key, JsonObject] = {}
     for number, line in enumerate(read_lines(path) if lines is None else lines, 1):
         if TASK_INDEX not in line or ROLLOUT_INDEX not in line:
-            raise CollectError(f"{path}, line {number} has no {TASK_INDEX} or {ROLLOUT_INDEX}: not from a collection?")
+            raise CollectError(
+                f"{path}, line {number} has no {TASK_INDEX} or {ROLLOUT_INDEX}; is it the output of a collection?"
+            )
         key = key_of(line)
         if key in found:
             raise CollectError(f"{path} has task {key[0]}, rollout {key[1]} twice")
@@ -50,15 +52,15 @@ def paired(inputs: Path, rollouts: Path, *, partial: bool) -> list[RowWithResult
     an error unless `partial`."""
     for path in (inputs, rollouts):
         if not path.exists():
-            raise CollectError(f"there is no {path}")
+            raise CollectError(f"there is no file {path}")
     rows, results = indexed(inputs), indexed(rollouts)
     strange = sorted(results.keys() - rows.keys())
     if strange:
-        raise CollectError(f"{rollouts} has {len(strange)} results that {inputs} has no row for: {_listed(strange)}")
+        raise CollectError(f"{rollouts} has {len(strange)} results without a row in {inputs}: {_listed(strange)}")
     missing = sorted(rows.keys() - results.keys())
     if missing and not partial:
         raise CollectError(
-            f"{len(missing)} rows have no result: {_listed(missing)}; go on collecting, or say --partial"
+            f"{len(missing)} rows have no result: {_listed(missing)}; continue collecting, or give --partial"
         )
     return [RowWithResult(rows[key], results[key]) for key in sorted(results)]
 

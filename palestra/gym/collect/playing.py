@@ -1,7 +1,7 @@
-"""One row played by its agent: asked, asked again where that may help, and in the end a result or failures.
+"""Plays one row through its agent, with retries where they may help; the outcome is a result or failures.
 
-Owns: the time limit of a row, what is tried again and how often, what model servers kept of its calls. Never touches:
-the files of a collection, the order of rows, the shape of captures.
+Owns: the time limit of a row, retries, the captured calls of model servers. Never touches: the files of a collection,
+the order of rows, the shape of captures.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class RowPlayer:
             return _labelled(row, error.answer)
         if not isinstance(found.get("reward"), int | float) and not found.get(NO_PERSIST):
             shown = orjson.dumps(found)[:REASON_CHARS].decode(errors="replace")
-            return _failed(row, FailureClass.BAD_ANSWER, f"no reward in it: {shown}")
+            return _failed(row, FailureClass.BAD_ANSWER, f"the answer has no reward: {shown}")
         return _labelled(row, found)
 
 

@@ -1,4 +1,4 @@
-"""What an earlier run of a collection got done, and whether it was the same collection.
+"""What an earlier start of a collection has finished, and whether it was the same collection.
 
 Owns: reading results and failures back, the fingerprint. Never touches: servers.
 """
@@ -43,9 +43,11 @@ def progress_of(files: OutputFiles) -> CollectionProgress:
     for result in read_lines(files.results):
         key = _key(result)
         if key is None:
-            raise CollectError(f"{files.results} has a row without {TASK_INDEX}: it is no collection's output")
+            raise CollectError(
+                f"{files.results} has a row without {TASK_INDEX}, so it is not the output of a collection"
+            )
         if key in found.done:
-            raise CollectError(f"{files.results} has task {key[0]}, rollout {key[1]} twice: remove one of the lines")
+            raise CollectError(f"{files.results} has task {key[0]}, rollout {key[1]} twice; remove one of the lines")
         found.done.add(key)
         reward = result.get("reward")
         found.reward_sum += reward if isinstance(reward, int | float) else 0.0
@@ -88,8 +90,8 @@ def check_same(files: OutputFiles, facts: JsonMapping) -> None:
     changed += [f"server {name}" for name in sorted(then.keys() | now.keys()) if then.get(name) != now.get(name)]
     if changed:
         raise CollectError(
-            f"cannot resume {files.results}: it was begun with other settings: {', '.join(changed)}. "
-            "Undo the change, choose another --output, or mix them knowingly with --resume-changed"
+            f"cannot resume {files.results}: it was started with other settings: {', '.join(changed)}. Undo "
+            "the change, choose another --output, or mix them with --resume-changed"
         )
 
 

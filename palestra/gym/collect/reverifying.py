@@ -78,7 +78,7 @@ class Grader:
         """By its agent; where that is not in the gym, the only one there is. Raises CollectError."""
         name = self._servers.get(agent_of(row) or "") or self._only
         if name is None or name not in self._urls:
-            raise CollectError(f"no resources server in the gym for agent {agent_of(row)!r}: start it with that agent")
+            raise CollectError(f"the gym has no resources server for agent {agent_of(row)!r}; start it with that agent")
         return name
 
     async def check(self, rows: Iterable[JsonMapping]) -> None:
@@ -86,14 +86,16 @@ class Grader:
         for name in sorted({self.server_of(row) for row in rows}):
             reply = await self._client.get(f"{self._urls[name]}/reverify_mode", timeout_s=LIMIT_S)
             if reply.status == 200 and reply.json() == UNSUPPORTED:
-                raise CollectError(f"{name} cannot grade stored rollouts; --force does it all the same, at your risk")
+                raise CollectError(
+                    f"{name} does not support grading of stored rollouts; --force does it anyway, at your own risk"
+                )
 
     async def grade(self, pair: RowWithResult) -> JsonObject:
         """The new result, or a failure. Never raises but when it is cancelled."""
         result = {name: value for name, value in pair.result.items() if name not in _MARKS}
         body = orjson.dumps({**result, **pair.row, "response": pair.result.get("response")})
         name = self.server_of(pair.row)
-        failure = RowFailure.of(FailureClass.VERIFIER_ERROR, f"{name} was not asked")
+        failure = RowFailure.of(FailureClass.VERIFIER_ERROR, f"{name} got no request")
         for attempt in range(ATTEMPTS):
             await asyncio.sleep(attempt)
             try:
@@ -104,11 +106,11 @@ class Grader:
                 if failure.is_final:
                     break
             except TimeoutError:
-                failure = RowFailure.of(FailureClass.TIMEOUT, f"{name} gave no verdict within {LIMIT_S:g} s")
+                failure = RowFailure.of(FailureClass.TIMEOUT, f"{name} returned no verdict within {LIMIT_S:g} s")
             except CallFailed as error:
                 failure = RowFailure.of(FailureClass.SERVER_DIED, f"{name}: {error}")
             except ValueError as error:
-                failure = RowFailure.of(FailureClass.BAD_ANSWER, f"{name} gave no JSON: {error}")
+                failure = RowFailure.of(FailureClass.BAD_ANSWER, f"{name} returned no JSON: {error}")
         return {**pair.result, **failure.fields(), **_labels(pair.row)}
 
 
@@ -121,7 +123,7 @@ async def reverify(
     if not request.force:
         await grader.check(pair.row for pair in pairs)
     if files.results.resolve() == request.rollouts.resolve() and not request.append:
-        raise CollectError("--output is the rollouts' own file: choose another, or use --judge-failed-only --append")
+        raise CollectError("--output is the file of the rollouts; choose another, or use --judge-failed-only --append")
     with JsonLinesFile(files.results) as results, JsonLinesFile(files.failures) as failures:
         done = _begun(files, results, failures, request)
         left = [pair for pair in pairs if key_of(pair.row) not in done]
@@ -167,7 +169,7 @@ def _begun(files: OutputFiles, results: JsonLinesFile, failures: JsonLinesFile, 
     """What is in the output already."""
     if not results.is_empty and not (request.resume or request.append):
         if not request.overwrite:
-            raise CollectError(f"{files.results} exists: go on with --resume, or lose it with --overwrite")
+            raise CollectError(f"{files.results} exists; continue it with --resume, or replace it with --overwrite")
         files.start_over(results, failures)
     return set(indexed(files.results))
 

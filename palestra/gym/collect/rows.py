@@ -34,15 +34,15 @@ class PromptFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             return msgspec.convert(yaml.safe_load(path.read_text()), cls)
         except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.ValidationError) as error:
-            raise CollectError(f"prompt file {path}: {error}; it has `user`, and `system` if you like") from error
+            raise CollectError(f"prompt file {path}: {error}; it needs `user`, and may have `system`") from error
 
     def applied(self, row: JsonMapping) -> JsonObject:
         """A new row whose `responses_create_params.input` is the prompt. Raises CollectError."""
         params = row.get(PARAMS) or {}
         if not isinstance(params, dict):
-            raise CollectError(f"a row's {PARAMS} is an object, found {type(params).__name__}")
+            raise CollectError(f"a row's {PARAMS} must be an object, found {type(params).__name__}")
         if params.get("input"):
-            raise CollectError(f"a row has {PARAMS}.input and there is a prompt file; use one of the two")
+            raise CollectError(f"a row has {PARAMS}.input, but there is also a prompt file; use one of them")
         messages = [
             {"role": role, "content": self._filled(template, row)}
             for role, template in (("system", self.system), ("user", self.user))
@@ -56,9 +56,7 @@ class PromptFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         except (KeyError, IndexError) as error:
             raise CollectError(f"the prompt's {error} is not among the row's fields {sorted(row)}") from error
         except (ValueError, AttributeError, TypeError) as error:
-            raise CollectError(
-                f"the prompt cannot be filled in: {error}; braces are doubled to be themselves"
-            ) from error
+            raise CollectError(f"the prompt cannot be filled in: {error}; write a literal brace twice") from error
 
 
 log = logging.getLogger(__name__)
@@ -106,9 +104,11 @@ def read_rows(path: Path) -> Iterator[tuple[bytes, Row]]:
             try:
                 row = orjson.loads(line)
             except ValueError as error:
-                raise CollectError(f"{path}, line {number}: not JSON: {error}") from error
+                raise CollectError(f"{path}, line {number}: not valid JSON: {error}") from error
             if not isinstance(row, dict):
-                raise CollectError(f"{path}, line {number}: a row is an object, this is a {type(row).__name__}")
+                raise CollectError(
+                    f"{path}, line {number}: a row must be an object, but this is a {type(row).__name__}"
+                )
             yield line.strip(), row
 
 
@@ -136,13 +136,13 @@ def expanded(rows: Iterable[tuple[bytes, Row]], how: Expansion) -> list[Row]:
     if nameless:
         listed = ", ".join(map(str, nameless[:_TOLD])) + (", …" if len(nameless) > _TOLD else "")
         raise CollectError(
-            f"{len(nameless)} rows name no agent (rows {listed}): say --agent, or put agent_ref into them"
+            f"{len(nameless)} rows name no agent (rows {listed}); give --agent, or add agent_ref to them"
         )
     if numbered and indices:
-        raise CollectError(f"{numbered} rows have a {TASK_INDEX} and others have none: number all of them, or none")
+        raise CollectError(f"{numbered} rows have a {TASK_INDEX} and others have none; give it to all rows, or to none")
     note = overruled(how.agent, [agent_of(row) or "" for row in made])
     if note is not None:
-        log.warning("%s; to have it play them all, take %s out of them", note, AGENT_REF)
+        log.warning("%s; to let it play all rows, remove %s from them", note, AGENT_REF)
     made = [row for row in made if row[TASK_INDEX] % how.shards == how.shard]
     made.sort(key=key_of)
     return made
@@ -158,7 +158,7 @@ def _prepared(row: Row, how: Expansion, number: int) -> Row:
     row = how.prompt.applied(row) if how.prompt else dict(row)
     params = row.get(PARAMS)
     if not isinstance(params, dict) or "input" not in params:
-        raise CollectError(f"row {number + 1} has no {PARAMS}.input: put it there, or give a --prompt-config")
+        raise CollectError(f"row {number + 1} has no {PARAMS}.input; add it, or give a --prompt-config")
     row[PARAMS] = {**params, **how.overrides}
     if how.agent is not None and agent_of(row) is None:
         row[AGENT_REF] = {"name": how.agent}
@@ -169,7 +169,7 @@ def _prepared(row: Row, how: Expansion, number: int) -> Row:
             f"one of the first two, and has at most {MAX_ROLLOUT_ID} of them"
         )
     if not isinstance(row.get(TASK_INDEX, 0), int):
-        raise CollectError(f"row {number + 1}: {TASK_INDEX} is a whole number, found {row[TASK_INDEX]!r}")
+        raise CollectError(f"row {number + 1}: {TASK_INDEX} must be a whole number, found {row[TASK_INDEX]!r}")
     return row
 
 
@@ -183,7 +183,7 @@ def _repeats(how: Expansion, agent: str) -> int:
     found = how.repeats.get(agent, how.repeats.get(DEFAULT))
     if found is None:
         raise CollectError(
-            f"repeats say nothing for agent {agent}: add it, or {DEFAULT}; there are {sorted(how.repeats)}"
+            f"repeats has no number for agent {agent}; add it, or {DEFAULT}; there are {sorted(how.repeats)}"
         )
     return found
 
@@ -205,5 +205,5 @@ def _extra_body(row: Row, metadata: Any) -> JsonObject:
         found = None
     if not isinstance(found, dict):
         where = f"task {row[TASK_INDEX]}: {PARAMS}.metadata.extra_body"
-        raise CollectError(f"{where} is the text of a JSON object, so that a seed can be put into it")
+        raise CollectError(f"{where} must be the text of a JSON object, because a seed is added to it")
     return found

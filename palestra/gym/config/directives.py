@@ -72,7 +72,9 @@ class _Expander:
         if below == UNSET:
             return UNSET
         if not isinstance(below, dict):
-            raise GymConfigError(f"{where}: takes from {'.'.join(source.path) if source else ''}, which is no mapping")
+            raise GymConfigError(
+                f"{where}: takes from {'.'.join(source.path) if source else ''}, which is not a mapping"
+            )
         unknown = [key for key in unwanted if key not in node and key not in below]
         if unknown and source is not None:  # without a source it only makes sure, as files that stand alone do
             near = did_you_mean(unknown[0], [*node, *below])
@@ -82,7 +84,7 @@ class _Expander:
     def _fetch(self, source: _Source, where: str) -> Any:
         if source.path in self._underway:
             circle = " -> ".join(".".join(path) for path in (*self._underway, source.path))
-            raise GymConfigError(f"{where}: takes from itself ({circle})")
+            raise GymConfigError(f"{where}: inherits from itself ({circle})")
         self._underway.append(source.path)
         try:
             found = self._find(source.path, where)
@@ -103,7 +105,7 @@ class _Expander:
             if not isinstance(node, dict) or part not in node:
                 known = node if isinstance(node, dict) else ()
                 raise GymConfigError(
-                    f"{where}: takes from {'.'.join(path)}, which is not in the merged config: no {part!r} in "
+                    f"{where}: inherits from {'.'.join(path)}, which is not in the merged config: no {part!r} in "
                     f"{'.'.join(path[:depth]) or 'its top level'}{did_you_mean(part, known)}"
                 )
             node = node[part]
@@ -126,11 +128,13 @@ def _source_in_text(node: object) -> _Source | None:
 def _source_in_mapping(node: dict[Any, Any], where: str) -> _Source | None:
     named = [name for name in (INHERIT, COPY) if name in node]
     if len(named) > 1:
-        raise GymConfigError(f"{where}: has both {INHERIT} and {COPY}; choose one")
+        raise GymConfigError(f"{where} has both {INHERIT} and {COPY}; choose one")
     if not named:
         return None
     if not isinstance(node[named[0]], str):
-        raise GymConfigError(f"{where}.{named[0]}: should be the dotted path of another part, is {node[named[0]]!r}")
+        raise GymConfigError(
+            f"{where}.{named[0]}: should be the dotted path of another part, but is {node[named[0]]!r}"
+        )
     return _Source(tuple(node[named[0]].strip().split(".")), named[0] == INHERIT)
 
 

@@ -75,4 +75,7 @@ def _explained(at: Path, text: str, error: Exception, data: JsonObject, source: 
         return f"{dotted(at)} = {text} in {source}: {reason}"
     key = missing[1]
     near = did_you_mean(key.split(".")[0], data)
-    return f"{dotted(at)} in {source} uses {key!r}, which nobody sets{near}\n  to set it: ++{key}=VALUE, or in env.yaml"
+    return (
+        f"{dotted(at)} in {source} uses {key!r}, which is not set anywhere{near}\n  to set it: "
+        f"++{key}=VALUE, or in env.yaml"
+    )

@@ -78,9 +78,9 @@ def _check_nothing_unset(data: JsonObject, merged: MergedSources) -> None:
 def _find_servers(data: JsonObject, report: Callable[[str], None]) -> FoundServers:
     found = find_servers(data)
     for name in found.partial:
-        report(f"{name}: has no entrypoint, so nothing is started for it")
+        report(f"{name} has no entrypoint, so no server is started for it")
     for name in found.relays:
-        report(f"{name}: only hands on to its agent, which is called itself; nothing is started for it")
+        report(f"{name} only passes requests on to its agent, which is called directly; no server is started for it")
     return found
 
 
@@ -93,7 +93,7 @@ def _checked(settings: JsonObject, found: FoundServers, report: Callable[[str], 
             almost[entry.name] = problems
     lines = "\n".join(line for problems in almost.values() for line in problems)
     if almost and settings.get("error_on_almost_servers", True):
-        raise GymConfigError(f"{lines}\n  to go on without: ++error_on_almost_servers=false")
+        raise GymConfigError(f"{lines}\n  to continue without them: ++error_on_almost_servers=false")
     if almost:
         report(f"not started: {', '.join(almost)}\n{lines}")
     sound = [entry for entry in entries if entry.name not in almost]
@@ -137,7 +137,7 @@ def _reserve_fixed(entries: list[ServerEntry], head_port: int, ports: ReservedPo
     for entry in entries:
         port = entry.fields["port"]
         if port in owners:
-            raise GymConfigError(f"{entry.where}.port: {port} is also that of {owners[port]}; give one another port")
+            raise GymConfigError(f"{entry.where}.port: {port} is also the port of {owners[port]}; change one of them")
         owners[port] = entry.name
         if isinstance(port, int) and not isinstance(port, bool) and 0 < port < 65536:
             ports.reserve(entry.fields["host"], port, f"{entry.where}.port")
@@ -171,7 +171,7 @@ def _instance(
     isolation = Isolation(entry.fields.get("isolation") or (Isolation.PROCESS if needs_process else ours.isolation))
     if needs_process and isolation is Isolation.SHARED:
         raise GymConfigError(
-            f"{entry.where}.isolation: cannot be shared: {code.folder} has requirements of its own or is NeMo Gym's"
+            f"{entry.where}.isolation cannot be shared: {code.folder} has its own requirements or belongs to NeMo Gym"
         )
     if (entry.fields.get("num_workers") or 1) > 1:
         report(f"{entry.where}.num_workers: this server runs in one process, which keeps its sessions")
@@ -197,8 +197,10 @@ def _check_stock_names(servers: Iterable[ServerInstance]) -> None:
         if missing:
             root = folder.parents[1]
             lines = sorted({f"\n  {each.text} ({each.file.relative_to(root)}:{each.line})" for each in missing})
-            problems.append(f"{folder} imports what our stand-in for NeMo Gym does not have:{''.join(lines)}")
+            problems.append(f"{folder} imports names that our stand-in for NeMo Gym does not have:{''.join(lines)}")
             if one.implementation in OURS.get(one.kind, ()):
-                problems.append(f"  there is one of ours: take {one.implementation} out of gym.use_stock")
+                problems.append(
+                    f"  Palestra has its own implementation: remove {one.implementation} from gym.use_stock"
+                )
     if problems:
         raise GymConfigError("\n".join(problems))

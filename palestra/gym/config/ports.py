@@ -1,4 +1,4 @@
-"""Ports of a gym, held from the moment they are chosen: nobody else on this machine can get one in between.
+"""Ports of a gym, bound from the moment they are chosen, so that no other process can take them.
 
 Owns: choosing, binding, the listening sockets. Never touches: who answers on them.
 

@@ -1,4 +1,4 @@
-"""A config as it may be shown: keys, tokens and passwords blacked out, wherever they went.
+"""A config that can be shown: keys, tokens and passwords are blacked out wherever they occur.
 
 Owns: which settings are secret. Never touches: where the text goes.
 """

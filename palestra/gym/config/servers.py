@@ -1,4 +1,4 @@
-"""Which entries of a config are servers, and whether each is sound.
+"""Which entries of a config are servers, and whether each is valid.
 
 Owns: the three-level shape, the fields that all servers share, references between servers, entries of `datasets`. Never
 touches: ports, code, the files that datasets name.
@@ -37,31 +37,31 @@ def dataset_problems(entries: object) -> list[str]:
     if entries is None:
         return []
     if not isinstance(entries, list):
-        return [f"datasets: should be a list, is a {type(entries).__name__}"]
+        return [f"datasets: should be a list, but is a {type(entries).__name__}"]
     return [f"datasets[{index}]{problem}" for index, entry in enumerate(entries) for problem in _of_one(entry)]
 
 
 def _of_one(entry: object) -> list[str]:
     if not isinstance(entry, dict):
-        return [f": should be a mapping, is {entry!r}"]
+        return [f": should be a mapping, but is {entry!r}"]
     kind = entry.get("type")
     if kind not in TYPES:
-        return [f".type: {kind!r} is none of {', '.join(TYPES)}{did_you_mean(str(kind), TYPES)}"]
+        return [f".type: {kind!r} is not one of {', '.join(TYPES)}{did_you_mean(str(kind), TYPES)}"]
     needed = ["name", "jsonl_fpath", *(["prepare_script"] if kind == "benchmark" else [])]
-    problems = [f".{key}: is needed" for key in needed if not isinstance(entry.get(key), str)]
+    problems = [f".{key} is missing" for key in needed if not isinstance(entry.get(key), str)]
     repeats = entry.get("num_repeats", 1)
     if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
-        problems.append(f".num_repeats: should be a whole number from 1, is {repeats!r}")
+        problems.append(f".num_repeats: should be a positive whole number, but is {repeats!r}")
     return problems if kind == "benchmark" else problems + _license(entry, kind) + _source(entry)
 
 
 def _license(entry: JsonObject, kind: str) -> list[str]:
     given = entry.get("license")
     if given is None:
-        return [".license: is needed for train and validation data"] if kind in ("train", "validation") else []
+        return [".license is missing; train and validation data need it"] if kind in ("train", "validation") else []
     if given in LICENSES:
         return []
-    return [f".license: {given!r} is none of: {'; '.join(LICENSES)}{did_you_mean(str(given), LICENSES)}"]
+    return [f".license: {given!r} is not one of: {'; '.join(LICENSES)}{did_you_mean(str(given), LICENSES)}"]
 
 
 def _source(entry: JsonObject) -> list[str]:
@@ -69,11 +69,11 @@ def _source(entry: JsonObject) -> list[str]:
     if source is None:
         return []
     if legacy := [key for key in LEGACY if entry.get(key) is not None]:
-        return [f".source: together with {legacy[0]}; keep only source"]
+        return [f".source and {legacy[0]} are both given; keep only source"]
     kind = source.get("type") if isinstance(source, dict) else None
     if kind not in SOURCES:
-        return [f".source.type: {kind!r} is none of {', '.join(SOURCES)}"]
-    return [f".source.{key}: is needed" for key in SOURCES[kind] if not isinstance(source.get(key), str)]
+        return [f".source.type: {kind!r} is not one of {', '.join(SOURCES)}"]
+    return [f".source.{key} is missing" for key in SOURCES[kind] if not isinstance(source.get(key), str)]
 
 
 KINDS = tuple(str(kind) for kind in ServerKind)
@@ -124,17 +124,17 @@ def find_servers(data: JsonObject) -> FoundServers:
         if not kinds:
             if unknown := _unknown_kind(value):
                 near = did_you_mean(unknown, KINDS)
-                found.almost[name] = [f"{name}.{unknown}: is no kind of server; there are {', '.join(KINDS)}{near}"]
+                found.almost[name] = [f"{name}.{unknown} is not a kind of server; there are {', '.join(KINDS)}{near}"]
             continue
         runnable = [one for kind in kinds for one in _implementations(value[kind]) if "entrypoint" in one[1]]
         if not runnable:
             found.partial.append(name)
         elif len(kinds) > 1:
-            found.almost[name] = [f"{name}: has {' and '.join(kinds)}; an instance is of one kind"]
+            found.almost[name] = [f"{name} has {' and '.join(kinds)}, but an instance has one kind"]
         elif len(value[kinds[0]]) > 1:
             several = ", ".join(map(str, value[kinds[0]]))
             found.almost[name] = [
-                f"{name}.{kinds[0]}: has {several}; an instance has one implementation (_delete_key takes one away)"
+                f"{name}.{kinds[0]} has {several}, but an instance has one implementation (_delete_key removes one)"
             ]
         else:
             implementation, fields = runnable[0]
@@ -160,17 +160,19 @@ def field_problems(entry: ServerEntry) -> list[str]:
     problems = dataset_problems(fields.get("datasets"))
     entrypoint = fields["entrypoint"]
     if not isinstance(entrypoint, str) or not entrypoint.endswith(".py") or PurePath(entrypoint).is_absolute():
-        problems.append(f"entrypoint: should be a Python file of the server's folder, as in app.py; is {entrypoint!r}")
+        problems.append(
+            f"entrypoint: should be a Python file in the server's folder, such as app.py, but is {entrypoint!r}"
+        )
     if not isinstance(fields.get("host", ""), str | None):
-        problems.append(f"host: should be an address, is {fields['host']!r}")
+        problems.append(f"host: should be an address, but is {fields['host']!r}")
     port, workers = fields.get("port"), fields.get("num_workers")
     if port is not None and not (isinstance(port, int) and 0 < port < 65536):
-        problems.append(f"port: should be from 1 to 65535, is {port!r}")
+        problems.append(f"port: should be from 1 to 65535, but is {port!r}")
     if workers is not None and not (isinstance(workers, int) and workers > 0):
-        problems.append(f"num_workers: should be a whole number from 1, is {workers!r}")
+        problems.append(f"num_workers: should be a positive whole number, but is {workers!r}")
     isolation = fields.get("isolation")
     if isolation is not None and isolation not in list(Isolation):
-        problems.append(f"isolation: {isolation!r} is none of {', '.join(Isolation)}")
+        problems.append(f"isolation: {isolation!r} is not one of {', '.join(Isolation)}")
     if entry.kind is ServerKind.RESOURCES:
         problems += _domain_problems(fields.get("domain"))
     return [f"{entry.where}.{problem}" for problem in problems]
@@ -180,8 +182,8 @@ def _domain_problems(domain: object) -> list[str]:
     if domain in DOMAINS:
         return []
     if domain is None:
-        return [f"domain: is needed for a resources server, one of {', '.join(DOMAINS)}"]
-    return [f"domain: {domain!r} is none of {', '.join(DOMAINS)}{did_you_mean(str(domain), DOMAINS)}"]
+        return [f"domain is missing; a resources server needs one of {', '.join(DOMAINS)}"]
+    return [f"domain: {domain!r} is not one of {', '.join(DOMAINS)}{did_you_mean(str(domain), DOMAINS)}"]
 
 
 def reference_problems(entries: list[ServerEntry]) -> list[str]:

@@ -1,6 +1,6 @@
 """The settings beside the servers: NeMo Gym's top-level keys, and our own below `gym`.
 
-Owns: which there are, what they may be. Never touches: servers.
+Owns: their names and allowed values. Never touches: servers.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class OurSettings(BaseModel):
 def our_settings(settings: JsonObject) -> OurSettings:
     given = settings.get(OURS) or {}
     if not isinstance(given, dict):
-        raise GymConfigError(f"{OURS}: should be a mapping of settings, is {given!r}")
+        raise GymConfigError(f"{OURS}: should be a mapping of settings, but is {given!r}")
     try:
         return OurSettings.model_validate(given)
     except ValidationError as error:
@@ -103,11 +103,11 @@ def check_settings(settings: JsonObject) -> None:
         raise GymConfigError(f"port_range_low={low!r}, port_range_high={high!r}: should be two ports, low before high")
     wait_s = settings[READINESS]
     if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or wait_s < 0:
-        raise GymConfigError(f"{READINESS}: should be seconds, 0 to skip the check; is {wait_s!r}")
+        raise GymConfigError(f"{READINESS}: should be a number of seconds, or 0 to skip the check, but is {wait_s!r}")
     head = settings.get(HEAD) or {}
     if not isinstance(head, dict):
-        raise GymConfigError(f"{HEAD}: should be a mapping with host and port, is {head!r}")
+        raise GymConfigError(f"{HEAD}: should be a mapping with host and port, but is {head!r}")
     port = head.get("port")
     if port is not None and (not isinstance(port, int) or isinstance(port, bool) or not 0 <= port < 65536):
-        raise GymConfigError(f"{HEAD}.port: should be from 0 (any) to 65535, is {port!r}")
+        raise GymConfigError(f"{HEAD}.port: should be from 0 (any) to 65535, but is {port!r}")
     our_settings(settings)

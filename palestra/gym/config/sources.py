@@ -1,6 +1,6 @@
-"""What a gym's config is made of: files with their includes, env.yaml, given values, the command line.
+"""The sources of a gym's config: files with their includes, env.yaml, given values, the command line.
 
-Owns: reading, the order of precedence, who set what. Never touches: what the keys mean.
+Owns: reading, the order of precedence, where each value was set. Never touches: what the keys mean.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class MergedSources:
         listed = [self._find(name, CONFIG_PATHS) for name in self.files]
         for index, path in enumerate(listed):
             if path in listed[:index]:
-                self.tell(f"{self.files[index]} is listed twice; the first counts")
+                self.tell(f"{self.files[index]} is listed twice; the first entry is used")
         for path in dict.fromkeys(listed):
             self._add_file(path, listed)
 
@@ -95,7 +95,7 @@ class MergedSources:
         for name in _paths(content.pop(CONFIG_PATHS, None) or [], f"{CONFIG_PATHS} in {path}"):
             included = self._find(name, f"{CONFIG_PATHS} in {path}")
             if included in listed:
-                self.tell(f"{name}, included by {path}, is in the config already; it is not read again")
+                self.tell(f"{name}, included by {path}, is already in the config; it is not read again")
                 continue
             listed.append(included)
             self.files.append(name)
@@ -146,7 +146,7 @@ class MergedSources:
         parts = one.key.split(".")
         known = {*KNOWN, *self.data, *references(self.data)}
         if parts[0] not in known:
-            hint = f"{did_you_mean(parts[0], known)}\n  to add it all the same: +{one.text}"
+            hint = f"{did_you_mean(parts[0], known)}\n  to add it anyway: +{one.text}"
             raise GymConfigError(f"{one.text!r}: no file sets or uses {parts[0]!r}{hint}")
         node: Any = self.data.get(parts[0])
         if not isinstance(node, dict) or all(kind not in node for kind in ServerKind):
@@ -169,7 +169,7 @@ def _read(path: Path) -> JsonObject:
 
 def _paths(value: object, where: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise GymConfigError(f"{where}: should be a list of files, as in [a.yaml,b.yaml]; is {value!r}")
+        raise GymConfigError(f"{where}: should be a list of files, as in [a.yaml,b.yaml], but is {value!r}")
     return list(value)
 
 

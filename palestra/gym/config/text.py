@@ -1,4 +1,4 @@
-"""A config as the head tells it and as servers of NeMo Gym's get it: YAML that OmegaConf reads.
+"""A config as text, for the head server's answers and for servers of NeMo Gym: YAML that OmegaConf reads.
 
 Owns: writing and reading that text. Never touches: secrets; `secrets.shown` is for people.
 """

@@ -1,4 +1,4 @@
-"""Overrides from the command line, in Hydra's grammar: `k=v`, `+k=v`, `++k=v`, `~k`, and what stands for `v`.
+"""Overrides from the command line, in Hydra's grammar: `k=v`, `+k=v`, `++k=v`, `~k`, and the forms of `v`.
 
 Owns: the grammar. Never touches: what a key means, whether it exists.
 """
@@ -139,7 +139,7 @@ class _Reader:
                 open_brackets.pop()
             self.at += 1
         if len(open_brackets) > 1:
-            raise self.error(f"there is no {open_brackets[-1]} for the bracket before")
+            raise self.error(f"a bracket is not closed by {open_brackets[-1]}")
         word = self.text[start : self.at].strip()
         if not word and (ends or self.at < len(self.text)):
             raise self.error("a value is missing beside a comma or a bracket")

@@ -1,4 +1,4 @@
-"""What graders share: answers found in texts, and work that is done in child processes with a limit.
+"""What graders share: finding answers in texts, and work in child processes with a time limit.
 
 Begin at `children`.
 """

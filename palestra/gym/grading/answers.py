@@ -1,4 +1,4 @@
-"""Finding the answer in what a model said.
+"""Finds the answer in a model's text.
 
 Owns: boxes, labels, plain numbers. Never touches: whether the answer is right.
 """

@@ -1,7 +1,7 @@
-"""Work that may hang or eat memory, done by child processes that are asked, timed, and ended.
+"""Work that may hang or use too much memory, done in child processes with a time limit.
 
-Owns: the children, how many, their time. Never touches: what the work is. A child is a module that answers each line of
-JSON on its input with one on its output.
+Owns: the children, their number, their time. Never touches: what the work is. A child is a module that answers each
+line of JSON on its input with one on its output.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class GraderProcesses:
         try:
             encoded = orjson.dumps(question)
         except TypeError as error:  # half characters
-            raise ChildError(f"it cannot be asked: {error}") from None
+            raise ChildError(f"the request cannot be sent: {error}") from None
         async with self._slots:
             child = self._idle.pop() if self._idle else await self._start()
             try:

@@ -1,6 +1,6 @@
-"""The process that compares mathematical expressions: sympy may take for ever, so it is asked from outside.
+"""The process that compares mathematical expressions: sympy may never finish, so it runs in a child process.
 
-Owns: parsing and comparing two answers with math-verify. Never touches: time; who asks ends it.
+Owns: parsing and comparing two answers with math-verify. Never touches: time; the parent ends it.
 """
 
 from __future__ import annotations

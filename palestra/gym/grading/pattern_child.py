@@ -1,6 +1,6 @@
-"""The process that looks for patterns that rows bring along: some take for ever, so it is asked from outside.
+"""The process that searches for the regular expressions of rows: some never finish, so they run in a child process.
 
-Owns: the last match of each. Never touches: time; who asks ends it.
+Owns: the last match of each. Never touches: time; the parent ends it.
 """
 
 from __future__ import annotations

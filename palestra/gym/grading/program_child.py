@@ -1,4 +1,4 @@
-"""The process that runs a stranger's Python program against inputs, in the sandbox.
+"""The process that runs an untrusted Python program on inputs, in the sandbox.
 
 Owns: feeding inputs, calling a function, what was printed or returned. Never touches: expected outputs; they are not
 sent here, so that a program cannot know them. The standard library only.
@@ -66,7 +66,7 @@ def _ran(source: str, function: str | None, given: str, limit_s: float) -> JsonO
         signal.setitimer(signal.ITIMER_REAL, 0)
         return {"printed": _text(printed)[:MAX_PRINTED], "result": result}
     except ProgramTimeout:
-        return {"error": f"no end within {limit_s:g} s", "is_late": True}
+        return {"error": f"the program did not end within {limit_s:g} s", "is_late": True}
     except BaseException as error:  # the program's own
         signal.setitimer(signal.ITIMER_REAL, 0)
         return {"error": f"{type(error).__name__}: {error}"[:500]}
@@ -103,7 +103,7 @@ def _input(_prompt: object = "") -> str:
 def _open(file: Any, mode: str = "r", *_: Any, **__: Any) -> object:
     """The ways programs open what they are given; there is nothing else to open."""
     if file not in (0, "/dev/stdin"):
-        raise PermissionError("a program reads its input, and no other file")
+        raise PermissionError("a program may read only its input, no other file")
     return sys.stdin.buffer if "b" in mode else sys.stdin
 
 

@@ -1,7 +1,7 @@
-"""Running programs that models wrote.
+"""Runs programs that models wrote.
 
-Owns: what a sandbox is asked and answers, the one that needs nothing but Linux, finding others by name. Never touches:
-whether the outcome is right.
+Owns: the interface of a sandbox, the one that needs only Linux, finding others by name. Never touches: whether the
+outcome is right.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class JailSandbox:
             said = await process.run_sandboxed(CHILD, question, limit_s=total_s + START_S, max_answer=MAX_ANSWER)
         if said.status == NO_SANDBOX and not said.answer:
             raise NoSandbox(
-                "the kernel here has no filter for system calls (it takes Linux with seccomp), so nothing holds what a "
-                "model wrote; name a sandbox (`sandbox: module:Class`), or say `trust_programs: true`"
+                "this kernel cannot filter system calls (that needs Linux with seccomp), so programs of a "
+                "model would run unconfined; name a sandbox (`sandbox: module:Class`), or set `trust_programs: true`"
             )
         return _outcomes(said, len(program.inputs))
 

@@ -1,6 +1,6 @@
-"""What every model server is: the three APIs, plain and as a stream, over `respond` and `complete`.
+"""The base of every model server: the three APIs, plain and streamed, on top of `respond` and `complete`.
 
-Owns: routes, which body goes which way, keeping what was said. Never touches: endpoints.
+Owns: routes, the conversion of each body, capturing calls. Never touches: endpoints.
 """
 
 from __future__ import annotations

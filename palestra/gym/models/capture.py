@@ -1,4 +1,4 @@
-"""What model servers were asked and answered, kept by rollout: one file of exchanges, one of token ids.
+"""Captured requests and answers of model servers, by rollout: one file of exchanges, one of token ids.
 
 Owns: the files, that a line is on disk before its answer goes out, reading them in spite of damage. Never touches: what
 a collection makes of them (`capture_records.py`, `prefix_merge.py`).
@@ -95,7 +95,9 @@ class CaptureFolder:
 
     def _path(self, rollout_id: str, ending: str = "jsonl") -> Path:
         if ROLLOUT_NAME.fullmatch(rollout_id) is None:
-            raise ValueError(f"{rollout_id!r} is no rollout id: letters, digits, and . _ - after the first")
+            raise ValueError(
+                f"{rollout_id!r} is not a rollout id, which has letters, digits, and . _ - after the first"
+            )
         return self._root / f"{rollout_id}.{self._sort}.{ending}"
 
 
@@ -181,11 +183,11 @@ def _written(folder: CaptureFolder, rollout_id: str, line: JsonObject) -> None:
     try:
         folder.append(rollout_id, line)
     except OSError as e:
-        log.error("a call of rollout %s could not be kept: %s", rollout_id, e)
+        log.error("a call of rollout %s could not be stored: %s", rollout_id, e)
         try:
             folder.mark_incomplete(rollout_id)
         except OSError as again:
-            log.error("nor that it is missing: %s", again)
+            log.error("the note that the call is missing could not be stored either: %s", again)
 
 
 def _is_empty(items: list[JsonObject]) -> bool:

@@ -1,4 +1,4 @@
-"""What a collection adds to a row from the exchanges that were kept of it.
+"""Fields that a collection adds to a row from its captured calls.
 
 Owns: the record of a call, sums over calls, `ng_model_call_capture`, `ng_trajectory`. Never touches: files.
 """

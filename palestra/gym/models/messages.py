@@ -31,7 +31,7 @@ def as_responses(body: JsonMapping) -> tuple[JsonObject, JsonObject]:
         try:
             params["input"] += _items(message, ("messages", at))
         except (KeyError, TypeError, AttributeError) as e:
-            raise BadRequest(("messages", at), f"not a whole message ({type(e).__name__}: {e})") from None
+            raise BadRequest(("messages", at), f"not a complete message ({type(e).__name__}: {e})") from None
     for key in SAME:
         if body.get(key) is not None:
             params[key] = body[key]
@@ -110,7 +110,7 @@ def _text(content: Any, place: Place) -> str:
     except (KeyError, TypeError):
         raise BadRequest(place, "Input should be text or a list of text blocks", given=content) from None
     if kinds:
-        raise BadRequest(place, f"only text has a form here, not {', '.join(sorted(map(str, kinds)))}")
+        raise BadRequest(place, f"only text is supported, not {', '.join(sorted(map(str, kinds)))}")
     return "\n".join(texts)
 
 
@@ -140,7 +140,7 @@ def _tools(body: JsonMapping) -> JsonObject:
 def _tool(tool: object, at: int) -> JsonObject:
     if not isinstance(tool, dict) or not isinstance(tool.get("name"), str) or tool.get("type", "custom") != "custom":
         raise BadRequest(
-            ("tools", at), "only tools of the client's own, with a name and an input_schema, are supported"
+            ("tools", at), "only tools that the client defines, with a name and an input_schema, are supported"
         )
     schema = tool.get("input_schema") or NO_SCHEMA
     return {"type": "function", "name": tool["name"], "description": tool.get("description"), "parameters": schema}

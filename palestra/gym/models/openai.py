@@ -1,4 +1,4 @@
-"""`openai_model`: an endpoint that speaks Responses itself; what is said passes through.
+"""`openai_model`: an endpoint that has the Responses API itself; requests and answers pass through.
 
 Owns: its settings' effects. Never touches: conversions.
 """

@@ -97,13 +97,13 @@ def _rendered(template: ChatTemplate, body: JsonObject) -> str:
 def _prompt(body: JsonObject) -> str:
     messages = body["messages"]
     if body.get("tools"):
-        raise BadRequest(("tools",), "without render_chat_template, use_completions_api has no form for tools")
+        raise BadRequest(("tools",), "use_completions_api supports tools only with render_chat_template")
     roles = [message["role"] for message in messages]
     if roles not in (["user"], ["system", "user"]):
         raise BadRequest(
             ("messages",),
-            f"use_completions_api takes one user message, or a system and a user one, not {', '.join(roles)}; "
-            "a model with a chat template is asked with use_completions_api: false",
+            "use_completions_api supports one user message, or a system and a user message, not "
+            f"{', '.join(roles)}; for a model with a chat template, set use_completions_api: false",
         )
     return "\n\n".join(_text(message) for message in messages)
 
@@ -114,4 +114,4 @@ def _text(message: JsonObject) -> str:
         return content
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         return "".join(part["text"] for part in content)
-    raise BadRequest(("messages",), "use_completions_api takes text only", given=content)
+    raise BadRequest(("messages",), "use_completions_api supports text only", given=content)

@@ -67,7 +67,7 @@ def checked(body: JsonMapping) -> JsonObject:
         raise BadRequest(("input",), "Field required", kind="missing")
     for key in MEMORY:
         if params.get(key):
-            raise BadRequest((key,), "nothing is kept under an id here; send the whole conversation as `input`")
+            raise BadRequest((key,), "responses are not stored by id; send the whole conversation as `input`")
     if isinstance(params["input"], list):
         for at, item in enumerate(params["input"]):
             _check_item(at, item)
@@ -87,7 +87,7 @@ def _check_item(at: int, item: object) -> None:
     given = [key for key in TOKEN_FIELDS if item.get(key) is not None]
     if given and len(given) != len(TOKEN_FIELDS):
         missing = ", ".join(key for key in TOKEN_FIELDS if key not in given)
-        raise BadRequest(("input", at), f"token fields come all three or not at all; missing: {missing}")
+        raise BadRequest(("input", at), f"send all three token fields or none; missing: {missing}")
 
 
 # Streaming harnesses
@@ -101,7 +101,7 @@ def fitted(body: JsonMapping) -> tuple[JsonObject, dict[str, tuple[str, str]]]:
     params = {key: value for key, value in body.items() if key in FIELDS and key != "stream"}
     dropped = [key for key in body if key not in FIELDS]
     if dropped:
-        log.info("fields of a streaming request that no gym has: %s", ", ".join(sorted(map(str, dropped))))
+        log.info("fields of a streaming request that are not supported: %s", ", ".join(sorted(map(str, dropped))))
     joined: dict[str, tuple[str, str]] = {}
     tools = _flattened(params.get("tools"), joined)
     items = params.get("input")
@@ -130,7 +130,7 @@ def _flattened(tools: object, joined: dict[str, tuple[str, str]]) -> list[JsonOb
                     joined[name] = (group, one["name"])
                     flat.append({**one, "type": "function", "name": name})
         else:
-            log.warning("a tool of type %r has no form as a function call: dropped", tool.get("type"))
+            log.warning("a tool of type %r cannot be converted to a function: dropped", tool.get("type"))
     return flat
 
 
@@ -145,7 +145,7 @@ def _fit_item(item: object, tools: list[JsonObject], joined: dict[str, tuple[str
         tools.extend(_flattened(item.get("tools"), joined))
         return None
     if kind not in CHAT_ITEMS:
-        log.warning("an input item of type %r in a streaming request has no form here: dropped", kind)
+        log.warning("an input item of type %r in a streaming request is not supported: dropped", kind)
         return None
     if kind == "function_call" and item.get("namespace"):
         rest = {key: value for key, value in item.items() if key != "namespace"}

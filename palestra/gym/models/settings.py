@@ -1,4 +1,4 @@
-"""What can be said about a model server in a gym's files.
+"""Settings of a model server in a gym's files.
 
 Owns: the settings of both implementations, their defaults, and errors that name the nearest one. Never touches: files,
 what a setting does.
@@ -126,20 +126,22 @@ class VLLMSettings(CommonSettings, frozen=True, kw_only=True):
     def problem(self) -> str | None:
         for name, value in STOCK_ONLY.items():
             if getattr(self, name) != value:
-                return f"{name}: only NeMo Gym's own vllm_model knows it; try gym.use_stock=[vllm_model]"
+                return f"{name}: only NeMo Gym's own vllm_model has this setting; try gym.use_stock=[vllm_model]"
         if self.audio_root is not None:
             return "audio_root: audio is not supported; leave it out"
         if self.render_chat_template and not self.use_completions_api:
             return "render_chat_template: the endpoint renders its template itself, unless use_completions_api: true"
         if self.render_chat_template and not self.tokenizer_folder.is_dir():
             return (
-                f"render_chat_template: {str(self.tokenizer_folder)!r} is no folder; say tokenizer: and the folder of "
-                "the model's tokenizer with its chat template (nothing is downloaded)"
+                f"render_chat_template: {str(self.tokenizer_folder)!r} is not a folder; set tokenizer: to "
+                "the folder of the model's tokenizer with its chat template (nothing is downloaded)"
             )
         if self.tokenizer is not None and not self.render_chat_template:
             return "tokenizer: only render_chat_template: true uses it; leave it out"
         if self.is_responses_native and (self.use_completions_api or not self.sequential_reasoning_allowed):
-            return "is_responses_native cannot go with use_completions_api or sequential_reasoning_allowed: false"
+            return (
+                "is_responses_native cannot be combined with use_completions_api or sequential_reasoning_allowed: false"
+            )
         return super().problem() or _wrong_url("base_url", self.urls)
 
 
@@ -203,7 +205,7 @@ class CaptureSettings(Struct, frozen=True, kw_only=True):
             return "observability_enabled: true needs model_call_capture_dir, an absolute path"
         tokens = self.tokens
         if tokens.sink is not None or tokens.sink_kwargs is not None:
-            return "token_id_capture.sink: only files are written; say token_id_capture.dir instead"
+            return "token_id_capture.sink: only files are supported; set token_id_capture.dir instead"
         if tokens.enabled and not _is_absolute(tokens.dir):
             return "token_id_capture.enabled: true needs token_id_capture.dir, an absolute path"
         return None
@@ -242,7 +244,7 @@ def _wrong_url(key: str, urls: list[str]) -> str | None:
         return f"{key} is an empty list; name at least one URL"
     for url in urls:
         if not url.startswith(("http://", "https://")):
-            return f"{key}: {url!r} is no URL; write it whole, such as http://127.0.0.1:8000/v1"
+            return f"{key}: {url!r} is not a URL; write it in full, such as http://127.0.0.1:8000/v1"
     return None
 
 

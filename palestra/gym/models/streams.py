@@ -1,4 +1,4 @@
-"""Whole answers told as server-sent events: computed first, then replayed.
+"""Complete answers as server-sent events: computed first, then replayed.
 
 Owns: the events of the three APIs, in the order their SDKs wait for. Never touches: how an answer came about.
 """

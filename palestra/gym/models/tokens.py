@@ -27,9 +27,9 @@ def found_on_message(message: JsonMapping) -> bool:
     """Whether the engine put all three fields there itself. Raises TokensMissing where it put some."""
     given = [key for key in TOKEN_FIELDS if message.get(key) is not None]
     if given and len(given) != len(TOKEN_FIELDS):
-        raise TokensMissing(f"its message has {', '.join(given)} and not all of {', '.join(TOKEN_FIELDS)}")
+        raise TokensMissing(f"its message has {', '.join(given)}, but not all of {', '.join(TOKEN_FIELDS)}")
     if given and len(message["generation_token_ids"]) != len(message["generation_log_probs"]):
-        raise TokensMissing("its message has more generation_token_ids than generation_log_probs, or fewer")
+        raise TokensMissing("its message has different numbers of generation_token_ids and generation_log_probs")
     return bool(given)
 
 
@@ -84,7 +84,7 @@ def _numbers(names: list[Any]) -> list[int]:
         return [int(name.removeprefix(PREFIX)) for name in names]
     except (ValueError, AttributeError):
         raise TokensMissing(
-            f"its tokens are told as text, not as {PREFIX}NUMBER: the endpoint knows neither return_token_ids nor "
+            f"its tokens are text, not {PREFIX}NUMBER: the endpoint supports neither return_token_ids nor "
             "return_tokens_as_token_ids"
         ) from None
 
@@ -92,7 +92,7 @@ def _numbers(names: list[Any]) -> list[int]:
 def _agreeing(inline: object, names: list[Any]) -> list[int]:
     if not isinstance(inline, list) or len(inline) != len(names):
         raise TokensMissing(
-            f"it tells {len(inline) if isinstance(inline, list) else 'no'} token ids and {len(names)} logprobs"
+            f"it has {len(inline) if isinstance(inline, list) else 'no'} token ids and {len(names)} logprobs"
         )
     if names and isinstance(names[0], str) and names[0].startswith(PREFIX) and _numbers(names) != inline:
         raise TokensMissing("its token_ids are not those of its logprobs")

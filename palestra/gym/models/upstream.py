@@ -1,6 +1,6 @@
 """An endpoint of one or several equal URLs: where a session's calls go, and how often they are tried.
 
-Owns: connections, affinity and fail-over, retries and their bounds, time limits. Never touches: what a call says.
+Owns: connections, affinity and fail-over, retries and their bounds, time limits. Never touches: the content of a call.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ class VLLMModel(ModelServer):
             raise BadAnswer(
                 self.upstream.replicas[0].url,
                 path,
-                f"the endpoint tells reasoning apart; say uses_reasoning_parser: true for {self.name}",
+                f"the endpoint separates reasoning; set uses_reasoning_parser: true for {self.name}",
                 encoded(message),
             )
         message["content"] = f"<think>{thought}</think>{message.get('content') or ''}"
@@ -222,7 +222,7 @@ class VLLMModel(ModelServer):
         tokenized = whole_response(answer, self.upstream)
         last = tokenized["output"][-1] if tokenized["output"] else {}
         if settings.return_token_id_information and any(last.get(key) is None for key in TOKEN_FIELDS):
-            raise self._bad(RESPONSES, "no token ids on its last item; say is_responses_native: false", tokenized)
+            raise self._bad(RESPONSES, "its last item has no token ids; set is_responses_native: false", tokenized)
         return tokenized
 
 

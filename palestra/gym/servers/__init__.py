@@ -1,1 +1,1 @@
-"""The servers of a gym: what all have in common, and the kinds. Begin at `base`."""
+"""The servers of a gym: their common base and their kinds. Begin at `base`."""

@@ -1,6 +1,6 @@
-"""Agent servers: a row goes in, a judged rollout comes out.
+"""Agent servers: they play a row and return the judged rollout.
 
-Owns: the routes, time limits, which rollout model calls belong to. Never touches: how an agent plays
+Owns: the routes, time limits, to which rollout a model call belongs. Never touches: how an agent plays
 (`palestra.gym.agents`).
 """
 
@@ -32,9 +32,9 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
     skip_verification_reward: float = 0.0
     """The reward of rollouts that are not verified."""
     rollout_timeout_s: float = ROLLOUT_S
-    """For one `/run`: seed, all turns, verdict."""
+    """Time limit of one `/run`: seed, all turns, verdict."""
     model_timeout_s: float = MODEL_S
-    """For one answer of the model."""
+    """Time limit of one answer of the model."""
     token_id_capture: bool = False
     """Let the model server keep the token ids of this agent's calls, where the gym's `token_id_capture` is enabled."""
 
@@ -47,19 +47,19 @@ class WorldAgentSettings(AgentSettings, frozen=True, kw_only=True):
 
 
 class Reply(Struct, frozen=True, kw_only=True):
-    """What an agent has to say, without a verdict."""
+    """An agent's answer, without a verdict."""
 
     response: JsonObject
     cookies: dict[str, str] = field(default_factory=dict)
-    """For whoever verifies."""
+    """Cookies for the verifying call."""
 
 
 class Rollout(Struct, frozen=True, kw_only=True):
-    """What is known about one while it is played."""
+    """State of a rollout while it is played."""
 
     cookies: Cookies = NO_COOKIES
     prefix: str = ""
-    """Before the paths of its model calls: they are kept under the rollout's name."""
+    """Prefix of the paths of its model calls, under which they are recorded."""
 
 
 S = TypeVar("S", bound=AgentSettings)
@@ -68,7 +68,7 @@ T = TypeVar("T")
 
 
 class AgentServer(GymServer, Generic[S]):
-    """`AgentServer[MySettings]` where there is more to set."""
+    """Base class of agent servers; write `AgentServer[MySettings]` for further settings."""
 
     kind = ServerKind.AGENT
     plain_settings: ClassVar[type[AgentSettings]] = AgentSettings
@@ -80,12 +80,12 @@ class AgentServer(GymServer, Generic[S]):
     # What an agent says
 
     async def run(self, row: JsonObject, rollout: Rollout) -> JsonObject:
-        """A judged row. Its `responses_create_params` are checked."""
-        raise NotImplementedError(f"{type(self).__name__} does not run")
+        """Plays a row and returns it with its verdict. Its `responses_create_params` are already checked."""
+        raise NotImplementedError(f"{type(self).__name__} has no run")
 
     async def respond(self, params: JsonObject, rollout: Rollout) -> Reply:
-        """Play, without seed and verdict."""
-        raise NotImplementedError(f"{type(self).__name__} does not respond")
+        """Plays without seed and verdict."""
+        raise NotImplementedError(f"{type(self).__name__} has no responses")
 
     async def aggregate(self, call: GymRequest) -> GymResponse:
         return aggregated(call)
@@ -154,7 +154,7 @@ class WorldAgentServer(AgentServer[W]):
     plain_settings = WorldAgentSettings
 
     async def run(self, row: JsonObject, rollout: Rollout) -> JsonObject:
-        """Seed, play, verify. The model gets the parameters as the row has them."""
+        """Seeds, plays and verifies a row. The model gets the parameters of the row unchanged."""
         whole = filled_row(row)
         seeded = await self.ask_resources("/seed_session", whole, rollout.cookies)
         reply = await self.respond(row[PARAMS], Rollout(cookies=seeded.cookies, prefix=rollout.prefix))
@@ -165,7 +165,7 @@ class WorldAgentServer(AgentServer[W]):
         return checked_verdict(verdict.value(), self.settings.resources_server.name)
 
     async def aggregate(self, call: GymRequest) -> GymResponse:
-        """The world knows which figures matter."""
+        """Metrics over rollouts, computed by the resources server."""
         return await self.ask_resources("/aggregate_metrics", call.body, NO_COOKIES)
 
     async def ask_resources(self, path: str, body: object, cookies: Cookies) -> GymResponse:
@@ -174,7 +174,7 @@ class WorldAgentServer(AgentServer[W]):
 
 
 def rollout_id_of(row: JsonMapping) -> str | None:
-    """`<task>-<rollout>` or the one it was given, with `-a<n>` when it is tried again."""
+    """Id of a rollout: the given one or `<task>-<rollout>`, with `-a<n>` for a further attempt."""
     given, task, rollout = row.get(ROLLOUT_ID), row.get(TASK_INDEX), row.get(ROLLOUT_INDEX)
     if given is None and (task is None or rollout is None):
         return None

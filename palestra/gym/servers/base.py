@@ -1,4 +1,4 @@
-"""What every server of a gym is: a name, settings, and answers to calls.
+"""The base of every server of a gym: a name, settings, and answers to calls.
 
 Owns: the one interface that fronts (HTTP, in process) and kinds (model, agent, resources) share, the answer to
 `/aggregate_metrics`. Never touches: sockets, the figures (`palestra.gym.metrics`).
@@ -25,18 +25,18 @@ class Peers(Protocol):
 
     @property
     def settings(self) -> JsonMapping:
-        """Settings of the whole gym."""
+        """Settings that the whole gym shares."""
         ...
 
     def signer(self, name: str, purpose: str) -> SessionSigner:
-        """With the gym's secret."""
+        """Signer of tokens, with the gym's secret."""
         ...
 
     async def post(
         self, name: str, path: str, body: object, *, cookies: Cookies | None = None, timeout_s: float | None = None
     ) -> GymResponse:
-        """Whatever status it has. Raises UnreachableServer after bounded retries; only what cannot have been
-        begun (no connection) is sent again, unless the path is one that may be repeated."""
+        """Sends a POST and returns the answer, whatever its status. Raises UnreachableServer after bounded retries; a
+        request is sent again only if there was no connection, or if its path may be repeated."""
         ...
 
 
@@ -55,17 +55,17 @@ class GymServer:
 
     @property
     def cookie_name(self) -> str:
-        """NeMo Gym's: the class and the instance."""
+        """Name of the session cookie as in NeMo Gym: the class and the instance."""
         return f"{type(self).__name__}___{self.name}"
 
     async def open(self) -> None:
-        """Before the first call. What it raises keeps the server from becoming healthy."""
+        """Called before the first request. If it raises, the server does not become healthy."""
 
     async def close(self) -> None:
-        """After the last call."""
+        """Called after the last request."""
 
     async def answer(self, call: GymRequest) -> GymResponse:
-        """To a POST. Exceptions become a 500 in the front, in NeMo Gym's words."""
+        """Answers a POST. Exceptions become a 500 with NeMo Gym's text."""
         raise NotImplementedError
 
     def routes(self) -> dict[str, JsonObject]:
@@ -73,7 +73,7 @@ class GymServer:
         return {}
 
     async def look(self, path: str) -> GymResponse | None:
-        """To a GET; None: there is nothing. `/` and the health routes are the front's."""
+        """Answers a GET; None if there is no such route. `/` and the health routes are answered elsewhere."""
         return None
 
 

@@ -1,4 +1,4 @@
-"""Resources servers with Gymnasium's words: reset and step instead of tools and a verdict.
+"""Resources servers in Gymnasium's style: reset and step instead of tools and a verdict.
 
     class Guess(GymnasiumServer):
         async def reset(self, session: Session, secret: int) -> str:
@@ -32,7 +32,7 @@ SUPPORTS = {"supports_explicit_close": True, "supports_step_idempotency": True}
 
 
 class Start(Struct, frozen=True, kw_only=True):
-    """What `reset` answers: the first thing that the model reads."""
+    """What `reset` returns: the first observation for the model."""
 
     observation: str | None = None
     info: JsonObject = field(default_factory=dict)
@@ -43,10 +43,10 @@ class Start(Struct, frozen=True, kw_only=True):
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """What `step` answers: an observation, a reward, and whether the rollout is over."""
+    """What `step` returns: an observation, a reward, and whether the rollout has ended."""
 
     observation: str | None = None
-    """Becomes a message of the user."""
+    """Becomes a user message."""
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
@@ -55,12 +55,12 @@ class Step(Struct, frozen=True, kw_only=True):
 
     def fields(self) -> JsonObject:
         if not math.isfinite(self.reward):
-            raise ValueError(f"a reward is a finite number, found {self.reward}")
+            raise ValueError(f"a reward must be a finite number, found {self.reward}")
         return {name: getattr(self, name) for name in self.__struct_fields__}
 
 
 class GymnasiumServer(ResourcesServer[S]):
-    """A world that moves by `reset` and `step`. Derive from it."""
+    """Base class of a world that moves by `reset` and `step`."""
 
     _reset: ClassVar[Handler]
     _step: ClassVar[Handler]
@@ -76,10 +76,10 @@ class GymnasiumServer(ResourcesServer[S]):
         self._answered = SessionStates(lambda _: None, limit=limit, idle_s=idle_s)
 
     async def reset(self, *_: Any, **__: Any) -> Start | str | None:
-        """Begin. Its parameters are fields of the row."""
+        """Begins a rollout. Its parameters are fields of the row."""
 
     async def step(self, *_: Any, **__: Any) -> Step:
-        """After each of the model's turns; its parameters are fields of the row, and this turn's response."""
+        """Called after each turn of the model. Its parameters are fields of the row, and this turn's response."""
         raise NotImplementedError(f"{type(self).__name__} has no step")
 
     def table(self) -> dict[str, Route]:
@@ -104,7 +104,7 @@ class GymnasiumServer(ResourcesServer[S]):
                 return GymResponse(body=answered)
         step = await self._step.run(self, self.session(call), call.body)
         if not isinstance(step, Step):
-            raise TypeError(f"step returns a Step, found {type(step).__name__}")
+            raise TypeError(f"step must return a Step, found {type(step).__name__}")
         answered = step.fields()
         if step.terminated or step.truncated:
             self.states.retire(call.session_id)

@@ -2,7 +2,7 @@
 
     async def verify(self, response: dict[str, Any], expected_answer: str) -> float: ...
 
-Owns: reading signatures, JSON Schema, checking a body against it, what a wrong one is told (FastAPI's 422). Never
+Owns: reading signatures, JSON Schema, checking a body against it, the error for a wrong one (FastAPI's 422). Never
 touches: what the methods do. Two names are special: `session` is the caller's, `row` the whole body.
 """
 
@@ -54,12 +54,12 @@ class ToolSpec(Struct, frozen=True):
     parameters: JsonObject
 
     def as_param(self) -> JsonObject:
-        """As a row's `responses_create_params.tools` lists it."""
+        """The tool as an entry of `responses_create_params.tools`."""
         return {"type": "function", **{name: getattr(self, name) for name in self.__struct_fields__}, "strict": False}
 
 
 class Handler:
-    """One method, looked at once."""
+    """One method with its parameters."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -82,7 +82,7 @@ class Handler:
             raise GymConfigError(f"{function.__qualname__}: a parameter cannot be read from JSON: {error}") from None
 
     async def run(self, server: object, session: object, body: object, *, is_strict: bool = False) -> Any:
-        """`is_strict`: fields that the method does not know are refused. Raises BadCall."""
+        """Calls the method with the fields of a body. `is_strict`: unknown fields are refused. Raises BadCall."""
         given = self.checked(body, is_strict=is_strict)
         if self._takes_session:
             given[SESSION] = session
@@ -109,8 +109,8 @@ def _hints(function: Callable[..., Any]) -> JsonObject:
         return typing.get_type_hints(function, include_extras=True)
     except NameError as error:
         raise GymConfigError(
-            f"{function.__qualname__}: {error}. What annotations name must be there when the class is made: import it "
-            "above, and not for type checkers only"
+            f"{function.__qualname__}: {error}. Names in annotations must exist when the class is made: "
+            "import them at runtime, not only for type checkers"
         ) from None
 
 

@@ -90,7 +90,7 @@ class McpEndpoint:
     async def answer(self, call: GymRequest) -> GymResponse:
         session_id = self._signer.session_of(call.headers.get(TOKEN_HEADER.lower(), ""))
         if session_id is None:
-            raise BadCall(401, f"{TOKEN_HEADER} is missing or not of this server: it comes with /seed_session")
+            raise BadCall(401, f"{TOKEN_HEADER} is missing or belongs to another server; /seed_session returns it")
         try:
             message = mcp.read_message(orjson.dumps(call.body))
         except mcp.RpcError as error:

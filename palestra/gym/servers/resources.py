@@ -46,14 +46,14 @@ TEXT = "text/plain; charset=utf-8"
 
 
 def tool(method: F) -> F:
-    """A method of a ResourcesServer that models may call; its docstring is what they read, its parameters (but
-    `session`) are the arguments."""
+    """Makes a method of a ResourcesServer a tool. Models read its docstring; its parameters, except `session`, are the
+    arguments."""
     setattr(method, TOOL_MARK, True)
     return method
 
 
 class ReverifyMode(StrEnum):
-    """Whether `verify` can be asked again about a stored rollout."""
+    """Whether `verify` can grade a stored rollout again."""
 
     STATELESS = "stateless"
     UNSUPPORTED = "unsupported"
@@ -61,12 +61,13 @@ class ReverifyMode(StrEnum):
 
 
 class ResourcesSettings(Struct, frozen=True, kw_only=True):
-    """Servers with more to set derive from it, and say so: `class Mine(ResourcesServer[MySettings])`."""
+    """Settings of every resources server. Derive from it for further ones: `class
+    Mine(ResourcesServer[MySettings])`."""
 
     max_sessions: Annotated[int, Meta(ge=1)] = MAX_SESSIONS
-    """Sessions whose state is kept in memory; beyond it those used longest ago go."""
+    """Sessions whose state is kept in memory; beyond it, the least recently used ones are dropped."""
     session_idle_s: float = IDLE_S
-    """Seconds without use after which a session's state goes."""
+    """Seconds without use after which a session's state is dropped."""
     expose_tools_over_mcp: bool = False
     """Also offer the tools at `/mcp`, for agents that speak MCP."""
 
@@ -75,7 +76,7 @@ S = TypeVar("S", bound=ResourcesSettings)
 
 
 class ResourcesServer(GymServer, Generic[S]):
-    """The world of a gym: tools that models call, and the verdict. Derive from it."""
+    """Base class of a gym's world: tools that models call, and the verdict."""
 
     kind = ServerKind.RESOURCES
     reverify_mode: ClassVar[ReverifyMode] = ReverifyMode.UNKNOWN
@@ -102,28 +103,28 @@ class ResourcesServer(GymServer, Generic[S]):
     # What a server of this kind says
 
     async def seed_session(self, *_: Any, **__: Any) -> JsonMapping | None:
-        """Begin a rollout. Its parameters are fields of the row; what it returns goes to the agent."""
+        """Begins a rollout. Its parameters are fields of the row; its return value goes to the agent."""
 
     async def verify(self, *_: Any, **__: Any) -> Any:
         """The reward of a rollout: a number, a truth, a Verdict, or a mapping with `reward`."""
         raise NotImplementedError(f"{type(self).__name__} has no verify")
 
     def compute_metrics(self, tasks: list[list[JsonMapping]]) -> JsonObject:
-        """More figures, from all rollouts task by task."""
+        """Further metrics, computed from all rollouts by task."""
         return {}
 
     def key_metrics(self, metrics: JsonObject) -> JsonObject:
-        """The headline."""
+        """The most important metrics."""
         return {name: value for name, value in metrics.items() if name.startswith("mean/")}
 
     def release(self, state: Any) -> None:
-        """The state of a session leaves: close what it holds."""
+        """Called when the state of a session is dropped: close what it holds."""
 
     def tool_specs(self) -> list[ToolSpec]:
         return [ToolSpec(one.name, one.description, one.schema) for one in self.tools.values()]
 
     async def call_tool(self, session: Session, name: str, arguments: object) -> object:
-        """To be overridden, with `tool_specs`, where the tools are not methods. Raises BadCall."""
+        """Calls a tool. Override it together with `tool_specs` if the tools are not methods. Raises BadCall."""
         found = self.tools.get(name)
         if found is None:
             raise BadCall(404, "Not Found")
@@ -196,7 +197,7 @@ class ResourcesServer(GymServer, Generic[S]):
         return GymResponse(body={})
 
     async def ask_judge(self, name: str, body: object, path: str = "/v1/responses", timeout_s: float = 600) -> Any:
-        """A model's answer. Whatever keeps it from coming is a JudgeError: the rollout is no wrong answer for that."""
+        """Asks a judge model. Any failure is a JudgeError, so that the rollout does not count as a wrong answer."""
         try:
             answer = await self.peers.post(name, path, body, timeout_s=timeout_s)
             if answer.is_ok:

@@ -28,7 +28,7 @@ PARAM_NAMES = frozenset({*PARAM_DEFAULTS, "input"})
 
 
 def checked_params(params: object, where: list[str]) -> JsonObject:
-    """Raises BadCall (422) as NeMo Gym does."""
+    """Checks `responses_create_params`. Raises BadCall (422) as NeMo Gym does."""
     if not isinstance(params, dict):
         raise BadCall(422, [_problem("missing" if params is None else "dict_type", where, params)])
     problems = [_problem("extra_forbidden", [*where, name], params[name]) for name in params if name not in PARAM_NAMES]
@@ -52,7 +52,7 @@ def _problem(kind: str, where: list[str], given: object) -> JsonObject:
 
 
 def filled_row(row: JsonObject) -> JsonObject:
-    """With every field of the request, as NeMo Gym's rows have them."""
+    """A row with all fields of the request filled in, as in NeMo Gym's rows."""
     return {**row, PARAMS: PARAM_DEFAULTS | row[PARAMS]}
 
 
@@ -63,17 +63,17 @@ def input_items(params: JsonMapping) -> list[Item]:
 
 
 def checked_response(found: Any, name: str) -> JsonObject:
-    """A model's answer. Raises BadReply where it is none."""
+    """The answer of a model. Raises BadReply if it is not a Responses object."""
     output = found.get("output") if isinstance(found, dict) else None
     if not isinstance(output, list) or not all(isinstance(one, dict) and "type" in one for one in output):
-        raise BadReply(f"{name} gave no Responses object: {str(found)[:500]}")
+        raise BadReply(f"{name} returned no Responses object: {str(found)[:500]}")
     return found
 
 
 def checked_object(found: object, name: str) -> JsonObject:
-    """Any other answer of a server. Raises BadReply where it is no object."""
+    """The JSON object in a server's answer. Raises BadReply if it is not an object."""
     if not isinstance(found, dict):
-        raise BadReply(f"{name} answered with something else than an object: {str(found)[:500]}")
+        raise BadReply(f"{name} returned no JSON object: {str(found)[:500]}")
     return found
 
 
@@ -92,7 +92,7 @@ class _Given(Struct):
 
 
 def check_given(response: object) -> None:
-    """What is to be graded. Raises BadCall (422) where it is no Responses object."""
+    """Checks a response to be graded. Raises BadCall (422) if it is not a Responses object."""
     try:
         items = msgspec.convert(response, _Given).output
         for item in items:
@@ -107,10 +107,10 @@ def check_given(response: object) -> None:
 
 
 def checked_verdict(found: Any, name: str) -> JsonObject:
-    """A resources server's. Raises BadReply where nobody could train on it."""
+    """The verdict of a resources server. Raises BadReply if it cannot be trained on."""
     reward = found.get("reward") if isinstance(found, dict) else None
     if not isinstance(reward, int | float):
-        raise BadReply(f"{name} gave no reward: {str(found)[:500]}")
+        raise BadReply(f"{name} returned no reward: {str(found)[:500]}")
     return found
 
 
@@ -120,7 +120,7 @@ def function_calls(output: list[Item]) -> list[Item]:
 
 
 def unanswered_calls(output: list[Item]) -> list[Item]:
-    """Those without an output among the others; of two with the same id the last."""
+    """Function calls without an output; of two with the same id, the last."""
     answered = {one.get("call_id") for one in output if one["type"] == "function_call_output"}
     return list(
         {one.get("call_id"): one for one in function_calls(output) if one.get("call_id") not in answered}.values()
@@ -128,12 +128,12 @@ def unanswered_calls(output: list[Item]) -> list[Item]:
 
 
 def has_message(output: list[Item]) -> bool:
-    """Whether the assistant says something in the output."""
+    """Whether the output has a message of the assistant."""
     return any(one["type"] == "message" and one.get("role", "assistant") == "assistant" for one in output)
 
 
 def output_text(response: JsonMapping) -> str:
-    """All that the assistant said, without its reasoning."""
+    """The text of the assistant, without its reasoning."""
     parts: list[str] = []
     for item in response.get("output", ()):
         if item.get("type") != "message" or item.get("role", "assistant") != "assistant":
@@ -160,7 +160,7 @@ def user_message(text: str) -> Item:
 
 
 def added_usage(total: JsonMapping | None, one: JsonMapping | None) -> JsonMapping | None:
-    """The sum; a detail that one of them does not know is not known of both."""
+    """The sum of two usages; a detail that one of them lacks is left out."""
     if total is None or one is None:
         return one if total is None else total
     return {name: _added(total.get(name), one.get(name)) for name in {**total, **one}}

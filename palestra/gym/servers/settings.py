@@ -41,7 +41,7 @@ S = TypeVar("S", bound=Struct)
 
 
 class ServerReference(Struct, frozen=True, forbid_unknown_fields=True):
-    """To another server of the gym: `{type: resources_servers, name: mcqa}`."""
+    """Reference to another server of the gym: `{type: resources_servers, name: mcqa}`."""
 
     name: str
     type: str | None = None
@@ -76,7 +76,7 @@ def settings_of(instance: ServerInstance, kind: type[S]) -> S:
 
 
 def check_known(instance: ServerInstance, kind: type[Struct]) -> None:
-    """Raises GymConfigError for keys that nobody would read: a setting that was meant to do something does nothing."""
+    """Raises GymConfigError for unknown keys, which would have no effect."""
     own = [one.encode_name for one in msgspec.structs.fields(kind)]
     unknown = sorted(set(instance.settings) - {*own, *COMMON})
     if unknown:

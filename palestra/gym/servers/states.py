@@ -1,6 +1,6 @@
-"""What a resources server remembers of its sessions, bounded in number and age.
+"""The states of a resources server's sessions, limited in number and age.
 
-Owns: keeping, ageing, letting go. Never touches: what a state is.
+Owns: storing, expiry, dropping. Never touches: the content of a state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RETIRED, RETIRED_S = 1_000, 120.0  # verified ones that stay, for somebody who a
 
 
 class SessionStates:
-    """By session id. `release` is told each state that leaves."""
+    """States by session id. `release` is called with each state that is dropped."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class SessionStates:
                 kept[session_id] = (state, self._clock())
                 return state
         raise UnknownSession(
-            f"there is no session {session_id}: it was never seeded here, was not used for {self._idle_s:g} s, or this "
-            "server was started anew since. Play the rollout again"
+            f"there is no session {session_id}: it was never seeded here, was not used for {self._idle_s:g} "
+            "s, or this server was restarted. Play the rollout again"
         )
 
     def put(self, session_id: str, state: object) -> None:
@@ -62,7 +62,7 @@ class SessionStates:
         self._sweep()
 
     def retire(self, session_id: str) -> None:
-        """It has been judged: it goes first."""
+        """Marks a judged session, which is dropped first."""
         if session_id in self._live:
             self._retired[session_id] = self._live.pop(session_id)
             self._sweep()
@@ -86,7 +86,9 @@ class SessionStates:
                 if used_at >= before and len(kept) <= limit:
                     break
                 if used_at >= before and kept is self._live:
-                    log.warning("more than max_sessions = %d sessions at once: the longest unused one is lost", limit)
+                    log.warning(
+                        "more than max_sessions = %d sessions at once; the least recently used one is dropped", limit
+                    )
                 self.drop(session_id)
 
 
@@ -102,7 +104,7 @@ class Session:
 
     @property
     def state(self) -> Any:
-        """What was put there. Raises UnknownSession."""
+        """The state of the session. Raises UnknownSession."""
         return self._states.get(self.id)
 
     @state.setter

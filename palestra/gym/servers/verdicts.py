@@ -1,6 +1,6 @@
-"""What `verify` may say, and the row that comes of it.
+"""Results of `verify`, and the rows made from them.
 
-Owns: rewards and their components, the row of a judge that failed. Never touches: how a reward is found.
+Owns: rewards and their components, the row of a failed judge. Never touches: how a reward is computed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TOLERANCE = 1e-5  # NeMo RL's, between a reward and the sum of its components
 class Verdict(Struct, frozen=True):
     reward: float
     extra: JsonMapping = field(default_factory=dict)
-    """More fields of the row: numbers and truths are counted in the metrics."""
+    """Further fields of the row; numbers and booleans are included in the metrics."""
     components: Mapping[str, float] | None = None
     """Several rewards by name, the same names for every task; `reward` is their sum."""
 
@@ -33,7 +33,7 @@ class Verdict(Struct, frozen=True):
 
     @classmethod
     def from_result(cls, result: object) -> Verdict:
-        """A verdict, a number, a truth, or a mapping with a `reward`."""
+        """A verdict made from a Verdict, a number, a boolean, or a mapping with a `reward`."""
         if isinstance(result, Verdict):
             return result
         if isinstance(result, bool | int | float):
@@ -41,12 +41,14 @@ class Verdict(Struct, frozen=True):
         if isinstance(result, Mapping) and isinstance(result.get(REWARD), bool | int | float):
             extra = {name: value for name, value in result.items() if name not in (REWARD, COMPONENTS)}
             return cls(float(result[REWARD]), extra, result.get(COMPONENTS))
-        raise TypeError(f"verify returns a reward, a Verdict or a mapping with a reward, found {type(result).__name__}")
+        raise TypeError(
+            f"verify must return a reward, a Verdict or a mapping with a reward, found {type(result).__name__}"
+        )
 
     def fields(self) -> JsonObject:
-        """Raises ValueError where a trainer could not use it."""
+        """The verdict as fields of the row. Raises ValueError if a trainer could not use it."""
         if not math.isfinite(self.reward):
-            raise ValueError(f"a reward is a finite number, found {self.reward}")
+            raise ValueError(f"a reward must be a finite number, found {self.reward}")
         found = {**self.extra, REWARD: self.reward}
         if self.components is not None:
             total = math.fsum(self.components.values())

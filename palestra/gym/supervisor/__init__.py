@@ -1,4 +1,4 @@
-"""Starting a gym's servers, keeping them going, ending them. Begin at `supervisor`."""
+"""Starting a gym's servers, keeping them running, ending them. Begin at `supervisor`."""
 
 from palestra.gym.supervisor.supervisor import Supervisor
 

@@ -1,4 +1,4 @@
-"""One running process of a gym: its output with its name before each line, its last words, its end.
+"""One running process of a gym: its output with its name before each line, its last output, its end.
 
 Owns: the process on this machine, its group, its pipes; the interface of a place where processes run (another is
 `ray_nodes.py`). Never touches: health, when to start it again.
@@ -172,7 +172,7 @@ def log_to(folder: Path, name: str, report: Callable[[str], None]) -> Callable[[
             is_broken = False
         except OSError as error:
             if not is_broken:
-                report(f"{name}: cannot write {file} ({error.strerror}); until it can, what it says is only shown")
+                report(f"{name}: cannot write {file} ({error.strerror}); until then, its output is only shown here")
             is_broken = True
         report(line)
 

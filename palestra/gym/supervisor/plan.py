@@ -1,4 +1,4 @@
-"""Which processes a gym is: our shared servers in one, the others each in their own.
+"""The processes of a gym: one for the shared servers, and one for each of the others.
 
 Owns: command, environment and sockets of each process. Never touches: starting it.
 """
@@ -71,8 +71,8 @@ class PlannedProcess:
         text = to_yaml(self.config.settings)
         if len(text.encode()) > LONGEST_VARIABLE - len("NEMO_GYM_CONFIG_DICT="):
             raise ServerStartError(
-                f"{server.name}: the merged config has {len(text.encode())} bytes; servers of NeMo Gym's get it in an "
-                f"environment variable, which holds {LONGEST_VARIABLE}. Start fewer servers in one gym"
+                f"{server.name}: the merged config has {len(text.encode())} bytes; servers of NeMo Gym get "
+                f"it in an environment variable of at most {LONGEST_VARIABLE} bytes. Start fewer servers in one gym"
             )
         environment = {
             "PYTHONUNBUFFERED": "1",

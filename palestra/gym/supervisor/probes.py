@@ -1,7 +1,7 @@
-"""Whether servers and model endpoints are there, and who they should be: one small GET, with a time limit.
+"""Whether servers and model endpoints answer, under the right name: one small GET with a time limit.
 
-Owns: asking, waiting for the endpoints in the settings, the words for no answer. Never touches: what follows from the
-answer, what endpoints serve.
+Owns: the requests, waiting for the endpoints in the settings, the error for no answer. Never touches: restarts, what
+endpoints serve.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ async def wait_for_upstreams(config: GymConfig, report: Callable[[str], None]) -
     if silent:
         lines = "".join(f"\n  {url} ({key}): {problem}" for url, key, problem in silent)
         raise ServerStartError(
-            f"nobody answers at {len(silent)} model endpoints within {limit_s:g} s:{lines}\n"
+            f"{len(silent)} model endpoints did not answer within {limit_s:g} s:{lines}\n"
             f"  start them, correct the keys, or skip the check: ++{READINESS}=0"
         )
 

@@ -1,6 +1,6 @@
-"""Keeps one process of a gym going: started, healthy, watched, started again.
+"""Keeps one process of a gym running: starts it, watches its health, restarts it.
 
-Owns: the life of a process over its restarts. Never touches: the other processes.
+Owns: a process across its restarts. Never touches: the other processes.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class ProcessKeeper:
         words = self.child.last_output if self.child is not None else ""
         tries = "" if ended.is_final else f" ({failures} times in a row)"
         kind = WrongServerSettings if ended.code == BAD_SETTINGS else ServerStartError
-        return kind(f"{self.name}: {ended.reason}{tries}; its last words:\n{words or '(none)'}")
+        return kind(f"{self.name}: {ended.reason}{tries}; its last output:\n{words or '(none)'}")
 
     async def _live(self) -> ProcessEnded:
         """One child, from its start to its end or to the moment it is given up as hung."""

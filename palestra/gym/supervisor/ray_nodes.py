@@ -117,7 +117,7 @@ class RemoteChild:
             ray.kill(self._actor)
         except RayError as error:
             code = LOST
-            self._last.append(f"its node or its actor is gone: {error}")
+            self._last.append(f"its node or its actor has ended: {error}")
         for relay in self._relays:
             relay.point_to(None)
         self._reading.cancel()
@@ -171,7 +171,7 @@ class RayNodes:
         except (RayError, TimeoutError) as error:
             with suppress(RayError):
                 ray.kill(actor)
-            raise NotPlaced(f"no node of the cluster took it ({error!r})") from None
+            raise NotPlaced(f"no node of the cluster accepted it ({error!r})") from None
         for name, (host, port) in found.items():
             self._relays[name].point_to((host, port))
             report(f"{name} is on a node of the cluster, at {host}:{port}")

@@ -1,4 +1,5 @@
-"""A small process that outlives the supervisor for a moment: when that is gone, however it went, the servers go too.
+"""A small process that outlives the supervisor for a moment and kills the servers when the supervisor has ended in any
+way.
 
 Owns: the list of process groups that must not be left behind. Never touches: how servers are started.
 

@@ -1,4 +1,4 @@
-"""One address for a server that moves: connections to it are handed on to wherever the server is now.
+"""One address for a server that moves: connections are forwarded to where the server is now.
 
 Owns: the bytes of those connections. Never touches: HTTP.
 

@@ -1,4 +1,4 @@
-"""A gym that runs: the head, every process of servers, and an eye on them.
+"""A running gym: the head server, every process of servers, and the watch over them.
 
 Owns: starting all at once, telling when all are healthy, ending all. Never touches: how one process is kept going.
 
@@ -42,7 +42,7 @@ class Supervisor:
 
     def __init__(self, config: GymConfig, ports: ReservedPorts, report: Callable[[str], None]) -> None:
         if not config.servers:
-            raise GymConfigError("the config has no servers: nothing to run; type: palestra gym run -c FILE")
+            raise GymConfigError("the config has no servers to run; type: palestra gym run -c FILE")
         self.config = config
         self._ports = ports
         self._report = report

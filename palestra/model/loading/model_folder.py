@@ -19,6 +19,8 @@ from palestra.model.numerics import Numerics, set_numerics
 
 @dataclass(eq=False)
 class Model:
+    """A base model as `load_model` returns it: its folder, its shape, its weights, and its tokenizer when asked for."""
+
     folder: Path
     spec: ModelSpec
     decoder: Decoder = field(repr=False)
@@ -31,8 +33,11 @@ class Model:
 def load_model(
     folder: str | Path, *, dtype: str | None = None, device: str = "cpu", numerics: Numerics = "exact"
 ) -> Model:
-    """dtype None: as stored, where that is supported, else float32. device `auto`: a GPU if there is one. `numerics` is
-    for GPUs: see `set_numerics`."""
+    """Reads a Hugging Face model folder. Raises ModelError where it is missing or cannot be computed here.
+
+    Without `dtype`, the weights keep their stored type where the device supports it, and become float32 otherwise. The
+    device `auto` is a GPU if there is one. `numerics` matters on GPUs only: see `set_numerics`.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise ModelError(f"{folder}: no such folder; make a small one with: palestra model random {folder}")
@@ -54,6 +59,7 @@ def load_model(
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
+    """Reads a folder's `tokenizer.json`. Raises TokenizerError where that file is missing or malformed."""
     file = Path(folder) / "tokenizer.json"
     if not file.is_file():
         raise TokenizerError(

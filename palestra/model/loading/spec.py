@@ -52,6 +52,8 @@ FAMILIES: dict[str, Callable[[Config], Traits]] = {
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
+    """A model's shape and traits, read from its `config.json`; needs no weights."""
+
     architecture: str
     traits: Traits
     vocab_size: int

@@ -97,11 +97,11 @@ class WeightFiles:
         if file not in self._open:
             path = self.folder / file
             if not path.is_file():
-                raise WeightsError(f"{path}: shard is missing; the index names it, fetch it again")
+                raise WeightsError(f"{path}: this shard is missing, but the index names it; download it again")
             try:
                 self._open[file] = safe_open(str(path), framework="pt")
             except (SafetensorError, OSError) as e:
-                raise WeightsError(f"{path}: not a whole safetensors file ({e}); fetch it again") from None
+                raise WeightsError(f"{path}: not a complete safetensors file ({e}); download it again") from None
         return self._open[file]
 
 
@@ -122,7 +122,7 @@ def _index(folder: Path) -> dict[str, str]:
         with safe_open(str(single), framework="pt") as f:
             return dict.fromkeys(f.keys(), single.name)
     except (SafetensorError, OSError) as e:
-        raise WeightsError(f"{single}: not a whole safetensors file ({e}); fetch it again") from None
+        raise WeightsError(f"{single}: not a complete safetensors file ({e}); download it again") from None
 
 
 def _assemble(files: WeightFiles, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> DecoderWeights:

@@ -1,6 +1,8 @@
 """Adapters on disk: PEFT folders in and out, and merged export as a plain Hugging Face model.
 
-A folder appears whole or not at all. Owns: the formats. Never touches: checkpoint names, who may read them.
+A folder appears whole or not at all.
+
+Owns: the formats. Never touches: checkpoint names, who may read them.
 """
 
 from __future__ import annotations
@@ -91,7 +93,7 @@ def load_into(pool: AdapterPool, adapter: Adapter, folder: str | Path, *, optimi
     folder = Path(folder)
     config = read_config(folder)
     if _shape(config) != _shape(adapter.config):
-        raise AdapterError(f"{folder}: holds {_shape(config)}, the adapter is {_shape(adapter.config)}")
+        raise AdapterError(f"{folder} holds an adapter of {_shape(config)}, but this one has {_shape(adapter.config)}")
     row = _read_row(adapter.stack.layout, folder)
     moments = _read_moments(adapter, folder) if optimizer else None
     pool.before_change(adapter)
@@ -175,7 +177,7 @@ def _merge(files: WeightFiles, name: str, matrices: dict[str, Tensor], scale: fl
 def _new(folder: str | Path) -> Path:
     folder = Path(folder)
     if folder.exists():
-        raise AdapterError(f"{folder}: exists already; choose another name or remove it first")
+        raise AdapterError(f"{folder} already exists; choose another name or remove it first")
     return folder
 
 
@@ -243,7 +245,7 @@ def _load(file: Path) -> dict[str, Tensor]:
     try:
         return load_file(file)
     except SafetensorError as e:
-        raise AdapterError(f"{file}: not a whole safetensors file ({e})") from None
+        raise AdapterError(f"{file}: not a complete safetensors file ({e})") from None
 
 
 def _metadata(file: Path) -> dict[str, str]:

@@ -37,14 +37,14 @@ allow the same text in many ways: then it is the cube, and 2,000 items take a se
 NAMES = {K.JSON_SCHEMA: "the JSON schema", K.REGEX: "the regular expression", K.LARK: "the grammar"}
 END = "<|end of the grammar|>"
 AMBIGUOUS = (
-    "say less ambiguously what may follow (a rule such as `s: s s` allows a text in many ways), or require more of an "
+    "make it less ambiguous (a rule such as `s: s s` matches a text in many ways), or require more of an "
     "object's properties"
 )
 HINTS = {
     "Too many items": AMBIGUOUS,
     "items; max is": AMBIGUOUS,
-    "grammar size": "split it, or ask for less at once",
-    "schema too large": "split it, or ask for less at once",
+    "grammar size": "split it, or make it smaller",
+    "schema too large": "split it, or make it smaller",
     "too many expressions": "simplify its expressions and patterns",
 }
 """By what llguidance says when one of its limits is reached."""

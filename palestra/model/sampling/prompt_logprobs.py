@@ -2,6 +2,7 @@
 
 Row i comes from the hidden state at position i and speaks about prompt token i + 1. After a preemption rows may come
 again: they overwrite themselves. All log-probabilities are the unscaled model's.
+
 Owns: scoring a prompt. Never touches: scheduling, the cache.
 """
 
@@ -50,7 +51,7 @@ class TargetCells:
         except ValueError as e:  # or bytes that are no whole numbers of 8
             raise DataError(f"{name}: data and indices do not fill shape {list(tensor.shape)} ({e})") from None
         if not len(ids) or ids.max() < 0:
-            raise DataError(f"{name} names no token: leave it out, or give at least one id")
+            raise DataError(f"{name} names no token; leave it out, or give at least one id")
         if ids.min() < -1 or ids.max() >= vocab_size:
             raise DataError(f"{name}: ids must be -1 (skip) or in the vocabulary of {vocab_size}")
         return cls(np.repeat(np.arange(n_rows), counts), ids)

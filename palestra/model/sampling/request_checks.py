@@ -16,14 +16,14 @@ def check_request(request: SampleRequest, spec: ModelSpec, *, has_tokenizer: boo
     """Raises DataError with the first thing that is wrong, and what would be right."""
     p, vocab = request.params, spec.vocab_size
     if not request.prompt:
-        raise DataError("the prompt has no tokens; send at least one (the model's start token, say)")
+        raise DataError("the prompt has no tokens; send at least one, such as the model's start token")
     if {*map(type, request.prompt)} != {int}:
         raise DataError("prompt: every token must be a whole number")
     if not 0 <= min(request.prompt) <= max(request.prompt) < vocab:
         raise DataError(f"prompt: a token id is outside the vocabulary of {vocab}")
     if len(request.prompt) >= spec.max_positions:
         raise DataError(
-            f"the prompt has {len(request.prompt)} tokens and leaves no room in a context of {spec.max_positions}"
+            f"the prompt has {len(request.prompt)} tokens, which leaves no room in a context of {spec.max_positions}"
         )
     # Messages are put together only for a request that is refused: thousands may come at once.
     checks: list[tuple[bool, str, object]] = [
@@ -82,7 +82,7 @@ def _check_grammar(grammar: Grammar, params: SamplingParams) -> None:
     if not _is_text(grammar.text + grammar.around):
         raise DataError(grammar.refusal("the grammar is not valid Unicode text"))
     if -inf in params.logit_bias.values():
-        raise DataError("a logit_bias of -infinity may leave a grammar without any token; send -100")
+        raise DataError("a logit_bias of -infinity may leave no token that the grammar allows; send -100")
 
 
 def _check_prompt_scores(request: SampleRequest, vocab: int) -> None:
@@ -94,7 +94,7 @@ def _check_prompt_scores(request: SampleRequest, vocab: int) -> None:
                 f"to {rows} (nothing predicts the first token)"
             )
         if not request.prompt_logprobs:
-            raise DataError("prompt_logprobs_last_n says which prompt_logprobs are wanted: ask for those too")
+            raise DataError("prompt_logprobs_last_n needs prompt_logprobs; request those too")
     if request.target_prompt_logprobs is not None:
         TargetCells.of(request.target_prompt_logprobs, rows, vocab)
 

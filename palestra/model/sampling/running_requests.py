@@ -32,6 +32,8 @@ class TokenEvent(Struct, frozen=True, gc=False):
 
 @dataclass(slots=True, frozen=True)
 class Finished:
+    """A request that has all of its sequences."""
+
     request_id: int
     result: SampleResult
 
@@ -46,6 +48,8 @@ class Failed:
 
 @dataclass(slots=True)
 class StepOutput:
+    """What one step of the sampler brought: tokens drawn, and the requests that ended."""
+
     tokens: list[TokenEvent] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)

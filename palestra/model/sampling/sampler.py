@@ -4,9 +4,10 @@
     while sampler.has_work:
         for finished in sampler.step().finished: …
 
-Each step runs every decoding row and a bounded chunk of waiting prompts through the decoder together. On a GPU the
-host follows one step behind: a step begins from tokens that only the device knows, and while it is computed the host
-reads those tokens, looks for stops and asks grammars. A sequence that turns out to have stopped was computed in vain.
+Each step runs every decoding row and a bounded chunk of waiting prompts through the decoder together. On a GPU the host
+follows one step behind: a step begins from tokens that only the device knows, and while it is computed the host reads
+those tokens, looks for stops and asks grammars. A sequence that turns out to have stopped was computed in vain.
+
 Owns: the life of a request. Never touches: training, HTTP.
 """
 
@@ -70,6 +71,12 @@ GRAMMAR_WAIT_S = 0.02  # then the caller looks whether there is something else t
 
 
 class Sampler:
+    """Samples from one decoder for many requests at once, each with an adapter or the base model.
+
+    Requests are taken by `submit`; each `step` draws the next token of every running sequence and returns what came.
+    A request keeps the weights that its adapter had when it was submitted.
+    """
+
     def __init__(
         self,
         decoder: Decoder,
@@ -183,7 +190,7 @@ class Sampler:
     ) -> list[SampleResult]:
         """Submits all, runs until all are done. For use alone: a loop with `submit` and `step` serves many callers."""
         if self.has_work:
-            raise DataError("generate() runs alone, but requests are in flight: use submit() and step()")
+            raise DataError("generate() cannot run while other requests are in flight; use submit() and step()")
         per_request = adapters if isinstance(adapters, Seq) else [adapters] * len(requests)
         ids: list[int] = []
         done: dict[int, SampleResult] = {}
@@ -355,7 +362,7 @@ class Sampler:
         if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool or allowed.shape != (vocab_size,):
             raise DataError(f"the token mask must be a bool tensor of {vocab_size} (the model's vocabulary) or None")
         if not generated and not allowed.any():
-            grammar, problem = sample.request.spec.grammar, "nothing can be drawn: {} allows no token at all"
+            grammar, problem = sample.request.spec.grammar, "no token can be drawn: {} allows none"
             raise DataError(problem.format("the mask") if grammar is None else grammar.refusal(problem.format("it")))
         return bool(allowed.any())
 

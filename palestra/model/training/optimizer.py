@@ -18,10 +18,13 @@ from palestra.types import AdamParams
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
+    """Outcome of one adapter's optimizer step: metrics, or the error with which it was refused."""
+
     metrics: dict[str, float] = field(default_factory=dict)
+    """`grad_norm` before clipping; empty if the step was refused."""
     error: ModelError | None = None
-    """Set when this adapter's step was refused: its weights and moments are as they were. Its gradient too, unless
-    that was the trouble: then it is cleared."""
+    """Set when the step was refused: weights and moments are unchanged. So is the gradient, unless the gradient was the
+    cause: then it is cleared."""
 
 
 def optim_step(pool: AdapterPool, steps: Mapping[Adapter, AdamParams]) -> dict[Adapter, StepResult]:
@@ -53,7 +56,9 @@ def _refusal(pool: AdapterPool, adapter: Adapter, params: AdamParams, norm: floa
         if adapter.frozen:
             raise AdapterError("this adapter is a snapshot for sampling; train the original")
         if adapter.unfinished:
-            raise NonFiniteGradient("a backward pass did not finish: the gradient was discarded, send the data again")
+            raise NonFiniteGradient(
+                "a backward pass did not finish, so the gradient was discarded; send the data again"
+            )
         if not math.isfinite(norm):
             raise NonFiniteGradient(
                 f"the accumulated gradient has norm {norm}: the step was refused, weights are unchanged and the "

@@ -1,7 +1,9 @@
 """From data to micro-batches: checked, ordered, packed without padding.
 
-The plan depends only on the data, their order and the token budget, so a lone tenant's plan is the same whenever
-it is made. Owns: validation of data, the plan. Never touches: the forward pass.
+The plan depends only on the data, their order and the token budget, so a lone tenant's plan is the same whenever it is
+made.
+
+Owns: validation of data, the plan. Never touches: the forward pass.
 """
 
 from __future__ import annotations
@@ -150,7 +152,7 @@ def _without_ignored(targets: NDArray, inputs: Mapping[str, NDArray]) -> NDArray
         if len(counting):
             place = "".join(f"[{index}]" for index in counting[0])
             raise DataError(
-                f"target_tokens{place} is {IGNORED}, which says that it does not count, but {name}{place} is "
+                f"target_tokens{place} is {IGNORED}, which means that the position is ignored, but {name}{place} is "
                 f"{inputs[name][tuple(counting[0])]:g}; send 0 there, or the id of a token"
             )
     return np.where(ignored, 0, targets)
@@ -176,7 +178,7 @@ def _check_names(inputs: Mapping[str, NDArray], loss: Loss) -> None:
     for name in inputs:
         if name not in (*loss.required, *loss.optional):
             known = ", ".join(("target_tokens", *loss.required, *loss.optional))
-            raise DataError(f"loss {loss.name.value!r} does not know the loss input {name!r} (known: {known})")
+            raise DataError(f"loss {loss.name.value!r} has no loss input {name!r} (known: {known})")
 
 
 def plan_micro_batches(data: Sequence[Prepared], token_budget: int) -> list[list[int]]:

@@ -28,7 +28,10 @@ from palestra.types import AdamParams
 
 @dataclass(frozen=True, slots=True)
 class DatumResult:
+    """Result of one datum's forward pass."""
+
     loss: float
+    """The sum over the datum's positions."""
     logprobs: NDArray[np.float32]
     """Log-probabilities of the targets, in their shape, unweighted."""
     metrics: dict[str, float]
@@ -48,6 +51,11 @@ class ForwardPass:
 
 
 class Trainer:
+    """Trains adapters of one decoder: forward and backward passes over data of many adapters, and optimizer steps.
+
+    `forward_backward` adds to the gradients that each adapter of the pool holds, `optim_step` applies and clears them.
+    """
+
     def __init__(
         self,
         decoder: Decoder,
@@ -66,7 +74,7 @@ class Trainer:
                 self.pool.require(item.adapter)
             if train and (item.adapter is None or item.adapter.frozen):
                 what = "the base model" if item.adapter is None else "a snapshot"
-                raise AdapterError(f"{what} has no gradients: create an adapter to train")
+                raise AdapterError(f"{what} cannot be trained; create an adapter")
         return [prepare(item, self.decoder.spec) for item in items]
 
     def plan(self, data: Sequence[Prepared]) -> list[list[int]]:

@@ -21,7 +21,7 @@ MODERN_STATUS = STATUS | {NO_METHOD: 404}
 class RpcResponse(NamedTuple):
     status: int
     body: bytes
-    """Empty where there is nothing to say."""
+    """Empty if there is no answer to send."""
 
 
 class RpcError(Exception):
@@ -35,13 +35,13 @@ def read_message(body: bytes) -> JsonObject:
     try:
         message = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise RpcError(PARSE_ERROR, "the body is not JSON that can be read") from None
+        raise RpcError(PARSE_ERROR, "the body is not valid JSON") from None
     if isinstance(message, list):
-        raise RpcError(INVALID_REQUEST, "batches are not part of MCP any more: send one message at a time")
+        raise RpcError(INVALID_REQUEST, "MCP no longer has batches; send one message at a time")
     if not isinstance(message, dict) or message.get("jsonrpc") != "2.0" or not isinstance(message.get("method"), str):
         raise RpcError(INVALID_REQUEST, "the body is not a JSON-RPC 2.0 request")
     if "id" in message and (isinstance(message["id"], bool) or not isinstance(message["id"], str | int)):
-        raise RpcError(INVALID_REQUEST, "the id of a request is a string or a whole number")
+        raise RpcError(INVALID_REQUEST, "the id of a request must be a string or a whole number")
     if not isinstance(message.get("params", {}), dict):
         raise RpcError(INVALID_REQUEST, "params must be an object")
     return message

@@ -1,4 +1,4 @@
-"""What a server with tools answers to MCP's methods.
+"""The answers of a server with tools to MCP's methods.
 
 Owns: methods and their results, the lists of tools as bytes. Never touches: how a tool is called.
 """
@@ -43,7 +43,7 @@ class ListedTool(Protocol):
 
 
 class Toolset(Protocol):
-    """What is offered: an app, or whatever else has tools."""
+    """A set of tools that is offered over MCP, such as an app."""
 
     @property
     def key(self) -> str: ...
@@ -51,7 +51,7 @@ class Toolset(Protocol):
     def title(self) -> str: ...
     @property
     def version(self) -> str:
-        """Another one where the tools are others."""
+        """Version of the tools; it differs if the tools differ."""
         ...
 
     @property
@@ -63,16 +63,16 @@ class Toolset(Protocol):
 
 
 class ToolResult(msgspec.Struct, frozen=True):
-    """What a tool call answers over MCP."""
+    """The result of a tool call over MCP."""
 
     text: str
-    """What the model reads: most often one JSON object."""
+    """The text that the model reads, most often one JSON object."""
     is_error: bool = False
 
 
 @dataclass(slots=True)
 class ToolRequest:
-    """A tool that is to be called, and how to answer with what came of it."""
+    """A tool call to be made, and how to answer with its result."""
 
     name: str
     arguments: Any
@@ -127,7 +127,7 @@ def _result(toolset: Toolset, message: JsonObject, modern: bool) -> bytes:
     match message["method"]:
         case "tools/list":
             if params.get("cursor") is not None:
-                raise RpcError(INVALID_PARAMS, "there is no such page: all tools come in the first")
+                raise RpcError(INVALID_PARAMS, "there is no such page; the first page has all tools")
             return _tools_list(toolset, modern)
         case "initialize" if not modern:
             return _initialized(toolset, params)

@@ -36,7 +36,7 @@ def is_modern(message: JsonObject, version: str | None) -> bool:
 
 
 def check_envelope(message: JsonObject, headers: McpHeaders | None, version: str | None) -> None:
-    """In the order of the specification: what is missing, what disagrees, then the version. Raises RpcError."""
+    """Checks in the order of the specification: missing fields, contradictions, then the version. Raises RpcError."""
     meta = message.get("params", {}).get("_meta")
     if not isinstance(meta, dict):
         if version is not None and version not in MODERN:

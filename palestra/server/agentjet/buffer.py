@@ -1,6 +1,6 @@
-"""What AgentJet's clients call the episode buffer: episodes that wait, and those that are played.
+"""The episode buffer, as AgentJet's clients call it: waiting and running episodes.
 
-Owns: how they are shown. Never touches: keys; they are masked.
+Owns: how they are shown. Never touches: keys, which are masked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What an attempt is called in TinkerScript: one name for its episode and its number, so that nobody needs a lease id.
+"""Names of attempts in TinkerScript: one name for the episode and the number of its attempt, so that no lease id is
+needed.
 
 AgentJet's clients share one `client_uuid` between their threads and show nothing but the episode's name. The name of
 the first attempt is the episode's own, later ones have their number behind it: a thread that lost its attempt cannot
@@ -54,7 +55,11 @@ def lease_of(board: EpisodeBoard, owner: str, episode_uuid: str, lease_id: str |
         return shown  # committed, perhaps; what its trainer called it is forgotten then
     name = own_name(episode.run, episode.group_id, episode.tags) or episode.episode_id
     if named != LeaseRef(episode_id=name, attempt=shown.attempt):
-        raise Refusal(400, f"lease_id: {lease_id[:80]!r} is not of {episode_uuid[:80]!r}; show both as the claim did")
+        raise Refusal(
+            400,
+            f"lease_id: {lease_id[:80]!r} does not belong to {episode_uuid[:80]!r}; send "
+            "both as the claim returned them",
+        )
     return shown
 
 

@@ -1,6 +1,6 @@
 """AgentJet's results as ours, and back again.
 
-Owns: what a reward, a metric and a failure are in each. Never touches: whether a result is taken.
+Owns: how rewards, metrics and failures are converted. Never touches: whether a result is accepted.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _reward(output: WorkflowOutput) -> float:
         return output.reward
     if output.reward is None and output.is_success is not None:
         return float(output.is_success)
-    detail = "workflow_output.reward: it is missing, and nothing can be learnt from an episode without one"
+    detail = "workflow_output.reward is missing, but an episode without one cannot be trained on"
     raise Refusal(400, f"{detail}; give a number, a list with one for each step, or at least is_success")
 
 

@@ -1,6 +1,5 @@
-"""Episodes that a trainer outside registers one by one, under names of its own: groups of one, in a run for them.
-
-Owns: what such a group is. Never touches: sending its result.
+"""Episodes that an external trainer registers one by one, with its own names: groups of one, in a run for them. Owns:
+how such a group is made. Never touches: sending its result.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from palestra.types.rollouts import Task
 from palestra.types.tinkerscript import EpisodeRegistered, RegisterEpisode
 
 NOT_HANDED_OUT = (
-    "openai_base_url and openai_api_key are not handed out: whoever claims it calls this server,"
-    " with a key of that attempt's own, and the tokens come with the result"
+    "openai_base_url and openai_api_key are not passed on: who claims the episode calls this server with a "
+    "key for that attempt, and the tokens come with the result"
 )
 
 FINAL = (400, 409, 413)
@@ -41,7 +40,9 @@ async def register(episodes: EpisodeService, owner: str, body: RegisterEpisode) 
 
 def _check(body: RegisterEpisode, hosts: Sequence[str]) -> None:
     if MARK in body.episode_uuid:
-        raise Refusal(400, f"episode_uuid: {MARK} is for the number of an attempt, found {body.episode_uuid[:80]!r}")
+        raise Refusal(
+            400, f"episode_uuid: {MARK} is reserved for the number of an attempt, found {body.episode_uuid[:80]!r}"
+        )
     if body.zmq_listen_result_addr:
         check_address(ADDRESS, body.zmq_listen_result_addr, hosts)
 

@@ -1,7 +1,9 @@
-"""Results of episodes that a trainer outside registered, pushed to where it listens for each of them.
+"""Results of episodes that an external trainer registered, pushed to the address that it gave for each of them.
 
-As AgentJet's trainer takes them: the JSON of a WorkflowOutput, answered by `ack`. They do not wait for one another: one
-listener that is gone holds up nobody. Owns: which results are on their way. Never touches: sockets, HTTP.
+As AgentJet's trainer takes them: the JSON of a WorkflowOutput, answered by `ack`. They are independent of each other: a
+listener that has ended delays no other.
+
+Owns: which results are on their way. Never touches: sockets, HTTP.
 """
 
 from __future__ import annotations

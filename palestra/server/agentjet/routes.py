@@ -1,6 +1,7 @@
 """TinkerScript's playing endpoints: AgentJet's names, fields and statuses, on the broker of /episodes/v1.
 
-Thin: what the calls mean is in `palestra.episodes.board`. What AgentJet's server refuses within a 200, is so here.
+Thin: what the calls mean is in `palestra.episodes.board`. Refusals that AgentJet's server sends with status 200 have it
+here too.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ LOOK_S = 0.25
 """At an engine whose weights are on their way."""
 
 ADVICE = {
-    EngineStatus.OFFLINE: "no trainer is here: start one, with palestra train rollouts=episodes or POST /start_engine",
-    EngineStatus.BOOTING: "the engine is starting: come again in a while",
-    EngineStatus.WEIGHT_SYNCING: "new weights are on their way: come again in some seconds",
-    EngineStatus.WEIGHT_EXPORTING: "weights are being written to disk: come again in some seconds",
+    EngineStatus.OFFLINE: "there is no trainer; start one with palestra train rollouts=episodes or POST /start_engine",
+    EngineStatus.BOOTING: "the engine is starting; try again later",
+    EngineStatus.WEIGHT_SYNCING: "new weights are being loaded; try again in a few seconds",
+    EngineStatus.WEIGHT_EXPORTING: "weights are being written to disk; try again in a few seconds",
 }
 THEIR_NAMES = {"client_id": "client_uuid", "lease_s": "allow_discard_timeout"}
 MAX_LISTED = 10_000
 RELEASED = "lease_lost: released"
 """How the board tells that an attempt was given back, now or before."""
 PASSES_SOON = (EngineStatus.WEIGHT_SYNCING, EngineStatus.WEIGHT_EXPORTING)
-NOTHING = "there is nothing to play just now: the trainer has registered nothing more, or all of it is being played"
+NOTHING = "no episode is waiting: the trainer has registered no more, or all are being played"
 
 playing_router = APIRouter(tags=["tinkerscript"])
 
@@ -93,7 +94,7 @@ async def end_episode(request: Request, episodes: EpisodesNow, caller: Player) -
     ended = await broker.do(end)
     broker.observer.ended(caller.owner, [ended], began_at)
     if ended.status is EndStatus.UNKNOWN:
-        raise Refusal(400, f"Episode {body.episode_uuid[:128]} not found; it may be delivered, and forgotten")
+        raise Refusal(400, f"Episode {body.episode_uuid[:128]} not found; it may have been delivered and deleted")
     if ended.status is EndStatus.INVALID:
         raise Refusal(400, f"workflow_output: {ended.detail}")
     return json_response(t.EpisodeEnded(success=ended.is_kept, failure_reason=ended.detail))

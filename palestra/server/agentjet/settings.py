@@ -1,4 +1,4 @@
-"""AgentJet's training config in our words: what `palestra train` is told, key by key, and what means nothing here.
+"""AgentJet's training config as settings of `palestra train`, key by key, and the keys that have no effect here.
 
 Owns: the table of keys. Never touches: files, processes; no path or module of the config is opened here.
 """
@@ -75,7 +75,8 @@ def map_job(text: str, find_model: Callable[[str], str]) -> JobConfig:
             job.set(ours, value, keys.name(theirs))
     if any(key in job.mapped for key in OF_CALLS):
         job.notes.append(
-            f"who plays with an OpenAI client sets {OF_CALLS_TEXT} in its calls; palestra's players are told"
+            f"a player with an OpenAI client sets {OF_CALLS_TEXT} in its calls; palestra's players get them "
+            "from the run"
         )
     _model(keys, job, find_model)
     _context(keys, job)
@@ -103,9 +104,9 @@ class _Keys:
         """A single value, or None."""
         value = self.left.pop(self.name(theirs), None)
         if value is not None and not isinstance(value, str | bool | int | float):
-            raise AgentJetError(f"{self.name(theirs)}: one value is needed, found a {type(value).__name__}")
+            raise AgentJetError(f"{self.name(theirs)}: a single value is needed, found a {type(value).__name__}")
         if isinstance(value, float | int) and not abs(value) <= MAX_NUMBER:
-            raise AgentJetError(f"{self.name(theirs)}: {value!s:.80} is no number to train with")
+            raise AgentJetError(f"{self.name(theirs)}: {value!s:.80} is not a finite number")
         return value
 
     def take_number(self, theirs: str) -> float | None:
@@ -132,13 +133,15 @@ class _Keys:
 def _model(keys: _Keys, job: JobConfig, find_model: Callable[[str], str]) -> None:
     path = keys.take("model.path")
     if path is None:
-        raise AgentJetError(f"{keys.name('model.path')} is missing: the model to train, as this server calls it")
+        raise AgentJetError(
+            f"{keys.name('model.path')} is missing; give the name that this server has for the model to train"
+        )
     job.set("model.name", find_model(str(path)), keys.name("model.path"))
     rank = keys.take_number("lora.lora_rank")
     if rank:
         job.set("model.rank", rank, keys.name("lora.lora_rank"))
     elif rank is not None:
-        job.notes.append("all training here is of LoRA adapters: lora_rank 0 becomes the rank of this server's default")
+        job.notes.append("this server trains LoRA adapters only: lora_rank 0 becomes the default rank")
 
 
 def _context(keys: _Keys, job: JobConfig) -> None:
@@ -158,16 +161,14 @@ def _optimizer(keys: _Keys, job: JobConfig) -> None:
         job.set("optimizer.schedule", schedule, keys.name(f"{optim}.lr_scheduler_type"))
     rate = job.mapped.get("optimizer.lr")
     if isinstance(rate, float) and rate < FULL_LR:
-        job.notes.append(f"lr {rate:g} is small for the LoRA adapters trained here: 1e-4 is a good begin")
+        job.notes.append(f"lr {rate:g} is small for the LoRA adapters trained here; start with 1e-4")
 
 
 def _advantage(keys: _Keys, job: JobConfig) -> None:
     key = "trainer_common.algorithm.adv_estimator"
     if (estimator := keys.take(key)) is not None:
         if estimator not in ESTIMATORS:
-            raise AgentJetError(
-                f"{keys.name(key)}: {estimator!r:.80} is not known here; write {' or '.join(ESTIMATORS)}"
-            )
+            raise AgentJetError(f"{keys.name(key)}: {estimator!r:.80} is not supported; use {' or '.join(ESTIMATORS)}")
         job.set("algorithm.advantage", ESTIMATORS[estimator], keys.name(key))
 
 
@@ -186,8 +187,8 @@ def _tasks(keys: _Keys, job: JobConfig) -> None:
         return
     if kind != JSONL:
         raise AgentJetError(
-            f"{keys.name('task_reader.type')}: {kind!r:.80} cannot be read here; "
-            f"write {DUMMY} (players bring their own tasks) or {JSONL}"
+            f"{keys.name('task_reader.type')}: {kind!r:.80} is not supported; use {DUMMY} (players bring "
+            f"their own tasks) or {JSONL}"
         )
     files = [keys.take(f"task_reader.{JSONL}.{part}.file_path") for part in ("training", "validation")]
     job.train_file, job.eval_file = (None if file is None else str(file) for file in files)
@@ -214,7 +215,7 @@ def _length(keys: _Keys, job: JobConfig) -> None:
         if every > 0:
             job.set("checkpoint.every", every, keys.name("trainer_common.save_freq"))
         else:
-            job.notes.append("save_freq: a run that never saves could not go on after a fault; the default is kept")
+            job.notes.append("save_freq: a run that never saves cannot be resumed after a crash; the default is used")
     epochs = keys.take_number("trainer_common.total_epochs")
     if "steps" not in job.mapped and epochs is not None:
         if epochs != int(epochs) or epochs < 1:

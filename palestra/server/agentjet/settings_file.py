@@ -1,6 +1,6 @@
-"""AgentJet's YAML, from strangers: read safely, bounded, flattened to dotted keys.
+"""AgentJet's YAML from untrusted clients: parsed safely, limited, flattened to dotted keys.
 
-Owns: size, depth, what is no YAML. Never touches: what the keys mean.
+Owns: limits of size and depth, errors of YAML. Never touches: what the keys mean.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def read_keys(text: str) -> JsonObject:
     if len(text.encode(errors="replace")) > MAX_BYTES:
         raise AgentJetError(f"the config is longer than {MAX_BYTES} bytes; send the settings, not the data")
     if "<<" in text:  # what is merged can multiply without end
-        raise AgentJetError("merge keys (<<) are not read here: write the values out")
+        raise AgentJetError("merge keys (<<) are not supported; write the values out")
     try:
         content = parse_yaml(text, "yaml_as_string")
     except ConfigError as error:
@@ -38,7 +38,9 @@ def read_keys(text: str) -> JsonObject:
     except (ValueError, RecursionError) as error:
         raise AgentJetError(f"yaml_as_string: not valid YAML ({error})") from None
     if not isinstance(content, dict) or not isinstance(content.get(SECTION), dict):
-        raise AgentJetError(f"the config has no section {SECTION!r}: send AgentJet's, with the settings under it")
+        raise AgentJetError(
+            f"the config has no section {SECTION!r}; send AgentJet's config, which has its settings there"
+        )
     return _flatten(content)
 
 

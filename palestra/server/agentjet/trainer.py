@@ -1,4 +1,4 @@
-"""The engine behind TinkerScript, one for each owner: who feeds their episodes, and a training process on request.
+"""The engine behind TinkerScript, one for each owner: the status of the trainer, and a training process on request.
 
 Owns: its config, start, stop and status. Never touches: HTTP, what is played or trained.
 """
@@ -37,7 +37,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 S = EngineStatus
 EVERYTHING = 1 << 30
-RESTARTED = "the server was restarted, and its engine ends with it; /start_engine goes on from the newest checkpoint"
+RESTARTED = "the engine ended because the server was restarted; /start_engine continues from the newest checkpoint"
 
 
 class TrainerRefusal(Exception):
@@ -126,12 +126,14 @@ class AgentJetTrainer:
         life = self._life(owner)
         async with life.lock:
             if life.process is not None:
-                raise TrainerRefusal(f"the engine was started here, and what it does is seen; {_stop_it(life.process)}")
+                raise TrainerRefusal(
+                    f"this server started the engine and knows its status itself; {_stop_it(life.process)}"
+                )
             if reason := rules.why_not(self.status(owner), status):
                 raise TrainerRefusal(reason)
             record = replace(self._records.of(owner), announced=status)
             if status is S.OFFLINE:
-                record = replace(record.without(TRAINER_RUN), announced=None, detail="its trainer said so")
+                record = replace(record.without(TRAINER_RUN), announced=None, detail="reported by its trainer")
             await self._records.save(owner, record)
             if status is S.OFFLINE:
                 self._fed.forget(owner, TRAINER_RUN)
@@ -145,14 +147,14 @@ class AgentJetTrainer:
         life, folder = self._life(owner), TrainerFolder(self._config.state, owner)
         async with life.lock:
             if life.process is not None:
-                raise TrainerRefusal(f"the engine runs with the config it was started with; {_stop_it(life.process)}")
+                raise TrainerRefusal(f"the engine keeps the config it was started with; {_stop_it(life.process)}")
             job = await asyncio.to_thread(map_for_server, text, self._config.models)
             record = self._records.of(owner)
             run = name_run(job.run, record, folder, self._taken(owner))
             config = await _on_disk(make_config, job, run, folder, url)
             await self._records.save(owner, replace(record, config=config, run=run, asked_name=job.run))
         if folder.has_begun(run):
-            job.notes.append(f"/start_engine goes on with run {run!r}; another experiment_name begins anew")
+            job.notes.append(f"/start_engine continues run {run!r}; another experiment_name starts a new run")
         log.info("engine config taken", owner=owner, run=run, unknown=len(job.unknown))
         return job
 
@@ -195,7 +197,7 @@ class AgentJetTrainer:
                 if fed := self._feeding(owner):
                     names = ", ".join(run.run for run in fed)
                     raise TrainerRefusal(
-                        f"no engine was started here: a trainer elsewhere feeds {names}; stop that one"
+                        f"this server has not started an engine; a trainer elsewhere runs {names}, stop it there"
                     )
                 return TrainerStopped([], 0)
             run, life.is_stopping = TRAINER_RUN if process is None else record.run, True
@@ -216,7 +218,7 @@ class AgentJetTrainer:
         async with life.lock:
             if self._lives.get(owner) is not life or life.process is not process:  # stopped
                 return
-            record, detail = self._records.of(owner), "it came to its last step"
+            record, detail = self._records.of(owner), "it finished its last step"
             if code != 0:
                 words = await asyncio.to_thread(process.last_output)
                 detail = f"its training process ended with code {code}: {words} (its log: {self._named(process)})"
@@ -243,7 +245,9 @@ class AgentJetTrainer:
         if life.process is not None:
             raise TrainerRefusal(f"an engine runs already, with run {record.run!r}; {_stop_it(life.process)}")
         if record.announced is not None:
-            raise TrainerRefusal(f"a trainer has said that it is {record.announced}; stop that one first: /stop_engine")
+            raise TrainerRefusal(
+                f"another trainer has reported the status {record.announced}; stop it first: /stop_engine"
+            )
         if record.config is None:
             raise TrainerRefusal("there is no config yet; send one first: /sync_train_config")
         if record.run not in record.done:
@@ -257,7 +261,7 @@ async def _on_disk(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T
         return await asyncio.to_thread(work, *args, **kwargs)
     except OSError as error:
         raise TrainerRefusal(
-            f"the engine's files cannot be written: {error}; see to the server's state folder"
+            f"the engine's files cannot be written: {error}; check the server's state folder"
         ) from None
 
 

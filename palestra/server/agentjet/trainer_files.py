@@ -71,8 +71,8 @@ class TrainerFolder:
             is_there, file = False, home
         if not is_there:
             raise AgentJetError(
-                f"no task file {source[:200]!r} in this server's folder for them; "
-                "put it into `tasks` of its state folder and name it as it is called there"
+                f"no task file {source[:200]!r} in this server's task folder; put it into `tasks` in the "
+                "server's state folder and give its name there"
             )
         if file.stat().st_size > MAX_TASKS_BYTES:
             raise AgentJetError(f"the task file {source[:200]!r} is larger than {MAX_TASKS_BYTES} bytes")
@@ -81,7 +81,7 @@ class TrainerFolder:
 
 def _dummies() -> Iterator[JsonObject]:
     for number in range(DUMMIES):
-        yield {"id": number, "prompt": f"Task {number}: whoever plays it brings its content."}
+        yield {"id": number, "prompt": f"Task {number}: its player brings the content."}
 
 
 def _rows(file: Path) -> Iterator[JsonObject]:

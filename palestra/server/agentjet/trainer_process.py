@@ -1,6 +1,6 @@
-"""The training process of an engine: `palestra train` as a child that goes when the server goes.
+"""The training process of an engine: `palestra train` as a child process that ends with the server.
 
-Owns: starting it, its end, its last words. Never touches: what it trains.
+Owns: starting it, its end, its last output. Never touches: what it trains.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is known of each owner's engine, on disk before anybody hears of it.
+"""The record of each owner's engine, written to disk before it is used.
 
 Owns: its record, the key of its training process. Never touches: processes, the board.
 """

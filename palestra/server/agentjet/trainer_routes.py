@@ -1,6 +1,6 @@
 """TinkerScript's endpoints about the engine: AgentJet's names, fields and statuses.
 
-Thin: what the calls mean is in `engine.py`. What AgentJet's server refuses within a 200, is so here.
+Thin: what the calls mean is in `trainer`. Refusals that AgentJet's server sends with status 200 have it here too.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ async def update_engine_status(request: Request, engine: EngineNow, caller: Trai
     body = await read_record(request, t.UpdateEngineStatus, others_pass=True)
     if body.engine_status not in list(EngineStatus):
         known = ", ".join(EngineStatus)
-        reason = f"engine_status: {body.engine_status[:80]!r} is none of {known}"
+        reason = f"engine_status: {body.engine_status[:80]!r} is unknown; use one of {known}"
         return json_response(t.EngineStatusUpdated(success=False, failure_reason=reason))
     try:
         await engine.announce(caller.owner, EngineStatus(body.engine_status))
@@ -104,5 +104,5 @@ def _own_url(request: Request) -> str:
     """By the address this call came in at. The name it was called by is the caller's to choose."""
     host, port = request.scope.get("server") or ("", None)
     if port is None:
-        raise Refusal(400, "this server has no address that a training process could use; call it over TCP")
+        raise Refusal(400, "this server has no address that a training process can use; send the request over TCP")
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,6 +1,6 @@
-"""What the status of an engine follows from: the table in docs/tinkerscript.md, as functions.
+"""The status of an engine: the table in docs/tinkerscript.md as functions.
 
-Owns: the rules, and when which trainer was heard of. Never touches: processes, disks.
+Owns: the rules, and when each trainer last sent something. Never touches: processes, disks.
 """
 
 from __future__ import annotations
@@ -61,4 +61,4 @@ def why_not(now: EngineStatus, status: EngineStatus) -> str:
     """Empty: it may move there."""
     if status is now or status in ENGINE_MOVES[now]:
         return ""
-    return f"the engine is {now}: from there it goes to {' or '.join(sorted(ENGINE_MOVES[now]))}, not to {status}"
+    return f"the engine is {now}; it can become {' or '.join(sorted(ENGINE_MOVES[now]))}, not {status}"

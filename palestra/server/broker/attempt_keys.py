@@ -1,6 +1,6 @@
 """The key of an attempt: derived, so that a repeated claim and a restarted server come to the same one.
 
-Owns: making them, whose one is, which are void. Never touches: what a key may do.
+Owns: making keys, finding their attempt, which are void. Never touches: what a key allows.
 """
 
 from __future__ import annotations

@@ -55,12 +55,13 @@ class Backpressure:
                         self._blocked -= freed
                         on_capacity()
                 except Exception:
-                    log.exception("claims could not be looked at again; they will be")
+                    log.exception("waiting claims could not be checked; trying again")
 
     def _look(self, most: int) -> dict[str, str]:
         waiting = self.waiting()
         full = {
-            name: f"{count} model calls wait for {name}, and {most} may (episodes.max_calls_waiting); claim again soon"
+            name: f"{count} model calls wait for {name}, more than {most} (episodes.max_calls_waiting); "
+            "claim again soon"
             for name, count in waiting.items()
             if count > most
         }

@@ -1,6 +1,5 @@
-"""Writes changes of the board to disk: one write at a time; all that happens meanwhile is the next write.
-
-Owns: the order, who waits for which write, giving up what stands on a failed one. Never touches: what changes mean.
+"""Writes changes of the board to disk, one write at a time; changes that happen meanwhile form the next write. Owns:
+the order, who waits for which write, undoing what depends on a failed one. Never touches: what changes mean.
 """
 
 from __future__ import annotations
@@ -16,7 +15,9 @@ class NotSaved(Refusal):
 
     def __init__(self, why: BaseException | None = None) -> None:
         because = "" if why is None else f" ({why})"
-        super().__init__(503, f"this could not be saved, so it was not done{because}; send it again", retry_after_s=1.0)
+        super().__init__(
+            503, f"the change could not be saved and was not made{because}; send the request again", retry_after_s=1.0
+        )
 
 
 class PendingWrite:

@@ -1,6 +1,5 @@
-"""The broker of episodes: the one owner of the board, in memory, with every change on disk before anybody hears of it.
-
-Owns: durability, time, which keys live. Never touches: the rules (they are the board's), HTTP, tokens.
+"""The broker of episodes: the only owner of the board in memory, which answers after every change is on disk. Owns:
+durability, time, which keys are valid. Never touches: the rules, which the board has; HTTP, tokens.
 """
 
 from __future__ import annotations
@@ -140,7 +139,9 @@ class Broker:
     @property
     def board(self) -> EpisodeBoard:
         if self._board is None:
-            raise Refusal(503, "episodes are being read from the disk again; send it again", retry_after_s=RELOAD_S)
+            raise Refusal(
+                503, "the server is reading its episodes from disk; send the request again", retry_after_s=RELOAD_S
+            )
         return self._board
 
     def _pass_on(self, board: EpisodeBoard) -> None:
@@ -191,7 +192,7 @@ class Broker:
         try:
             self.apply(lambda board, now: board.tick(now))
         except Exception:
-            log.exception("what is due could not be done; it comes again")
+            log.exception("due work of the board failed; trying again")
 
     # The disk
 
@@ -200,7 +201,7 @@ class Broker:
             await self._store.write(lambda connection: save_changes(connection, changes))
 
     def _on_failure(self, error: BaseException) -> None:
-        log.error("episodes could not be saved; they are read from the disk again", error=str(error))
+        log.error("episodes could not be saved; reading them from disk again", error=str(error))
         self._open_calls = self.board.open_calls()
         self._board = None
         self._reloading = asyncio.create_task(self._reload(), name="episodes reload")
@@ -211,7 +212,7 @@ class Broker:
             try:
                 self._restore(await self._store.read(load_all))
             except Exception:
-                log.exception("episodes cannot be read from the disk; trying again")
+                log.exception("episodes cannot be read from disk; trying again")
         self.apply(lambda _board, _now: self.on_claimable(lambda _owner: True))
         self.on_restored()
 
@@ -233,7 +234,7 @@ class Broker:
         self._pass_on(board)
         if saved.runs:
             counts = {"runs": len(saved.runs), "groups": len(saved.groups), "episodes": len(saved.episodes)}
-            log.info("episodes read from the disk", **counts, leases=len(board.leases()))
+            log.info("episodes read from disk", **counts, leases=len(board.leases()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Rate limits: each client may send a second's worth of calls at once, then at the allowed rate.
 
-Owns: who has asked how often of late. Never touches: what is asked, time.
+Owns: how often each client has called recently. Never touches: the calls, the clock.
 """
 
 from __future__ import annotations

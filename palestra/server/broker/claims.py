@@ -1,6 +1,6 @@
-"""Claims: served at once, or in their turn while they wait.
+"""Claims: answered at once, or in turn after waiting.
 
-Owns: long polls, keys and addresses in leases. Never touches: which episode is whose (the board's), HTTP.
+Owns: long polls, keys and addresses in leases. Never touches: who gets which episode, which the board decides; HTTP.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ class ClaimService:
     def _check_rate(self, claim: Claim, now: float) -> None:
         if wait_s := self._rates.wait_s((claim.owner, claim.request.client_id), now):
             most = f"{self._broker.config.max_claims_per_s:g} in a second"
-            raise Refusal(429, f"claims of one client: at most {most}; ask for more at once", retry_after_s=wait_s)
+            raise Refusal(
+                429, f"one client may send at most {most} claims; claim more episodes at once", retry_after_s=wait_s
+            )
 
     def why_nothing(self, claim: Claim) -> str:
         """That got nothing: what holds it off. Empty: there is nothing to play."""

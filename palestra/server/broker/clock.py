@@ -1,6 +1,6 @@
-"""The time that leases age by: seconds since the epoch, but never a jump.
+"""The clock of leases: seconds since the epoch, but without jumps.
 
-Owns: what time it is for the broker. Never touches: leases.
+Owns: the broker's time. Never touches: leases.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The process that masks: what is to be shown comes in by stdin as JSON, and goes out by stdout without secrets.
+"""The process that blacks out secrets: it reads JSON from stdin and writes it to stdout without them.
 
 Owns: the time that regular expressions get. Never touches: which ones there are, what is masked.
 

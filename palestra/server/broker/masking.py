@@ -1,4 +1,4 @@
-"""Secrets blacked out in what is shown, without holding up the server.
+"""Blacks out secrets in what is shown, without blocking the server.
 
 Owns: the process that does it, where that may take long. Never touches: what is a secret (`config.redaction`).
 
@@ -48,7 +48,9 @@ class Masking:
                 return msgspec.json.decode(await self._request(message(data)), type=type(value))
             except (asyncio.IncompleteReadError, ConnectionError):
                 await self._end()
-                raise Refusal(503, "the process that masks has died; send it again", retry_after_s=1.0) from None
+                raise Refusal(
+                    503, "the process that blacks out secrets has died; send the request again", retry_after_s=1.0
+                ) from None
             except BaseException:
                 await self._end()  # its answer may still come, and would be taken for the next one's
                 raise

@@ -1,6 +1,5 @@
-"""Calls of the model under an episode's key: counted, on the run's weights, and only while the attempt lives.
-
-Owns: admitting a call, holding it while its run is paused, giving it up with its attempt. Never touches: sampling.
+"""Model calls with an episode key: counted, sampled from the run's weights, and only while the attempt is valid. Owns:
+admitting a call, delaying it while its run is paused, cancelling it with its attempt. Never touches: sampling.
 """
 
 from __future__ import annotations
@@ -128,7 +127,7 @@ class EpisodeCalls:
             self._broker.apply(lambda board, now: board.note_call(attempt.owner, attempt.ref, now))
         except BoardRefusal as error:
             return _void("is committed") if error.code == UNKNOWN else _error_text(error)
-        raise AssertionError(f"the key of a living attempt is void: {attempt.origin}")
+        raise AssertionError(f"the key of a running attempt is void: {attempt.origin}")
 
     def _abort(self, attempt: AttemptRef) -> None:
         for abort in self._aborts.pop(attempt, ()):

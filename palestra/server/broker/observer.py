@@ -52,25 +52,31 @@ class EpisodeObserver:
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry)
         self._claims = counter("palestra_episode_claims", "Episodes claimed", RUN)
-        self._ends = counter("palestra_episode_ends", "Ends, as they were answered", ["status"])
+        self._ends = counter("palestra_episode_ends", "Requests to end an episode, by answer", ["status"])
         self._losses = counter("palestra_episode_losses", "Attempts lost", [*RUN, "reason"])
         self._sampled = counter("palestra_episode_sampled_tokens", "Tokens sampled for episodes", RUN)
         self._waiting = gauge("palestra_episode_claims_waiting", "Claims that wait for an episode")
         self._wait_s = histogram(
-            "palestra_episode_claim_wait_seconds", "From a claim to its episodes", buckets=WAIT_BUCKETS_S
+            "palestra_episode_claim_wait_seconds", "Time from a claim to its episodes", buckets=WAIT_BUCKETS_S
         )
         self._lag_s = histogram(
-            "palestra_episode_delivery_seconds", "From a group's end to its first reading", RUN, buckets=LAG_BUCKETS_S
+            "palestra_episode_delivery_seconds",
+            "Time from a group's end to its first delivery",
+            RUN,
+            buckets=LAG_BUCKETS_S,
         )
         self._played_s = histogram(
             "palestra_episode_play_seconds", "How long a lease was held", [*RUN, "outcome"], buckets=PLAY_BUCKETS_S
         )
         self._queued_s = histogram(
-            "palestra_episode_queue_seconds", "From when it could be claimed to its claim", RUN, buckets=LAG_BUCKETS_S
+            "palestra_episode_queue_seconds",
+            "Time from when an episode could be claimed to its claim",
+            RUN,
+            buckets=LAG_BUCKETS_S,
         )
         self._behind = histogram(
             "palestra_episode_versions_behind",
-            "Oldest weights of what was read, behind the newest",
+            "Age of the oldest weights of a delivered group, in versions behind the newest",
             RUN,
             buckets=VERSION_BUCKETS,
         )
@@ -236,7 +242,9 @@ class _AtScrape(Collector):
     def collect(self) -> Iterator[Metric]:
         labels = [*RUN, "kind"]
         queued = GaugeMetricFamily("palestra_episodes_queued", "Episodes that wait to be claimed", labels=labels)
-        age = GaugeMetricFamily("palestra_episodes_queued_seconds", "How long the oldest has waited", labels=labels)
+        age = GaugeMetricFamily(
+            "palestra_episodes_queued_seconds", "How long the oldest queued episode has waited", labels=labels
+        )
         leased = GaugeMetricFamily("palestra_episodes_leased", "Episodes that are being played", labels=labels)
         board = self.board() if self.board is not None else None
         now = self.clock.now() if self.clock is not None else 0.0

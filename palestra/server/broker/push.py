@@ -107,7 +107,7 @@ class GroupPushes:
             except Refusal as error:  # of a board that is being read again: then all are looked at anew
                 log.warning("results are not pushed", run=key[1], why=error.detail)
             except Exception:
-                log.exception("results are not pushed; those of other runs are", run=key[1])
+                log.exception("results of this run are not pushed", run=key[1])
 
 
 class RunPushes:

@@ -1,4 +1,5 @@
-"""Where this server may send results: addresses that trainers name are a way to make it knock on any door.
+"""Addresses to which this server may send results. They come from trainers, so without a check they could reach any
+host.
 
 Owns: which are allowed. Never touches: sockets.
 """
@@ -29,10 +30,12 @@ def check_address(where: str, address: str, hosts: Sequence[str]) -> None:
     found = _TCP.fullmatch(address)
     if found is None or int(found["port"]) > 65535:
         shown = f"found {address[:80]!r}"
-        raise Refusal(400, f"{where}: tcp://host:port or ipc:///folder/file, where the trainer listens; {shown}")
+        raise Refusal(
+            400, f"{where}: the trainer's address as tcp://host:port or ipc:///folder/file is needed; {shown}"
+        )
     host = found["host"].strip("[]")
     if not _is_this_machine(host) and host not in hosts:
-        allow = f"the server's setting episodes.push_hosts=[{host}] allows it, on a network that is private"
+        allow = f"on a private network, the server's setting episodes.push_hosts=[{host}] allows it"
         raise Refusal(400, f"{where}: results are pushed to this machine only, not to {host}; {allow}")
 
 
@@ -41,13 +44,13 @@ def _check_file(where: str, path: str) -> None:
     file = Path(path)
     if not file.is_absolute() or ".." in file.parts or not path.isprintable() or len(path.encode()) > MAX_IPC_PATH:
         shown = f"found {path[:80]!r}"
-        raise Refusal(400, f"{where}: ipc:// and an absolute path of at most {MAX_IPC_PATH} bytes; {shown}")
+        raise Refusal(400, f"{where}: ipc:// needs an absolute path of at most {MAX_IPC_PATH} bytes; {shown}")
     try:
         folder = file.parent.stat()
     except OSError:
         raise Refusal(400, f"{where}: there is no folder {file.parent} here; make one that only you can use") from None
     if folder.st_uid != os.getuid() or folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        detail = "others can write there; use a folder of the server's user alone (mkdir -m 700)"
+        detail = "others can write there; use a folder that only the server's user can write (mkdir -m 700)"
         raise Refusal(400, f"{where}: {file.parent} is not private, {detail}")
 
 

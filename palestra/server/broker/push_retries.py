@@ -1,6 +1,6 @@
 """Pushes to trainers that listen, each retried until it is acknowledged.
 
-Owns: tasks and lines, back-off, what is said about it in the log. Never touches: what is sent, and what follows.
+Owns: tasks, back-off, log lines. Never touches: what is sent, what follows an acknowledgement.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class PushSender:
                 is_first = False
             else:
                 if self._has_failed:
-                    log.info("results are taken again", address=self._address)
+                    log.info("the trainer accepts results again", address=self._address)
                 self._has_failed = False
                 return True
 
@@ -145,19 +145,21 @@ class PushSender:
         assert self._line is not None
         if self._timings.again.locked():
             raise PushNotAcknowledged(
-                f"who listens at {self._address} did not answer for {PROMPT_S:g} s, and others wait"
+                f"the trainer at {self._address} did not answer for {PROMPT_S:g} s while others wait"
             )
         async with self._timings.again:
             return await self._line.answer(ack_s)
 
     def _check(self, answer: str | None, ack: str, ack_s: float) -> None:
         if answer is None:
-            raise PushNotAcknowledged(f"who listens at {self._address} did not answer for {ack_s:g} s")
+            raise PushNotAcknowledged(f"the trainer at {self._address} did not answer for {ack_s:g} s")
         if answer != ack:
-            raise PushNotAcknowledged(f"who listens at {self._address} answered {answer[:80]!r}, not {ack!r}")
+            raise PushNotAcknowledged(f"the trainer at {self._address} answered {answer[:80]!r}, not {ack!r}")
 
     def _tell(self, why: str) -> None:
         """Once: it may go on for days."""
         if not self._has_failed:
-            log.warning("results are not taken; they are kept and sent again", address=self._address, why=why)
+            log.warning(
+                "the trainer does not accept results; they are kept and sent again", address=self._address, why=why
+            )
         self._has_failed = True

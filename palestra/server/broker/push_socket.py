@@ -62,7 +62,7 @@ class PushSocket:
             gone.cancel()
             return answer.result().decode(errors="replace")
         if gone.done():
-            raise PushNotAcknowledged(f"who listens at {self._address} hung up")
+            raise PushNotAcknowledged(f"the trainer at {self._address} closed the connection")
         return None
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Episodes in a server: the broker and those who use it, put together."""
+"""The episode service of a server: the broker and the parts around it."""
 
 from __future__ import annotations
 

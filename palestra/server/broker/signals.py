@@ -1,4 +1,4 @@
-"""Those who wait for something of a name to happen, and nothing else."""
+"""Waiting for events by name."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Claims that wait for something to play: each is served in its turn, and nobody is woken for nothing.
+"""Waiting claims: each is served in its turn, and none is woken without an episode for it.
 
-Owns: the order, who still waits. Never touches: what there is to play.
+Owns: the order, who still waits. Never touches: which episodes there are.
 """
 
 from __future__ import annotations

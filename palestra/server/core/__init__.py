@@ -1,4 +1,4 @@
-"""What every protocol stands on: requests and their order, samples, workers, checkpoints, sessions. No HTTP.
+"""The base of every protocol: requests and their order, samples, workers, checkpoints, sessions. No HTTP.
 
 Begin at `training` (the way of a training request) and `sampling` (the way of a sample).
 """

@@ -1,4 +1,4 @@
-"""Work that goes on after the call that began it; a failure is logged, and whoever leaves waits for the rest."""
+"""Background tasks that outlive the call that started them: failures are logged, and closing waits for the rest."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Who is calling: an owner, with a right, by a key or as an attempt to play an episode.
+"""The caller of a request: an owner with a right, by a key or by the key of an attempt.
 
-Owns: the record. Never touches: how it is found out; `server.http.auth` does.
+Owns: the record. Never touches: authentication, which is in `server.http.auth`.
 """
 
 from __future__ import annotations

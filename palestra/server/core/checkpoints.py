@@ -1,7 +1,9 @@
 """Checkpoints on disk and in the database: begun, completed, found, removed.
 
 A checkpoint's folder is its own for every save, so the switch to a new one is a write to the database and a folder is
-never changed. Owns: the checkpoint root. Never touches: what is in a folder; the engine writes it.
+never changed.
+
+Owns: the checkpoint root. Never touches: what is in a folder; the engine writes it.
 """
 
 from __future__ import annotations
@@ -135,7 +137,9 @@ class CheckpointFiles:
         for save in await self._store.read(rows.saves_under_way):
             if save.request_id not in known_requests and save.model_id not in absent_models:
                 await self._store.write(
-                    lambda c, r=save.request_id: rows.fail_checkpoint(c, r, error="the server stopped before it began")
+                    lambda c, r=save.request_id: rows.fail_checkpoint(
+                        c, r, error="the server stopped before the save began"
+                    )
                 )
 
 

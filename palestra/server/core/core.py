@@ -1,7 +1,7 @@
-"""What every protocol stands on, put together: the store, training, samples, workers, checkpoints, sessions.
+"""The parts of the core: the store, training, samples, workers, checkpoints, sessions.
 
-Owns: the parts, and how they know each other. Never touches: HTTP, protocols, what comes from workers
-(`worker_messages`), restarts (`restore`), recurring work (`upkeep`), the ends of sessions (`endings`).
+Owns: the parts, and how they are connected. Never touches: HTTP, protocols, what comes from workers
+(`worker_messages`), restarts (`restore`), recurring work (`maintenance`), the ends of sessions (`teardown`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Whether the disks that the server needs take writes, and why not.
+"""Whether the disks that the server needs are writable, and if not, why.
 
-Owns: looking. Never touches: what a request is told when its write failed (`errors.not_kept`).
+Owns: the check. Never touches: the answer to a request whose write failed (`errors.not_kept`).
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ def _trouble(folder: Path) -> str | None:
     try:
         free = shutil.disk_usage(folder).free
         if free < MIN_FREE_BYTES:
-            return f"the disk is full ({free >> 10} KiB free of the {MIN_FREE_BYTES >> 10} KiB that are needed)"
+            return f"the disk is full ({free >> 10} KiB free, {MIN_FREE_BYTES >> 10} KiB needed)"
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(bytes(PROBE_BYTES))
             probe.flush()
             os.fsync(probe.fileno())
     except OSError as e:
-        return f"the disk cannot be written ({e.strerror})"
+        return f"the disk is not writable ({e.strerror})"
     return None

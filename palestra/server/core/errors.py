@@ -1,4 +1,4 @@
-"""A request that is refused, and how the client is told."""
+"""Errors for refused requests, with their status and message."""
 
 from __future__ import annotations
 
@@ -41,9 +41,11 @@ class ApiError(Refusal):
 def not_kept(error: StoreError | JournalError) -> Refusal:
     """What a client is told whose request could not be written. A full disk may have room again in a moment, so it is
     asked to come back; when that has gone on for `write_wait_s`, its wait ends here."""
-    detail = f"the request could not be kept: {error}"
+    detail = f"the request could not be stored: {error}"
     if error.is_lasting:
-        return Refusal(LASTING, f"{detail}; that has gone on for long: see to the server's disk, then send it again")
+        return Refusal(
+            LASTING, f"{detail}; this has lasted for long: check the server's disk, then send the request again"
+        )
     return Refusal(503, detail, retry_after_s=5.0)
 
 

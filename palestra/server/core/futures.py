@@ -1,4 +1,4 @@
-"""What a client waits for: training requests, which are never forgotten before their time, and samples, which may be.
+"""Futures of clients: of training requests, which survive a restart, and of samples, which may be lost.
 
 Owns: the records and the waiting. Never touches: workers, files.
 """

@@ -1,7 +1,8 @@
-"""After a restart: the journal's records back into the models the database knows, then the worker's snapshots behind
-them. What neither has is noticed here.
+"""Recovery after a restart: the journal's records go back into the models of the database, then come the snapshots.
 
-Owns: what a restarted server or worker brings. Never touches: requests that come later.
+State that neither has is reported as lost here.
+
+Owns: recovery after a restart of server or worker. Never touches: later requests.
 """
 
 from __future__ import annotations

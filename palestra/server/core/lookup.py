@@ -1,6 +1,6 @@
-"""Finding things by owner, and handing a training request on. What belongs to another does not exist.
+"""Finding things by owner, and passing a training request on. What belongs to another owner does not exist.
 
-Owns: who may find what, and the words for what is not there. Never touches: what is done with it.
+Owns: who may find what, and the error if it is missing. Never touches: what is done with it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Lookup:
         model = self._core.training.models.get(model_id)
         if model is None or model.owner != caller.owner:
             lost = self._core.training.lost.message(model_id, owner=caller.owner)
-            gone = f"no such model: {model_id[:200]} (its session may be over, or it was unloaded)"
+            gone = f"no such model: {model_id[:200]} (its session may have ended, or it was unloaded)"
             raise Refusal(404, lost or gone)
         return model
 
@@ -45,7 +45,9 @@ class Lookup:
     def base(self, base_model: str) -> WorkerHandle:
         worker = self._core.base(base_model)
         if worker is None:
-            raise Refusal(400, f"base model {base_model[:200]!r} is not served here: {', '.join(self._core.workers)}")
+            raise Refusal(
+                400, f"base model {base_model[:200]!r} is not served here; served: {', '.join(self._core.workers)}"
+            )
         return worker
 
     def keep_alive(self, session_id: str) -> None:
@@ -74,7 +76,7 @@ class Lookup:
 
 
 def is_over(session_id: str) -> Refusal:
-    return Refusal(404, f"no such session, or it is over: {session_id[:200]}")
+    return Refusal(404, f"no such session, or it has ended: {session_id[:200]}")
 
 
 def why_down(worker: WorkerHandle) -> str:
@@ -84,5 +86,5 @@ def why_down(worker: WorkerHandle) -> str:
         return "the engine is starting"
     reason = f"the engine cannot be started: {worker.start_error}"
     if worker.cannot_start:
-        raise Refusal(LASTING, f"{reason}; see to the server's disk, then ask for the result again")
+        raise Refusal(LASTING, f"{reason}; check the server's disk, then ask for the result again")
     return reason

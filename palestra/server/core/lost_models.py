@@ -1,6 +1,6 @@
-"""Models whose state is lost: what their clients are told, until the model's row is purged.
+"""Models whose state is lost: the error that their clients get, until the model's row is deleted.
 
-Owns: the words, the note in the database. Never touches: how a loss is noticed, requests.
+Owns: the message, the note in the database. Never touches: how a loss is noticed, requests.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class LostModels:
             self._known[model.model_id] = LostModel(model.owner, message)
             await self._store.write(lambda c: _note(c, model.model_id, message))
         except StoreError as e:  # the next start finds it lost again
-            log.error("the loss of a model could not be noted", model=model.model_id, error=str(e))
+            log.error("the loss of a model could not be stored", model=model.model_id, error=str(e))
         return self._known[model.model_id].message
 
 
 def _advice(checkpoint: CheckpointRow | None) -> str:
     if checkpoint is None:
-        return "it has no saved checkpoint to resume from: begin again with a new model"
+        return "there is no saved checkpoint to resume from; start again with a new model"
     return f"resume from checkpoint {checkpoint.key.path}"
 
 

@@ -1,6 +1,6 @@
-"""Work that recurs: heartbeats reach the database, results and old runs go, sessions expire.
+"""Recurring work: writing heartbeats to the database, deleting old results and runs, expiring sessions.
 
-Owns: when. Never touches: what is kept for how long; the config says it.
+Owns: when it runs. Never touches: how long things are kept, which the config says.
 """
 
 from __future__ import annotations
@@ -96,4 +96,4 @@ async def _guarded(work: Awaitable[object]) -> None:
     try:
         await work
     except Exception:  # whatever it is: the next round may do better
-        log.exception("recurring work failed; it comes again")
+        log.exception("recurring work failed; trying again")

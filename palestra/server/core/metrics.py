@@ -78,16 +78,18 @@ class Metrics:
         self._request_s = latency("palestra_request_seconds", "Time to answer a request", ["route"])
         self._submitted = counter("palestra_futures_submitted", "Calls accepted", call)
         self._finished = counter("palestra_futures_finished", "Calls with a result", [*call, "outcome"])
-        self._overhead_s = overhead("palestra_call_overhead_seconds", "Submission to result, less computation", call)
+        self._overhead_s = overhead(
+            "palestra_call_overhead_seconds", "Time from submission to result, without the computation", call
+        )
         self._compute_s = latency("palestra_compute_seconds", "Time a worker computed for a call", call)
         self._restarts = counter("palestra_worker_restarts", "Workers started again", [*model, "reason"])
-        self._up = gauge("palestra_worker_up", "1 while the worker is there and has said hello", model)
+        self._up = gauge("palestra_worker_up", "1 while the worker is running and connected", model)
         self._lost = counter("palestra_samples_lost", "Samples answered with 410: send again", model)
         self._conversations = counter(
-            "palestra_conversation_calls", "How prompts of chats were found", [*model, "match"]
+            "palestra_conversation_calls", "Prompts of chats, by where their token ids came from", [*model, "match"]
         )
         self._vllm_up = gauge("palestra_vllm_up", "1 while this vLLM server answers", [*model, "replica"])
-        self._vllm_retries = counter("palestra_vllm_retries", "Samples asked of vLLM again", model)
+        self._vllm_retries = counter("palestra_vllm_retries", "Samples sent to vLLM again", model)
         self._vllm_loads = counter("palestra_vllm_adapter_loads", "Adapters loaded into vLLM servers", model)
         self._worker_counters = {field: counter(*about, model) for field, about in WORKER_COUNTERS.items()}
         self._worker_gauges = {field: gauge(*about, model) for field, about in WORKER_GAUGES.items()}

@@ -102,11 +102,11 @@ class TrackedModel:
     def why_lost(self, received_seq: int) -> str | None:
         """Whether a worker that has the requests up to here can be sent all others."""
         if received_seq < self.snapshot_seq:
-            return f"no snapshot of it can be read, and the journal begins after request {self.snapshot_seq}"
+            return f"no snapshot of the model can be read, and the journal begins after request {self.snapshot_seq}"
         missing = [n for n in self.missing if n > received_seq]
         if missing:
             some = f"request {missing[0]}" if len(missing) == 1 else f"requests {missing[0]} to {missing[-1]}"
-            return f"the journal was damaged and has lost {some}, acknowledged before"
+            return f"the journal was damaged and has lost {some}, which had been acknowledged"
         return None
 
     def stop_timer(self) -> None:

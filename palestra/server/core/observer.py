@@ -1,4 +1,4 @@
-"""What is told when a call has ended: the metrics always, a trace if one was asked for."""
+"""Reports the end of a call: to the metrics always, and as a trace if that is configured."""
 
 from __future__ import annotations
 

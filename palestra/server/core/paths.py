@@ -34,7 +34,7 @@ class TinkerPath:
     def parse(cls, text: str) -> TinkerPath:
         parts = text.removeprefix(SCHEME).split("/") if text.startswith(SCHEME) else []
         if len(parts) != 3:
-            raise WireError(f"{shown(text)} is not a checkpoint path: it reads tinker://<run>/<kind>/<name>")
+            raise WireError(f"{shown(text)} is not a checkpoint path; write tinker://<run>/<kind>/<name>")
         run, segment, name = parts
         return cls(check_run_id(run), parse_kind(segment), check_name(name))
 

@@ -1,4 +1,4 @@
-"""A quota on what waits, which one owner cannot take from the others."""
+"""A quota on waiting requests, which one owner cannot use up for the others."""
 
 from __future__ import annotations
 

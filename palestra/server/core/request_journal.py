@@ -1,4 +1,4 @@
-"""The journal of training requests: what was asked, answered or given up is on disk before anybody acts on it.
+"""The journal of training requests: requests, results and failures are on disk before anything depends on them.
 
 Owns: the records and their form on disk. Never touches: order, workers.
 """

@@ -1,6 +1,6 @@
-"""A server comes back: sessions, models and samplers from the database, then the journal's requests into the models.
+"""Restores a server after a restart: first the database's sessions, models and samplers, then the journal's requests.
 
-Owns: that order. Never touches: the journal's records (`recovery`).
+Owns: that order. Never touches: the journal's records (`journal_replay`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ async def _restore_models(core: Core) -> None:
     for row in await core.store.read(lambda c: model_rows.models_in(c, LOADED)):
         worker = core.base(row.base_model)
         if worker is None:
-            log.warning("a model's base is not served now", model=row.model_id, base_model=row.base_model)
+            log.warning(
+                "the base model of a stored model is not served now", model=row.model_id, base_model=row.base_model
+            )
             core.training.absent.add(row.model_id)
             continue
         core.training.models[row.model_id] = TrackedModel(

@@ -1,6 +1,6 @@
-"""Who samples for a base model: its own worker, or a sampler beside it that is given the weights.
+"""Runners that sample for a base model: its own worker, or a separate sampler that gets the weights.
 
-Owns: what is asked of either. Never touches: futures, what is sampled.
+Owns: the interface of both. Never touches: futures, what is sampled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Samplers by which anybody samples: of a session, or of weights that a request names itself.
+"""Samplers: those of a sampling session, or of weights that a request names itself.
 
 Owns: making them, choosing one for a request. Never touches: the order of samples (`sampling`), HTTP.
 """
@@ -76,7 +76,7 @@ class SamplingSessions:
             checkpoint = await self._core.checkpoints.find(TinkerPath.parse(call.model_path), caller.owner)
             folder, base_model = checkpoint.folder, checkpoint.base_model
         if base_model is None:
-            raise Refusal(400, "send sampling_session_id, or base_model or model_path")
+            raise Refusal(400, "send one of sampling_session_id, base_model and model_path")
         key = (caller.owner, base_model, folder)
         if key not in self._direct:
             self._forget_idle()

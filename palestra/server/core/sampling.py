@@ -128,7 +128,7 @@ class SamplingRequests:
             return known
         self.runners[sampler.worker].check(request)
         if not self._quota.admits(sampler.owner):
-            raise Refusal(429, f"{len(self.pending)} samples are waiting; come back in a moment", retry_after_s=1.0)
+            raise Refusal(429, f"{len(self.pending)} samples are waiting; try again in a moment", retry_after_s=1.0)
         name = SampleRequestId(self.boot, sampler.sampler_id, seq_id)
         salted = msgspec.structs.replace(request, cache_salt=sampler.owner)
         sample = Sample(request_id=str(name), weights=sampler.weights, request=salted, stream=stream)
@@ -223,12 +223,14 @@ class SamplingRequests:
             future.is_sent = False
             if future.has_told:
                 self._take(future.request_id)
-                self._fail(future, "the engine died while this was streamed; send it again", Blame.SERVER)
+                self._fail(
+                    future, "the engine died while this answer was streamed; send the request again", Blame.SERVER
+                )
                 continue
             deaths = self._deaths[future.request_id] = self._deaths.get(future.request_id, 0) + 1
             if deaths >= SENT_AGAIN:
                 self._take(future.request_id)
-                self._fail(future, f"the engine died {deaths} times while this sample was under way")
+                self._fail(future, f"the engine died {deaths} times during this sample")
 
     def on_hello(self, worker: WorkerHandle, sampler_ids: Iterable[str]) -> None:
         known = {s.sampler_id for s in self.samplers.values() if isinstance(s.weights, KeptSampler)}

@@ -90,7 +90,7 @@ class TrainingRequests:
         """Returns when the request is durable. The same number again returns the same future."""
         if not self._is_here(model):
             lost = self.lost.message(model.model_id)
-            raise Refusal(404, lost or f"{model.model_id} was unloaded, or its session is over")
+            raise Refusal(404, lost or f"{model.model_id} was unloaded, or its session has ended")
         request_id = str(TrainRequestId(model.model_id, seq_id))
         train = Train(request_id=request_id, model_id=model.model_id, seq_id=seq_id, operation=operation)
         message = encode_message(train)
@@ -120,7 +120,9 @@ class TrainingRequests:
         if future is not None or model.is_open(seq_id):
             return future
         if seq_id >= model.next_seq + MAX_AHEAD:
-            raise Refusal(400, f"seq_id {seq_id} of {model.model_id} is far ahead: the next one is {model.next_seq}")
+            raise Refusal(
+                400, f"seq_id {seq_id} of {model.model_id} is too far ahead; the next one is {model.next_seq}"
+            )
         raise Refusal(400, f"seq_id {seq_id} of {model.model_id} came too late: later requests have run without it")
 
     def _register(
@@ -133,7 +135,9 @@ class TrainingRequests:
         reply: JsonObject,
     ) -> TrainFuture:
         if not self._quota.admits(model.owner) and not model.fills_gap(seq_id):
-            raise Refusal(429, "too much training data is waiting; come back when some is done", retry_after_s=1.0)
+            raise Refusal(
+                429, "too much training data is waiting; try again when some of it is done", retry_after_s=1.0
+            )
         future = TrainFuture(
             str(TrainRequestId(model.model_id, seq_id)),
             model.owner,
@@ -164,7 +168,7 @@ class TrainingRequests:
             future.request_at = await self.ledger.record_request(future)
         except Exception as e:  # whatever it is, the client must not wait for it
             if not isinstance(e, JournalError):
-                log.exception("a request could not be kept", request_id=future.request_id)
+                log.exception("a request could not be stored", request_id=future.request_id)
                 e = JournalError(str(e))
             self._forget(future)
             durable.set_exception(not_kept(e))
@@ -231,7 +235,12 @@ class TrainingRequests:
             else:
                 self.ledger.release(at)
         except JournalError as e:
-            log.error("a gap could not be noted; trying again", model=model.model_id, seq_ids=seq_ids, error=str(e))
+            log.error(
+                "a gap in the sequence numbers could not be stored; trying again",
+                model=model.model_id,
+                seq_ids=seq_ids,
+                error=str(e),
+            )
             model.settled.difference_update(seq_ids)  # or a restart would take them for requests that were lost
             model.given_up.update(seq_ids)
             if self._is_here(model):
@@ -261,8 +270,8 @@ class TrainingRequests:
             try:
                 await hook(future, message.outcome)
             except Exception as e:
-                log.exception("a result could not be taken note of", request_id=future.request_id)
-                failure = EngineFailure(message=f"the server could not keep the result: {e}", blame=Blame.SERVER)
+                log.exception("a result could not be handled", request_id=future.request_id)
+                failure = EngineFailure(message=f"the server could not store the result: {e}", blame=Blame.SERVER)
                 message = msgspec.structs.replace(message, outcome=failure)
                 frame = encode_message(message)
         if not future.is_done:
@@ -348,8 +357,8 @@ class TrainingRequests:
         guilty = self.dispatcher(worker).on_exit()
         if guilty is None:
             return
-        log.error("a request ended the worker again and again; it is given up", request_id=guilty.request_id)
-        why = f"ended the worker {GIVE_UP_DEATHS} times in a row, while nothing else ran"
+        log.error("a request killed the worker repeatedly; it is given up", request_id=guilty.request_id)
+        why = f"killed the worker {GIVE_UP_DEATHS} times in a row while nothing else ran"
         if guilty.is_done:
             self.lose(self.models[guilty.model_id], f"request {guilty.seq_id}, done before, {why} at a replay")
         else:

@@ -1,4 +1,4 @@
-"""Kept calls of a model as trajectories to train on."""
+"""Stored model calls as trajectories for training."""
 
 from __future__ import annotations
 

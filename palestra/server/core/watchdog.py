@@ -1,6 +1,6 @@
-"""Notices a worker that lives and does not work: never ready, silent, or stuck in one computation.
+"""Notices a worker that runs but makes no progress: never ready, silent, or stuck in one computation.
 
-Owns: timers of one worker, what its beats mean. Never touches: the process; `bite` does.
+Owns: timers of one worker, the meaning of its heartbeats. Never touches: the process, which `bite` ends.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Watchdog:
         is_stuck = 0 < self.patience.stall_s < beat.busy_s
         self._stuck_beats = self._stuck_beats + 1 if is_stuck else 0
         if self._stuck_beats == STUCK_BEATS:
-            log.error("the worker's loop does not move", doing=beat.doing, for_s=round(beat.busy_s))
+            log.error("the worker's compute loop is stuck", doing=beat.doing, for_s=round(beat.busy_s))
             self._bite(RestartReason.STUCK)
 
     def _look(self) -> None:

@@ -1,6 +1,6 @@
-"""What a malformed request becomes: one clear line and a 4xx.
+"""Errors for malformed requests: one clear line and a 4xx.
 
-Owns: WireError and how a validation failure reads. Never touches: HTTP responses.
+Owns: WireError and the text of a validation failure. Never touches: HTTP responses.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """The server's end of the link to one engine worker: a ZeroMQ socket that outlives both processes' deaths.
 
-Frames to and from the worker: epoch, then one msgpack record. What arrives under another epoch is from before a
-restart and is ignored; only `Hello` and `Beat` are heard always. Owns: the socket, epochs. Never touches: what is said.
+Frames to and from the worker: epoch, then one msgpack record. What arrives under another epoch is from before a restart
+and is ignored; only `Hello` and `WorkerHeartbeat` are always read.
+
+Owns: the socket, epochs. Never touches: the messages' content.
 """
 
 from __future__ import annotations

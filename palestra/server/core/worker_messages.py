@@ -1,6 +1,6 @@
-"""What workers say, handed to those it concerns.
+"""Routes messages of workers to the parts that handle them.
 
-Owns: the routing. Never touches: what becomes of it.
+Owns: the routing. Never touches: the handling.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Engine workers: started, watched, adopted, started again.
 
-Owns: the worker's process and its first words. Never touches: models, requests: its listener does.
+Owns: the worker's process and its `Hello`. Never touches: models and requests, which its listener handles.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class WorkerHandle:
             hello.cancel()
             exits.cancel()
             if self._hello.is_set():
-                log.info("adopted a living worker", worker=self.name, pid=self._pid)
+                log.info("adopted a running worker", worker=self.name, pid=self._pid)
                 return True
         self._kill()
         await self._exited()
@@ -255,13 +255,13 @@ class WorkerHandle:
         if self._ending is not RestartReason.DIED:
             how = f"was not ready within {self._watchdog.patience.start_s:g} s (worker_start_s)"
         elif code == -signal.SIGKILL:
-            how = "was killed by the system, which it does where memory is short"
+            how = "was killed by the system, probably because memory ran out"
         else:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         return f"its worker {how}; its log is {self._log_file}"
 
     def _put_down(self, ending: RestartReason) -> None:
-        log.error("the worker does not work; it is ended", worker=self.name, pid=self._pid, why=str(ending))
+        log.error("the worker makes no progress; it is stopped", worker=self.name, pid=self._pid, why=str(ending))
         self._ending = ending
         self._kill()
 

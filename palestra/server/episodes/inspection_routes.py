@@ -1,4 +1,4 @@
-"""Episodes to look at over HTTP: searched, one by one, with all that happened in them, as lines. For trainers."""
+"""Inspecting episodes over HTTP, for trainers: searching, showing one with its timeline, exporting as lines."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def list_episodes(
         searching = await looking.begin(caller.owner, query, limit=limit, offset=offset)
         return StreamingResponse(looking.lines(caller.owner, searching), media_type=LINES)
     if limit is not None and limit > MAX_LISTED:
-        raise Refusal(400, f"limit: at most {MAX_LISTED} in one answer, found {limit}; go on with offset")
+        raise Refusal(400, f"limit: at most {MAX_LISTED} in one answer, found {limit}; use offset for the next ones")
     found = await looking.search(caller.owner, query, limit=limit or LISTED, offset=offset)
     return json_response(w.EpisodePage(found.episodes, found.total))
 

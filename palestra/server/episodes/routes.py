@@ -42,7 +42,7 @@ Number = Annotated[int, Query(ge=0, le=INT64)]
 async def put_run(run: RunName, request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
     """Make a run, or change its settings or its model."""
     if run.endswith(GROUPS):
-        raise Refusal(400, f"run: a name that ends with {GROUPS} is the path of something else; choose another")
+        raise Refusal(400, f"run: a name must not end with {GROUPS}, which is another route; choose another name")
     body = await read_record(request, w.PutRun)
     if body.settings is not None:
         episodes.listeners.check(body.settings.push_to)
@@ -67,7 +67,9 @@ async def _check_model(request: Request, caller: Caller, run: str, model: str) -
     except ApiError as error:
         found = await request.app.state.episodes.broker.do(lambda board, _now: board.runs(caller.owner))
         if not any(info.run == run and info.model == model for info in found):
-            raise Refusal(400, f"model: {error.detail}; or make the run without one, and publish weights") from error
+            raise Refusal(
+                400, f"model: {error.detail}; or make the run without a model and publish weights later"
+            ) from error
 
 
 @router.delete(RUN, responses=answer_of(w.RunDeleted))

@@ -1,1 +1,1 @@
-"""What the routes of all protocols share: who is calling, bodies in and out, log lines, API descriptions."""
+"""What the routes of all protocols share: authentication, bodies, log lines, API descriptions."""

@@ -1,4 +1,4 @@
-"""Who is calling, as parameters of routes."""
+"""The caller as a parameter of routes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Who is asking: the loopback rule, keys, and which names of this server a browser may use.
+"""Authentication: the loopback rule, keys, and which host names a browser may use.
 
 On a loopback address without keys everyone is one owner and any key is accepted. As soon as there are keys, or beyond
-loopback, a valid one is needed. Owns: that rule. Never touches: what an owner may see; lookups do.
+loopback, a valid one is needed.
+
+Owns: that rule. Never touches: what an owner may see; lookups do.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ class Authenticator:
         if key.startswith(EPISODE_PREFIX):
             attempt = self._find_attempt(key)
             if attempt is None:
-                raise Refusal(401, "this episode key is not valid here (any more): claim another episode")
+                raise Refusal(401, "this episode key is not valid, or no longer; claim another episode")
             traceparent = headers.get("traceparent", "")
             return Caller(attempt.owner, Rights.EPISODE, attempt=attempt, traceparent=traceparent)
         if self._is_loopback and not self._require_key:
@@ -87,7 +89,7 @@ class Authenticator:
         if now - looked_at > CACHE_S:
             return None
         if caller is None:
-            raise Refusal(401, "this key is not valid here (any more); make one with: palestra key create")
+            raise Refusal(401, "this key is not valid, or was revoked; make one with: palestra key create")
         return caller
 
     async def _learn(self, key: str) -> None:
@@ -123,7 +125,7 @@ class Authenticator:
 def as_player(caller: Caller) -> Caller:
     """A stored key with the right of an attempt is nobody's attempt."""
     if caller.right is Rights.EPISODE and caller.attempt is None:
-        raise Refusal(403, "this key has the right 'episode' but belongs to no episode: claims make such keys")
+        raise Refusal(403, "this key has the right 'episode' but belongs to no episode; only claims make such keys")
     return caller
 
 
@@ -142,7 +144,7 @@ def _split(url: str) -> SplitResult:
     try:
         return urlsplit(url)
     except ValueError:
-        raise Refusal(403, f"{url[:100]!r} is not the name of a server") from None
+        raise Refusal(403, f"{url[:100]!r} is not a host name") from None
 
 
 @lru_cache(maxsize=256)

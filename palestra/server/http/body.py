@@ -38,7 +38,7 @@ def decompress(body: bytes, encoding: str | None, max_bytes: int) -> bytes:
     elif coding == "gzip":
         plain = _gunzip(body, max_bytes)
     else:
-        raise WireError(f"Content-Encoding {shown(encoding)} is not supported: send zstd, gzip or none")
+        raise WireError(f"Content-Encoding {shown(encoding)} is not supported; send zstd, gzip or none")
     if len(plain) > max_bytes:
         raise _too_large(max_bytes)
     return plain

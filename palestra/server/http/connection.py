@@ -1,4 +1,4 @@
-"""Whether the one who asked is still there."""
+"""Whether the client of a request is still connected."""
 
 from __future__ import annotations
 

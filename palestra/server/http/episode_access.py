@@ -53,7 +53,7 @@ Player = Annotated[Caller, Depends(_player)]
 def holder(caller: Caller, client_id: str) -> str:
     """Whose leases they are. A client of one key is another than one of the same name with another key."""
     if not client_id:
-        raise Refusal(400, "client_id: it is missing; any name will do that no other player of this key has")
+        raise Refusal(400, "client_id is missing; send any name that no other player with this key uses")
     if caller.key is None:
         return client_id
     name = f"{caller.key.key_id}:{client_id}"
@@ -66,7 +66,7 @@ def speaker(caller: Caller, client_id: str, about: Sequence[LeaseRef | EndReques
     if attempt is None:
         return holder(caller, client_id)
     if any((one.episode_id, one.attempt) != (attempt.episode_id, attempt.attempt) for one in about):
-        detail = f"this key speaks for episode {attempt.episode_id}, attempt {attempt.attempt}, and for no other"
+        detail = f"this key is only for episode {attempt.episode_id}, attempt {attempt.attempt}"
         raise Refusal(403, detail)
     return None
 

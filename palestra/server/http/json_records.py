@@ -1,4 +1,4 @@
-"""JSON bodies into records and back: what does not fit is named, and so is the field that was meant.
+"""JSON bodies into records and back; an error names the wrong field and the nearest known one.
 
 Owns: reading, unknown names, nesting. Never touches: what the values may be.
 """
@@ -44,9 +44,9 @@ def record_of(body: bytes, kind: type[T], *, others_pass: bool = False) -> T:
     try:
         raw = msgspec.json.decode(body or b"{}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refusal(400, f"the body is not JSON that can be read: {error}") from None
+        raise Refusal(400, f"the body is not valid JSON: {error}") from None
     if not isinstance(raw, dict):
-        raise Refusal(400, f"the body is a JSON object, found {type(raw).__name__}")
+        raise Refusal(400, f"the body must be a JSON object, found {type(raw).__name__}")
     _check_values(raw)
     if not others_pass:
         _check_record(kind, raw, "")
@@ -118,7 +118,7 @@ def _check_record(kind: type[Any], raw: object, where: str) -> None:
 
 def _check_value(kind: type[Enum], raw: object, where: str) -> None:
     if isinstance(raw, str) and raw not in _values(kind):
-        raise Refusal(400, f"{where}: {shown(raw)} is none of {', '.join(_values(kind))}")
+        raise Refusal(400, f"{where}: {shown(raw)} is unknown; send one of {', '.join(_values(kind))}")
 
 
 def _check_items(check: _Check, raw: object, where: str) -> None:
@@ -151,6 +151,6 @@ def _in_plain_words(text: str) -> str:
     where = (found["where"] or "").lstrip(".")
     if what.startswith("Object missing required field "):
         name = what.removeprefix("Object missing required field ")
-        return f"{_at(where, name)}: it is missing"
+        return f"{_at(where, name)}: this field is missing"
     what = what[:1].lower() + what[1:]
     return f"{where}: {what}" if where else what

@@ -1,4 +1,4 @@
-"""What the routes tell of themselves in the OpenAPI, where FastAPI cannot see it."""
+"""Descriptions of routes in the OpenAPI that FastAPI cannot derive."""
 
 from __future__ import annotations
 
@@ -53,4 +53,4 @@ def describe(app: FastAPI, bodies: Iterable[Any], answers: Iterable[Any]) -> Non
 
 
 def refusals(envelope: type[BaseModel]) -> Responses:
-    return {"4XX": {"model": envelope, "description": "Refused; 429 asks to come back."}}
+    return {"4XX": {"model": envelope, "description": "Refused; after 429, try again later."}}

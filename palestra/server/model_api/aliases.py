@@ -1,7 +1,7 @@
 """Aliases: an owner's own names for models. A run moves one to its newest weights, and agents need not know them.
 
-Owns: which names are allowed, what each owner's point at; in memory, and on disk before a change is acknowledged.
-Never touches: whether what they point at is there; `models` finds it.
+Owns: which names are allowed, what each owner's point at; in memory, and on disk before a change is acknowledged. Never
+touches: whether the target exists, which `model_resolver` finds out.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Aliases:
         aliases = await self._all()
         async with self._changing:
             if len(mine := aliases.setdefault(owner, {})) >= MAX_ALIASES and name not in mine:
-                raise invalid("name", f"you have {MAX_ALIASES} aliases already: delete one, or move one")
+                raise invalid("name", f"you already have {MAX_ALIASES} aliases; delete one, or move one")
             now = time.time()
             alias = await self._store.write(lambda c: rows.put_alias(c, owner=owner, name=name, model=model, now=now))
             mine[name] = alias
@@ -113,16 +113,16 @@ def check_name(name: str, base_models: list[str]) -> None:
 def target_missing(model: str, base_models: list[str]) -> ApiError:
     detail = (
         f"the alias stays as it was: {shown(model)} does not exist or you do not have access to it. It can point at a "
-        f"base model ({', '.join(base_models)}), a tinker://…/sampler_weights/… path or a sampling session that lives, "
-        "not at another alias"
+        f"base model ({', '.join(base_models)}), a tinker://…/sampler_weights/… path or an open sampling "
+        "session, not at another alias"
     )
     return ApiError(404, detail, param="model", code="model_not_found")
 
 
 def target_gone(alias: Alias) -> ApiError:
     detail = (
-        f"the alias {shown(alias.name)} points at {shown(alias.model)}, which is gone: its session ended or the "
-        f"checkpoint was deleted. Resume the run that moves it, or move it: PUT /v1/aliases/{alias.name}"
+        f"the alias {shown(alias.name)} points at {shown(alias.model)}, which no longer exists: its session "
+        f"ended or the checkpoint was deleted. Resume the run that moves it, or move it: PUT /v1/aliases/{alias.name}"
     )
     return ApiError(404, detail, param="model", code="model_not_found")
 

@@ -1,6 +1,6 @@
 """The conversations of a server: cached in memory, and read back from the traces once they were evicted.
 
-Owns: the prompt of a chat call, and keeping what came of it. Never touches: sampling.
+Owns: the prompt of a chat call, and storing its result. Never touches: sampling.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Delivery acknowledgements: which answers have reached the players of episodes.
 
 A server may die in between. The player asks again, and what it never saw must not be trained on as if it had.
-Owns: noting that an answer was handed over. Never touches: what is made of one that was not (`episodes.deliveries`).
+
+Owns: recording that an answer was delivered. Never touches: what happens to one that was not (`broker.deliveries`).
 """
 
 from __future__ import annotations
@@ -59,4 +60,4 @@ class DeliveryAcks:
         try:
             await self._store.write(lambda conn: rows.note_answered(conn, turns))
         except Exception:
-            log.exception("it could not be noted that an answer was given; that matters only if it is asked for again")
+            log.exception("the delivery of an answer could not be stored; this matters only if it is requested again")

@@ -1,4 +1,4 @@
-"""A sample of the engine under way: waited for, or listened to; taken back when nobody wants it any more.
+"""A running sample of the engine: waited for or streamed, and cancelled when no client wants it any more.
 
 Owns: submitting, waiting, cancelling. Never touches: text, traces.
 """
@@ -68,7 +68,7 @@ class RunningSample:
         if isinstance(message.outcome, EngineFailure):
             raise _failed(message.outcome, self._grammar)
         if any(s.stop_reason is StopReason.ABORT for s in message.outcome.sequences):
-            raise ApiError(503, "the sampling was interrupted; send it again", retry_after_s=1.0)
+            raise ApiError(503, "the sampling was interrupted; send the request again", retry_after_s=1.0)
         return SampleOutcome(message.outcome, message.compute_s)
 
     def _refuse_when_stopping(self) -> None:
@@ -101,7 +101,9 @@ class EngineSampler:
         except Refusal:
             if target.alias is not None and target.sampling_session_id not in (None, *sampling.samplers):
                 # A run ended and took the session along. Its alias is at a checkpoint by now, or says that it is gone.
-                raise ApiError(503, f"{target.name} moved to other weights; send it again", retry_after_s=1.0) from None
+                raise ApiError(
+                    503, f"{target.name} was moved to other weights; send the request again", retry_after_s=1.0
+                ) from None
             raise
 
 

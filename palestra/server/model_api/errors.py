@@ -26,7 +26,7 @@ log = structlog.get_logger()
 
 M = TypeVar("M", bound=BaseModel)
 
-BROKE = "something broke in the server; its log has the details"
+BROKE = "the server failed unexpectedly; its log has the details"
 CLIENT_LEFT = 499  # nginx's: nobody reads it, the log shows it
 
 
@@ -109,7 +109,7 @@ def as_refusal(error: Exception, **where: str) -> Refusal:
     if isinstance(error, StoreError):
         refusal = not_kept(error)
         return ApiError(503, refusal.detail, retry_after_s=refusal.retry_after_s, is_final=error.is_lasting)
-    log.error("a request broke", exc_info=error, **where)
+    log.error("a request failed unexpectedly", exc_info=error, **where)
     return ApiError(500, BROKE)
 
 

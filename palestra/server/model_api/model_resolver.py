@@ -1,4 +1,4 @@
-"""What a `model` means: a base name, a checkpoint, a sampling session, an alias; and the tokenizer that goes with it.
+"""Resolves the name in `model`: a base model, a checkpoint, a sampling session or an alias; and finds its tokenizer.
 
 Owns: finding it, by owner. Never touches: sampling.
 """
@@ -49,7 +49,7 @@ class SamplingTarget:
     @property
     def card(self) -> ModelCard:
         if self.worker.card is None:
-            raise ApiError(503, "the engine is starting; come back in a moment", retry_after_s=2.0)
+            raise ApiError(503, "the engine is starting; try again in a moment", retry_after_s=2.0)
         return self.worker.card
 
 
@@ -91,7 +91,7 @@ class ModelResolver:
         except ApiError as error:
             if model is None or error.status != 404:
                 raise
-            detail = f"the weights of this run ({model}) are gone: its trainer is away, or has not published yet"
+            detail = f"the weights of this run ({model}) do not exist: its trainer has stopped, or not published yet"
             raise ApiError(503, detail, code="weights_gone", retry_after_s=GONE_RETRY_S) from error
 
     def _played(self, model: str | None, name: str) -> str:

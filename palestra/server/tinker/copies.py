@@ -1,7 +1,9 @@
 """Copies of checkpoints: the same files under the path of a run of their own, which cannot be trained.
 
 Files are linked where the disk allows it, so a copy takes no room; the folder of a checkpoint never changes, so both
-may share them. Owns: making a copy, once however often it is asked for. Never touches: HTTP.
+may share them.
+
+Owns: making a copy, once however often it is asked for. Never touches: HTTP.
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ def _plan(core: Core, caller: Caller, request: CopyWeightsRequest, idempotency_k
     fingerprint = [caller.owner, str(source), request.ttl_seconds, request.destination_project_id]
     if request.session_id is not None:
         if core.sessions.find(request.session_id, caller.owner) is None:
-            raise Refusal(404, f"no such session, or it is over: {request.session_id[:200]}")
+            raise Refusal(404, f"no such session, or it has ended: {request.session_id[:200]}")
         run = ModelId(request.session_id, request.model_seq_id or 0)
         fingerprint += [str(run)]
     else:
@@ -137,7 +139,7 @@ def _write(conn: Connection, copy: CheckpointCopy, original: CheckpointRow, owne
     is_new = model_rows.insert_model(conn, model) == model
     there = checkpoint_rows.get_checkpoint(conn, key_of(copy.target))
     if not is_new and (there is None or there.request_id != copy.request_id):
-        raise CheckpointExists(f"{copy.target.model_id} exists already: take the next number")
+        raise CheckpointExists(f"{copy.target.model_id} already exists; use the next model_seq_id")
     stored = checkpoint_rows.copy_checkpoint(
         conn,
         key_of(copy.source),

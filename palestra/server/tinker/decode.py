@@ -136,9 +136,9 @@ def _text_of_message(chunk: wire.Chunk) -> TextChunk:
         raise _unsupported_chunk(kind or "unknown")
     tokens = chunk.encoded_text.tokens
     if len(tokens) % 4:
-        raise WireError(f"encoded_text: {len(tokens)} bytes are not whole int32 tokens")
+        raise WireError(f"encoded_text: {len(tokens)} bytes are not a whole number of int32 tokens")
     if len(tokens) > 4 * schemas.MAX_TOKENS:
-        raise WireError(f"encoded_text: {len(tokens) // 4} tokens; a chunk has at most {schemas.MAX_TOKENS}")
+        raise WireError(f"encoded_text: {len(tokens) // 4} tokens; a chunk may have at most {schemas.MAX_TOKENS}")
     return TextChunk(packed.int32_values(tokens))
 
 
@@ -152,7 +152,7 @@ def _texts_of_schema(given: schemas.ModelInput) -> Iterable[list[int]]:
 
 
 def _unsupported_chunk(kind: str) -> WireError:
-    return WireError(f"input chunk of type {shown(kind)}: this server reads text only; send encoded_text chunks")
+    return WireError(f"input chunk of type {shown(kind)}: this server supports text only; send encoded_text chunks")
 
 
 # Samples

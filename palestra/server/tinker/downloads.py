@@ -1,8 +1,9 @@
 """Files of a checkpoint by URLs that work for a while, without a key.
 
 A URL carries its expiry and an HMAC over run, kind, name, folder, file and expiry: nobody can make one, change one or
-use one for other files, and once a checkpoint is replaced or deleted its URLs lead nowhere. Owns: signing and what a
-folder offers. Never touches: HTTP, who may have a URL.
+use one for other files, and once a checkpoint is replaced or deleted its URLs lead nowhere.
+
+Owns: signing and what a folder offers. Never touches: HTTP, who may have a URL.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ class DownloadSigner:
 
     def check(self, ticket: DownloadTicket, signature: str, now: float) -> None:
         if not hmac.compare_digest(self._sign(ticket).encode(), signature.encode()):
-            raise Refusal(403, "this download URL is not valid; ask for new ones: external_weights_urls")
+            raise Refusal(403, "this download URL is not valid; request new ones: external_weights_urls")
         if ticket.expires <= now:
-            raise Refusal(403, "this download URL has expired; ask for new ones: external_weights_urls")
+            raise Refusal(403, "this download URL has expired; request new ones: external_weights_urls")
 
     def _sign(self, ticket: DownloadTicket) -> str:
         path = ticket.path

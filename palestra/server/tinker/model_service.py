@@ -79,7 +79,7 @@ class ModelService:
         worker, now = self._lookup.base(base_model), time.time()
         self._core.sampling.runners[worker].check_lora(lora)
         if sum(m.worker is worker for m in self._core.training.models.values()) >= self._core.config.limits.max_models:
-            raise Refusal(429, "this server holds as many models as it may; finish a session first", retry_after_s=10)
+            raise Refusal(429, "this server has reached its limit of models; finish a session first", retry_after_s=10)
         if lora.seed is None:
             lora = msgspec.structs.replace(lora, seed=secrets.randbits(62))
         row = ModelRow(
@@ -96,11 +96,11 @@ class ModelService:
         if stored.created_at != now:
             existing = self._core.training.models.get(model_id)
             if existing is None:
-                raise Refusal(400, f"{model_id} was created before and is {stored.status}; take the next number")
+                raise Refusal(400, f"{model_id} was created before and is {stored.status}; use the next model_seq_id")
             return existing
         model = TrackedModel(model_id, session.session_id, session.owner, base_model, lora, worker)
         if session.session_id not in self._core.sessions.active:  # it ended while the row was written
-            await unload(self._core, model, "its session is over")
+            await unload(self._core, model, "its session has ended")
             raise is_over(session.session_id)
         self._core.training.models[model_id] = model
         return model
@@ -138,7 +138,7 @@ class ModelService:
         checkpoint = await self._core.checkpoints.find(TinkerPath.parse(request.path), caller.owner)
         base_model = request.base_model or checkpoint.base_model
         if self._lookup.base(base_model) is not self._core.base(checkpoint.base_model):
-            raise Refusal(400, f"{request.path} is of {checkpoint.base_model}, not {base_model}")
+            raise Refusal(400, f"{request.path} belongs to the base model {checkpoint.base_model}, not {base_model}")
         lora = msgspec.structs.replace(checkpoint.lora, seed=0)  # its start is overwritten at once
         return await self._create(
             session,

@@ -75,7 +75,9 @@ def status_of(session: records.SessionRow) -> r.SessionStatusObject:
         case records.SessionStatus.ACTIVE:
             return r.SessionStatusObject(type="active")
         case records.SessionStatus.EXPIRED:
-            return r.SessionStatusObject(type="cancelled", detail="it expired: no heartbeat arrived for too long")
+            return r.SessionStatusObject(
+                type="cancelled", detail="the session expired: no heartbeat arrived for too long"
+            )
         case records.SessionStatus.FINISHED:
             reason = FinishReason(type=session.finish_reason or "success")  # type: ignore[arg-type]
             return r.SessionStatusObject(type="client_finished", reason=reason, detail=session.finish_detail)

@@ -151,7 +151,9 @@ class RestService:
 
     async def file_urls(self, caller: Caller, path: TinkerPath, base_url: str) -> r.ExternalWeightsUrlsResponse:
         if path.kind is not records.CheckpointKind.EXTERNAL:
-            raise Refusal(400, f"{path} cannot be fetched: only external_weights can; save_weights_external makes them")
+            raise Refusal(
+                400, f"{path} cannot be downloaded; only external_weights can, which save_weights_external makes"
+            )
         found = await self.core.checkpoints.find(path, caller.owner)
         expires = int(min(time.time() + VALID_S, found.expires_at or float("inf")))
         version = version_of(found.folder)
@@ -245,11 +247,11 @@ class RestService:
             org_details=a.OrgDetails(name="Palestra"), user_details=a.UserDetails(email=caller.owner)
         )
         if key is None:
-            return a.KeyResponse(key_id=0, name="local", note="this server takes any key", details=details)
+            return a.KeyResponse(key_id=0, name="local", note="this server accepts any key", details=details)
         return a.KeyResponse(key_id=key.key_id, name=key.name, note=f"right: {key.rights}", details=details)
 
     async def revoke(self, caller: Caller) -> None:
         key, now = caller.key, time.time()
         if key is None:
-            raise Refusal(400, "there is nothing to revoke: this server takes any key")
+            raise Refusal(400, "there is nothing to revoke: this server accepts any key")
         await self._store.write(lambda c: revoke_key(c, key.key_id, now=now))

@@ -53,14 +53,14 @@ class ResultService:
         if isinstance(known, SampleRequestId):  # another's is as lost as one that never was
             sampler = self._core.sampling.samplers.get(known.sampler_id)
             self._core.metrics.sample_lost(sampler.worker.name if sampler else "")
-            raise Refusal(410, "this sample is not here any more (the server was started again); send it again")
+            raise Refusal(410, "this sample was lost when the server restarted; send it again")
         lost = self._core.training.lost.message(known.model_id, owner=caller.owner) if known is not None else None
         raise not_found("request", request_id) if lost is None else Refusal(404, lost)
 
     def _not_yet(self, future: TrainFuture | SampleFuture) -> s.TryAgainResponse:
         paused = None
         if self._core.is_stopping:
-            paused = "the server is being stopped; it goes on when it is back"
+            paused = "the server is being stopped; the request continues when it is back"
         else:
             of = self._core.training.models if isinstance(future, TrainFuture) else self._core.sampling.samplers
             owner = of.get(future.model_id if isinstance(future, TrainFuture) else future.sampler_id)

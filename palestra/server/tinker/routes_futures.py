@@ -14,7 +14,7 @@ from palestra.util.json_types import JsonObject
 router = APIRouter(prefix="/api/v1", tags=["futures"])
 
 PROTOBUF = "application/x-protobuf"
-_ANSWERS: dict[int | str, JsonObject] = {408: {"model": s.TryAgainResponse, "description": "Not ready: ask again."}}
+_ANSWERS: dict[int | str, JsonObject] = {408: {"model": s.TryAgainResponse, "description": "Not ready yet; ask again."}}
 
 
 @router.post("/retrieve_future", responses=_ANSWERS, response_class=Response)

@@ -176,7 +176,9 @@ async def set_project(session_id: str, body: r.ProjectRequest, rest: Rest, calle
 async def trace_export(session_id: str, rest: Rest, caller: CallerNow) -> r.TraceExportResponse:
     """Answers `failed`: no such traces are kept here."""
     await rest.own_session(caller, session_id)
-    return r.TraceExportResponse(status="failed", error="no traces are kept here; /metrics has the timings of requests")
+    return r.TraceExportResponse(
+        status="failed", error="this server stores no traces; /metrics has the timings of requests"
+    )
 
 
 # Keys, usage

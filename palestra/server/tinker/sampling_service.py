@@ -42,7 +42,7 @@ class SamplingService:
         )
         stored = await self._samplers.insert(row)
         if (stored.base_model, stored.model_path, stored.model_id) != (row.base_model, row.model_path, None):
-            raise Refusal(400, f"sampling session {sampler_id} exists already, for other weights")
+            raise Refusal(400, f"sampling session {sampler_id} already exists with other weights")
         await self._samplers.add(stored, worker)
         return sampler_id
 
@@ -65,7 +65,7 @@ class SamplingService:
         """The completions after the cursor; waits for the first one."""
         sampler = self._lookup.sampler(caller, request.target.sampling_session_id)
         if len(sampler.completions) >= MAX_CLONES and request.target.cloned_sampler_id not in sampler.completions:
-            raise Refusal(400, f"{sampler.sampler_id} has {MAX_CLONES} clones already; make a new sampling client")
+            raise Refusal(400, f"{sampler.sampler_id} already has {MAX_CLONES} clones; make a new sampling client")
         queue = sampler.completions.setdefault(request.target.cloned_sampler_id, Completions())
         queue.forget(request.prev_cursor)
         for request_id in request.retrieved_request_ids:

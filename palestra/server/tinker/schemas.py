@@ -1,7 +1,9 @@
 """JSON bodies of the Tinker API, as frozen models: sessions, training, sampling, futures.
 
-Unknown fields pass (newer SDKs send some); a wrong type does not. Owns: shapes and bounds. Never touches: meaning.
-Bodies of passes and samples are in `schemas_data`, what the REST calls say in `schemas_rest`.
+Unknown fields pass (newer SDKs send some); a wrong type does not.
+
+Owns: shapes and bounds. Never touches: meaning. Bodies of passes and samples are in `schemas_data`, what the REST calls
+say in `schemas_rest`.
 """
 
 from __future__ import annotations
@@ -216,7 +218,7 @@ class OptimStepRequest(WireModel):
     @model_validator(mode="after")
     def _one_of_the_two(self) -> OptimStepRequest:
         if (self.adam_params is None) == (self.optimizer_params is None):
-            raise ValueError("send adam_params or optimizer_params, one of the two")
+            raise ValueError("send either adam_params or optimizer_params")
         return self
 
 
@@ -245,7 +247,7 @@ class SaveWeightsForSamplerRequest(WireModel):
     @model_validator(mode="after")
     def _one_of_the_two(self) -> SaveWeightsForSamplerRequest:
         if (self.path is None) == (self.sampling_session_seq_id is None):
-            raise ValueError("send path or sampling_session_seq_id, one of the two")
+            raise ValueError("send either path or sampling_session_seq_id")
         return self
 
 

@@ -49,7 +49,7 @@ class SessionService:
             row = await self._core.store.read(lambda c: session_rows.get_session(c, session_id))
             if row is None or row.owner != caller.owner:
                 raise not_found("session", session_id)
-            raise Refusal(410, f"session {session_id} is over ({row.status})")
+            raise Refusal(410, f"session {session_id} has ended ({row.status})")
         session.touch()
 
     async def finish_session(self, caller: Caller, session_id: str, request: s.FinishSessionRequest) -> None:

@@ -36,7 +36,7 @@ def tensor_of_message(name: str, tensor: wire.Tensor) -> TensorData:
         case other:
             raise WireError(f"{shown(name)}: dtype {other} is unknown; send float32 or int64")
     if len(data) % width:
-        raise WireError(f"{shown(name)}: {len(data)} bytes are not whole numbers of {width} bytes")
+        raise WireError(f"{shown(name)}: {len(data)} bytes are not a multiple of {width} bytes")
     if tensor.dtype == wire.DTYPE_INT32:
         data = packed.int64_of_int32(data)
     elif tensor.dtype == wire.DTYPE_BFLOAT16:
@@ -49,7 +49,7 @@ def tensor_of_schema(name: str, tensor: TensorBody) -> TensorData:
     try:
         data = (packed.float32_bytes if tensor.dtype == "float32" else packed.int64_bytes)(tensor.data)
     except (struct.error, OverflowError):
-        raise WireError(f"{shown(name)}: the data do not fit dtype {tensor.dtype}") from None
+        raise WireError(f"{shown(name)}: the data does not fit dtype {tensor.dtype}") from None
     crow, col = (
         None if indices is None else packed.int64_bytes(indices)
         for indices in (tensor.sparse_crow_indices, tensor.sparse_col_indices)

@@ -74,7 +74,7 @@ class WeightsService:
         )
         stored = await self._samplers.insert(row)
         if (stored.model_id, stored.seq_id) != (model.model_id, seq_id):
-            raise self._lookup.rejected(model, seq_id, f"sampling session {sampler_id} exists already")
+            raise self._lookup.rejected(model, seq_id, f"sampling session {sampler_id} already exists")
         await self._samplers.add(stored, model.worker)
         return sampler_id
 
@@ -102,7 +102,9 @@ class WeightsService:
             raise
         if self._core.base(checkpoint.base_model) is not model.worker:
             raise self._lookup.rejected(
-                model, seq_id, f"{request.path} is of {checkpoint.base_model}, not {model.base_model}"
+                model,
+                seq_id,
+                f"{request.path} belongs to the base model {checkpoint.base_model}, not {model.base_model}",
             )
         operation = LoadWeights(folder=checkpoint.folder, optimizer=request.optimizer)
         reply = encode.loaded_json(request.path, model.model_id)

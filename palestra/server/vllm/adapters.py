@@ -1,7 +1,8 @@
 """Adapters at one vLLM server: loaded before they are needed, unloaded when others are.
 
-A name stands for one folder with one content for ever: vLLM keeps keys and values by name. Owns: what is loaded, who
-uses it. Never touches: who samples, the folders themselves.
+A name stands for one folder with one content for ever: vLLM keeps keys and values by name.
+
+Owns: what is loaded, who uses it. Never touches: who samples, the folders themselves.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class VllmAdapter:
             config = json.loads((Path(folder) / CONFIG).read_text())
             rank, modules = int(config["r"]), tuple(config["target_modules"])
         except (OSError, ValueError, KeyError, TypeError) as e:
-            raise VllmRefused(f"there is no whole adapter in {folder} ({e}); it may have been deleted") from None
+            raise VllmRefused(f"there is no complete adapter in {folder} ({e}); it may have been deleted") from None
         identity = f"{folder}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}"
         lora = LoraConfig(
             rank=rank,
@@ -113,7 +114,7 @@ class LoadedAdapters:
         try:
             await self._client.load(name, folder)
         except VllmUnknownModel as e:  # of the folder
-            raise VllmUnfit(f"vLLM at {self._client.url} does not see {folder}: {e}") from None
+            raise VllmUnfit(f"vLLM at {self._client.url} cannot read {folder}: {e}") from None
         except VllmLost as e:
             # It answers 500 for what it does not like about an adapter.
             if "LoRA" in str(e):

@@ -77,7 +77,7 @@ class VllmClient:
                     if data == b"[DONE]":
                         return
                     yield _decoded(data, COMPLETION)
-        raise VllmLost(f"{self.url}: the stream ended before its end")
+        raise VllmLost(f"{self.url}: the stream ended too early")
 
     # Adapters
 
@@ -148,7 +148,7 @@ def _decoded(data: bytes, as_: msgspec.json.Decoder[T]) -> T:
     try:
         return as_.decode(data)
     except msgspec.MsgspecError as e:
-        raise VllmLost(f"vLLM's answer makes no sense: {e}") from None
+        raise VllmLost(f"vLLM's answer is malformed: {e}") from None
 
 
 def _error(url: str, status: int, answer: bytes) -> VllmError:
@@ -162,7 +162,7 @@ def _error(url: str, status: int, answer: bytes) -> VllmError:
         case 400 | 413 | 422:
             return VllmRefused(message)
         case 401 | 403:
-            return VllmLost(f"{url} wants another key ({status}); set VLLM_API_KEY or vllm.api_key")
+            return VllmLost(f"{url} refuses the API key ({status}); set VLLM_API_KEY or vllm.api_key")
         case 404:
             return VllmUnknownModel(message)
         case 429 | 503:

@@ -56,7 +56,7 @@ def main() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != int(parent):  # it was quicker
-            sys.exit("the server that wanted vLLM is gone")
+            sys.exit("the server that started vLLM has ended")
     environment = dict(os.environ)
     if is_cpu_build():
         environment, given = cpu_environment() | environment, [*cpu_arguments(given), *given]

@@ -21,8 +21,8 @@ MAX_BIAS = 100.0  # vLLM cuts biases to it
 MAX_SEED = (1 << 63) - 1
 SCORED_ROOM = 1  # to score a sequence, one more token must fit
 UNTOLD = (
-    "vLLM does not tell the log-probabilities of what is drawn so, which are kept for training; "
-    "use temperature 1 or 0, or leave the others out"
+    "vLLM does not return the log-probabilities of these draws, which training needs; use temperature 1 or "
+    "0, or leave out the other settings"
 )
 
 
@@ -47,17 +47,17 @@ def check_request(request: SampleRequest, facts: ServedModelFacts) -> None:
         ),
         (
             len(prompt) + is_scored(request) >= facts.context,
-            f"the prompt has {len(prompt)} tokens and leaves no room in a context of {facts.context}",
+            f"the prompt has {len(prompt)} tokens, which leaves no room in a context of {facts.context}",
         ),
-        (request.target_prompt_logprobs is not None, "target_prompt_logprobs: vLLM cannot score tokens of your choice"),
-        (request.prompt_alt_tokens_k, "prompt_alt_tokens_k: vLLM cannot draw tokens in place of the prompt's"),
-        (0 < drawn < COLDEST, f"temperature is {drawn:g}; vLLM takes 0, or {COLDEST:g} and above"),
+        (request.target_prompt_logprobs is not None, "target_prompt_logprobs: vLLM cannot score given tokens"),
+        (request.prompt_alt_tokens_k, "prompt_alt_tokens_k: vLLM cannot draw alternatives to the prompt's tokens"),
+        (0 < drawn < COLDEST, f"temperature is {drawn:g}; vLLM accepts 0, or {COLDEST:g} and above"),
         (
             any(not abs(bias) <= MAX_BIAS for bias in p.logit_bias.values()),
-            f"logit_bias: vLLM takes values from {-MAX_BIAS:g} to {MAX_BIAS:g}",
+            f"logit_bias: vLLM accepts values from {-MAX_BIAS:g} to {MAX_BIAS:g}",
         ),
-        (not can_follow(request.grammar), "vLLM cannot follow a grammar of your own beside tools or thinking"),
-        (p.seed is not None and not -MAX_SEED <= p.seed <= MAX_SEED, "seed: vLLM takes 64 bits"),
+        (not can_follow(request.grammar), "vLLM cannot combine a custom grammar with tools or thinking"),
+        (p.seed is not None and not -MAX_SEED <= p.seed <= MAX_SEED, "seed: vLLM accepts 64 bits"),
         (
             drawn not in (0.0, 1.0) and _reshaping(request),
             f"temperature {drawn:g} with {' and '.join(_reshaping(request))}: {UNTOLD}",

@@ -102,12 +102,12 @@ async def look_over(
     flags = FLAGS.format(vllm.max_lora_rank)
     if LORA_ROUTE not in await client.routes():
         raise VllmUnfit(
-            f"vLLM at {client.url} takes no adapters at runtime; start it with "
+            f"vLLM at {client.url} does not load adapters at runtime; start it with "
             f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and {flags}"
         )
     awaited.begin("its first sample")
     if abs(await _biased_logprob(client, model)) > SEEN:
-        raise VllmUnfit(f"vLLM at {client.url} tells raw logprobs; start it with {flags}")
+        raise VllmUnfit(f"vLLM at {client.url} returns raw logprobs; start it with {flags}")
     base = await _greedy(client, model)
     changed: dict[str, bool] = {}
     for part, folder in trials.parts.items():
@@ -127,11 +127,11 @@ async def _changes(client: VllmClient, base: tuple[str, float], part: str, folde
     try:
         await client.load(name, folder)
     except VllmUnknownModel as e:
-        raise VllmUnfit(f"vLLM at {client.url} does not see {folder} (the state folder must be shared): {e}") from None
+        raise VllmUnfit(f"vLLM at {client.url} cannot read {folder} (the state folder must be shared): {e}") from None
     except VllmError as e:
         if part == "train_attn":
             raise VllmUnfit(
-                f"vLLM at {client.url} loads no adapter of rank {adapter.lora.rank} (vllm.max_lora_rank): {e}"
+                f"vLLM at {client.url} cannot load an adapter of rank {adapter.lora.rank} (vllm.max_lora_rank): {e}"
             ) from None
         return False
     try:

@@ -84,7 +84,7 @@ class VllmReplica:
         try:
             async with self._places:
                 if not self.is_up:
-                    raise VllmLost(f"vLLM at {self.url} is gone")
+                    raise VllmLost(f"vLLM at {self.url} has ended")
                 yield
         finally:
             self.load -= 1
@@ -132,7 +132,7 @@ class VllmReplica:
         except TimeoutError:
             raise VllmUnfit(self._given_up(awaited)) from None
         self.is_up, self.trouble = True, ""
-        log.info("vLLM is there", url=self.url, model=self.base_name, context=self.context)
+        log.info("vLLM is ready", url=self.url, model=self.base_name, context=self.context)
         if not self.first_try.done():
             self.first_try.set_result(None)
         self._on_change(self)
@@ -211,7 +211,7 @@ class VllmReplica:
 
     def _leave(self, why: str) -> None:
         was_up, self.is_up, self.trouble = self.is_up, False, why
-        log.warning("vLLM is away", url=self.url, why=why)
+        log.warning("vLLM is not available", url=self.url, why=why)
         if not self.first_try.done():
             self.first_try.set_exception(VllmUnfit(why))
         if was_up:

@@ -49,7 +49,7 @@ class ReplicaSet:
                 write_trials, self._trials, self._model.path, card.vocab_size, self._vllm.max_lora_rank
             )
         except (OSError, ValueError, KeyError) as e:
-            raise WorkerError(f"{self._model.path} cannot be given to vLLM: {e!r}") from None
+            raise WorkerError(f"{self._model.path} cannot be prepared for vLLM: {e!r}") from None
 
         self._plain = await asyncio.to_thread(VllmAdapter.read, trials.plain)
 
@@ -154,7 +154,7 @@ class ReplicaSet:
                     await self._came.wait()
         except TimeoutError:
             why = "; ".join(replica.trouble for replica in self.replicas if replica.trouble)
-            raise VllmLost(f"no vLLM server was there for {self._vllm.wait_s:g} s: {why}") from None
+            raise VllmLost(f"no vLLM server was available for {self._vllm.wait_s:g} s: {why}") from None
         home, up = self._affinity.home(prompt), [replica for replica in up if replica is not avoid] or up
         return next((r for r in up if r.number == home), None) or min(up, key=lambda r: (r.load, r.number))
 

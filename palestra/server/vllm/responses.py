@@ -129,7 +129,7 @@ def _by_id(found: dict[str, float]) -> dict[int, float]:
 
 def _token_id(token: str) -> int:
     if not token.startswith(ID_PREFIX):
-        raise VllmLost(f"vLLM told {token!r} where {ID_PREFIX}… was asked for; is it older than 0.10?")
+        raise VllmLost(f"vLLM returned {token!r} where {ID_PREFIX}… was requested; is it older than 0.10?")
     return int(token[len(ID_PREFIX) :])
 
 

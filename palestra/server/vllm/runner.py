@@ -102,8 +102,8 @@ class VllmRunner(SampleRunner):
         if lora.rank > self._vllm.max_lora_rank:
             raise Refusal(
                 400,
-                f"rank {lora.rank} is more than this model's vLLM serves; ask for at most {self._vllm.max_lora_rank} "
-                "(the server's setting is vllm.max_lora_rank)",
+                f"rank {lora.rank} is more than this model's vLLM supports; use at most "
+                f"{self._vllm.max_lora_rank} (the server's setting vllm.max_lora_rank)",
             )
         for part in ("train_unembed", "train_mlp", "train_attn"):
             if getattr(lora, part) and not self.fleet.serves(part):
@@ -156,7 +156,7 @@ class VllmRunner(SampleRunner):
                     await self._until_saved(weights)
                 if not folder.is_dir():
                     raise VllmRefused(
-                        f"sampler {sampler_id!r} is gone: its session ended, or its weights were not kept"
+                        f"sampler {sampler_id!r} no longer exists: its session ended, or its weights were not stored"
                     )
                 adapter = await asyncio.to_thread(VllmAdapter.read, str(folder))
         try:
@@ -189,8 +189,8 @@ class VllmRunner(SampleRunner):
         except VllmError as e:
             outcome = EngineFailure(message=str(e), blame=Blame.SERVER)
         except Exception as e:
-            log.exception("a sample by vLLM broke", request_id=sample.request_id)
-            outcome = EngineFailure(message=f"something broke in the server: {e!r}", blame=Blame.SERVER)
+            log.exception("a sample by vLLM failed unexpectedly", request_id=sample.request_id)
+            outcome = EngineFailure(message=f"the server failed unexpectedly: {e!r}", blame=Blame.SERVER)
         seconds = time.monotonic() - started
         self._on_sampled(Sampled(request_id=sample.request_id, outcome=outcome, compute_s=seconds))
 
@@ -210,7 +210,7 @@ class VllmRunner(SampleRunner):
             except VllmUnknownModel as e:  # it was started again, or told to let the adapter go
                 loaded = adapter or self.fleet.stand_in(replica)
                 if loaded is None:
-                    raise VllmLost(f"vLLM at {replica.url} does not serve {replica.base_name} any more: {e}") from None
+                    raise VllmLost(f"vLLM at {replica.url} no longer serves {replica.base_name}: {e}") from None
                 replica.adapters.forget(loaded)
                 tries += 1
             except VllmLost as e:
@@ -218,9 +218,9 @@ class VllmRunner(SampleRunner):
                 lost, tries = replica, tries + 1
                 if progress.anything or tries >= MAX_TRIES:
                     raise
-                log.warning("a sample is asked for again", request_id=sample.request_id, error=str(e))
+                log.warning("a sample is sent to vLLM again", request_id=sample.request_id, error=str(e))
             if tries >= MAX_TRIES:
-                raise VllmLost(f"vLLM at {replica.url} lost the adapter again and again")
+                raise VllmLost(f"vLLM at {replica.url} lost the adapter repeatedly")
             self._metrics.vllm_retried(self._worker.name)
             await asyncio.sleep(wait_s)
 

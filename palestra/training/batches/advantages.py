@@ -1,4 +1,4 @@
-"""From the rewards of a group to what each rollout is worth beside the others.
+"""From the rewards of a group to the advantage of each rollout.
 
 Owns: the arithmetic of baselines. Never touches: tokens, penalties, who is in a group.
 """
@@ -45,7 +45,9 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
     if not values:
         return 0.0, 0.0
     if not all(is_usable(value) for value in values):
-        raise ValueError(f"rewards must be numbers of at most {LARGEST_REWARD:g}, got {list(values)}")
+        raise ValueError(
+            f"rewards must be numbers between -{LARGEST_REWARD:g} and {LARGEST_REWARD:g}, got {list(values)}"
+        )
     if min(values) == max(values):
         return values[0], 0.0  # the quotient below may miss it by a rounding, which is large where the rewards are
     mean = math.fsum(values) / len(values)

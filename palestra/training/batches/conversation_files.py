@@ -95,7 +95,7 @@ def _continued(row: JsonMapping, key: str) -> Conversation:
     if answer[: len(prompt)] == prompt:
         answer = answer[len(prompt) :]  # some datasets repeat the prompt in the answer
     if not any(message["role"] == "assistant" for message in answer):
-        raise DatasetError(f"{key!r}: the assistant says nothing in it")
+        raise DatasetError(f"{key!r} has no text of the assistant")
     return Conversation(prompt + answer, _tools(row), first=len(prompt))
 
 
@@ -108,7 +108,7 @@ def _messages(row: JsonMapping, key: str, role: str | None = None) -> list[Messa
         return [{"role": role, "content": found}]
     if not isinstance(found, list) or not found:
         expected = "a list of messages" if role is None else "text or a list of messages"
-        raise DatasetError(f"{key!r} should be {expected}, is {_shown(found)}")
+        raise DatasetError(f"{key!r} should be {expected}, but is {_shown(found)}")
     for place, message in enumerate(found):
         _check_message(message, f"{key}[{place}]")
     return found
@@ -116,20 +116,20 @@ def _messages(row: JsonMapping, key: str, role: str | None = None) -> list[Messa
 
 def _check_message(message: object, where: str) -> None:
     if not isinstance(message, dict):
-        raise DatasetError(f"{where} should be an object with role and content, is {_shown(message)}")
+        raise DatasetError(f"{where} should be an object with role and content, but is {_shown(message)}")
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
         hint = did_you_mean(role, ROLES)
         raise DatasetError(f"{where}: unknown role {_shown(role)}; {hint}")
     is_call = content is None and role == "assistant" and message.get("tool_calls")
     if not is_call and not isinstance(content, str | list):
-        raise DatasetError(f"{where}: content should be text, or a list of parts, is {_shown(content)}")
+        raise DatasetError(f"{where}: content should be text or a list of parts, but is {_shown(content)}")
 
 
 def _tools(row: JsonMapping) -> list[JsonObject] | None:
     tools = row.get("tools")
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
-        raise DatasetError(f"'tools' should be a list of objects, is {_shown(tools)}")
+        raise DatasetError(f"'tools' should be a list of objects, but is {_shown(tools)}")
     return tools or None
 
 
@@ -137,14 +137,14 @@ def _read_lines(file: Path) -> list[tuple[int, bytes]]:
     """With their numbers, empty ones left out."""
     if file.suffix == ".parquet":
         example = f"pandas.read_parquet('{file.name}').to_json('{file.stem}.jsonl', orient='records', lines=True)"
-        raise DatasetError(f"{file}: conversations are read from JSONL; to make that of it: {example}")
+        raise DatasetError(f"{file}: conversations must be in a JSONL file; to convert it: {example}")
     try:
         content = file.read_bytes().removeprefix(b"\xef\xbb\xbf")
     except OSError as error:
         raise DatasetError(f"{file}: cannot be read as a file of conversations ({error.strerror})") from None
     lines = [(number, line) for number, line in enumerate(content.split(b"\n"), 1) if line.strip()]
     if not lines:
-        raise DatasetError(f"{file}: nothing in it; it should hold one JSON object in each line")
+        raise DatasetError(f"{file} is empty; it should hold one JSON object in each line")
     return lines
 
 
@@ -154,7 +154,7 @@ def _object_of(line: bytes) -> JsonMapping:
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise DatasetError(f"not valid JSON ({error})") from None
     if not isinstance(row, dict):
-        raise DatasetError(f"should be a JSON object, is {_shown(row)}")
+        raise DatasetError(f"should be a JSON object, but is {_shown(row)}")
     return row
 
 

@@ -1,6 +1,6 @@
 """Which rows of a file make up which batch: a function of the seed and a position.
 
-Owns: shuffling anew for each pass, passing over rows with nothing to learn. Never touches: what a row is.
+Owns: shuffling for each epoch, skipping rows with nothing to train on. Never touches: the content of rows.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class DataOrder(Generic[T]):
             barren += 1
             if barren >= 2 * self._count:  # however it began, a whole pass is among them
                 raise DatasetError(
-                    f"none of {self._count} rows has anything to learn within max_sequence_length; raise it, or look "
-                    "at the data: something the assistant says must come before the limit"
+                    f"none of {self._count} rows has text of the assistant within max_sequence_length; "
+                    "raise it, or check the data"
                 )
         return DrawnRows(items, position - begin - size, position)

@@ -1,4 +1,4 @@
-"""From groups of rollouts to rows the trainer takes.
+"""From groups of rollouts to the rows of a training batch.
 
 Owns: who is in a batch, masks, truncation, advantages per token and their scale, minibatches. Never touches: the
 engine, files, clocks; the same groups and config give the same batch, in whatever order the groups came in.
@@ -63,7 +63,7 @@ def build_batch(
     `own_logprobs`: likewise by the trainer, of the first `max_sequence_length`, in place of the sampler's where it has
     them."""
     if config.penalty.kl and base_logprobs is None:
-        raise ValueError("penalty.kl is set: build_batch needs the base model's logprobs")
+        raise ValueError("penalty.kl is set, so build_batch needs the base model's logprobs")
     chosen = _choose(groups, config)
     limit = config.data.max_sequence_length
     sequences = [to_sequence(row, advantage, limit) for row, advantage in chosen.used]

@@ -82,7 +82,7 @@ def _behind(tokenizer: ChatTokenizer, prompt: Sequence[int], whole: Sequence[int
         if not expected.startswith(text):
             break
     raise ChatError(
-        "the chat template does not begin an assistant's turn with the header it gives to one that is still to be "
-        f"written: after {tokenizer.decode(whole[max(0, shared - 8) : shared], skip_special=False)!r} it has "
-        f"{tokenizer.decode(whole[shared : shared + 8], skip_special=False)!r} in place of {expected!r}"
+        "the chat template begins an assistant's turn differently from its generation prompt: after "
+        f"{tokenizer.decode(whole[max(0, shared - 8) : shared], skip_special=False)!r} it has "
+        f"{tokenizer.decode(whole[shared : shared + 8], skip_special=False)!r} instead of {expected!r}"
     )

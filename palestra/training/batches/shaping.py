@@ -1,4 +1,4 @@
-"""What is taken off a reward, or off a token's advantage, before anything is learned from it.
+"""Penalties that are subtracted from a reward, or from a token's advantage, before training.
 
 Owns: length, format, cut and KL penalties. Never touches: the raw reward, which stays in the record as it was given.
 """

@@ -1,6 +1,6 @@
-"""What to do about a step that teaches nothing.
+"""Advice for a step with nothing to train on.
 
-Owns: the words. Never touches: who reads them.
+Owns: the text. Never touches: where it is shown.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ def advise(groups: Sequence[Group], batch: TrainingBatch, config: GrpoConfig) ->
             limit = config.data.max_sequence_length
             return f"{left_out}, since their prompt fills data.max_sequence_length (now {limit}); raise it"
         case _:
-            return f"{left_out} ({reason}); read what is wrong with them"
+            return f"{left_out} ({reason}); look at their records"
 
 
 def _about_rewards(groups: Sequence[Group], count: int, config: GrpoConfig) -> str:
     rewards = [rollout.reward or 0.0 for group in groups for rollout in group.rollouts if is_counted(rollout)]
     low, high = min(rewards, default=0.0), max(rewards, default=0.0)
     if low >= config.eval.success:
-        return f"all {count} rollouts solve their tasks (reward {low:g} or more); take harder tasks"
+        return f"all {count} rollouts solve their tasks (reward {low:g} or more); use harder tasks"
     if low == high:
         found = f"all {count} rollouts have the same reward ({low:g})"
     else:
         found = f"within each of the {len(groups)} groups all rollouts have the same reward ({low:g} to {high:g})"
     return (
-        f"{found}; take easier tasks or larger groups (rollout.group_size, now {config.rollout.group_size}), let the "
+        f"{found}; use easier tasks or larger groups (rollout.group_size, now {config.rollout.group_size}), let the "
         "model imitate solutions first (imitation), or check the reward"
     )

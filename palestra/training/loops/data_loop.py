@@ -1,4 +1,4 @@
-"""The loop of runs that learn from a file: step, record, keep, now and then look.
+"""The loop of runs that train on a file: step, record, save, and evaluate from time to time.
 
 Owns: what is written when. Never touches: what a step does.
 """

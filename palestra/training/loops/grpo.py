@@ -1,4 +1,4 @@
-"""The GRPO loop: play, compare, learn, publish, again.
+"""The GRPO loop: collect rollouts, compute advantages, update, publish weights, repeat.
 
 Owns: the order of the steps of a run, and what is written when. Never touches: how any of it is done.
 """
@@ -169,7 +169,7 @@ class GrpoLoop:
     def _warn(self, advice: str) -> None:
         """In full the first time, since a run that learns nothing may go on saying so for all its steps."""
         done, run = self._state.step, self._session.run
-        text = f"nothing to learn in step {done}"
+        text = f"step {done} has nothing to train on"
         if not self._is_warned:
             text += f": {advice}. Its rollouts: palestra rollout list {run.path} --step {done}"
             run.event(EventKind.WARNING, step=done, message=text)

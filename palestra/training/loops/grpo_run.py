@@ -1,6 +1,6 @@
 """A GRPO run from its config: environments, order of tasks, players, evaluation.
 
-Owns: what the loop is given. Never touches: its steps.
+Owns: the parts of the loop. Never touches: its steps.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a GRPO run imitates before its first step: solutions, for a model that solves none of its tasks.
+"""Imitation before the first step of a GRPO run: SFT on solutions, for a model that solves none of its tasks.
 
-Owns: the file of conversations, the settings of the SFT run within the run, who is told about it. Never touches: the
-steps of SFT (`sft` has them), when it happens (`launch` does).
+Owns: the file of conversations, the settings of the SFT run within the run, its listener. Never touches: the steps of
+SFT (`sft` has them), when it happens (`launch` does).
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def _prompt_style(config: GrpoConfig, source: str) -> PromptStyle:
         if entry.name in ENVIRONMENTS:
             return FleetSettings.of(entry.config).prompt_style
     raise DatasetError(
-        f"imitation.data: {source} has solutions in the words of the environment {ENVIRONMENTS[0]}, which is not among "
-        "the run's environments; name a JSONL file of conversations"
+        f"imitation.data: {source} needs the environment {ENVIRONMENTS[0]}, which is not one of the run's "
+        "environments; name a JSONL file of conversations"
     )
 
 

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: learn to say what the assistant says in a file of conversations.
+"""Supervised fine-tuning on the assistant's turns in a file of conversations.
 
 Owns: the weights of tokens, the loss per token, its evaluation. Never touches: the form of files, the engine.
 """
@@ -78,7 +78,7 @@ class ConversationRows:
         """Those with something to learn; there must be one."""
         found = [example.sequence for index in range(len(self)) if (example := self.read(index)) is not None]
         if not found:
-            raise DatasetError(f"{self._file}: nothing the assistant says in it lies within max_sequence_length")
+            raise DatasetError(f"{self._file} has no text of the assistant within max_sequence_length")
         return found
 
 

@@ -1,6 +1,6 @@
-"""What a step says about itself: is it learning, is anything going wrong, where does the time go.
+"""Metrics of a training step: learning, health, time.
 
-Owns: names and formulas of metrics; docs/training-metrics.md tells how to read each. Never touches: files, trackers.
+Owns: names and formulas of metrics; docs/training-metrics.md explains how to read each. Never touches: files, trackers.
 """
 
 from __future__ import annotations

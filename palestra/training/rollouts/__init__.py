@@ -1,2 +1,2 @@
-"""Where rollouts come from. Begin at `sources`, the seam; `player` plays one in this process, `episode_*` play at a
+"""Sources of rollouts. Begin at `sources`, the interface; `player` plays a rollout in this process, `episode_*` at a
 server, `gym_*` in a gym."""

@@ -1,6 +1,6 @@
-"""Groups for an asynchronous run: played all the time, on weights of bounded age.
+"""Collects groups for an asynchronous run: played all the time, on weights of bounded staleness.
 
-Owns: how many may be under way, which are too old, what was begun but not used. Never touches: how a group is played.
+Owns: how many are in flight, which are too old, what was started but not used. Never touches: how a group is played.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Many rollouts at once, gathered into their groups.
+"""Plays many rollouts at once and gathers them into groups.
 
-Owns: the tasks they are played in, and ending them. Never touches: how one is played, how many may be.
+Owns: their asyncio tasks. Never touches: how a rollout is played, how many run at a time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Model calls of one attempt, with its own key: answered, or waited for while the server or the trainer is away.
+"""Model calls of one attempt, with its own key, repeated while the server or the trainer is not available.
 
-Owns: one connection, which refusals are worth waiting for. Never touches: what is said.
+Owns: one connection, which errors are retried. Never touches: the content of calls.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class AttemptModelCalls:
             error = body["error"]
             detail, code = str(error["message"]), str(error.get("code") or "")
         except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-            detail, code = f"{got.status_code} {got.reason_phrase}: not the answer of a model endpoint", ""
+            detail, code = f"{got.status_code} {got.reason_phrase}: this is not the answer of a model endpoint", ""
         if got.status_code in OVER:
             self._episode.held_lease.lose(detail)
             raise EpisodeApiError(got.status_code, detail, "POST /chat/completions")

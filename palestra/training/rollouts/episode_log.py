@@ -1,6 +1,6 @@
-"""The log of a run's played groups: read once, in its order, and handed to whoever waits for a group.
+"""The log of a run's played groups: read once, in order, and passed to whoever waits for a group.
 
-Owns: reading, what was delivered and not asked for yet, the cursor that may be saved. Never touches: registering,
+Owns: reading, groups that were delivered before they were requested, the cursor to save. Never touches: registering,
 rollouts.
 """
 

@@ -1,6 +1,6 @@
-"""Which group at the server is which request of this run, and which of its weights drew what, over all its restarts.
+"""Maps groups at the server to requests of this run, and versions to its weights, across restarts.
 
-Owns: ids of groups, versions, and the small file that makes both last. Never touches: the server.
+Owns: ids of groups, versions, and the small file that stores both. Never touches: the server.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class GroupIdentity(Struct, kw_only=True):
             return msgspec.json.decode(file.read_bytes(), type=cls)
         except (OSError, msgspec.DecodeError) as error:
             raise StateError(
-                f"{file} cannot be read ({error}); without it this run does not know its episodes"
+                f"{file} cannot be read ({error}); without it, this run cannot find its episodes"
             ) from None
 
     def begin(self, folder: Path, version: int, step: int) -> None:

@@ -1,7 +1,7 @@
-"""One episode of the server's, played with an environment: by the trainer itself, or by `palestra episode play`.
+"""Plays one episode of the server with an environment: in the trainer, or in `palestra episode play`.
 
-Owns: chat calls for its turns, what its result says. Never touches: the loop (`play`), claiming and leases; tokens,
-which the server keeps.
+Owns: chat calls for its turns, its result. Never touches: the loop (`rollout_loop`), claiming and leases; tokens, which
+the server stores.
 """
 
 from __future__ import annotations

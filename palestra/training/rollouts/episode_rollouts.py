@@ -1,6 +1,6 @@
 """From played episodes to rollouts: the tokens of exactly the attempts that were graded.
 
-Owns: what of an episode becomes what of a rollout. Never touches: the server, who trains on it.
+Owns: the conversion of an episode to a rollout. Never touches: the server, training.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A training run's side of its episodes: the run at the server, its weights, its log, its own players.
 
-Owns: opening and ending them, what is left over of an earlier start. Never touches: how groups are registered, read and
+Owns: opening and closing them, what an earlier start has left over. Never touches: how groups are registered, read and
 played.
 """
 
@@ -65,7 +65,7 @@ class EpisodeRun:
         name, identity = config.episodes.run or session.run.name, GroupIdentity.load(session.run.path)
         me = f"trainer-{identity.nonce}"
         async with AsyncEpisodeClient(session.url, api_key(), client_id=me, retry_s=math.inf) as client:
-            with refused_to_us(f"{session.url} does not take episodes"):
+            with refused_to_us(f"{session.url} does not support episodes"):
                 run = await client.run(name)
                 run = await client.run(name, run_settings(config, run.info.settings))
             opened = cls(config, session, environments, identity, run)
@@ -105,8 +105,9 @@ class EpisodeRun:
         info, saved = self._run.info, self._session.state.cursor
         if saved > info.delivered:
             self._session.listener.note(
-                f"the checkpoint knows {saved} played groups of run {info.run!r}, and the server {info.delivered}: "
-                "it is not the server of before, and what is not in the checkpoint is played again"
+                f"the checkpoint has {saved} played groups of run {info.run!r}, but the server has "
+                f"{info.delivered}: it is not the same server, so groups that are not in the checkpoint are "
+                "played again"
             )
             return info.committed
         return max(saved, info.committed)
@@ -124,7 +125,7 @@ class EpisodeRun:
             if not self._names.read(one.group_id).is_ours:
                 raise TrainingError(
                     f"run {self._run.name!r} at {self._session.url} has open groups of another trainer "
-                    f"({one.group_id}); take another name (episodes.run=NAME), or cancel them: palestra episode "
+                    f"({one.group_id}); use another name (episodes.run=NAME), or cancel them: palestra episode "
                     f"cancel --run {self._run.name} --all"
                 )
             if self._names.is_settled(one.group_id, self._session.state):
@@ -134,7 +135,7 @@ class EpisodeRun:
         await cancel_groups(self._run, sorted(leftover))
         with refused_to_us("episodes could not be given back"):
             for batch in api.batches(leased):
-                await client.do(api.release(client.client_id, batch, "its trainer was started again"))
+                await client.do(api.release(client.client_id, batch, "the trainer was restarted"))
 
     async def _open_episodes(self) -> list[EpisodeInfo]:
         found: list[EpisodeInfo] = []

@@ -1,6 +1,6 @@
-"""Rollouts that are episodes at the server, played by whoever claims them.
+"""Rollouts as episodes at the server, played by any player.
 
-Owns: registering groups, asking anew for what cannot come any more. Never touches: who plays, how the log is read.
+Owns: registering groups, registering again those that are lost. Never touches: players, how the log is read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from palestra.training.rollouts.sync_collector import TrainingError
 from palestra.types.episodes import EpisodeKind, GroupState, OnLoss, PlayedGroup, Registered
 from palestra.types.rollouts import Group, GroupRequest, Task
 
-NOT_NEEDED = "its trainer does not need it any more"
+NOT_NEEDED = "the trainer no longer needs it"
 DIFFERENT, MISSING = 409, 404
 
 

@@ -1,6 +1,5 @@
-"""One rollout played by the servers of a gym: its row posted to its agent, asked again where that may help.
-
-Owns: what a row says about sampling, its attempts and its time. Never touches: what its answer means.
+"""One rollout played by the servers of a gym: its row is posted to its agent, and retried where that may help. Owns:
+sampling parameters of a row, its attempts and its time limit. Never touches: the meaning of the answer.
 """
 
 from __future__ import annotations
@@ -100,13 +99,13 @@ class GymPlayer(Struct, frozen=True):
         if isinstance(model, str) and model not in (sampler.model, self.policy.alias):
             said = f"policy_model_name={self.policy.alias} policy_base_url={self.policy.api}"
             alias_text = said if self.policy.alias else "an alias of this run's (alias=NAME in its config)"
-            reason = f"model {model!r} has answered, not this run's weights; start the gym with {alias_text}"
+            reason = f"model {model!r} has answered instead of this run's weights; start the gym with {alias_text}"
             raise RowFailed(RowFailure.of(FailureClass.BAD_ANSWER, reason))
 
 
 def _check_kept(result: JsonMapping) -> None:
     if result.get(NO_PERSIST):
-        reason = f"its agent does not want it kept ({NO_PERSIST})"
+        reason = f"its agent asks not to store it ({NO_PERSIST})"
         raise RowFailed(RowFailure(kind=FailureClass.NOT_KEPT, reason=reason, is_final=True))
 
 

@@ -1,6 +1,6 @@
 """From an agent's answer to a rollout: the tokens of its model calls, its reward, its numbers.
 
-Owns: what of an answer becomes what of a rollout, which answers teach nothing. Never touches: servers.
+Owns: the conversion of an answer to a rollout, which answers cannot be trained on. Never touches: servers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STOPS = {
     TokenIdFlaw.NO_IDS: RolloutStop.ENV_FAILED,
 }
 NO_IDS = (
-    "its answers have no token ids; the gym's model server should say return_token_id_information: true, as "
+    "its answers have no token ids; set return_token_id_information: true at the gym's model server, as "
     "responses_api_models/vllm_model/configs/vllm_model_for_training.yaml does"
 )
 
@@ -64,10 +64,10 @@ def numbers(result: JsonMapping) -> dict[str, float]:
 
 def _reward(result: JsonMapping) -> float:
     if result.get(MASK_SAMPLE):
-        raise _NotTrainable(RolloutStop.MASKED, f"its environment says {MASK_SAMPLE}")
+        raise _NotTrainable(RolloutStop.MASKED, f"its environment sets {MASK_SAMPLE}")
     reward = result.get("reward")
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-        raise _NotTrainable(RolloutStop.ENV_FAILED, f"its reward is no number: {str(reward)[:100]}")
+        raise _NotTrainable(RolloutStop.ENV_FAILED, f"its reward is not a number: {str(reward)[:100]}")
     return float(reward)
 
 

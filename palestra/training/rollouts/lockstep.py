@@ -1,6 +1,6 @@
-"""Rollouts in lockstep: all sample, then all step, and again until the last is over.
+"""Rollouts in lockstep: all sample, then all step, until the last has ended.
 
-Owns: taking turns. Never touches: how one rollout is played (`player`).
+Owns: the turns. Never touches: how one rollout is played (`player`).
 """
 
 from __future__ import annotations

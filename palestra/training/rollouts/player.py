@@ -1,7 +1,7 @@
-"""One rollout in this process, from the environment's first message to its record: token in, token out.
+"""One rollout in this process, from the environment's first message to its record, in tokens.
 
-Owns: tokens and prompts, the room they have. Never touches: the loop (`play`), other rollouts. A history is never
-encoded again: each prompt is the last one, the turn as sampled, the observation.
+Owns: tokens and prompts, the limit of the context. Never touches: the loop (`rollout_loop`), other rollouts. A history
+is never encoded again: each prompt is the last one, the turn as sampled, the observation.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class TokenTurnSampler:
             raise RolloutEnded(RolloutStop.SAMPLING_FAILED, error) from None
         self._note(sequence, version, watch.spent_s - before_s)
         if sequence.stop_reason is StopReason.ABORT:
-            raise RolloutEnded(RolloutStop.SAMPLING_FAILED, "the engine gave up the sample before it ended")
+            raise RolloutEnded(RolloutStop.SAMPLING_FAILED, "the engine cancelled the sample before its end")
         return PolicyTurn(self._rollout.turns[-1].text, sequence.stop_reason)
 
     def observe(self, messages: Sequence[Message]) -> None:
@@ -173,8 +173,10 @@ class TokenTurnSampler:
 
 def _checked(sequences: list[SampledSequence]) -> SampledSequence:
     if len(sequences) != 1:
-        raise SamplingError(f"asked for 1 sequence, got {len(sequences)}")
+        raise SamplingError(f"1 sequence was requested, but {len(sequences)} came")
     (sequence,) = sequences
     if len(sequence.tokens) != len(sequence.logprobs):
-        raise SamplingError(f"got {len(sequence.tokens)} tokens with {len(sequence.logprobs)} logprobs")
+        raise SamplingError(
+            f"the sampler returned {len(sequence.tokens)} tokens with {len(sequence.logprobs)} logprobs"
+        )
     return sequence

@@ -1,6 +1,6 @@
 """Which groups a run plays, in which order, with which seeds.
 
-Owns: the place in the order of tasks; it is all that resuming needs. Never touches: playing.
+Owns: the position in the order of tasks, which is all that resuming needs. Never touches: playing.
 """
 
 from __future__ import annotations

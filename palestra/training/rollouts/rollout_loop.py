@@ -1,7 +1,7 @@
-"""The loop of one rollout: the environment begins, then the policy speaks and the environment answers, to the end.
+"""The loop of one rollout: the environment begins, then policy and environment take turns to the end.
 
-Owns: the turns, the time they take, what each failure is called, what it is worth. Never touches: how the policy is
-sampled (a `Speaker` does), who trains on it.
+Owns: the turns, their time, the kind of each failure, the reward. Never touches: how the policy is sampled (a
+`TurnSampler` does it), training.
 """
 
 from __future__ import annotations

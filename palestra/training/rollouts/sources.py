@@ -1,7 +1,7 @@
-"""Where rollouts come from: the one seam between the trainer and whoever plays.
+"""Sources of rollouts: the interface between the trainer and those who play.
 
-Owns: the protocols, and what a record of a rollout begins as. Local environments, remote episodes and gym servers stand
-behind it.
+Owns: the protocols, and the first record of a rollout. Local environments, remote episodes and gym servers stand behind
+it.
 """
 
 from __future__ import annotations

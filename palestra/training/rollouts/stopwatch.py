@@ -1,6 +1,5 @@
-"""A rollout's time: only its own work counts, so that a batch does not time out for one.
-
-Owns: how much is spent, the limit. Never touches: what a rollout without time left is called.
+"""The time of a rollout: only its own work counts, so that a slow one does not time out the others of its batch. Owns:
+the time spent, the limit. Never touches: what happens after a timeout.
 """
 
 from __future__ import annotations

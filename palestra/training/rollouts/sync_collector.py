@@ -1,4 +1,4 @@
-"""Groups for one step of a synchronous run, others played in place of those that teach nothing.
+"""Collects groups for one step of a synchronous run; groups with nothing to train on are replaced by others.
 
 Owns: refilling, keeping the order of the requests. Never touches: how a group is played.
 """
@@ -68,6 +68,6 @@ def raise_if_all_failed(groups: Sequence[Group]) -> None:
     (reason, count), *_ = Counter(f"{rollout.stop}: {rollout.error}" for rollout in rollouts).most_common(1)
     raise TrainingError(
         f"none of {len(rollouts)} rollouts could be graded; {count} of them: {reason}. "
-        "They are in the run's rollouts; mend what is wrong and go on with --resume",
+        "They are in the run's rollouts; fix the cause and continue with --resume",
         groups,
     )

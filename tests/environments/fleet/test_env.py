@@ -57,7 +57,7 @@ async def played(env: FleetTaskEnv, policy: Script) -> list[Any]:
         ({"tasks_file": "platform:keys"}, {"task_key": "keys-nope-0-1"}, ValueError, "no task template 'nope'"),
         ({"tasks_file": "platform:keyz"}, {"task_key": PUT}, ValueError, "did you mean keys"),
         ({"tasks_file": "platform:keys?x=1"}, {"task_key": PUT}, ValueError, "no setting 'x'"),
-        ({"tasks_file": "platform:keys?difficulty=9"}, {"task_key": PUT}, ValueError, "no template fits"),
+        ({"tasks_file": "platform:keys?difficulty=9"}, {"task_key": PUT}, ValueError, "no template matches"),
         ({"tasks_file": "platform:keys", "grammar": "loose"}, {"task_key": PUT}, ValueError, "grammar"),
     ],
 )
@@ -296,7 +296,7 @@ def test_an_instance_that_cannot_be_made_is_an_error_of_its_own(tmp_path):
     env = FleetTaskEnv({"tasks_file": str(tmp_path / "tasks.json")}, {"task_key": "x"})
     with pytest.raises(RuntimeError, match=r"Failed to create OpenEnv FleetTaskEnv: .*huge-1"):
         env.init([])
-    with pytest.raises(RuntimeError, match="step before init"):
+    with pytest.raises(RuntimeError, match="step was called before init"):
         an_env().step("x")
 
 

@@ -91,7 +91,7 @@ def test_a_platform_elsewhere_plays_as_one_in_process_without_the_sdk(tmp_path: 
             stranger = FleetTaskEnv({**config, "api_key": "x"}, {"task_key": PUT})
             with pytest.raises(RuntimeError, match="answered 401"):
                 stranger.init([])
-    assert "ttl_seconds 1000000 is more than an instance lives here: it was cut to 86400" in caplog.text
+    assert "ttl_seconds 1000000 is more than the limit; it was reduced to 86400" in caplog.text
     assert seen[PUT] == (embedded(file, PUT, actions), 1.0)
     assert (seen["mine"][1], seen["broken"][1], seen["asserts"][1]) == (0.25, None, 0.0)
     with pytest.raises(RuntimeError, match="did not answer"):

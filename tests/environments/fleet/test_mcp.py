@@ -80,7 +80,7 @@ def test_a_check_that_asserts_has_judged_and_one_that_returns_no_score_has_not()
     for check, calls, shown in (("counts", 2, "2"), ("called_twice", 0, "None")):
         unknown = finished(check, calls)
         assert unknown.score is None
-        assert unknown.error == f"the verifier returned {shown}, and a score is a number from 0 to 1"
+        assert unknown.error == f"the verifier returned {shown}, but a score must be a number from 0 to 1"
 
 
 @pytest.mark.slow
@@ -103,8 +103,8 @@ def test_sync_calls_keep_one_connection(tmp_path: Path):
     [
         ({"url": "http://127.0.0.1:9/mcp", "command": []}, "no MCP server at http://127.0.0.1:9/mcp"),
         ({"command": ["no-such-program"]}, "no MCP server at no-such-program"),
-        ({"url": "http://x"}, "a url or a command, and not both"),
-        ({"verifier": None}, "names what judges an episode"),
+        ({"url": "http://x"}, "either a url or a command"),
+        ({"verifier": None}, "must name the function that grades an episode"),
         ({"verifier": "tests:nope"}, "verifier 'tests:nope'"),
         ({"port": 1}, "port"),
     ],

@@ -110,7 +110,7 @@ seen: list[dict[str, Any]] = []
         (["<done>"], 0.5),
         ([call("refuse"), "<done>"], 0.5),
         ([call("end")], "SESSION_ERROR"),
-        ([call("silent"), call("go")], "was not waited for"),
+        ([call("silent"), call("go")], "was not read"),
     ],
 )
 def test_frames_of_every_kind(tmp_path: Path, actions: list[str], reward: float | str):

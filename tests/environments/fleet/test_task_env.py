@@ -36,7 +36,7 @@ def test_the_shapes_of_reset_and_step():
         assert info["tool_error"] in env.tool_errors_list
         _, reward, done, info = await env.step_async({"done": True})
         assert (reward, done, info["done_reason"], info["reward_computed"]) == (1.0, True, "agent_done", True)
-        with pytest.raises(RuntimeError, match="after done"):
+        with pytest.raises(RuntimeError, match="after the end"):
             await env.step_async(RIGHT)
         await env.close_async()
         with pytest.raises(RuntimeError, match="before reset"):

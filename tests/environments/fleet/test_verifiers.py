@@ -207,7 +207,7 @@ HOSTILE = {
     "an answer in its place": (FORGED, "ended without an answer"),
     "endless recursion": ("def f():\n    return f()\nreturn f()", "RecursionError"),
     "all the memory": ("x = []\nwhile True:\n    x.append(bytearray(10**8))", "MemoryError"),
-    "no number": ("return float('nan')", "returned nan, and a score is a number from 0 to 1"),
+    "no number": ("return float('nan')", "returned nan, but a score must be a number from 0 to 1"),
     "no Python": ("return (", "SyntaxError"),
     "nothing": ("x = 1", "no function"),
 }
@@ -226,9 +226,9 @@ CHANGED = "UPDATE t SET v = 'c' WHERE id = 2"
 ENDINGS = {
     "assert final_answer == '42', 'not 42'": (0.0, "AssertionError: not 42"),
     "env.db('seed').diff(env.db('current')).expect_only_v2([])": (0.0, "AssertionError: Unexpected database changes"),
-    "pass": (None, "the verifier returned None, and a score is a number from 0 to 1"),
-    "return 1.5": (None, "the verifier returned 1.5, and a score is a number from 0 to 1"),
-    "return -1": (None, "the verifier returned -1, and a score is a number from 0 to 1"),
+    "pass": (None, "the verifier returned None, but a score must be a number from 0 to 1"),
+    "return 1.5": (None, "the verifier returned 1.5, but a score must be a number from 0 to 1"),
+    "return -1": (None, "the verifier returned -1, but a score must be a number from 0 to 1"),
 }
 
 

@@ -124,5 +124,5 @@ def test_a_grade_that_nobody_knows_is_a_failed_episode(tmp_path: Path):
     (tmp_path / "tasks.json").write_text(json.dumps([broken]))
     (episode,) = evaluated(tmp_path, lambda _: DONE, "tasks.json", "--env.taskset.split", "train")
     assert not episode["ok"]
-    assert "its verifier broke" in episode["errors"][0]["message"]
+    assert "its verifier failed" in episode["errors"][0]["message"]
     assert "verifier" not in episode["traces"][0]["rewards"]

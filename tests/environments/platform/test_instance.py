@@ -168,7 +168,7 @@ def test_seeds_are_the_same_each_time_and_differ_by_number():
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        ("keys", "no task key"),
+        ("keys", "not a task key"),
         ("key-put_number-0b-1", "did you mean keys"),
         ("keys-put_numbers-0b-1", "did you mean put_number"),
         ("keys-put_number-0a-1", "has difficulty 0b"),

@@ -43,7 +43,7 @@ def test_beats_go_on_after_some_were_lost_and_tell_all_leases_at_once():
 
 
 def test_a_claim_whose_leases_ran_out_before_it_was_answered_is_made_anew():
-    acts = (Drop(), Answer(409, {"detail": "all its leases are over"}), claimed(lease(1)), polite)
+    acts = (Drop(), Answer(409, {"detail": "all its leases have ended"}), claimed(lease(1)), polite)
     with FaultServer(*acts) as server, EpisodeClient(server.url) as client:
         assert [episode.id for episode in client.claim()] == ["e1"]
         ids = [seen.body["claim_id"] for seen in server.requests]
@@ -54,7 +54,7 @@ def test_a_claim_whose_leases_ran_out_before_it_was_answered_is_made_anew():
     ("answer", "reason"),
     [
         (lambda seen: beaten(seen, can_continue=False, reason="cancelled: enough"), "cancelled: enough"),
-        (lambda _: Answer(401, {"detail": "this key is not valid here"}), "refused: this key is not valid here"),
+        (lambda _: Answer(401, {"detail": "this key is not valid"}), "refused: this key is not valid"),
     ],
 )
 def test_a_player_learns_that_it_cannot_go_on(answer, reason):

@@ -175,7 +175,7 @@ def test_a_pool_may_be_there_before_its_run_and_says_so_once(client, make_run, c
             time.sleep(0.01)
         assert make_run().name == name
         assert playing.result(timeout=60).ended == 1
-    said = f"{client.url}: waiting for run '{name}', which nobody has made yet, for up to 600 s"
+    said = f"{client.url}: run '{name}' does not exist yet; waiting up to 600 s for it"
     assert caplog.messages == [said]
 
 

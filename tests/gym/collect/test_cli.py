@@ -61,7 +61,7 @@ def test_stored_rollouts_are_graded_again_by_a_gym_without_a_model(collected: Pa
 def test_what_is_there_is_neither_overwritten_nor_played_again(collected: Path, upstream: str) -> None:
     arguments = ["collect", *MCQA, "--agent", "mcqa_simple_agent", "-i", "in.jsonl", "-o", "out.jsonl"]
     error = palestra(*arguments, "--repeats", "2", *policy(upstream), cwd=collected, code=1)
-    assert error.splitlines()[-1].startswith("error: out.jsonl exists: go on with --resume")
+    assert error.splitlines()[-1].startswith("error: out.jsonl exists; continue it with --resume")
     response = palestra(*arguments, "--repeats", "2", "--resume", *policy(upstream), cwd=collected)
     assert "40 of 40 rollouts" in response
 
@@ -71,13 +71,13 @@ def test_without_a_gym_the_command_says_how_to_start_one(tmp_path: Path) -> None
     error = palestra("collect", "--server", "http://127.0.0.1:1", "-i", rows, "-o", "o.jsonl", cwd=tmp_path, code=4)
     assert "palestra gym run -c FILE" in error
     error = palestra("collect", "x=1", "-i", rows, "-o", "o.jsonl", cwd=tmp_path, code=2)
-    assert "for a gym that is started with -c FILE" in " ".join(error.replace("│", " ").split())
+    assert "for a gym that this command starts (-c FILE)" in " ".join(error.replace("│", " ").split())
 
 
 def test_rows_are_looked_for_where_configs_are(tmp_path: Path) -> None:
     shipped, nowhere = "resources_servers/mcqa/data/example.jsonl", ["--server", "http://127.0.0.1:1", "-o", "o.jsonl"]
     assert "no gym answers" in palestra("collect", "-i", shipped, *nowhere, cwd=tmp_path, code=4)
-    assert "there is no mcqa.jsonl" in palestra("collect", "-i", "mcqa.jsonl", *nowhere, cwd=tmp_path, code=2)
+    assert "there is no file mcqa.jsonl" in palestra("collect", "-i", "mcqa.jsonl", *nowhere, cwd=tmp_path, code=2)
 
 
 def test_datasets_of_a_config_are_joined(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def test_a_resume_with_other_rows_or_servers_says_what_changed(tmp_path: Path, g
 
 def test_an_output_that_is_there_is_not_lost_by_accident(tmp_path: Path, gym: ScriptedGym) -> None:
     run(collected(gym, wanted(tmp_path)))
-    with pytest.raises(CollectError, match="--resume, or lose it with --overwrite"):
+    with pytest.raises(CollectError, match="--resume, or replace it with --overwrite"):
         run(collected(gym, wanted(tmp_path)))
     run(collected(gym, wanted(tmp_path, count=2, overwrite=True)))
     assert len(keys(tmp_path / "out.jsonl")) == 4
@@ -211,7 +211,7 @@ def test_a_full_disk_ends_it_with_whole_lines_and_it_goes_on_later(tmp_path: Pat
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_700, hard))  # the inputs fit, some results do
     try:
-        with pytest.raises(CollectError, match="go on with --resume"):
+        with pytest.raises(CollectError, match="continue with --resume"):
             run(collected(gym, what))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -35,7 +35,7 @@ def test_sampling_goes_into_the_rows_and_a_resume_overwrites_nothing() -> None:
     [
         (["+agent_nam=x"], "did you mean agent_name?"),
         (["agent"], "an override is key=value"),
-        (["+responses_create_params.a=1", "+responses_create_params.a.b=2"], "a has a value of its own"),
+        (["+responses_create_params.a=1", "+responses_create_params.a.b=2"], "a already has a value"),
     ],
 )
 def test_a_mistake_is_one_line(theirs: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,14 +33,14 @@ def test_a_row_keeps_its_own_agent_and_index() -> None:
     named = row("a", agent_ref={"name": "other"}, _ng_task_index=7)
     made = expanded(lines(named, row("b", _ng_task_index=2)), AGENT)
     assert [(one["agent_ref"]["name"], one["_ng_task_index"]) for one in made] == [("player", 2), ("other", 7)]
-    with pytest.raises(CollectError, match="number all of them, or none"):
+    with pytest.raises(CollectError, match="give it to all rows, or to none"):
         expanded(lines(named, row("b")), AGENT)
 
 
 def test_an_agent_that_the_rows_overrule_is_told(caplog: pytest.LogCaptureFixture) -> None:
     expanded(lines(row("a", agent_ref={"name": "other"}), row("b")), AGENT)
     (note,) = [one.getMessage() for one in caplog.records]
-    assert note.startswith("agent 'player' plays rows that name none, and 1 of 2 name their own (other)")
+    assert note.startswith("agent 'player' plays rows that name no agent, but 1 of 2 rows name one (other)")
     caplog.clear()
     expanded(lines(row("a", agent_ref={"name": "other"})), Expansion())
     assert not caplog.records
@@ -60,7 +60,7 @@ def test_repeats_by_agent_need_every_agent_or_a_default() -> None:
     rows = lines(row("a"), row("b", agent_ref={"name": "other"}))
     made = expanded(rows, Expansion(agent="player", repeats={"player": 3, "_default": 1}))
     assert [key_of(one) for one in made] == [(0, 0), (0, 1), (0, 2), (1, 0)]
-    with pytest.raises(CollectError, match="nothing for agent other"):
+    with pytest.raises(CollectError, match="no number for agent other"):
         expanded(rows, Expansion(agent="player", repeats={"player": 3}))
 
 
@@ -114,10 +114,10 @@ def test_seeds_need_a_body_they_can_be_put_into(metadata: object) -> None:
 def test_a_file_that_is_no_json_lines_names_the_line(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"a": 1}\n\n[1]\n')
-    with pytest.raises(CollectError, match="line 3: a row is an object, this is a list"):
+    with pytest.raises(CollectError, match="line 3: a row must be an object, but this is a list"):
         list(read_rows(path))
     path.write_text('{"a": 1}\n{"a"\n')
-    with pytest.raises(CollectError, match="line 2: not JSON"):
+    with pytest.raises(CollectError, match="line 2: not valid JSON"):
         list(read_rows(path))
     with pytest.raises(CollectError, match="No such file"):
         list(read_rows(tmp_path / "y.jsonl"))
@@ -134,11 +134,11 @@ def test_a_prompt_is_filled_from_the_row(tmp_path: Path) -> None:
         "tools": [],
         "input": [{"role": "system", "content": "be {brief}"}, {"role": "user", "content": "what is love?"}],
     }
-    with pytest.raises(CollectError, match="use one of the two"):
+    with pytest.raises(CollectError, match="use one of them"):
         prompt.applied(row("a"))
     with pytest.raises(CollectError, match="'question' is not among the row's fields"):
         prompt.applied({"x": 1})
-    with pytest.raises(CollectError, match="is an object, found list"):
+    with pytest.raises(CollectError, match="must be an object, found list"):
         prompt.applied({"question": "x", "responses_create_params": [1]})
     path.write_text('user: "{question:>9}"\n')
     with pytest.raises(CollectError, match="cannot be filled in"):

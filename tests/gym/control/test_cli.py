@@ -55,7 +55,7 @@ def test_dry_run_starts_nothing(gym_root: Path) -> None:
     arguments = ["gym", "run", "--search-dir", str(gym_root), "-c", "one.yaml", "head_server.port=0", "dry_run=true"]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.output
-    assert "everything is ready to be started" in result.output
+    assert "everything is ready to start" in result.output
     assert "(foreign)" not in result.output
 
 

@@ -224,12 +224,12 @@ def test_what_is_taken_while_unset_is_unset() -> None:
     [
         ({"a": {"_inherit_from": "mcqb"}, "mcqa": {}}, "did you mean: mcqa"),
         ({"a": {"_copy": "m.y"}, "m": {"x": {}}}, "no 'y' in m"),
-        ({"a": {"_copy": "a"}}, "takes from itself"),
-        ({"a": {"_inherit_from": "b"}, "b": "${inherit_from:a}"}, "takes from itself (b -> a -> b)"),
+        ({"a": {"_copy": "a"}}, "inherits from itself"),
+        ({"a": {"_inherit_from": "b"}, "b": "${inherit_from:a}"}, "inherits from itself (b -> a -> b)"),
         ({"a": {"_copy": "b", "_inherit_from": "b"}, "b": {}}, "choose one"),
         ({"a": {"_copy": "b", "_delete_key": "xy"}, "b": {"xx": 1}}, "no 'xy' to delete"),
         ({"a": {"_copy": 3}}, "should be the dotted path"),
-        ({"a": {"_copy": "b"}, "b": 3}, "no mapping"),
+        ({"a": {"_copy": "b"}, "b": 3}, "not a mapping"),
     ],
 )
 def test_directives_that_cannot_be(data: dict[str, Any], words: str) -> None:
@@ -258,25 +258,25 @@ def test_data_commands_need_no_model(files: Files) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a: {resources_servers: {x: {entrypoint: app.py}}}", "a.resources_servers.x.domain: is needed"),
+        ("a: {resources_servers: {x: {entrypoint: app.py}}}", "a.resources_servers.x.domain is missing"),
         ("a: {resources_servers: {x: {entrypoint: app.py, domain: maths}}}", "did you mean: math?"),
         ("a: {resources_servers: {x: {entrypoint: /app.py, domain: math}}}", "should be a Python file"),
-        ("a: {responses_api_agents: {x: {entrypoint: app.py}, y: {}}}", "has x, y; an instance has one"),
+        ("a: {responses_api_agents: {x: {entrypoint: app.py}, y: {}}}", "has x, y, but an instance has one"),
         (
             "a: {responses_api_agents: {x: {entrypoint: app.py}}, resources_servers: {y: {}}}",
-            "an instance is of one kind",
+            "an instance has one kind",
         ),
         ("a: {resource_servers: {x: {entrypoint: app.py}}}", "did you mean: resources_servers?"),
         ("a: {responses_api_agents: {x: {entrypoint: app.py, port: 99999}}}", "a.responses_api_agents.x.port"),
         ("a: {responses_api_agents: {x: {entrypoint: app.py, num_workers: 0}}}", "num_workers"),
-        ("a: {responses_api_agents: {x: {entrypoint: app.py, isolation: own}}}", "none of shared, process"),
-        (AGENT_WITH_DATA.format("{name: n, type: train, jsonl_fpath: f}"), "datasets[0].license: is needed"),
+        ("a: {responses_api_agents: {x: {entrypoint: app.py, isolation: own}}}", "not one of shared, process"),
+        (AGENT_WITH_DATA.format("{name: n, type: train, jsonl_fpath: f}"), "datasets[0].license is missing"),
         (AGENT_WITH_DATA.format("{name: n, type: exampel, jsonl_fpath: f}"), "did you mean: example?"),
         (
             AGENT_WITH_DATA.format("{name: n, type: train, jsonl_fpath: f, license: Apache}"),
-            "datasets[0].license: 'Apache' is none of",
+            "datasets[0].license: 'Apache' is not one of",
         ),
-        (AGENT_WITH_DATA.format("{name: n, type: benchmark, jsonl_fpath: f}"), "datasets[0].prepare_script: is needed"),
+        (AGENT_WITH_DATA.format("{name: n, type: benchmark, jsonl_fpath: f}"), "datasets[0].prepare_script is missing"),
     ],
 )
 def test_almost_servers_are_an_error_unless_told_otherwise(files: Files, text: str, words: str) -> None:
@@ -297,7 +297,7 @@ def test_a_reference_to_nobody(files: Files) -> None:
 def test_a_part_of_a_server_alone_is_told(files: Files) -> None:
     files.write("a.yaml", "mcqa2: {resources_servers: {mcqa: {grading_mode: x}}}")
     assert "mcqa2" not in files.load("mcqa.yaml", "model.yaml", "a.yaml").servers
-    assert "mcqa2: has no entrypoint, so nothing is started for it" in files.told
+    assert "mcqa2 has no entrypoint, so no server is started for it" in files.told
 
 
 def test_verification_can_be_skipped_for_all_agents(files: Files) -> None:
@@ -318,8 +318,8 @@ def test_verification_can_be_skipped_for_all_agents(files: Files) -> None:
         ("port_range_low=30000", "low before high"),
         ("config_paths=mcqa.yaml", "should be a list of files"),
         ("head_server.port=http", "head_server.port"),
-        ("mcqa.resources_servers.mcqa.grading_mode.x=1", "nothing can be set inside it"),
-        ("model_endpoint_readiness_timeout_seconds=soon", "should be seconds"),
+        ("mcqa.resources_servers.mcqa.grading_mode.x=1", "no key can be set inside it"),
+        ("model_endpoint_readiness_timeout_seconds=soon", "should be a number of seconds"),
     ],
 )
 def test_wrong_overrides_name_the_nearest(files: Files, override: str, words: str) -> None:
@@ -381,7 +381,7 @@ def test_a_port_that_is_taken_or_given_twice(files: Files) -> None:
             load_gym(sources, ports=ports)
     twice = ("mcqa.resources_servers.mcqa.port=9001", "mcqa_agent.responses_api_agents.simple_agent.port=9001")
     problem = files.problem("mcqa.yaml", "model.yaml", overrides=(*POLICY, *twice))
-    assert "9001 is also that of mcqa" in problem
+    assert "9001 is also the port of mcqa" in problem
 
 
 # Code
@@ -411,8 +411,10 @@ def test_an_environment_server_that_only_hands_on_is_left_out(files: Files) -> N
     response: list[str] = []
     relayed = GymSources(files=["mcqa.yaml", "model.yaml", "relay.yaml"], roots=[files.root], overrides=POLICY)
     assert "front" not in load_gym(relayed, report=response.append).servers
-    assert response == ["front: only hands on to its agent, which is called itself; nothing is started for it"]
-    with pytest.raises(GymConfigError, match=r"front\.environment_servers: is no kind of server"):
+    assert response == [
+        "front only passes requests on to its agent, which is called directly; no server is started for it"
+    ]
+    with pytest.raises(GymConfigError, match=r"front\.environment_servers is not a kind of server"):
         load_gym(GymSources(files=["other.yaml"], roots=[files.root]))
 
 
@@ -421,7 +423,7 @@ def test_a_server_without_code(files: Files) -> None:
     files.write("a.yaml", "a: {resources_servers: {countin: {entrypoint: app.py, domain: math}}}")
     with pytest.raises(GymConfigError) as error:
         load_gym(GymSources(files=["a.yaml"], roots=[files.root]))
-    assert "resources_servers/countin: there is no such server" in str(error.value)
+    assert "there is no server resources_servers/countin" in str(error.value)
     assert "did you mean: counting?" in str(error.value)
 
 

@@ -107,8 +107,8 @@ def test_a_collection_goes_to_the_gym_that_is_meant(tmp_path: Path) -> None:
     run = ["eval", "run", "--agent", "a", "--input", str(rows), "--output", str(tmp_path / "out.jsonl"), "--limit", "5"]
     nobody = refused(*run, "--no-serve", "--num-repeats", "1", "++head_server.port=9")
     assert "no gym answers at http://127.0.0.1:9" in nobody
-    assert "or --no-serve for one that runs" in refused(*run)
-    assert "leave it out here" in refused(*run, "--no-serve", "--config", "a.yaml")
+    assert "or --no-serve for a running one" in refused(*run)
+    assert "leave out the config here" in refused(*run, "--no-serve", "--config", "a.yaml")
 
 
 def test_ng_collect_rollouts_knows_the_head_by_both_words() -> None:
@@ -138,7 +138,7 @@ def test_what_there_is_can_be_listed_and_searched() -> None:
         ),
         (["env", "start", "mcqa"], "'mcqa': settings are KEY=VALUE"),
         (["env", "starts"], "starts"),
-        (["env", "status", "++head_server.port=abc"], "as in ++head_server.port=9500; is {'port': 'abc'}"),
+        (["env", "status", "++head_server.port=abc"], "is {'port': 'abc'}, but it must have a host and a port"),
     ],
 )
 def test_what_is_not_there_is_said_with_the_nearest(arguments: list[str], words: str) -> None:

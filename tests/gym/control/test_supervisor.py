@@ -142,7 +142,7 @@ def run_gym(root: Path, *overrides: str, file: str = "one.yaml", break_it: bool 
 def test_bad_settings_end_the_start_with_the_servers_words(gym_root: Path) -> None:
     tried = run_gym(gym_root, "counter.resources_servers.counter.is_bad=true", "~lone", "~foreign", file="all.yaml")
     assert tried.names == ["policy_model", "simple_agent", "counter"]
-    assert tried.error.startswith("gym: ended with code 78; its last words:")
+    assert tried.error.startswith("gym: ended with code 78; its last output:")
     assert "ERROR cannot serve counter: is_bad: should be false" in tried.error
     assert "starting it again" not in tried.said
 
@@ -150,7 +150,7 @@ def test_bad_settings_end_the_start_with_the_servers_words(gym_root: Path) -> No
 def test_a_server_that_always_crashes_is_given_up(gym_root: Path) -> None:
     tried = run_gym(gym_root, "foreign.resources_servers.foreign.is_bad=true")
     assert tried.said.count("foreign: ended with code 1; starting it again") == 2
-    assert tried.error == "foreign: ended with code 1 (3 times in a row); its last words:\nthis world is not for me"
+    assert tried.error == "foreign: ended with code 1 (3 times in a row); its last output:\nthis world is not for me"
 
 
 def test_after_too_many_restarts_the_gym_ends(gym_root: Path) -> None:

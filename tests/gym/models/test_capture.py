@@ -135,7 +135,7 @@ def test_a_damaged_line_hides_no_other_and_old_files_can_be_cleared(tmp_path: Pa
     folder.clear(["1-0", "2-0"])
     assert folder.read("1-0").lines == []
     for bad in ("../x", "", "a/b"):
-        with pytest.raises(ValueError, match="no rollout id"):
+        with pytest.raises(ValueError, match="not a rollout id"):
             folder.read(bad)
 
 

@@ -301,8 +301,8 @@ def test_a_base_model_tells_its_ids_too() -> None:
         ({"input": ["a"]}, ["body", "input", 0], "object"),
         ({"input": [{"content": "a"}]}, ["body", "input", 0, "type"], "role"),
         ({"input": [{"type": "message", "role": "pope"}]}, ["body", "input", 0, "role"], "developer"),
-        ({"input": [{"type": "web_search_call"}]}, ["body", "input", 0, "type"], "no form in a chat"),
-        ({"input": [{"type": "function_call", "name": "x"}]}, ["body", "input", 0], "not a whole function_call"),
+        ({"input": [{"type": "web_search_call"}]}, ["body", "input", 0, "type"], "is not supported"),
+        ({"input": [{"type": "function_call", "name": "x"}]}, ["body", "input", 0], "not a complete function_call"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
             ["body", "input", 0, "content", 0],

@@ -27,7 +27,11 @@ from tests.gym.models.scripted import OPENAI, VLLM, model
         (VLLM, {"uses_reasoning_parser": "perhaps"}, "uses_reasoning_parser"),
         (VLLM, {"audio_root": "/a"}, "audio is not supported"),
         (VLLM, {"render_chat_template": True}, "unless use_completions_api"),
-        (VLLM, {"use_completions_api": True, "render_chat_template": True, "tokenizer": "/not/there"}, "is no folder"),
+        (
+            VLLM,
+            {"use_completions_api": True, "render_chat_template": True, "tokenizer": "/not/there"},
+            "is not a folder",
+        ),
         (VLLM, {"use_completions_api": True, "render_chat_template": True, "tokenizer": "/"}, "render_chat_template"),
         (VLLM, {"tokenizer": "x"}, "only render_chat_template"),
         (VLLM, {"is_responses_native": True, "sequential_reasoning_allowed": False}, "is_responses_native"),
@@ -37,7 +41,7 @@ from tests.gym.models.scripted import OPENAI, VLLM, model
         (VLLM, {"reasoning_field": "reasoning"}, "reasoning_field: only NeMo Gym's own vllm_model"),
         (OPENAI, {"max_http_attempts": 0}, "max_attempts at least 1"),
         (OPENAI, {"openai_base": "x"}, "did you mean: openai_base_url, "),
-        (OPENAI, {"openai_base_url": "x"}, "is no URL"),
+        (OPENAI, {"openai_base_url": "x"}, "is not a URL"),
     ],
 )
 def test_a_wrong_setting_is_named_with_what_to_say_instead(of: dict[str, Any], settings: Any, words: str) -> None:

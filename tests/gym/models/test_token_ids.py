@@ -82,11 +82,11 @@ def test_what_carried_the_ids_is_taken_out_of_a_chat_answer() -> None:
     ("answer", "words"),
     [
         (completion(), "no logprobs"),
-        (vllm(ids=None, names=("a", "b")), "told as text"),
+        (vllm(ids=None, names=("a", "b")), "its tokens are text"),
         (vllm(ids=[7]), "1 token ids and 2 logprobs"),
         (vllm(ids=[7, 9]), "not those of its logprobs"),
         (completion(prompt_token_ids=[1]), "not all of"),
-        (completion("x", **(IDS | {"generation_log_probs": [-1.0]})), "or fewer"),
+        (completion("x", **(IDS | {"generation_log_probs": [-1.0]})), "different numbers of"),
     ],
 )
 def test_ids_that_are_missing_or_contradict_each_other_fail_the_call(answer: Json, words: str) -> None:

@@ -112,7 +112,7 @@ def test_an_answer_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
 
     response, _ = asked(reply, RESPONSES, {"input": "Hi"})
     assert response.status == 500
-    assert "more than 65536 bytes" in response.body["failure_reason"]
+    assert "larger than 65536 bytes" in response.body["failure_reason"]
 
 
 def test_an_endpoint_that_hangs_costs_its_time_limit_once() -> None:

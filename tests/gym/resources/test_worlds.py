@@ -51,7 +51,7 @@ def test_a_task_that_is_none_is_refused() -> None:
     with opened(PlatformWorld) as world:
         answer = world.caller().post("/seed_session", {"task_key": "nothing"})
         assert answer.status == 422
-        assert b"no task key" in answer.raw()
+        assert b"not a task key" in answer.raw()
         with pytest.raises(PeerFailed, match="session"):
             world.caller().verify(said("x"), task_key="keys-put_number-0b-0")
 

@@ -126,7 +126,7 @@ def test_model_calls_carry_rollout_and_session(any_gym: Any) -> None:
         ({"status": 500, "body": FAILED_BEFORE}, 500, "model_timeout", 'it "hung"'),
         ({"status": 404, "body": {"detail": "no such model"}}, 500, "model_error", "answered 404: no such model"),
         ({"status": 422, "body": {"detail": "no images"}}, 422, "row_refused", "answered 422: no images"),
-        ({"status": 200, "body": {"output": "none"}}, 500, "bad_answer", "model gave no Responses object"),
+        ({"status": 200, "body": {"output": "none"}}, 500, "bad_answer", "model returned no Responses object"),
     ],
 )
 def test_a_model_that_fails_fails_the_rollout_in_its_words(

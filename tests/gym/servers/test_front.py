@@ -134,7 +134,7 @@ def test_a_body_may_not_be_endless(gym: Gym) -> None:
     try:
         status, _, body = send(Gym(small, gym.near, gym.far, gym._loop), "counter", "POST", "/add", b" " * 101)
         assert status == 413
-        assert b"at most 100 bytes" in body
+        assert b"larger than 100 bytes" in body
     finally:
         gym.run(stop())
 

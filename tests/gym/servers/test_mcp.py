@@ -55,7 +55,7 @@ def test_without_the_token_there_is_no_session(gym: Gym, token: str) -> None:
 
     response = gym.run(sent())
     assert response.status_code == 401
-    assert "it comes with /seed_session" in response.json()["detail"]
+    assert "/seed_session returns it" in response.json()["detail"]
 
 
 def test_a_message_with_a_wrong_envelope_calls_nothing(gym: Gym) -> None:

@@ -61,14 +61,14 @@ def servers_of(config: str) -> dict[str, ServerInstance]:
 
 def test_its_tests_pass_as_it_was_made(made: Path) -> None:
     said = gym_test("tally")
-    assert "each of them can be begun" in said
+    assert "each of them can be seeded" in said
     assert "3 passed" in said
 
 
 @pytest.mark.e2e
 def test_an_agents_tests_pass_as_it_was_made(agent: Path) -> None:
     said = gym_test("careful")
-    assert "its config fits" in said
+    assert "its config is valid" in said
     assert "2 passed" in said
 
 
@@ -122,7 +122,7 @@ def test_names_that_cannot_be_are_refused(name: str, tmp_path: Path) -> None:
 def test_an_agent_cannot_have_the_name_of_one_of_ours(tmp_path: Path) -> None:
     result = CliRunner().invoke(gym_new.new, ["--below", str(tmp_path), "--agent", "simple_agent"])
     assert result.exit_code == 2
-    assert "'simple_agent' is always taken from us" in result.output
+    assert "'simple_agent' is a server of Palestra itself" in result.output
     assert not list(tmp_path.iterdir())
 
 
@@ -130,7 +130,7 @@ def test_nothing_is_overwritten(made: Path) -> None:
     (made / "app.py").write_text("mine")
     result = CliRunner().invoke(gym_new.new, ["tally"])
     assert result.exit_code == 2
-    assert "exists already" in result.output
+    assert "already exists" in result.output
     assert (made / "app.py").read_text() == "mine"
 
 
@@ -143,8 +143,8 @@ def test_an_unknown_server_is_told_with_the_nearest(made: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("{", "example.jsonl:1: not JSON"),
-        ("[]", "a row is an object with responses_create_params"),
+        ("{", "example.jsonl:1: not valid JSON"),
+        ("[]", "a row must be an object with responses_create_params"),
         (json.dumps({PARAMS: {"input": "x"}, "stock": "many"}), "example.jsonl:1: /seed_session answered 422"),
     ],
 )

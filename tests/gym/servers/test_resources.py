@@ -108,7 +108,7 @@ def test_verdicts_come_in_many_shapes() -> None:
         found = caller.verify(said("ok"), verdict={"reward": 2, "why": "so"})
         assert (found["reward"], found["why"]) == (2.0, "so")
         for bad in ("much", None, {"why": "so"}):
-            with pytest.raises(PeerFailed, match="verify returns a reward"):
+            with pytest.raises(PeerFailed, match="verify must return a reward"):
                 caller.verify(said("ok"), verdict=bad)
 
 
@@ -314,7 +314,7 @@ def test_a_step_must_be_one() -> None:
     with opened(Bad) as bad:
         caller = bad.caller()
         assert caller.post("/reset", {}).value()["observation"] is None
-        assert "step returns a Step" in caller.post("/step", {"response": {}, "how": "nothing"}).value()
+        assert "step must return a Step" in caller.post("/step", {"response": {}, "how": "nothing"}).value()
         assert "finite" in caller.post("/step", {"response": {}, "how": "infinite"}).value()
 
 

@@ -55,7 +55,7 @@ def test_what_the_stand_in_lacks_is_named_with_its_place(odd: Path) -> None:
     with pytest.raises(GymConfigError) as response:
         load_gym(GymSources(files=["gym.yaml"], roots=[odd]))
     first, *lines = str(response.value).splitlines()
-    assert first == f"{odd / 'resources_servers/odd'} imports what our stand-in for NeMo Gym does not have:"
+    assert first == f"{odd / 'resources_servers/odd'} imports names that our stand-in for NeMo Gym does not have:"
     assert [line.strip() for line in lines] == [
         "nemo_gym.nowhere (resources_servers/odd/app.py:18)",
         "nemo_gym.openai_utils.NoSuchResponse (resources_servers/odd/app.py:5)",
@@ -75,7 +75,7 @@ def test_a_folder_of_which_we_have_our_own_is_pointed_at_it(tmp_path: Path) -> N
     folder.mkdir(parents=True)
     (folder / "app.py").write_text("from nemo_gym import balloons")
     (tmp_path / "gym.yaml").write_text("a: {responses_api_agents: {simple_agent: {entrypoint: app.py}}}")
-    with pytest.raises(GymConfigError, match=r"take simple_agent out of gym\.use_stock"):
+    with pytest.raises(GymConfigError, match=r"remove simple_agent from gym\.use_stock"):
         load_gym(GymSources(files=["gym.yaml"], roots=[tmp_path], overrides=["gym.use_stock=[simple_agent]"]))
 
 

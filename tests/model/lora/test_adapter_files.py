@@ -295,7 +295,7 @@ def test_existing_folder_is_never_overwritten(bench, saved):
         lambda: save_adapter(bench.adapter(seed=9), saved),
         lambda: export_merged(bench.adapter(seed=9), bench.model.folder, saved),
     ):
-        with pytest.raises(AdapterError, match=rf"{saved}: exists already"):
+        with pytest.raises(AdapterError, match=rf"{saved} already exists"):
             write()
     assert {p.name: p.read_bytes() for p in saved.iterdir()} == before
     assert [p.name for p in saved.parent.iterdir()] == ["saved"]

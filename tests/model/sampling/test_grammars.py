@@ -200,7 +200,7 @@ def test_ids_that_the_tokenizer_does_not_have_are_never_drawn(get_bench):
         (Grammar(kind=GrammarKind.JSON_SCHEMA, text="[]"), "object"),
         (regex("a" * 300_000), "300000 characters"),
         (regex("\ud800"), "not valid Unicode"),
-        (regex(""), "allows no token at all"),
+        (regex(""), "allows none"),
         (json_schema(wide(7000)), "7000 properties that may be left out, and at most 600"),
         (json_schema({"anyOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": wide(601)}}), "name more of them as required"),
         (json_schema({"anyOf": [wide(500, f"o{i}") for i in range(10)]}), "grammar size.*split it"),
@@ -260,7 +260,7 @@ def test_grammar_that_takes_too_much_work_ends_its_own_request_only(bench):
         done |= {f.request_id: f.result for f in output.finished}
     assert (list(failed), list(done)) == ([bad], [good])
     assert "cannot be followed any further" in failed[bad]
-    assert "say less ambiguously" in failed[bad]
+    assert "make it less ambiguous" in failed[bad]
     bench.check_nothing_left(sampler)
 
 

@@ -240,7 +240,7 @@ def csr(values: list[int], crow: list[int], columns: list[int], shape: tuple[int
     [
         ({"prompt_logprobs": True, "prompt_logprobs_last_n": 0}, "last_n is 0; .*from 1 to 3"),
         ({"prompt_logprobs": True, "prompt_logprobs_last_n": 4}, "last_n is 4; .*from 1 to 3"),
-        ({"prompt_logprobs_last_n": 2}, "ask for those too"),
+        ({"prompt_logprobs_last_n": 2}, "request those too"),
         ({"prompt_alt_tokens_k": -1}, "prompt_alt_tokens_k.*at most 512"),
         ({"prompt_alt_tokens_k": 513}, "prompt_alt_tokens_k.*at most 512"),
         ({"target_prompt_logprobs": encode(np.ones((3, 1), np.float32))}, "dtype must be int64"),

@@ -122,9 +122,9 @@ def test_a_trainers_word_is_its_owners_alone(callers: dict[str, Caller]) -> None
     refused = carol.post("/update_engine_status", engine_status=BOOTING)
     assert (refused["success"], "not to ENGINE.BOOTING" in refused["failure_reason"]) == (False, True)
     started = carol.post("/start_engine")
-    assert (started["success"], "a trainer has said" in started["error"]) == (False, True)
+    assert (started["success"], "another trainer has reported" in started["error"]) == (False, True)
     assert carol.post("/update_engine_status", engine_status=OFFLINE)["success"]
-    assert carol.state() == {"engine_status": OFFLINE, "detail": "its trainer said so"}
+    assert carol.state() == {"engine_status": OFFLINE, "detail": "reported by its trainer"}
 
 
 def test_a_status_that_nobody_knows_is_refused_with_those_there_are(callers: dict[str, Caller]) -> None:
@@ -205,7 +205,7 @@ def test_an_engine_is_started_dies_goes_on_and_is_stopped(served: Ephebe, admin:
     assert admin.sync(config)["success"]
     first = psutil.Process(admin.post("/start_engine")["pid"])
     assert "runs already" in admin.post("/start_engine")["error"]
-    assert "the engine runs" in admin.sync(config)["error"]
+    assert "the engine keeps" in admin.sync(config)["error"]
     assert "/stop_engine" in admin.post("/update_engine_status", engine_status=OFFLINE)["failure_reason"]
     key = first.environ()["TINKER_API_KEY"]
     assert key not in " ".join(first.cmdline()) + served.said()
@@ -219,7 +219,7 @@ def test_an_engine_is_started_dies_goes_on_and_is_stopped(served: Ephebe, admin:
     request = {"client_uuid": "c", "episode_type": "train", "allow_discard_timeout": 60}
     assert OFFLINE in callers["worker"].post("/claim_episode", **request)["fail_cause"]
 
-    assert "goes on with run 'phoenix'" in admin.sync(config)["notes"][-1]
+    assert "continues run 'phoenix'" in admin.sync(config)["notes"][-1]
     again = admin.post("/start_engine")["pid"]
     assert admin.state()["engine_status"] == BOOTING  # what the first one left to be played does not count
     admin.wait(ROLLING)
@@ -247,7 +247,7 @@ def test_agentjets_cycle_from_a_config_to_trained_steps(make_ephebe: Any) -> Non
         players = [pool.submit(_play_until_offline, caller) for _ in range(4)]
         detail = caller.wait(OFFLINE)["detail"]
         counts = [player.result() for player in players]
-    assert detail == "run 'cycle': it came to its last step"
+    assert detail == "run 'cycle': it finished its last step"
     assert sum(counts) >= 2 * 2 * 2  # steps, groups, members
     (run_folder,) = (caller.server.state / "engines").glob("*/runs/cycle")
     steps = [json.loads(line)["step"] for line in (run_folder / "metrics.jsonl").read_text().splitlines()]

@@ -140,7 +140,7 @@ def test_what_a_trainer_says_wins_until_it_says_offline(tmp_path: Path) -> None:
         await w.trainer("tinkerscript").register()
         await w.engine.announce(ALICE, S.OFFLINE)
         assert w.status is S.OFFLINE  # whatever it has left behind
-        assert "its trainer said so" in w.engine.detail(ALICE)
+        assert "reported by its trainer" in w.engine.detail(ALICE)
         await w.trainer("tinkerscript").register("another")
         assert w.status is S.ROLLING
 
@@ -196,7 +196,7 @@ def test_stopping_cancels_what_an_announced_trainer_left_and_nothing_else(tmp_pa
         runs = {run.run: run for run in w.episodes.broker.board.runs(ALICE)}
         assert (runs["tinkerscript"].queued, runs["other"].queued) == (0, 2)
         with pytest.raises(
-            TrainerRefusal, match="no engine was started here: a trainer elsewhere feeds other; stop that"
+            TrainerRefusal, match="this server has not started an engine; a trainer elsewhere runs other, stop it"
         ):
             await w.engine.stop(ALICE)
 
@@ -214,7 +214,7 @@ def test_stopping_nothing_is_fine(tmp_path: Path) -> None:
 def test_a_disk_that_takes_nothing_is_a_refusal_and_changes_nothing(tmp_path: Path) -> None:
     async def test(w: World) -> None:
         (tmp_path / "engines").touch()  # where a folder should be
-        with pytest.raises(TrainerRefusal, match=r"files cannot be written.*see to the server's state folder"):
+        with pytest.raises(TrainerRefusal, match=r"files cannot be written.*check the server's state folder"):
             await w.engine.sync(ALICE, "ajet: {model: {path: student}}", "http://127.0.0.1:8000")
         with pytest.raises(TrainerRefusal, match="there is no config yet"):
             await w.engine.start(ALICE, "http://127.0.0.1:8000", with_key=False)

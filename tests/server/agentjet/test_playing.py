@@ -61,7 +61,7 @@ def test_our_class_with_its_names_plays_against_our_server(trainer: Api, plain: 
     (mine,) = [one for one in client.get_episode_buffer() if one.episode_uuid == episode_uuid]
     assert (mine.episode_status, mine.openai_api_key) == ("claimed", "ep-****")
     assert client.can_continue_episode(episode_uuid)
-    with pytest.raises(EpisodeApiError, match="reward: it is missing"):
+    with pytest.raises(EpisodeApiError, match="reward is missing"):
         client.end_episode(episode_uuid, WorkflowOutput())
     client.end_episode(episode_uuid, WorkflowOutput(reward=0.5))
     assert not client.can_continue_episode(episode_uuid)
@@ -124,7 +124,7 @@ def test_a_claim_that_makes_no_sense_is_told_so(trainer: Api, root: Root, fields
 def test_claims_wait_for_weights_and_are_told_where_nobody_trains(keyed: Ephebe, owner_of: OwnerOf) -> None:
     carol = Api(keyed, owner_of("carol"))
     root = Root(keyed, carol.key)
-    assert "ENGINE.OFFLINE: no trainer is here" in root.claim()["fail_cause"]
+    assert "ENGINE.OFFLINE: there is no trainer" in root.claim()["fail_cause"]
     carol.put_run()
     carol.register()
     carol.of_run("pause")
@@ -239,8 +239,8 @@ def test_outputs_of_every_shape_become_results(trainer: Api, root: Root) -> None
 @pytest.mark.parametrize(
     ("output", "said"),
     [
-        ({}, "reward: it is missing"),
-        ({"reward": []}, "reward: it is missing"),
+        ({}, "reward is missing"),
+        ({"reward": []}, "reward is missing"),
         ({"reward": "high"}, "reward"),
         ({"reward": True}, "reward"),
         ({"reward": 1.0, "metadata": {"x": "y" * 1_100_000}}, "at most 1048576 bytes"),

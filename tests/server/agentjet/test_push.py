@@ -105,7 +105,7 @@ def test_a_result_goes_to_the_trainer_that_registered_it_with_its_tokens(
     listener = ears()
     request = {"episode_uuid": "ab12", "zmq_listen_result_addr": listener.address, "openai_api_key": "sk-theirs"}
     response = root.post("register_episode", **request)
-    assert (response["success"], "key of that attempt's own" in response["note"]) == (True, True)
+    assert (response["success"], "a key for that attempt" in response["note"]) == (True, True)
     assert root.post("register_episode", **request)["success"]
     assert outside.info()["queued"] == 1
     other = root.post("register_episode", episode_uuid="ab12")
@@ -403,7 +403,7 @@ def test_a_coroutine_listens_the_same_way_and_can_be_cancelled(plain: Ephebe, tr
                 assert [pushed.number async for pushed in groups] == []
             with pytest.raises(ListenError, match="is it the cursor of another run"):
                 await take(run, heard, after=9)
-            with pytest.raises(ListenError, match="nobody listens yet"):
+            with pytest.raises(ListenError, match="the listener is not open"):
                 await anext(aiter(run.listen("tcp://127.0.0.1:*")))
 
     asyncio.run(work())
@@ -434,7 +434,7 @@ def test_a_listener_takes_nothing_that_is_not_for_it(run: Run, ears: Callable[..
         socket = context.socket(zmq.REQ)
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(groups.address)
-        for said, answered in ((b"nonsense", "this is no group"), (_group("another"), "this is the trainer of run")):
+        for said, answered in ((b"nonsense", "this is not a group"), (_group("another"), "this is the trainer of run")):
             socket.send(said)
             assert list(groups) == []
             assert answered in socket.recv_string()
@@ -484,13 +484,13 @@ def test_a_core_install_can_be_imported_and_says_what_listening_needs(plain: Eph
         ("tcp://example.com:80", "to this machine only"),
         ("tcp://169.254.169.254:80", "to this machine only"),
         ("tcp://[2001:db8::1]:80", "to this machine only"),
-        ("tcp://127.0.0.1", "where the trainer listens"),
-        ("tcp://127.0.0.1:0", "where the trainer listens"),
-        ("tcp://127.0.0.1:70000", "where the trainer listens"),
-        ("tcp://*:5555", "where the trainer listens"),
-        ("tcp://127.0.0.1:1;10.0.0.1:5555", "where the trainer listens"),
-        ("inproc://x", "where the trainer listens"),
-        ("udp://127.0.0.1:1", "where the trainer listens"),
+        ("tcp://127.0.0.1", "the trainer's address"),
+        ("tcp://127.0.0.1:0", "the trainer's address"),
+        ("tcp://127.0.0.1:70000", "the trainer's address"),
+        ("tcp://*:5555", "the trainer's address"),
+        ("tcp://127.0.0.1:1;10.0.0.1:5555", "the trainer's address"),
+        ("inproc://x", "the trainer's address"),
+        ("udp://127.0.0.1:1", "the trainer's address"),
         ("ipc://@abstract", "an absolute path"),
         ("ipc:///tmp/../x", "an absolute path"),
         ("ipc:///tmp/x.sock", "is not private"),

@@ -36,14 +36,14 @@ def test_what_is_outside_is_refused_with_the_bounds(alice: Api) -> None:
             ({"temperature": 0.2}, "temperature: 0.5 to 1 is allowed in this run, found 0.2"),
             ({"temperature": 1.5}, "temperature: 0.5 to 1 is allowed in this run, found 1.5"),
             ({"top_p": 0.5}, "top_p: 0.9 to 1 is allowed in this run, found 0.5"),
-            ({"n": 3}, "n: at most 2 answers to a call in this run, found 3"),
-            ({"presence_penalty": 1.0}, "presence_penalty: this run allows no filters"),
-            ({"extra_body": {"top_k": 4}}, "top_k: this run allows no filters"),
+            ({"n": 3}, "n: this run allows at most 2 answers to a call, found 3"),
+            ({"presence_penalty": 1.0}, "presence_penalty: this run does not allow"),
+            ({"extra_body": {"top_k": 4}}, "top_k: this run does not allow"),
         ):
             with pytest.raises(openai.BadRequestError, match=words) as refused:
                 say(client, HI, **request)
             assert refused.value.code == "out_of_bounds"
-        with pytest.raises(openai.BadRequestError, match="n: at most 2 answers"):
+        with pytest.raises(openai.BadRequestError, match="n: this run allows at most 2 answers"):
             client.completions.create(model="x", prompt=["a", "b", "c"], max_tokens=1)
         fine: dict[str, Any] = {"temperature": 0.5, "top_p": 0.95, "n": 2, "extra_body": {"top_k": -1}}
         assert len(say(client, HI, **fine).choices) == 2

@@ -51,9 +51,9 @@ def test_a_cycle_with_or_without_a_proxy(alice: Api, worker: Api, headers: dict[
         ("claim", {"client_id": "c", "claim_id": "c", "max_n": 0}, "max_n:"),
         ("claim", {"client_id": "c", "claim_id": "c", "kind": "exam"}, "kind: 'exam' is none of"),
         ("claim", {"client_id": 7, "claim_id": "c"}, "client_id: expected str"),
-        ("claim", {"claim_id": "c"}, "client_id: it is missing"),
-        ("claim", {"client_id": "", "claim_id": "c"}, "client_id: it is missing"),
-        ("claim", ["no", "object"], "the body is a JSON object"),
+        ("claim", {"claim_id": "c"}, "client_id is missing"),
+        ("claim", {"client_id": "", "claim_id": "c"}, "client_id is missing"),
+        ("claim", ["no", "object"], "the body must be a JSON object"),
         ("heartbeat", {"client_id": "c", "leases": [{"episode_id": "e"}]}, "leases[0].attempt: it is missing"),
         (
             "heartbeat",

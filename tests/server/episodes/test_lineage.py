@@ -204,7 +204,7 @@ def test_a_poison_episode_is_parked_and_nobody_else_suffers(api: Api) -> None:
     info = api.episode(poison)
     assert (info["state"], [loss["reason"] for loss in info["losses"]]) == (
         "parked",
-        ["expired: no beat for 0.2 s"] * 2,
+        ["expired: no heartbeat for 0.2 s"] * 2,
     )
     for lease in api.claim(max_n=8):
         assert api.end(lease)["status"] == "accepted"

@@ -44,7 +44,7 @@ def test_nothing_is_claimed_while_the_engine_is_full(small: Ephebe) -> None:
         small.until(lambda: api.info()["held"].startswith("engine_full: "))
         answer = ask(api)
         assert answer["leases"] == []
-        assert "model calls wait for ephebe, and 1 may (episodes.max_calls_waiting)" in answer["reason"]
+        assert "model calls wait for ephebe, more than 1 (episodes.max_calls_waiting)" in answer["reason"]
         assert ask(api, run=None, claim_id="y")["reason"] == answer["reason"]
         assert len(api.claim("first", max_n=4)) == 4  # what was claimed is claimed
         assert all(beat["can_continue"] for beat in api.beat(*leases))

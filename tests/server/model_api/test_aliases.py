@@ -180,7 +180,7 @@ def test_what_it_pointed_at_is_gone(ephebe: Ephebe, client: openai.OpenAI) -> No
         ("ä", MODEL, 400, "name", "1 to 64 of"),
         ("a" * 65, MODEL, 400, "name", "1 to 64 of"),
         ("a", "no-such", 404, "model", "base model (ephebe), a tinker://"),
-        ("a", "a:sample:0", 404, "model", "a sampling session that lives"),
+        ("a", "a:sample:0", 404, "model", "an open sampling session"),
         ("a", "tinker://a:train:0/sampler_weights/x", 404, "model", "does not exist"),
         ("a", "tinker://a", 404, "model", "does not exist"),
         ("a", "other", 404, "model", "not at another alias"),
@@ -240,7 +240,7 @@ def test_an_owner_has_so_many_at_most(tmp_path: Path) -> None:
     async def fill(aliases: Aliases) -> None:
         for number in range(MAX_ALIASES):
             await aliases.put("me", f"a{number}", "m")
-        with pytest.raises(ApiError, match=f"you have {MAX_ALIASES} aliases already"):
+        with pytest.raises(ApiError, match=f"you already have {MAX_ALIASES}"):
             await aliases.put("me", "more", "m")
         assert (await aliases.put("me", "a0", "n")).version == 2
         assert (await aliases.put("you", "more", "m")).version == 1

@@ -289,7 +289,7 @@ REFUSED: list[tuple[dict[str, Any], str, str | None]] = [
     ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0]: ", None),
     ({"extra_body": {"mcp_servers": [{}]}}, "mcp_servers: ", "unsupported"),
     ({"extra_body": {"temperature": -1}}, "temperature: ", None),
-    ({"extra_body": {"stop": ["x"]}}, "stop: a field of chat completions", None),
+    ({"extra_body": {"stop": ["x"]}}, "stop is a field of chat completions", None),
     ({"output_config": {"effort": "high"}}, "output_config.effort: this model's chat template", "unsupported"),
 ]
 

@@ -186,7 +186,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [{"type": "reasoning", "summary": "x"}]}, "input[0]", "summary"),
     ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input[0]", "leave the item out"),
     ({"input": [said("a") | {"prompt_token_ids": [1]}]}, "input[0]", ", ".join(TOKEN_FIELDS[1:])),
-    ({"input": [user("a") | tokens(1)]}, "input[0]", "what the model said"),
+    ({"input": [user("a") | tokens(1)]}, "input[0]", "output of the model"),
     ({"tools": [{"type": "web_search"}]}, "tools[0]", "'web_search'"),
     ({"tools": [{"type": "function", "name": "f", "async": True}]}, "tools[0].async", "leave it out"),
     ({"tool_choice": "required"}, "tool_choice", "needs tools"),
@@ -399,7 +399,7 @@ def test_nothing_at_all_is_an_empty_message(tokenizer: ChatTokenizer) -> None:
     [
         (ApiError(429, "too many"), "rate_limit_exceeded", "too many"),
         (ApiError(503, "stopped"), "server_error", "stopped"),
-        (KeyError("secret"), "server_error", "something broke in the server; its log has the details"),
+        (KeyError("secret"), "server_error", "the server failed unexpectedly; its log has the details"),
     ],
 )
 def test_what_fails_on_the_way_ends_as_an_event(

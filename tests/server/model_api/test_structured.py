@@ -244,11 +244,11 @@ def test_nothing_after_the_format_without_a_stop_token(client):
             "tool_choice",
             "the tools are: a, c",
         ),
-        ({"tool_choice": {"type": "function"}, "tools": [tool("a")]}, "tool_choice", "is no choice"),
+        ({"tool_choice": {"type": "function"}, "tools": [tool("a")]}, "tool_choice", "is not a tool choice"),
         (
             {"tool_choice": "required", "tools": [tool("a")], "response_format": {"type": "json_object"}},
             "tool_choice",
-            "no room for a response_format",
+            "cannot be combined with a response_format",
         ),
         ({"tools": [tool("a", strict="yes")]}, "tools[0]", "true or false"),
         ({"response_format": {"type": "xml"}}, "response_format", "json_object or json_schema"),
@@ -262,7 +262,7 @@ def test_nothing_after_the_format_without_a_stop_token(client):
         ({"extra_body": {"structured_outputs": {"choice": []}}}, "structured_outputs.choice", "at least one"),
         ({"extra_body": {"structured_outputs": {"structural_tag": "x"}}}, "structured_outputs.structural_tag", "json"),
         ({"extra_body": {"guided_regex": "[a-"}}, "guided_regex", "regular expression cannot be followed"),
-        ({"extra_body": {"structured_outputs": {"regex": ""}}}, "structured_outputs.regex", "not an empty one"),
+        ({"extra_body": {"structured_outputs": {"regex": ""}}}, "structured_outputs.regex", "not empty"),
         ({"extra_body": {"guided_json": {"enum": ["x" * 300_000]}}}, "guided_json", "send a smaller one"),
         ({"extra_body": {"guided_json": "[" * 10_000_000}}, "guided_json", "send a smaller one"),
         ({"extra_body": {"guided_choice": ["x"] * 300_000}}, "guided_choice", "send a smaller one"),
@@ -331,11 +331,11 @@ def test_grammar_that_takes_too_much_work_is_given_up(client):
     """On the way: by then a stream has begun."""
     fields = {"guided_grammar": "start: s\ns: s s s | s s | /[a-z ]/", "ignore_eos": True}
     options: dict[str, Any] = {"model": "ephebe", "prompt": "Once", "max_tokens": 512, "extra_body": fields}
-    with pytest.raises(openai.BadRequestError, match="say less ambiguously") as error:
+    with pytest.raises(openai.BadRequestError, match="make it less ambiguous") as error:
         client.completions.create(**options)
     assert error.value.param == "guided_grammar"
     stream = client.completions.create(**options, stream=True)
-    with pytest.raises(openai.APIError, match="say less ambiguously"):
+    with pytest.raises(openai.APIError, match="make it less ambiguous"):
         list(stream)
 
 

@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from palestra.config.serve import ServeConfig
 from palestra.server.app import create_app
 from palestra.server.core.sessions import TinkerSession as LiveSession
-from palestra.server.hub import Hub
+from palestra.server.services import ServerServices
 from palestra.store import Journal, Store
 from palestra.store import checkpoints as checkpoint_rows
 from palestra.store import models as model_rows
@@ -37,8 +37,8 @@ class World:
         self.config.state.mkdir(parents=True)
         self.store = Store.open(self.config.database)
         self.journals = tuple(Journal.open(self.config.state / "journal" / name) for name in ("requests", "results"))
-        self.hub = Hub(self.config, self.store, self.journals, "a secret")
-        self.app = create_app(self.hub)
+        self.services = ServerServices(self.config, self.store, self.journals, "a secret")
+        self.app = create_app(self.services)
         self._clock = time.time() - 1000
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ class World:
         now = self.tick()
         row = SessionRow(session_id=session_id, owner=owner, created_at=now, last_heartbeat_at=now, **fields)
         self.store.write_now(lambda c: session_rows.insert_session(c, row))
-        self.hub.core.sessions.active[session_id] = LiveSession(session_id, owner)
+        self.services.core.sessions.active[session_id] = LiveSession(session_id, owner)
         return session_id
 
     def run(self, model_id: str, owner: str = "local", **fields: Any) -> str:
@@ -416,7 +416,7 @@ def test_a_copy_into_a_place_of_a_session(world, api):
     other = world.checkpoint("s:train:0", "y")
     for taken in ({"session_id": "s", "model_seq_id": 1}, {"session_id": "s", "model_seq_id": 0}):
         answer = api.post("/api/v1/copy_weights", json={"source_path": other, **taken})
-        assert (answer.status_code, "exists already" in answer.json()["detail"]) == (400, True)
+        assert (answer.status_code, "already exists" in answer.json()["detail"]) == (400, True)
     assert len(list(world.config.checkpoints.glob("s_train_1/weights/*"))) == 1
 
 

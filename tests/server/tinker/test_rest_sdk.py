@@ -159,7 +159,7 @@ def test_sessions(rest, trained):
     assert found.status.type == "active"
     assert found.checkpoints_count >= 3
     rest.assign_session_project(trained.session_id, "rest-project").result()
-    with pytest.raises(Exception, match="no traces are kept"):
+    with pytest.raises(Exception, match="this server stores no traces"):
         rest.export_session_trace(trained.session_id).result()
     with pytest.raises(tinker.NotFoundError):
         rest.get_session("nobody").result()

@@ -112,7 +112,7 @@ def test_login_and_logout(cli, monkeypatch):
 def test_a_trace_cannot_be_exported(cli, paths):
     refused = cli("session", "export-trace", run_of(paths[0]).partition(":")[0], check=False)
     assert refused.exit_code != 0
-    assert "no traces are kept here" in f"{refused.output} {refused.exception} {vars(refused.exception)}"
+    assert "this server stores no traces" in f"{refused.output} {refused.exception} {vars(refused.exception)}"
 
 
 def test_nothing_is_billed(cli):

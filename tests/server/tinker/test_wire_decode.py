@@ -136,7 +136,7 @@ EIGHT = b"\0" * 8
     [
         ({"dense": b"\0" * 8}, "dtype 0 is unknown"),
         ({"dense": b"\0" * 8, "dtype": 99}, "dtype 99 is unknown"),
-        ({"dense": b"\0" * 7, "dtype": 1}, "not whole numbers"),
+        ({"dense": b"\0" * 7, "dtype": 1}, "not a multiple"),
         ({"dense": b"\0" * 8, "dtype": 1, "shape": [3]}, "do not fill"),
         ({"dense": b"\0" * 8, "dtype": 1, "shape": [-1, -2]}, "not possible"),
         ({"dense": b"", "dtype": 1, "shape": [0] * 9}, "not possible"),

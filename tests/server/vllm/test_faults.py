@@ -80,7 +80,7 @@ def test_without_any_server_a_sample_waits_for_a_while_and_then_fails(wired: Ser
         wire.cut()
     try:
         wired.until(lambda: up(wired) == [False, False])
-        with pytest.raises(tinker.RequestFailedError, match="no vLLM server was there for 4 s"):
+        with pytest.raises(tinker.RequestFailedError, match="no vLLM server was available for 4 s"):
             begin(sampler, 5).result()
         assert wired.http().get("/readyz").status_code == 503
     finally:
@@ -173,4 +173,4 @@ def test_a_vllm_that_was_started_wrongly_is_told_in_one_line(tmp_path: Path, vll
         except subprocess.TimeoutExpired:
             pytest.fail(server.tail())
         (line,) = [line for line in server.said().splitlines() if line.startswith("error: ")]
-        assert "no adapter of rank 64 (vllm.max_lora_rank)" in line
+        assert "cannot load an adapter of rank 64 (vllm.max_lora_rank)" in line

@@ -95,7 +95,7 @@ def test_a_grammar_is_passed_on():
 def test_what_is_around_an_answer_becomes_one_grammar_with_it():
     whole = structured(kind=GrammarKind.REGEX, text="a/b", around='start: "<t>" @answer')["grammar"]
     assert whole.split("\n")[:2] == ['start: "<t>" answer_itself', r"answer_itself: /a\/b/"]
-    with pytest.raises(Refusal, match="grammar of your own"):
+    with pytest.raises(Refusal, match="a custom grammar"):
         structured(kind=GrammarKind.LARK, text="start: /a/", around="start: @answer")
 
 

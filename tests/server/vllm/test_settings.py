@@ -29,12 +29,12 @@ def test_a_model_may_be_sampled_by_vllm(tmp_path: Path):
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["models.0.sampler=vllm"], r"say where it runs \(vllm.urls\)"),
+        (["models.0.sampler=vllm"], r"needs the addresses of running servers \(vllm.urls\)"),
         (['models.0.vllm.urls=["http://one:1"]'], "but sampler is torch; set sampler=vllm"),
         (["models.0.sampler=vllm", 'models.0.vllm.urls=["one:8000"]'], "write it as http://host:port"),
         (
             ["models.0.sampler=vllm", 'models.0.vllm.urls=["http://one:1"]', "models.0.vllm.python=p"],
-            "give one of the two",
+            "give either urls",
         ),
         (
             ["models.0.sampler=vllm", "models.0.vllm.python=p", 'models.0.vllm.devices=["0", "1"]'],
@@ -68,5 +68,5 @@ def test_other_content_is_another_adapter(tmp_path: Path):
 def test_an_adapter_says_what_it_changes(tmp_path: Path):
     lora = VllmAdapter.read(write_adapter(tmp_path / "a", r=4, target_modules=["up_proj", "lm_head"])).lora
     assert (lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed) == (4, False, True, True)
-    with pytest.raises(VllmRefused, match="no whole adapter"):
+    with pytest.raises(VllmRefused, match="no complete adapter"):
         VllmAdapter.read(str(tmp_path / "none"))

@@ -9,6 +9,6 @@ def token_id_capture_config(global_config: Any) -> None:
     """Raises ValueError where the gym is to record tokens."""
     if (global_config.get(TOKEN_ID_CAPTURE_BLOCK) or {}).get("enabled"):
         raise ValueError(
-            f"{TOKEN_ID_CAPTURE_BLOCK}: a model server of NeMo Gym's own cannot record tokens in a Palestra gym; "
-            "take ours: leave its name out of gym.use_stock"
+            f"{TOKEN_ID_CAPTURE_BLOCK}: a model server of NeMo Gym cannot record tokens in a Palestra gym; "
+            "use Palestra's: remove its name from gym.use_stock"
         )

@@ -41,7 +41,7 @@ class EmbeddedBackend:
             app = app_of(task.env_key)
             self._own = self._own_task()
             if task.env_version not in (None, app.version):
-                raise PlatformError(f"{app.key} is here in version {app.version}, not {task.env_version}")
+                raise PlatformError(f"{app.key} has version {app.version} here, not {task.env_version}")
             seed = self._own.seed if self._own else seed_named(app, task.data_key or "small-0")
         except PlatformError as e:
             raise BackendError(str(e)) from None
@@ -81,7 +81,7 @@ class EmbeddedBackend:
     @property
     def _opened(self) -> Instance:
         if self._instance is None:
-            raise BackendError("there is no instance: it was not created")
+            raise BackendError("there is no instance yet; create it first")
         return self._instance
 
     def _own_task(self) -> PlatformTask | None:

@@ -77,7 +77,7 @@ class HostedBackend:
                     self._owners[name_of(tool)] = connection
                     found.append(tool)
         if not self._connections:
-            raise BackendError(f"instance {self._env.instance_id} has no tools to offer: {'; '.join(problems)}")
+            raise BackendError(f"instance {self._env.instance_id} has no tools: {'; '.join(problems)}")
         return found
 
     async def call_tool(self, name: str, arguments: JsonObject) -> ToolAnswer:
@@ -90,7 +90,7 @@ class HostedBackend:
         given: JsonObject = {} if attempt.answer is None else {"final_answer": attempt.answer}
         if TAKES_CONVERSATION.search(self._task.verifier_code or ""):
             given["conversation"] = list(attempt.conversation)
-        grade = FleetGrade(score=None, error="the verifier was not run")
+        grade = FleetGrade(score=None, error="the verifier did not run")
         for delay_s in (*VERIFY_DELAYS_S, None):
             grade = await self._verdict(given)
             if grade.score is not None or delay_s is None:
@@ -106,7 +106,7 @@ class HostedBackend:
             try:
                 await env.close()
             except Exception as e:  # closing must not hide how the episode ended
-                log.warning("instance %s was not deleted, and ends with its time: %s", env.instance_id, words(e))
+                log.warning("instance %s could not be deleted and will expire by itself: %s", env.instance_id, words(e))
         fleet, self._fleet = self._fleet, None
         if fleet is not None:
             await fleet._httpx_client.aclose()  # the SDK has no way of its own to let go of its connections
@@ -126,7 +126,7 @@ class HostedBackend:
                 is_passing = any(word in str(e).lower() for word in PASSING)
                 delay_s = next(delays_s, None) if is_passing else None
                 if delay_s is None:
-                    raise BackendError(f"Fleet made no instance of {task.env_key}: {words(e)}") from e
+                    raise BackendError(f"Fleet could not make an instance of {task.env_key}: {words(e)}") from e
                 await asyncio.sleep(delay_s)
 
     async def _verdict(self, given: JsonObject) -> FleetGrade:

@@ -58,7 +58,7 @@ class McpBackend:
         except msgspec.ValidationError as e:
             raise ValueError(f"env_config.mcp: {e}") from None
         if bool(given.url) == bool(given.command):
-            raise ValueError("env_config.mcp needs a url or a command, and not both")
+            raise ValueError("env_config.mcp needs either a url or a command")
         self._verifier = _loaded(given.verifier)
         address = McpAddress(
             url=None if given.url is None else self._filled(given.url),
@@ -114,7 +114,9 @@ class McpBackend:
 def _loaded(path: str | None) -> Callable[[FinishedEpisode], Any]:
     module, _, name = (path or "").partition(":")
     if not name:
-        raise ValueError("env_config.mcp.verifier names what judges an episode: package.module:function")
+        raise ValueError(
+            "env_config.mcp.verifier must name the function that grades an episode: package.module:function"
+        )
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as e:

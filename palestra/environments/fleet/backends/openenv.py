@@ -89,7 +89,7 @@ class OpenEnvBackend:
             self._reward = response.get("reward")
         reward = self._reward
         if not isinstance(reward, bool | int | float) or not math.isfinite(reward):
-            return FleetGrade(score=None, error=f"the server gave {reward!r} as the reward")
+            return FleetGrade(score=None, error=f"the server returned {reward!r} as the reward, which is not a number")
         return FleetGrade(score=float(reward))
 
     async def close(self) -> None:
@@ -105,13 +105,13 @@ class OpenEnvBackend:
     async def _request(self, kind: str, data: JsonObject) -> JsonObject:
         """What was told; `{"error": text}` where the server did not like the action."""
         if self._socket is None or self._is_waiting:
-            raise BackendError("there is no connection to the OpenEnv server, or an answer that was not waited for")
+            raise BackendError("the connection to the OpenEnv server is closed, or an earlier answer was not read")
         self._is_waiting = True  # and stays so when cancelled: answers carry no number to tell them apart
         try:
             await self._socket.send(json.dumps({"type": kind, "data": data}))
             frame: Any = json.loads(await self._socket.recv())
         except Exception as e:  # of the socket, or JSON that is none
-            raise BackendError(f"the OpenEnv server at {self._given.url} is lost: {words(e)}") from e
+            raise BackendError(f"the connection to the OpenEnv server at {self._given.url} is lost: {words(e)}") from e
         self._is_waiting = False
         response = frame.get("data") or {}
         if frame.get("type") != "error":

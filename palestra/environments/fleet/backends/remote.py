@@ -45,7 +45,7 @@ class RemoteBackend:
         try:
             import httpx
         except ModuleNotFoundError:
-            raise BackendError("a platform elsewhere needs httpx; to install: pip install httpx") from None
+            raise BackendError("a remote platform needs httpx; to install: pip install httpx") from None
         settings, task = self._settings, self._task
         key = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
         is_plain = self._base_url.startswith("http://")  # then no certificates are read, which takes long
@@ -92,14 +92,16 @@ class RemoteBackend:
             if instance is not None:
                 await http.delete(f"{self._base_url}/v1/env/instances/{instance['instance_id']}")
         except Exception as e:  # closing must not hide how the episode ended
-            log.warning("an instance at %s was not deleted, and ends with its time: %s", self._base_url, words(e))
+            log.warning(
+                "an instance at %s could not be deleted and will expire by itself: %s", self._base_url, words(e)
+            )
         finally:
             await http.aclose()
 
     @property
     def _opened(self) -> JsonObject:
         if self._instance is None:
-            raise BackendError("there is no instance: it was not created")
+            raise BackendError("there is no instance yet; create it first")
         return self._instance
 
     def _source(self) -> str | None:

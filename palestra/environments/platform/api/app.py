@@ -204,7 +204,7 @@ async def _reap(pool: InstancePool) -> None:
         try:
             pool.tick()
         except Exception:  # whatever it is, other instances must still end
-            log.exception("the reaper stumbled; it goes on")
+            log.exception("removing expired instances failed; trying again")
 
 
 def _meant(request: Request) -> tuple[str, str]:
@@ -215,7 +215,7 @@ def _meant(request: Request) -> tuple[str, str]:
         return named, ""
     if not known:
         path = request.url.path[:100]
-        raise PlatformRefusal(403, f"{path!r} is for a world's instance, whose address has a login (urls.manager.api)")
+        raise PlatformRefusal(403, f"{path!r} needs the address of an instance of a world (urls.manager.api)")
     return known, named or request.path_params["part"]
 
 

@@ -1,7 +1,7 @@
-"""Who may ask for what: teams by their keys, the runner's token, names of this server.
+"""Authentication: teams by their keys, the runner's token, host names of this server.
 
-Owns: those rules. Never touches: what is asked for. Three ways in: the control plane (`/v1`) opens to a team's key; an
-instance's tools (`/i/{id}/mcp`) to whoever knows its id, which cannot be guessed; its runner (`/i/{id}/api/v1/env`),
+Owns: those rules. Never touches: what a request does. Three ways in: the control plane (`/v1`) opens to a team's key;
+an instance's tools (`/i/{id}/mcp`) to whoever knows its id, which cannot be guessed; its runner (`/i/{id}/api/v1/env`),
 where the state can be read and written, only to the team that made it. So an agent that is handed the address of the
 tools cannot look behind them.
 """
@@ -39,7 +39,7 @@ class PlatformAuth:
         self._teams = {team_of(key) for key in keys}
         self._secret, self._is_loopback = secret, is_loopback
         if not self._teams and not is_loopback:
-            raise ValueError("beyond loopback a platform needs a key")
+            raise ValueError("a platform that listens beyond loopback needs a key")
 
     def team(self, headers: Headers) -> str:
         key = _key_of(headers)
@@ -48,7 +48,7 @@ class PlatformAuth:
         if not key:
             raise PlatformRefusal(401, "a key is needed: Authorization: Bearer KEY (the SDK: FLEET_API_KEY)")
         if (team := team_of(key)) not in self._teams:
-            raise PlatformRefusal(401, "this key is not valid here")
+            raise PlatformRefusal(401, "this key is not valid")
         return team
 
     def runner_token(self, team: str) -> str:

@@ -70,7 +70,7 @@ class ControlRequest:
         if text is None:
             return default
         if not text.isdecimal() or len(text) > MAX_DIGITS or int(text) > most:
-            raise PlatformRefusal(400, f"{name} is a number from 0 to {most}")
+            raise PlatformRefusal(400, f"{name} must be a number from 0 to {most}")
         return int(text)
 
 
@@ -186,7 +186,7 @@ class ControlPlane:
 
     def keep_task(self, request: ControlRequest) -> object:
         raise PlatformRefusal(
-            400, "tasks come from their keys here and cannot be changed; put your own into a tasks file"
+            400, "tasks of this platform follow from their keys and cannot be changed; put your own into a tasks file"
         )
 
 
@@ -196,25 +196,25 @@ def _page(request: ControlRequest, apps: list[TaskApp], data_id: str | None) -> 
     worlds = page_of(request.count("page", 0, WORLDS), size) if data_id is None else page_with(data_id)
     count = len(worlds) * sum(len(app.templates) for app in apps)
     if count > MAX_TASKS:
-        raise PlatformRefusal(400, f"that is {count} tasks: at most {MAX_TASKS} at a time, name an env_key")
+        raise PlatformRefusal(
+            400, f"these are {count} tasks, but at most {MAX_TASKS} can be listed at a time; name an env_key"
+        )
     return tasks_in(worlds, apps, FIRST_EVAL if request.one("split") == "eval" else 0)
 
 
 def instance_spec(body: bytes) -> InstanceSpec:
-    request = read_as(body, InstanceRequest, "this is no request for an instance")
+    request = read_as(body, InstanceRequest, "this is not a request for an instance")
     app = _app(request.env_key)
     for version in (request.env_version, request.data_version):
         if version is not None and version != app.version:
             raise PlatformRefusal(400, f"Version '{version}' not found for '{app.key}': there is {app.version}")
     for name in ("timestamp", "p_error", "avg_latency"):
         if getattr(request, name):
-            raise PlatformRefusal(400, f"{name} is not offered here: the world's clock and its tools are exact")
+            raise PlatformRefusal(400, f"{name} is not supported; the world's clock and tools cannot be changed")
     if request.image_type not in (None, "standard"):
-        raise PlatformRefusal(
-            400, f"there are no images of type {request.image_type!r} here: apps have tools, no screens"
-        )
+        raise PlatformRefusal(400, f"there are no images of type {request.image_type!r}; apps have tools, no screens")
     if any(value is not None and not value > 0 for value in (request.ttl_seconds, request.heartbeat_interval)):
-        raise PlatformRefusal(400, "ttl_seconds and heartbeat_interval are numbers above 0")
+        raise PlatformRefusal(400, "ttl_seconds and heartbeat_interval must be positive numbers")
     data = request.data_key or (DEFAULT_DATA if request.seed is None else f"small-{request.seed}")
     seed = seed_named(app, data)
     return InstanceSpec(
@@ -234,7 +234,7 @@ def _variables(given: JsonObject, today: str) -> dict[str, str]:
         name: value if isinstance(value, str) else msgspec.json.encode(value).decode() for name, value in given.items()
     }
     if found.get("CURRENT_DATE", today) != today:
-        raise PlatformRefusal(400, f"CURRENT_DATE of this world is {today} and cannot be another: choose other data")
+        raise PlatformRefusal(400, f"CURRENT_DATE of this world is {today} and cannot be changed; choose other data")
     return found
 
 
@@ -243,7 +243,7 @@ def _check_profile(request: ControlRequest) -> bool:
     named = request.one("profile_id")
     if named not in (None, OWN_PROFILE, request.team):
         raise PlatformRefusal(
-            400, f"there is no profile {named[:64]!r} here: profile_id is {OWN_PROFILE}, all that your key made"
+            400, f"there is no profile {named[:64]!r}; the only profile_id is {OWN_PROFILE}, all instances of your key"
         )
     return named is not None
 

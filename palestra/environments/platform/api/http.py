@@ -46,7 +46,7 @@ class PlatformBodies:
         return await self._reader.read(request.scope, request.receive)
 
 
-def read_as(body: bytes, kind: type[T], problem: str = "the body is not JSON that can be read") -> T:
+def read_as(body: bytes, kind: type[T], problem: str = "the body is not valid JSON") -> T:
     """Raises Refusal, with `problem` and what is wrong."""
     try:
         return msgspec.json.decode(body, type=kind)
@@ -60,7 +60,7 @@ def object_of(body: bytes) -> JsonObject:
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise PlatformRefusal(400, f"the body is a JSON object, found {type(found).__name__}")
+        raise PlatformRefusal(400, f"the body must be a JSON object, found {type(found).__name__}")
     return found
 
 

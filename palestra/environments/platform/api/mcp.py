@@ -51,8 +51,8 @@ def message_answer(
     except PlatformError as e:
         return begun.failed(INVALID_REQUEST, str(e))
     except Exception:  # whatever it is, it is the tool's: the connection goes on
-        log.exception("the tool %s of %s broke", begun.name[:200], app.key)
-        return begun.failed(INTERNAL, "the tool broke; nothing was changed")
+        log.exception("the tool %s of %s failed unexpectedly", begun.name[:200], app.key)
+        return begun.failed(INTERNAL, "the tool failed unexpectedly; nothing was changed")
 
 
 def mcp_refusal(body: bytes, message: str) -> bytes:

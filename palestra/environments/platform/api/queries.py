@@ -104,7 +104,7 @@ def _error_text(connection: sqlite3.Connection, query: str, args: object) -> Jso
         cursor = connection.execute(query, _values(args))
         rows = _fetched(cursor)
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as e:
-        answer = f"it took longer than {MAX_QUERY_S:g} s" if str(e) == "interrupted" else str(e)
+        answer = f"the query took longer than {MAX_QUERY_S:g} s" if str(e) == "interrupted" else str(e)
         return {
             "success": False,
             "columns": None,
@@ -132,7 +132,9 @@ def _fetched(cursor: sqlite3.Cursor) -> list[tuple[Any, ...]]:
         rows.append(row)
         room -= sum(len(value) for value in row if isinstance(value, str | bytes))
         if len(rows) > MAX_ROWS or room < 0:
-            raise ValueError(f"more than {MAX_ROWS} rows or {MAX_RESULT_BYTES >> 20} MiB: ask for fewer with LIMIT")
+            raise ValueError(
+                f"the result has more than {MAX_ROWS} rows or {MAX_RESULT_BYTES >> 20} MiB; select fewer with LIMIT"
+            )
     return rows
 
 
@@ -140,7 +142,7 @@ def _values(args: object) -> tuple[Any, ...]:
     if args is None:
         return ()
     if not isinstance(args, list):
-        raise ValueError("args is a list of values")
+        raise ValueError("args must be a list of values")
     return tuple(args)
 
 

@@ -68,9 +68,12 @@ class InstanceRunner:
             if given.get("read_only") is not False:
                 return read(self._copy(request, instance), query, args)
             if request.part:
-                raise PlatformRefusal(400, "write to the whole world: env.db('current'), where tables are app_table")
+                raise PlatformRefusal(
+                    400,
+                    "write to the database of the whole world, env.db('current'), where tables are called app_table",
+                )
             if request.resource != "current":
-                raise PlatformRefusal(400, "the seed cannot be written: use current")
+                raise PlatformRefusal(400, "the seed database is read-only; write to current")
             return write(instance, query, args)
 
     def diff(self, request: RunnerRequest) -> object:
@@ -84,7 +87,7 @@ class InstanceRunner:
         _check_whole(request)
         given = object_of(request.body)
         if given.get("timestamp") is not None:
-            raise PlatformRefusal(400, "timestamp is not offered here: the world's clock belongs to its data")
+            raise PlatformRefusal(400, "timestamp is not supported; the world's clock is part of its data")
         with self._used(request) as instance:
             number, seed = given.get("seed"), instance.seed
             if number is None or number == seed.number:
@@ -108,13 +111,15 @@ class InstanceRunner:
 
     def _copy(self, request: RunnerRequest, instance: Instance) -> sqlite3.Connection:
         if request.resource not in ("seed", "current"):
-            raise PlatformRefusal(400, f"there is no database {request.resource[:100]!r}: seed and current")
+            raise PlatformRefusal(400, f"there is no database {request.resource[:100]!r}; there are seed and current")
         return self._copies.of(request.instance_id, request.resource, instance, request.part)
 
 
 def _check_whole(request: RunnerRequest) -> None:
     if request.part:
-        raise PlatformRefusal(400, f"this is not for {request.part[:100]!r}, one app of a world: ask its instance")
+        raise PlatformRefusal(
+            400, f"this request is for the whole world, not for its app {request.part[:100]!r}; send it to the instance"
+        )
 
 
 def _ignored(request: JsonObject) -> JsonObject:
@@ -124,6 +129,6 @@ def _ignored(request: JsonObject) -> JsonObject:
     lists += list(by_table.values()) if isinstance(by_table, dict) else [None]
     if not all(isinstance(one, list) and all(isinstance(name, str) for name in one) for one in lists):
         raise PlatformRefusal(
-            400, "ignore_config has tables and fields (lists of names) and table_fields (lists by table)"
+            400, "ignore_config must have tables and fields (lists of names) and table_fields (lists by table)"
         )
     return found

@@ -1,4 +1,5 @@
-"""`palestra platform serve`: open the pool, say where, serve until told to stop, put what lives on disk.
+"""`palestra platform serve`: opens the pool, prints the address, serves until it is stopped, saves live instances to
+disk.
 
 Owns: the socket, signals, the key beyond loopback. Never touches: routes.
 """

@@ -76,7 +76,7 @@ def open_world(key: str, data: str | None, report: Callable[[TaskVerdict], None]
     task = make_task(key)
     if data is not None:
         raise PlatformError(
-            f"a task brings its own data ({task.seed.key}): name {data} with an app ({', '.join(APPS)})"
+            f"a task has its own data ({task.seed.key}); give {data} only with an app ({', '.join(APPS)})"
         )
     return StdioWorld(Instance(task.seed), task, report)
 

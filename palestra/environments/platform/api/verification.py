@@ -91,7 +91,7 @@ class VerifierService:
         return wire.verifier(key, self._source_of(task))
 
     async def execute(self, body: ControlRequest) -> object:
-        request = read_as(body.body, ExecuteRequest, "this is no request to verify something")
+        request = read_as(body.body, ExecuteRequest, "this is not a request to run a verifier")
         self.pool.record(instance_id := _instance_id(request), body.team)
         began = time.perf_counter()
         is_known = (body.team, request.sha256 or "") in self._sources
@@ -104,7 +104,7 @@ class VerifierService:
 
     async def execute_function(self, instance_id: str, body: bytes) -> object:
         """At an instance's runner."""
-        request = read_as(body, FunctionRequest, "this is no verifier")
+        request = read_as(body, FunctionRequest, "this is not a verifier")
         try:
             _check_first(request.function_code, request.function_name)
             given = VerifierInput(final_answer=request.text_solution, conversation=request.conversation)
@@ -122,7 +122,7 @@ class VerifierService:
         if own is not None and self._is_ours(own, source, request.sha256):
             return self._own(own, instance_id, given)
         if source is None:
-            raise CannotVerify("bundle not found: send it with the request")
+            raise CannotVerify("bundle not found; send it with the request")
         _check_first(source, request.function_name)
         return await self._foreign(instance_id, source, given, request.timeout)
 
@@ -144,8 +144,8 @@ class VerifierService:
         with self.pool.use(instance_id) as instance:
             if (instance.app.key, instance.seed.key) != (task.app.key, task.seed.key):
                 raise CannotVerify(
-                    f"{task.key} is a task of {task.app.key} with data {task.seed.key}, "
-                    f"not of {instance.app.key} with {instance.seed.key}"
+                    f"{task.key} is a task of {task.app.key} with data {task.seed.key}, but the instance is "
+                    f"{instance.app.key} with {instance.seed.key}"
                 )
             verdict = verify(task, instance, given.final_answer)
         lines = [*verdict.failed, *(f"App {name}: {int(is_right)}" for name, is_right in verdict.apps.items())]
@@ -159,7 +159,7 @@ class VerifierService:
         with self.pool.use(instance_id) as instance:
             seed, current = instance.seed.data, instance.snapshot()
         if timeout_s is not None and not timeout_s > 0:
-            raise CannotVerify(f"the timeout is a number above 0, not {timeout_s:g}")
+            raise CannotVerify(f"the timeout must be a positive number, not {timeout_s:g}")
         limits = VerifierLimits(wall_s=min(timeout_s or VerifierLimits().wall_s, MAX_WALL_S))
         async with self._slots:
             ran = await run_verifier(source, seed, current, given.final_answer, given.conversation, limits)
@@ -178,7 +178,7 @@ def _task(key: str) -> PlatformTask | None:
 def _instance_id(request: ExecuteRequest) -> str:
     last = request.args_array[-1] if request.args_array else None
     if not isinstance(last, dict) or not isinstance(last.get("env"), str):
-        raise PlatformRefusal(400, 'the last of args_array names the instance: {"env": "…"}')
+        raise PlatformRefusal(400, 'the last entry of args_array must name the instance: {"env": "…"}')
     return last["env"]
 
 
@@ -189,7 +189,7 @@ def _unpacked(bundle: str) -> str:
                 raise CannotVerify(f"{BUNDLED} has more than {MAX_SOURCE_BYTES >> 20} MiB")
             return archive.read(BUNDLED).decode()
     except (binascii.Error, zipfile.BadZipFile, KeyError, UnicodeDecodeError, NotImplementedError, OSError) as e:
-        raise CannotVerify(f"the bundle is no zip with a {BUNDLED}: {e}") from None
+        raise CannotVerify(f"the bundle is not a zip file with a {BUNDLED}: {e}") from None
 
 
 def _check_first(source: str, name: str | None) -> None:
@@ -198,14 +198,14 @@ def _check_first(source: str, name: str | None) -> None:
     if found is None:
         raise CannotVerify("there is no function in the source")
     if name is not None and name != found[1]:
-        raise CannotVerify(f"the first function of the source is {found[1]}, not {name}: put {name} first")
+        raise CannotVerify(f"the first function of the source is {found[1]}; put {name} first")
 
 
 class _PlainData(pickle.Unpickler):
     """Numbers, texts, lists and the like. A pickle that names anything of Python's is refused unread."""
 
     def find_class(self, module_name: str, global_name: str, /) -> object:
-        raise pickle.UnpicklingError(f"it holds a {module_name}.{global_name}, and may hold plain data only")
+        raise pickle.UnpicklingError(f"it holds a {module_name}.{global_name}, but only plain data is allowed")
 
 
 def _given(args: str | None) -> VerifierInput:
@@ -221,7 +221,7 @@ def _given(args: str | None) -> VerifierInput:
     except Exception as e:  # a stranger's pickle may raise anything
         raise CannotVerify(f"the arguments cannot be read: {e}") from None
     if others:
-        raise CannotVerify("a verifier is given final_answer and conversation here, nothing else")
+        raise CannotVerify("only final_answer and conversation can be passed to a verifier")
     return given
 
 

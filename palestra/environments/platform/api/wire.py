@@ -65,7 +65,7 @@ def warnings(record: InstanceRecord) -> list[str]:
     asked_s = record.wanted.ttl_s
     if asked_s is None or asked_s <= record.ttl_s:
         return []
-    return [f"ttl_seconds {asked_s:.0f} is more than an instance lives here: it was cut to {record.ttl_s:.0f}"]
+    return [f"ttl_seconds {asked_s:.0f} is more than the limit; it was reduced to {record.ttl_s:.0f}"]
 
 
 def urls(root: str, login: str = "") -> JsonObject:

@@ -89,7 +89,7 @@ async def run_verifier(
     async with _room():
         said = await process.run_sandboxed(CHILD, question, limit_s=limits.wall_s, max_answer=MAX_ANSWER)
     if said.is_late:
-        return VerifierExecution(success=False, error=f"the verifier did not end within {limits.wall_s:g} s")
+        return VerifierExecution(success=False, error=f"the verifier did not finish within {limits.wall_s:g} s")
     return _execution(said)
 
 
@@ -121,4 +121,6 @@ def _warn_once() -> None:
     global _has_warned  # noqa: PLW0603
     if not _has_warned:
         _has_warned = True
-        log.warning("verifiers run without a kernel's filter here (it needs Linux): only run those you trust")
+        log.warning(
+            "verifiers run without a system-call filter here, which needs Linux; run only verifiers that you trust"
+        )

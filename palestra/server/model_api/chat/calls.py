@@ -1,6 +1,6 @@
-"""Chat calls, whichever route they come by: from messages to an answer, at once or as it is said.
+"""Chat calls of all routes: from messages to an answer, whole or streamed.
 
-Owns: the way of a call. Never touches: how prompts are held, how answers are written down.
+Owns: the steps of a call. Never touches: how prompts are cached, how answers are written.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def _prompt_request(
         return request
     if not tokenizer.template_knows(EFFORT):
         raise invalid(
-            EFFORT, f"{EFFORT}: this model's chat template does not know it; leave it out", code="unsupported"
+            EFFORT, f"{EFFORT}: this model's chat template does not support it; leave it out", code="unsupported"
         )
     return replace(request, template_kwargs={EFFORT: call.reasoning_effort, **request.template_kwargs})
 

@@ -1,6 +1,6 @@
 """One choice of a chat while it is generated: tokens in, pieces out, and in the end the whole choice.
 
-Owns: names of tool calls, what a choice says in the end. Never touches: the engine, traces, wires.
+Owns: ids of tool calls, the finished choice. Never touches: the engine, traces, HTTP.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""What comes of a chat call, whichever route it came by: an answer, or events that end with one.
+"""The result of a chat call of any route: an answer, or events that end with one.
 
-Chat completions, Responses and Messages are three ways to write these down. Owns: the records. Never touches: wires.
+Chat completions, Responses and Messages write these in three formats.
+
+Owns: the records. Never touches: HTTP.
 """
 
 from __future__ import annotations

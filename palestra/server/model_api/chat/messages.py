@@ -29,9 +29,9 @@ TOKEN_FIELDS = (PROMPT_IDS, SAMPLED_IDS, LOGPROBS)
 
 def read_messages(given: Sequence[JsonObject]) -> list[JsonObject]:
     if not given:
-        raise invalid("messages", "messages: it is empty; send at least one")
+        raise invalid("messages", "messages is empty; send at least one")
     if len(given) > MAX_MESSAGES:
-        raise invalid("messages", f"messages: {len(given)} of them; at most {MAX_MESSAGES} are read")
+        raise invalid("messages", f"messages: {len(given)} were sent, but at most {MAX_MESSAGES} are allowed")
     messages = [_message(message, f"messages[{i}]") for i, message in enumerate(given)]
     calls = CallsSoFar()
     for i, message in enumerate(messages):
@@ -60,7 +60,7 @@ class CallsSoFar:
     def _check(self, call_id: str | None, where: str) -> None:
         """Without an id, as text environments tell results, it is of whatever the assistant said before."""
         if call_id is None and not self._has_answered:
-            raise _wrong(where, "a tool's result, but the assistant has not called any tool yet")
+            raise _wrong(where, "this is a tool's result, but the assistant has not called a tool yet")
         if call_id is not None and call_id not in self._ids:
             known = ", ".join(map(shown, list(self._ids)[-MAX_IDS_SHOWN:])) or "none"
             raise _wrong(where, f"no call before it has the id {shown(call_id)}; ids of calls so far: {known}")
@@ -152,7 +152,7 @@ def _calls(given: object, where: str) -> list[JsonObject]:
 def _call(given: Any, where: str) -> JsonObject:
     function = given.get("function") if isinstance(given, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise _wrong(where, 'it must read {"type": "function", "function": {"name": …, "arguments": …}}')
+        raise _wrong(where, 'it must have the form {"type": "function", "function": {"name": …, "arguments": …}}')
     call = {"type": "function", "function": {"name": function["name"], "arguments": _arguments(function, where)}}
     return {"id": given["id"], **call} if isinstance(given.get("id"), str) else call
 
@@ -172,7 +172,7 @@ def _arguments(function: JsonObject, where: str) -> Any:
 
 def check_depth(value: object, where: str) -> None:
     if is_too_deep(value):
-        raise _wrong(where, f"it is nested more than {MAX_DEPTH} deep")
+        raise _wrong(where, f"it is nested more than {MAX_DEPTH} levels deep")
 
 
 def _tool(given: JsonObject, where: str) -> JsonObject:
@@ -180,7 +180,7 @@ def _tool(given: JsonObject, where: str) -> JsonObject:
     check_depth(given, where)
     function = given.get("function")
     if given.get("type") != "function" or not isinstance(function, dict):
-        raise _wrong(where, 'it must read {"type": "function", "function": {"name": …}}')
+        raise _wrong(where, 'it must have the form {"type": "function", "function": {"name": …}}')
     name = function.get("name")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
         raise _wrong(where, f"function.name is {shown(name)}; it must be a string of 1 to {MAX_NAME} characters")

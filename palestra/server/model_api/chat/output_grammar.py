@@ -1,6 +1,6 @@
-"""What an answer must look like, as a grammar: a format, calls of tools, and the thinking before them.
+"""The grammar of an answer: a format, tool calls, and the thinking before them.
 
-Owns: how they go together. Never touches: how grammars are followed.
+Owns: how they are combined. Never touches: how grammars are enforced.
 """
 
 from __future__ import annotations
@@ -46,12 +46,14 @@ def text_grammar(call: SamplingFields) -> Grammar | None:
 
 def _refuse_both(choice: ToolChoice, tools: ToolParser) -> None:
     if choice.is_required:
-        raise invalid("tool_choice", "tool_choice: a call that has to be made leaves no room for a response_format")
+        raise invalid(
+            "tool_choice", "tool_choice: a required call cannot be combined with a response_format; send one of them"
+        )
     if tools.openings:
         raise invalid(
             "response_format",
-            "response_format: this model writes its calls as JSON, too, so nothing tells them apart; "
-            "send tool_choice none, or required",
+            "response_format: this model also writes its calls as JSON, so the two cannot be told apart; "
+            "send tool_choice none or required",
         )
 
 

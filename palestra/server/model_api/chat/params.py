@@ -1,4 +1,4 @@
-"""From a request's fields to what the engine samples with.
+"""From a request's fields to the engine's sampling parameters.
 
 Owns: defaults, room in the context. Never touches: prompts.
 """
@@ -58,6 +58,6 @@ def _bias(call: SamplingFields, target: SamplingTarget) -> dict[int, float]:
     bias: dict[int, float] = {}
     for name, value in (call.logit_bias or {}).items():
         if not (name.isascii() and name.isdigit()) or len(name) > 10 or int(name) >= vocabulary:
-            raise invalid("logit_bias", f"logit_bias: {shown(name)} is no token id below {vocabulary}")
+            raise invalid("logit_bias", f"logit_bias: {shown(name)} is not a token id below {vocabulary}")
         bias[int(name)] = value
     return bias

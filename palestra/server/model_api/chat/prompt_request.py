@@ -27,7 +27,7 @@ def prompt_request(caller: Caller, target: SamplingTarget, call: ChatRequest | T
     if continues and call.add_generation_prompt:
         raise invalid(CONTINUE, f"{CONTINUE} and add_generation_prompt are both true; send one of them")
     if continues and roles[-1] != "assistant":
-        raise invalid(CONTINUE, f"{CONTINUE}: the last message is the {roles[-1]}'s; it must be the assistant's")
+        raise invalid(CONTINUE, f"{CONTINUE}: the last message has the role {roles[-1]}; it must be assistant")
     return PromptRequest(
         scope=_scope(caller, target),
         messages=messages,
@@ -67,9 +67,13 @@ def _prefix(call: ChatRequest | TokenizeRequest, roles: list[str]) -> TokenPrefi
             else TokenPrefix(brought.ids, brought.place + 1)
         )
     if not ids:
-        raise invalid(PREFIX, f"{PREFIX}: it is empty; leave it out, or send the ids up to the last answer")
+        raise invalid(PREFIX, f"{PREFIX} is empty; leave it out, or send the ids up to the last answer")
     if "assistant" not in roles:
-        raise invalid(PREFIX, f"{PREFIX}: they are the ids up to the assistant's last message, and there is none")
+        raise invalid(
+            PREFIX, f"{PREFIX} holds the ids up to the assistant's last message, but there is no such message"
+        )
     if call.history == HistoryMode.TEMPLATE:
-        raise invalid("history", f"history: template renders all of the prompt; leave out {PREFIX}, or send exact")
+        raise invalid(
+            "history", f"history: template renders the whole prompt; leave out {PREFIX}, or send history: exact"
+        )
     return TokenPrefix(ids, len(roles) - roles[::-1].index("assistant"))

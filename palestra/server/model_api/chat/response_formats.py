@@ -1,4 +1,4 @@
-"""What the text of an answer has to look like: JSON, by a schema, an expression, one of a few.
+"""Formats for the text of an answer: JSON, a schema, a regular expression, one of a few choices.
 
 Owns: `response_format` and vLLM's fields for it. Never touches: tool calls, thinking.
 """
@@ -34,7 +34,7 @@ def content_format(call: SamplingFields) -> Grammar | None:
     requested = [(name, grammar) for name, grammar in _requested_formats(call) if grammar is not None]
     if len(requested) > 1:
         (first, _), (second, _), *_ = requested
-        raise invalid(second, f"{first} and {second} both say what the answer looks like; send one of them")
+        raise invalid(second, f"{first} and {second} both define the form of the answer; send one of them")
     return msgspec.structs.replace(requested[0][1], asked_by=requested[0][0]) if requested else None
 
 
@@ -48,7 +48,7 @@ def check_size(where: str, value: object) -> None:
             values += one  # of a dict, the keys
             values += one.values() if isinstance(one, dict) else ()
     if size > MAX_GRAMMAR:
-        raise _wrong(where, f"it has more than {MAX_GRAMMAR} characters, and no more are followed; send a smaller one")
+        raise _wrong(where, f"it has more than {MAX_GRAMMAR} characters, which is the limit; send a smaller one")
 
 
 def _requested_formats(call: SamplingFields) -> Iterator[tuple[str, Grammar | None]]:
@@ -75,7 +75,7 @@ def _response_format(given: JsonObject) -> Grammar | None:
         case {"type": "json_schema"}:
             detail = 'a schema is missing; send {"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}'
         case _:
-            detail = f"{shown(given.get('type'))} is no type; send text, json_object or json_schema"
+            detail = f"{shown(given.get('type'))} is not a type; send text, json_object or json_schema"
     raise _wrong("response_format", detail)
 
 
@@ -99,7 +99,7 @@ def _json(where: str, schema: object, options: JsonMapping = MappingProxyType({}
         except (ValueError, RecursionError) as error:
             raise _wrong(where, f"it is not JSON: {error}") from None
     if not isinstance(schema, dict):
-        raise _wrong(where, f"{shown(schema)} is no JSON schema; that is an object")
+        raise _wrong(where, f"{shown(schema)} is not a JSON schema, which is an object")
     theirs = schema.get(OPTIONS)
     if theirs is None or isinstance(theirs, dict):
         schema = {**schema, OPTIONS: {**SPACE, **options, **(theirs or {})}}
@@ -116,7 +116,7 @@ def _grammar(where: str, grammar: object) -> Grammar:
 
 def _one_of(where: str, choices: object) -> Grammar:
     if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) for choice in choices):
-        raise _wrong(where, "it must be a list of texts, at least one")
+        raise _wrong(where, "it must be a list of at least one text")
     # As one terminal: there may be thousands, and a rule would have each of them in mind at every token.
     texts = " | ".join(map(literal, dict.fromkeys(choices)))
     return Grammar(kind=GrammarKind.LARK, text=f"start: CHOICE\nCHOICE: {texts}")
@@ -124,7 +124,7 @@ def _one_of(where: str, choices: object) -> Grammar:
 
 def _words(where: str, given: object) -> str:
     if not isinstance(given, str) or not given.strip():
-        raise _wrong(where, f"{shown(given)} must be a text, and not an empty one")
+        raise _wrong(where, f"{shown(given)} must be a text that is not empty")
     return given
 
 

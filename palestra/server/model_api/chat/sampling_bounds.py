@@ -1,6 +1,6 @@
-"""Sampling within what an episode's run allows.
+"""Sampling parameters within the bounds of an episode's run.
 
-Owns: which fields of a call are refused, which are cut. Never touches: what the bounds are (the run's settings).
+Owns: which fields of a call are refused, which are reduced. Never touches: what the bounds are (the run's settings).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def bounded(call: C, bounds: SamplingBounds | None) -> C:
     for name, harmless in FILTERS.items():
         given = getattr(call, name)
         if not bounds.can_filter and given is not None and given not in harmless:
-            _refuse_or_pass(bounds, name, "this run allows no filters of what is drawn; leave it out")
+            _refuse_or_pass(bounds, name, "this run does not allow top_p, top_k and the like; leave it out")
             changes[name] = None
     return call.model_copy(update=changes)
 
@@ -61,7 +61,7 @@ def bounded_tokens(requested: int | None, bounds: SamplingBounds | None) -> int 
 def _check_answers(call: SamplingFields, bounds: SamplingBounds) -> None:
     answers = call.choices * (len(call.prompts) if isinstance(call, CompletionRequest) else 1)
     if bounds.max_n is not None and answers > bounds.max_n:
-        raise invalid("n", f"n: at most {bounds.max_n} answers to a call in this run, found {answers}", code=CODE)
+        raise invalid("n", f"n: this run allows at most {bounds.max_n} answers to a call, found {answers}", code=CODE)
 
 
 def _refuse_or_pass(bounds: SamplingBounds, name: str, why: str) -> None:

@@ -1,6 +1,6 @@
-"""A call that is ready to be sampled, and what is noted of it afterwards.
+"""A call that is ready to be sampled, and the record of it afterwards.
 
-Owns: the engine's request, the facts of a turn. Never touches: where prompts come from, what answers look like.
+Owns: the engine's request, the facts of a turn. Never touches: how prompts are made, the format of answers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""What the calls may say. Fields of newer clients pass; those we know and cannot do are refused by name.
-
-Owns: fields, their bounds, the list of what is not there yet. Never touches: messages and tools; see `messages`.
+"""Fields of the calls. Unknown fields of newer clients pass; known but unsupported ones are refused by name. Owns:
+fields, their bounds, the list of unsupported ones. Never touches: messages and tools; see `messages`.
 """
 
 from __future__ import annotations
@@ -148,7 +147,7 @@ class SamplingFields(ModelApiBody):
     @model_validator(mode="after")
     def _stops_are_few_and_not_empty(self) -> SamplingFields:
         if len(self.stops) > MAX_STOPS or not all(self.stops):
-            raise invalid("stop", f"stop: 1 to {MAX_STOPS} strings, none of them empty")
+            raise invalid("stop", f"stop: send 1 to {MAX_STOPS} strings, none of them empty")
         return self
 
     @model_validator(mode="after")
@@ -156,7 +155,7 @@ class SamplingFields(ModelApiBody):
         try:
             msgspec.msgpack.encode(self.metadata)
         except (OverflowError, RecursionError, UnicodeEncodeError, msgspec.MsgspecError) as error:
-            raise invalid("metadata", f"metadata cannot be kept: {error}") from None
+            raise invalid("metadata", f"metadata cannot be stored: {error}") from None
         longest = self.max_tokens or getattr(self, "max_completion_tokens", None)
         if longest is not None and self.min_tokens is not None and self.min_tokens > longest:
             raise invalid("min_tokens", f"min_tokens is {self.min_tokens}, more than the {longest} tokens allowed")
@@ -223,15 +222,17 @@ class CompletionRequest(SamplingFields):
     @model_validator(mode="after")
     def _not_too_many(self) -> CompletionRequest:
         if not all(self.prompts):
-            raise invalid("prompt", "prompt: it is empty; send some text, or token ids")
+            raise invalid("prompt", "prompt is empty; send some text, or token ids")
         if len(self.prompts) * self.choices > MAX_PROMPTS:
-            raise invalid("prompt", f"prompt: {len(self.prompts)} of them times n is more than {MAX_PROMPTS}")
+            raise invalid("prompt", f"prompt: {len(self.prompts)} prompts times n is more than {MAX_PROMPTS}")
         return self
 
     @model_validator(mode="after")
     def _says_something(self) -> CompletionRequest:
         if self.max_tokens == 0 and (self.stream or not (self.echo or self.prompt_logprobs is not None)):
-            raise invalid("max_tokens", "max_tokens: 0 is for echo or prompt_logprobs, and not streamed")
+            raise invalid(
+                "max_tokens", "max_tokens: 0 is allowed only with echo or prompt_logprobs, and without stream"
+            )
         if self.stream and self.echo and self.logprobs is not None:
             raise invalid("echo", "echo with logprobs is known at the end only; send stream: false")
         return self
@@ -258,7 +259,7 @@ class TokenizeRequest(ModelApiBody):
     @model_validator(mode="after")
     def _one_of_two(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
-            raise invalid("prompt", "send prompt (a text) or messages, one of them")
+            raise invalid("prompt", "send either prompt (a text) or messages")
         for name in ("continue_final_message", "required_prefix_token_ids", "history"):
             if self.messages is None and getattr(self, name):
                 raise invalid(name, f"{name} is for messages, not for a text")

@@ -49,7 +49,7 @@ def tool_choice_of(call: ChatRequest) -> ToolChoice | None:
             return _choice(call, _some(allowed), required=mode == "required", chosen=len(allowed) < len(tools))
         case _:
             raise _wrong(
-                f'{shown(given)} is no choice; send auto, none, required, {{"type": "function", "function": '
+                f'{shown(given)} is not a tool choice; send auto, none, required, {{"type": "function", "function": '
                 '{"name": …}} or {"type": "allowed_tools", "allowed_tools": {"mode": …, "tools": […]}}'
             )
 
@@ -96,7 +96,7 @@ def _named(name: str, tools: Sequence[Tool]) -> Tool:
 
 def _some(tools: Sequence[Tool]) -> Sequence[Tool]:
     if not tools:
-        raise _wrong("no tools to choose from; send some as tools")
+        raise _wrong("there are no tools to choose from; send some in tools")
     return tools
 
 

@@ -1,6 +1,6 @@
-"""Text completions: prompts in, their continuations out, at once or as they are drawn.
+"""Text completions: prompts and their continuations, whole or streamed.
 
-Owns: the way of a call. Never touches: conversations.
+Owns: the steps of a call. Never touches: conversations.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Anthropic's messages, blocks in turns of two speakers, as those of a chat call.
+"""Anthropic's messages, with blocks of two speakers, as messages of a chat call.
 
-Owns: what each block becomes, and saying where something is wrong. Never touches: tools, sampling.
+Owns: the conversion of each block, errors with their place. Never touches: tools, sampling.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def read_conversation(system: str | list[JsonObject] | None, given: Sequence[Blo
     """Neighbours of one role are one turn: a prefill and what continued it, say."""
     messages: list[Message] = []
     if len(given) > MAX_MESSAGES:
-        raise wrong("messages", f"{len(given)} of them; at most {MAX_MESSAGES} are read")
+        raise wrong("messages", f"{len(given)} were sent, but at most {MAX_MESSAGES} are allowed")
     if system:
         messages.append({"role": "system", "content": _joined(_blocks(system, "system"), "system")})
     calls = CallsSoFar()
@@ -129,7 +129,7 @@ def _blocks(content: object, where: str) -> list[Block]:
         raise wrong(where, "it must be a string, or a list of blocks")
     for i, block in enumerate(content):
         if not isinstance(block, dict):
-            raise wrong(f"{where}[{i}]", f"{shown(block)} is no block; it must be an object with a type")
+            raise wrong(f"{where}[{i}]", f"{shown(block)} is not a block; it must be an object with a type")
     return content
 
 
@@ -147,7 +147,7 @@ def _misplaced(block: Block, where: str) -> ApiError:
     kind = block.get("type")
     if kind in ("tool_use", "thinking", "redacted_thinking", "tool_result"):
         speaker = "a user's" if kind == "tool_result" else "an assistant's"
-        return wrong(where, f"a block of type {shown(kind)} belongs into {speaker} message")
+        return wrong(where, f"a block of type {shown(kind)} is allowed only in {speaker} message")
     return wrong(where, f"a block of type {shown(kind)} is not supported: this model reads text only")
 
 

@@ -1,4 +1,4 @@
-"""From a Messages call to the chat call it is.
+"""Converts a Messages call to a chat call.
 
 Owns: which field becomes which. Never touches: HTTP, sampling.
 """
@@ -70,7 +70,7 @@ def _shared(call: CountRequest) -> JsonObject:
         fields["chat_template_kwargs"] = kwargs
     if messages[-1]["role"] == "assistant":
         if "tool_calls" in messages[-1]:
-            raise wrong("messages", "the last one calls tools; send their tool_result blocks after it")
+            raise wrong("messages", "the last message calls tools; send their tool_result blocks after it")
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
     return fields
 
@@ -90,7 +90,8 @@ def _tool(given: JsonObject, where: str) -> JsonObject:
         value = given.get(name)
         if value is not None and value not in harmless:
             raise wrong(
-                where, f"{name}: {shown(value)} is not supported; tools here are yours to run, and shown at once"
+                where,
+                f"{name}: {shown(value)} is not supported; tools are run by the client, and the model sees all of them",
             )
     if not isinstance(given.get("input_schema"), dict):
         raise wrong(where, f"input_schema is {shown(given.get('input_schema'))}; it must be a JSON schema")

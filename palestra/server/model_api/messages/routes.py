@@ -1,4 +1,5 @@
-"""Anthropic's Messages over HTTP. Thin: what a call means is in `request`; answers are in `answer` and `stream`."""
+"""Anthropic's Messages over HTTP. Thin: what a call means is in `request`; answers are in `response_body` and
+`stream`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""What Messages calls may say. Fields of newer clients pass; those we know and cannot do are refused by name.
-
-Owns: fields, their bounds, what is not there. Never touches: what they become; see `request`.
+"""Fields of Messages calls. Unknown fields of newer clients pass; known but unsupported ones are refused by name. Owns:
+fields, their bounds, the list of unsupported ones. Never touches: their conversion; see `request`.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ SAID_OTHERWISE = {
     "reasoning_effort": "send output_config.effort",
     "continue_final_message": "it follows from whose message is the last",
     "add_generation_prompt": "it follows from whose message is the last",
-    "logprobs": "send return_token_ids, the logprobs come along",
-    "top_logprobs": "send return_token_ids, the logprobs of what was sampled come along",
+    "logprobs": "send return_token_ids, which also returns the logprobs",
+    "top_logprobs": "send return_token_ids, which also returns the logprobs of sampled tokens",
     "return_tokens_as_token_ids": "send return_token_ids",
-    "prompt_logprobs": "a Message has no place for them",
-    "stream_options": "usage is always told",
-    "n": "a Message is one answer; send several calls",
+    "prompt_logprobs": "a Message has no field for them",
+    "stream_options": "usage is always sent",
+    "n": "a Message is one answer; send the request several times",
 }
 """Fields of chat completions that mean nothing here, and what to do instead. All its others mean the same."""
 
@@ -77,7 +76,7 @@ class AnthropicToolChoice(ModelApiBody):
     @model_validator(mode="after")
     def _is_named(self) -> AnthropicToolChoice:
         if (self.type == "tool") != (self.name is not None):
-            raise wrong("tool_choice", 'a name goes with type "tool", and only with it')
+            raise wrong("tool_choice", 'a name is needed with type "tool", and allowed only with it')
         return self
 
 
@@ -107,14 +106,14 @@ class CountRequest(ModelApiBody):
     @model_validator(mode="after")
     def _is_whole(self) -> CountRequest:
         if self.thread is not None:
-            detail = "send the whole conversation without it; what was read before is not read again"
+            detail = "send the whole conversation without it; the part that was sent before is cached"
             raise wrong("thread", detail, code=NO_THREADS)
         return self
 
     @model_validator(mode="after")
     def _one_format(self) -> CountRequest:
         if self.output_format is not None and self.output_config is not None and self.output_config.format is not None:
-            raise wrong("output_format", "it is in output_config too; send one of them")
+            raise wrong("output_format", "it is also in output_config; send one of them")
         return self
 
     @property
@@ -133,7 +132,7 @@ class MessagesRequest(CountRequest):
     def _is_said_our_way(self) -> MessagesRequest:
         for name, better in SAID_OTHERWISE.items():
             if (self.model_extra or {}).get(name) is not None:
-                raise invalid(None, f"{name}: a field of chat completions; with Messages, {better}")
+                raise invalid(None, f"{name} is a field of chat completions; with Messages, {better}")
         budget = self.thinking.budget_tokens if self.thinking is not None else None
         if budget is not None and budget >= self.max_tokens:
             raise wrong("thinking.budget_tokens", f"it must be less than max_tokens, which is {self.max_tokens}")

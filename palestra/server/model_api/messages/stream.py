@@ -1,4 +1,4 @@
-"""An answer as it is said, in Anthropic's events: put together, they are the Message that a plain call gets.
+"""An answer as a stream of Anthropic's events; together they are the Message that a plain call gets.
 
 Owns: the events and their order. Never touches: where they come from, HTTP.
 """

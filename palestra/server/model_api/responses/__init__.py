@@ -1,1 +1,1 @@
-"""OpenAI's Responses API: another way to write down a chat call and what comes of it. Begin at `calls`."""
+"""OpenAI's Responses API: another format of a chat call and its answer. Begin at `calls`."""

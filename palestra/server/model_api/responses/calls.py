@@ -1,6 +1,6 @@
-"""Calls of the Responses API: a chat call, asked for and told in other words.
+"""Calls of the Responses API as chat calls.
 
-Owns: the way there and back. Never touches: HTTP, sampling.
+Owns: the conversion there and back. Never touches: HTTP, sampling.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Items of a response of which more may come, and the events that tell of them.
+"""Unfinished items of a streamed response, and their events.
 
 Owns: each kind's events from its beginning to its end. Never touches: which item comes when.
 """

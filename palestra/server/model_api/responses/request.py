@@ -1,4 +1,4 @@
-"""A call of `/v1/responses` as the chat call it stands for, and what that refuses in the words of this API.
+"""Converts a call of `/v1/responses` to a chat call, and its errors back to this API.
 
 Owns: fields whose names or shapes differ. Never touches: items; see `items`.
 """
@@ -103,7 +103,7 @@ def _tools(call: ResponsesRequest) -> JsonObject:
 
 
 def _format(text: JsonObject) -> JsonObject | None:
-    _only(text, "text", "verbosity", ("medium",), 'say in the instructions how much to write, send "medium"')
+    _only(text, "text", "verbosity", ("medium",), 'say in the instructions how much to write, or send "medium"')
     given = text.get("format")
     if given is None:
         return None
@@ -116,7 +116,7 @@ def _format(text: JsonObject) -> JsonObject | None:
 def _effort(reasoning: JsonObject) -> Any:
     in_full = ("auto", "detailed")
     for name in ("summary", "generate_summary"):
-        _only(reasoning, "reasoning", name, in_full, 'reasoning is told in full, send "auto"')
+        _only(reasoning, "reasoning", name, in_full, 'reasoning is returned in full; send "auto"')
     _only(reasoning, "reasoning", "context", ("auto",), "send history: exact or template")
     _only(reasoning, "reasoning", "mode", ("standard",), 'send "standard"')
     return reasoning.get("effort")
@@ -125,12 +125,12 @@ def _effort(reasoning: JsonObject) -> Any:
 def _only(given: JsonObject, field: str, name: str, harmless: tuple[Any, ...], advice: str) -> None:
     if (value := given.get(name)) is not None and value not in harmless:
         where = f"{field}.{name}"
-        raise invalid(where, f"{where}: {shown(value)} is not here; {advice}", code="unsupported")
+        raise invalid(where, f"{where}: {shown(value)} is not supported; {advice}", code="unsupported")
 
 
 def _logprobs(call: ResponsesRequest) -> JsonObject:
     if (other := next((one for one in call.include or () if one not in (LOGPROBS, CLEAR)), None)) is not None:
-        raise invalid("include", f"include: {shown(other)} is not here; {LOGPROBS} is", code="unsupported")
+        raise invalid("include", f"include: {shown(other)} is not supported; {LOGPROBS} is", code="unsupported")
     if call.wants_logprobs:
         return {"logprobs": True, "top_logprobs": call.top_logprobs}
     if call.top_logprobs:

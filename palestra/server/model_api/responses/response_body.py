@@ -1,6 +1,6 @@
-"""An answer as the Responses API writes it: items, and around them the request told back.
+"""An answer in the format of the Responses API: items, and the fields of the request.
 
-Owns: the JSON. Never touches: how an answer came about.
+Owns: the JSON. Never touches: how the answer was made.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ async def input_tokens(request: Request, service: ServiceNow, caller: ModelCalle
 @router.api_route("/responses/{rest:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
 async def nothing_kept(rest: str, caller: ModelCallerNow) -> Response:
     detail = (
-        f"nothing is at /responses/{shown(rest)[1:-1]}: responses are not kept under their id; "
-        "what was said is in /v1/traces/{trace_id}, and a response has its trace_id"
+        f"there is nothing at /responses/{shown(rest)[1:-1]}: responses are not stored by id; "
+        "their conversations are in /v1/traces/{trace_id}, and each response names its trace_id"
     )
     raise ApiError(404, detail, param="response_id", code="not_found")

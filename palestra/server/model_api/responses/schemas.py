@@ -1,4 +1,4 @@
-"""What a call of `/v1/responses` may say, and what to send instead of what it may not.
+"""Fields of a call of `/v1/responses`, and what to send instead of unsupported ones.
 
 Owns: fields, their bounds, advice. Never touches: what is in `input` and `tools`; see `items` and `request`.
 """
@@ -26,25 +26,27 @@ class FieldReplacement:
 
 
 _WHOLE = (
-    "nothing is kept under a response's id; send the whole conversation as input: "
-    "what was said before is held token for token, and costs nothing"
+    "responses are not stored by id; send the whole conversation as input: the part that was sent before is "
+    "cached token for token and costs nothing"
 )
 INSTEAD = {
     "previous_response_id": FieldReplacement(_WHOLE),
     "conversation": FieldReplacement(_WHOLE),
     "prompt": FieldReplacement("there are no stored prompts; send instructions and input"),
-    "background": FieldReplacement("nothing runs in the background; leave it out, and wait or stream", (False,)),
-    "truncation": FieldReplacement(
-        'nothing is left out of a conversation; shorten the input, send "disabled"', ("disabled",)
+    "background": FieldReplacement(
+        "background responses are not supported; leave it out, and wait or stream", (False,)
     ),
-    "messages": FieldReplacement("of chat completions; send input"),
+    "truncation": FieldReplacement(
+        'conversations are not truncated; shorten the input, or send "disabled"', ("disabled",)
+    ),
+    "messages": FieldReplacement("a field of chat completions; send input"),
     "max_tokens": FieldReplacement("of chat completions; send max_output_tokens"),
     "max_completion_tokens": FieldReplacement("of chat completions; send max_output_tokens"),
-    "response_format": FieldReplacement("of chat completions; send text.format"),
-    "reasoning_effort": FieldReplacement("of chat completions; send reasoning.effort"),
-    "verbosity": FieldReplacement("of chat completions; send text.verbosity"),
+    "response_format": FieldReplacement("a field of chat completions; send text.format"),
+    "reasoning_effort": FieldReplacement("a field of chat completions; send reasoning.effort"),
+    "verbosity": FieldReplacement("a field of chat completions; send text.verbosity"),
     "logprobs": FieldReplacement(f'of chat completions; send include: ["{LOGPROBS}"]', (False,)),
-    "prompt_logprobs": FieldReplacement("chat completions tell them; a response has no place for them"),
+    "prompt_logprobs": FieldReplacement("only chat completions return them; a response has no field for them"),
     "n": FieldReplacement("a response is one sample; send the request n times", (1,)),
 }
 

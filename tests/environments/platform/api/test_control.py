@@ -109,7 +109,7 @@ def test_a_ttl_beyond_a_day_is_cut_and_the_client_is_told(platform: Platform):
     day_s = 24 * 3600
     made = platform.make(ttl_seconds=10 * day_s)
     assert made["ttl_seconds"] == day_s
-    assert made["warnings"] == ["ttl_seconds 864000 is more than an instance lives here: it was cut to 86400"]
+    assert made["warnings"] == ["ttl_seconds 864000 is more than the limit; it was reduced to 86400"]
     found = platform.http.get(f"/v1/env/instances/{made['instance_id']}").json()
     assert (found["ttl_seconds"], found["warnings"]) == (made["ttl_seconds"], made["warnings"])
     beat = platform.http.post(f"/v1/env/instances/{made['instance_id']}/heartbeat").json()
@@ -134,8 +134,8 @@ def test_ids_cannot_be_guessed(platform: Platform):
         ({"data_version": "v9"}, "Version 'v9' not found"),
         ({"data_key": "kinesis"}, "a key looks like small-17"),
         ({"seed": -1}, "a key looks like small-17"),
-        ({"p_error": 0.5}, "p_error is not offered"),
-        ({"timestamp": 5}, "timestamp is not offered"),
+        ({"p_error": 0.5}, "p_error is not supported"),
+        ({"timestamp": 5}, "timestamp is not supported"),
         ({"image_type": "mcp"}, "no screens"),
         ({"ttl_seconds": 0}, "above 0"),
         ({"heartbeat_interval": -1}, "above 0"),

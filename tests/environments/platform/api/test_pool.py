@@ -168,7 +168,7 @@ def test_a_request_that_comes_again_gets_its_instance(clock: Clock):
         record = pool.create("a", WANTED, "one")
         assert pool.create("a", WANTED, "one") is record
         assert pool.create("b", WANTED, "one") is not record
-        with pytest.raises(DuplicateRequest, match="something else") as refused:
+        with pytest.raises(DuplicateRequest, match="another request") as refused:
             pool.create("a", InstanceSpec(app="keys", data="tiny-1", version="v1"), "one")
         assert refused.value.instance_id is None
         pool.close(record.id, "a")
@@ -194,7 +194,7 @@ def test_a_request_that_comes_again_while_its_instance_is_made_is_told_which(
         making = threading.Thread(target=pool.create, args=("a", WANTED, "one"))
         making.start()
         assert begun.wait(30)
-        with pytest.raises(DuplicateRequest, match="being worked on") as refused:
+        with pytest.raises(DuplicateRequest, match="in progress") as refused:
             pool.create("a", WANTED, "one")
         (record,) = pool.records("a")
         assert (refused.value.instance_id, record.state) == (record.id, InstanceState.PENDING)
@@ -320,7 +320,7 @@ def test_an_app_of_another_version_ends_its_instances(clock: Clock, tmp_path: Pa
 
 
 def test_two_pools_do_not_share_a_folder(tmp_path: Path):
-    with InstancePool(folder=tmp_path), pytest.raises(PlatformError, match="another platform works in"):
+    with InstancePool(folder=tmp_path), pytest.raises(PlatformError, match="another platform uses"):
         InstancePool(folder=tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Instances where the disk takes nothing more: what was answered stays true, nothing is left behind half."""
+"""Instances where the disk is full or not writable: what was answered stays true, nothing is left behind half."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_call_that_was_made_is_answered_though_nothing_can_go_to_disk(tmp_path
 def test_memory_that_cannot_be_made_free_makes_no_more_instances(tmp_path: Path):
     with InstancePool(SMALL, tmp_path) as pool:
         first = pool.create("a", WANTED)
-        with nowhere_to_spill(tmp_path), pytest.raises(DiskFull, match="takes nothing more"):
+        with nowhere_to_spill(tmp_path), pytest.raises(DiskFull, match="is full or not writable"):
             pool.create("a", WANTED)
         assert (pool.usage().instances, pool.usage().resident) == (1, 0)
         put(pool, first.id, 1)
@@ -112,7 +112,7 @@ def test_a_reset_that_cannot_be_noted_ends_the_instance(tmp_path: Path):
         record = pool.create("a", WANTED)
         with files_of_at_most(journal_bytes(tmp_path)), pytest.raises(DiskFull):
             pool.replace(record.id, "tiny-3")
-        with pytest.raises(InstanceOver, match="takes nothing more"), pool.use(record.id):
+        with pytest.raises(InstanceOver, match="is full or not writable"), pool.use(record.id):
             pass
 
 

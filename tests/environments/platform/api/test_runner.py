@@ -112,7 +112,7 @@ def test_a_write_that_is_stopped_has_changed_nothing(platform: Platform, instanc
 
 def test_an_answer_that_would_fill_the_memory_is_refused(platform: Platform, instance_id: str):
     many = COUNTING.format("LIMIT 200", "zeroblob(200000)")
-    assert "MiB: ask for fewer" in query(platform, instance_id, many)["error"]
+    assert "MiB; select fewer" in query(platform, instance_id, many)["error"]
     assert "too big" in query(platform, instance_id, "SELECT zeroblob(2000000)")["error"]
     assert "too complex" in query(platform, instance_id, f"SELECT 'x' LIKE '%{'x' * 2000}%'")["error"]
     long = query(platform, instance_id, "INSERT INTO numbers (value) VALUES (zeroblob(2000000))", read_only=False)
@@ -282,7 +282,7 @@ def test_verifiers_of_others_run_in_a_process_of_their_own(platform: Platform, i
         platform.call(instance_id, "put", {"value": value})
     assert platform.http.get("/v1/verifiers/check?sha256=mine").json() == {"success": False}
     missing = executed(platform, instance_id, key="mine", sha256="mine")
-    assert (missing["success"], missing["error"]["message"]) == (False, "bundle not found: send it with the request")
+    assert (missing["success"], missing["error"]["message"]) == (False, "bundle not found; send it with the request")
     sent = {"key": "mine", "sha256": "mine", "function_name": "check"}
     first = executed(platform, instance_id, **sent, bundle=bundle(SUM), args=arguments(final_answer="yes"))
     assert (first["success"], first["result"], first["stdout"]) == (True, 1.0, "looking\n")
@@ -302,7 +302,7 @@ def test_a_bundle_is_remembered_for_the_team_that_sent_it(platform: Platform):
     theirs = platform.stranger.post("/v1/env/instances", json={"env_key": "keys"}, headers=other).json()["instance_id"]
     request = {"args_array": [{"env": theirs}], **sent}
     response = platform.stranger.post("/v1/verifiers/execute", json=request, headers=other).json()
-    assert (response["success"], response["error"]["message"]) == (False, "bundle not found: send it with the request")
+    assert (response["success"], response["error"]["message"]) == (False, "bundle not found; send it with the request")
     known = platform.stranger.get("/v1/verifiers/check?sha256=claimed", headers=other)
     assert known.json() == {"success": False}
 

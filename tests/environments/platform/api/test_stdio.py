@@ -130,7 +130,7 @@ def test_an_answer_is_given_once_and_ends_the_task():
         (["kyes"], 3, "did you mean keys?"),
         (["keys-nothing-0-1"], 3, "keys has no task template 'nothing'"),
         (["keys", "--data", "vast-1"], 2, "a key looks like small-17"),
-        ([PUT, "--data", "small-1"], 2, "a task brings its own data"),
+        ([PUT, "--data", "small-1"], 2, "a task has its own data"),
     ],
 )
 def test_what_cannot_be_served_is_told_and_nothing_is_said_on_stdout(args: list[str], code: int, told: str):

@@ -75,8 +75,8 @@ def test_what_cannot_be_asked_of_one_app(platform: Platform):
     assert [one.status_code for one in answers] == [400] * 4
     response = [one.json()["detail"] for one in answers]
     assert "there is mail, stay" in response[0]
-    assert "write to the whole world" in response[1]
-    assert "ask its instance" in response[2]
+    assert "write to the database of the whole world" in response[1]
+    assert "send it to the instance" in response[2]
 
 
 def test_only_the_instances_own_login_opens_it(platform: Platform):

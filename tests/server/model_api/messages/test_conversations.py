@@ -85,16 +85,16 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"role": "wizard", "content": "x"}, "messages[0]: role is 'wizard'"),
     ({"role": "user"}, "messages[0].content: it must be a string, or a list of blocks"),
     (user(), "messages[0].content: it is empty"),
-    (user("x"), "messages[0].content[0]: 'x' is no block"),
+    (user("x"), "messages[0].content[0]: 'x' is not a block"),
     (user({"type": "text"}), "messages[0].content[0]: text is None"),
     (user({"type": "image", "source": {}}), "'image' is not supported"),
     (user({"type": "document", "source": {}}), "'document' is not supported"),
     (user(result([{"type": "image"}])), "messages[0].content[0].content[0]: a block of type 'image' is not supported"),
-    (user(USE), "belongs into an assistant's message"),
-    (assistant(result("x")), "belongs into a user's message"),
+    (user(USE), "is allowed only in an assistant's message"),
+    (assistant(result("x")), "is allowed only in a user's message"),
     (assistant({**USE, "input": "x"}), "messages[0].content[0]: input is 'x'; it must be an object"),
     (assistant({"type": "server_tool_use"}), "'server_tool_use' is not supported"),
-    ({"role": "system", "content": [USE]}, "belongs into an assistant's message"),
+    ({"role": "system", "content": [USE]}, "is allowed only in an assistant's message"),
 ]
 
 
@@ -137,7 +137,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"speed": "fast"}, "speed: 'fast'"),
     ({"output_config": {"task_budget": {"total": 5}}}, "task_budget"),
     ({"stop": ["x"]}, "with Messages, send stop_sequences"),
-    ({"n": 2}, "n: a field of chat completions; with Messages, a Message is one answer"),
+    ({"n": 2}, "n is a field of chat completions; with Messages, a Message is one answer"),
     ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "less than max_tokens, which is 5"),
     (
         {"thinking": {"type": "enabled"}, "chat_template_kwargs": {"enable_thinking": False}},
@@ -146,7 +146,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]: type: 'web_search_20250305'"),
     ({"tools": [TOOL | {"input_examples": [{}]}]}, "tools[0]: input_examples"),
     ({"tools": [{"name": "f"}]}, "tools[0]: input_schema is None"),
-    ({"tool_choice": {"type": "tool"}}, 'a name goes with type "tool"'),
+    ({"tool_choice": {"type": "tool"}}, 'a name is needed with type "tool"'),
     ({"messages": [{"role": "user", "content": "Hi"}, assistant(USE)]}, "send their tool_result blocks after it"),
 ]
 

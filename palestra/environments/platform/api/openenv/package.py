@@ -24,7 +24,7 @@ EPISODE_S = 600.0
 def write_package(app: TaskApp, folder: Path) -> list[Path]:
     """What it wrote. Raises PlatformError or OSError; a folder with something in it is left alone."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise PlatformError(f"{folder} is not empty: name a new folder")
+        raise PlatformError(f"{folder} is not empty; name a new folder")
     words = _words(app)
     written: list[Path] = []
     for name, template in _templates(files(TEMPLATE).joinpath("template"), Path()):

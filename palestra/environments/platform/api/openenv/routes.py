@@ -93,14 +93,14 @@ class OpenEnvRoutes:
         try:
             answer, made = await self._rpc.posted(app, team, request.headers, body)
         except SessionUnknown:
-            raise PlatformRefusal(404, "there is no such session (any more): initialize another") from None
+            raise PlatformRefusal(404, "there is no such session, or it has ended; initialize another") from None
         return JsonBytes(answer.body, answer.status, None if made is None else {SESSION_HEADER: made.id})
 
     async def _end_session(self, request: Request) -> Response:
         app, team = self._app(request), self._auth.team(request.headers)
         session = self._sessions.find(request.headers.get(SESSION_HEADER), app, team)
         if session is None:
-            raise PlatformRefusal(404, "there is no such session (any more)")
+            raise PlatformRefusal(404, "there is no such session, or it has ended")
         self._sessions.close(session)
         return json_answer({"closed": True})
 
@@ -124,7 +124,7 @@ class OpenEnvRoutes:
             raise PlatformRefusal(404, str(e)) from None
         env_name = connection.path_params.get("env_name", app.key)
         if env_name.lower() != app.key:
-            raise PlatformRefusal(404, f"unknown environment {env_name[:64]!r}: this is {app.key}")
+            raise PlatformRefusal(404, f"unknown environment {env_name[:64]!r}; this one is {app.key}")
         return app
 
 
@@ -140,7 +140,7 @@ async def _step(app: TaskApp, given: JsonObject) -> Any:
             return wire.called(name, await asyncio.to_thread(call_once, app, name, arguments))
         case _:
             raise ClientMistake(
-                ErrorCode.EXECUTION, "a step over HTTP has no task to finish: play it over a WebSocket (/ws)"
+                ErrorCode.EXECUTION, "a step over HTTP cannot finish a task; play it over a WebSocket (/ws)"
             )
 
 

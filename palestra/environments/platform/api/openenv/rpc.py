@@ -81,7 +81,9 @@ class OpenEnvRpc:
         try:
             match message["method"]:
                 case "openenv/session/create" | "openenv/session/close" if "id" not in message:
-                    raise RpcError(INVALID_REQUEST, "sessions are opened and closed by requests: give it an id")
+                    raise RpcError(
+                        INVALID_REQUEST, "sessions are opened and closed by requests, not notifications; send an id"
+                    )
                 case "openenv/session/create":
                     opened = session or await self._sessions.open(app, team)
                     return _result(message, {"session_id": opened.id})
@@ -112,7 +114,7 @@ class OpenEnvRpc:
     def _closed(self, app: TaskApp, team: str, params: JsonObject, own: OpenEnvSession | None) -> JsonObject:
         found = self._found(app, team, params)
         if found is own:
-            raise RpcError(INVALID_REQUEST, "this is the connection's own session: it ends with the connection")
+            raise RpcError(INVALID_REQUEST, "this session belongs to the connection and ends with it")
         if found.is_attached:
             found.is_closing = True
             return {"session_id": found.id, "closed": False, "closing": True}

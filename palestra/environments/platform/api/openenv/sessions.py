@@ -102,17 +102,17 @@ class OpenEnvSession:
 
     @property
     def _turns_told(self) -> str:
-        return f"the task allows {self.calls} tool calls, and they are made"
+        return f"the task allows {self.calls} tool calls, and all have been made"
 
     def _check_running(self) -> None:
         if self.is_done:
-            raise ClientMistake(ErrorCode.EXECUTION, "the episode is over: reset for another")
+            raise ClientMistake(ErrorCode.EXECUTION, "the episode has ended; reset for another")
 
     def _finish(self, answer: object) -> JsonObject:
         """The verifier looks once: an episode that is over stays so."""
         self._check_running()
         if self.task is None:
-            raise ClientMistake(ErrorCode.EXECUTION, "there is no task to finish: reset first, on a WebSocket (/ws)")
+            raise ClientMistake(ErrorCode.EXECUTION, "there is no task to finish; reset first, on a WebSocket (/ws)")
         given = None if answer is None else str(answer)
         return self._judged(self.task, given, {"answer": given}, "finished")
 
@@ -203,5 +203,5 @@ def _verdict(task: PlatformTask, instance: Instance, answer: str | None) -> Task
     try:
         return verify(task, instance, answer)
     except Exception:  # a verifier that breaks is no verdict
-        log.exception("the verifier of %s broke", task.key)
+        log.exception("the verifier of %s failed unexpectedly", task.key)
         return TaskVerdict(score=None)

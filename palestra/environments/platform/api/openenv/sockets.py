@@ -84,7 +84,7 @@ class OpenEnvSockets:
                 ErrorCode.SESSION, f"Unknown session_id: {session_id[:64]!r}; openenv/session/create makes one"
             )
         if found.is_attached:
-            raise ClientMistake(ErrorCode.SESSION, "another WebSocket plays in this session already")
+            raise ClientMistake(ErrorCode.SESSION, "another WebSocket already plays in this session")
         return found
 
     async def _played(self, session: OpenEnvSession, is_own: bool, socket: WebSocket) -> None:
@@ -112,8 +112,10 @@ class OpenEnvSockets:
         except (InstanceGone, InstanceOver, asyncio.CancelledError):
             raise
         except Exception:  # one step's: the connection goes on
-            log.exception("a step in %s broke", session.app.key)
-            return error_frame(ErrorCode.EXECUTION, "this broke, and changed nothing; it is in the platform's log")
+            log.exception("a step in %s failed unexpectedly", session.app.key)
+            return error_frame(
+                ErrorCode.EXECUTION, "the step failed unexpectedly and changed nothing; see the platform's log"
+            )
 
     async def _answer(self, session: OpenEnvSession, request: SocketFrame) -> str:
         match request.type:

@@ -52,7 +52,7 @@ def count(app: TaskApp, split: str) -> int:
 def key_at(app: TaskApp, split: str, index: int) -> TaskKey:
     if not 0 <= index < count(app, split):
         raise ClientMistake(
-            ErrorCode.VALIDATION, f"{app.key} has no task {index} in {split}: 0 to {count(app, split) - 1}"
+            ErrorCode.VALIDATION, f"{app.key} has no task {index} in {split}; it has 0 to {count(app, split) - 1}"
         )
     number, turn = divmod(index, len(app.templates))
     template = app.templates[turn]
@@ -76,7 +76,8 @@ def answer(app: TaskApp, what: str, given: JsonObject) -> JsonObject:
             start, stop = request.start or 0, count(app, request.split) if request.stop is None else request.stop
             if stop - start > MAX_RANGE:
                 raise ClientMistake(
-                    ErrorCode.VALIDATION, f"that is {stop - start} tasks: at most {MAX_RANGE} at a time"
+                    ErrorCode.VALIDATION,
+                    f"these are {stop - start} tasks, but at most {MAX_RANGE} can be read at a time",
                 )
             return {"tasks": [_task_entry(app, request.split, index) for index in range(start, stop)]}
 
@@ -85,7 +86,7 @@ def task_for(app: TaskApp, request: ResetRequest) -> PlatformTask:
     """By key, by split and index, or drawn: by the seed, if there is one. May build a world: not for the event loop."""
     if request.task_key is not None:
         if request.split is not None or request.index is not None:
-            raise ClientMistake(ErrorCode.VALIDATION, "reset: task_key alone, or split and index")
+            raise ClientMistake(ErrorCode.VALIDATION, "reset: send either task_key, or split and index")
         return _made(app, request.task_key)
     if request.index is not None and request.split is None:
         raise ClientMistake(ErrorCode.VALIDATION, f"reset: index needs a split ({', '.join(SPLITS)})")
@@ -103,7 +104,9 @@ def _made(app: TaskApp, key: str) -> PlatformTask:
     try:
         parsed = TaskKey.parse(key)
         if parsed.app != app.key:
-            raise ClientMistake(ErrorCode.VALIDATION, f"{key} is a task of {parsed.app}, and this is {app.key}")
+            raise ClientMistake(
+                ErrorCode.VALIDATION, f"{key} is a task of {parsed.app}, but this environment is {app.key}"
+            )
         return make_task(parsed)
     except PlatformError as e:
         raise ClientMistake(ErrorCode.VALIDATION, str(e)) from None

@@ -90,16 +90,16 @@ def action_of(given: JsonObject) -> Action:
 def reset_of(given: JsonObject) -> ResetRequest:
     found = _read(given, ResetRequest, "reset")
     if (found.seed or 0) < 0 or (found.index or 0) < 0:
-        raise ClientMistake(ErrorCode.VALIDATION, "reset: seed and index are not below 0")
+        raise ClientMistake(ErrorCode.VALIDATION, "reset: seed and index must be 0 or more")
     if len(found.episode_id or "") > MAX_EPISODE_ID:
-        raise ClientMistake(ErrorCode.VALIDATION, f"reset: episode_id has at most {MAX_EPISODE_ID} characters")
+        raise ClientMistake(ErrorCode.VALIDATION, f"reset: episode_id may have at most {MAX_EPISODE_ID} characters")
     return found
 
 
 def step_of(given: JsonObject) -> Action:
     found = _read(given, StepRequest, "step")
     if found.timeout_s is not None and not found.timeout_s > 0:
-        raise ClientMistake(ErrorCode.VALIDATION, "step: timeout_s is above 0")
+        raise ClientMistake(ErrorCode.VALIDATION, "step: timeout_s must be above 0")
     return action_of(found.action)
 
 
@@ -191,17 +191,17 @@ def schemas() -> JsonObject:
 
 
 PATHS = {
-    "/reset": ("post", "The first observation of a task; nothing is kept for the next request."),
-    "/step": ("post", "An action in a fresh world; nothing is kept for the next request."),
-    "/state": ("get", "Of a fresh environment."),
-    "/health": ("get", "Whether it is up."),
-    "/metadata": ("get", "What it is."),
+    "/reset": ("post", "The first observation of a task; no state is kept for the next request."),
+    "/step": ("post", "An action in a fresh world; no state is kept for the next request."),
+    "/state": ("get", "The state of a fresh environment."),
+    "/health": ("get", "Whether the server is up."),
+    "/metadata": ("get", "Name and description of the environment."),
     "/schema": ("get", "JSON Schemas of actions, observations and state."),
     "/mcp": ("post", "MCP, and sessions by openenv/session/create and openenv/session/close."),
-    "/list_environments": ("get", "The one environment here."),
-    "/{env_name}/splits": ("get", "train and eval."),
+    "/list_environments": ("get", "The only environment of this server."),
+    "/{env_name}/splits": ("get", "The splits: train and eval."),
     "/{env_name}/tasks": ("post", "The first tasks of each template of a split."),
-    "/{env_name}/num_tasks": ("post", "How many a split has."),
+    "/{env_name}/num_tasks": ("post", "The number of tasks in a split."),
     "/{env_name}/task": ("post", "One task by its index."),
     "/{env_name}/task_range": ("post", "Tasks from start up to stop."),
 }

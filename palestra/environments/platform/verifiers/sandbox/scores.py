@@ -15,4 +15,4 @@ def score_of(returned: Any) -> float:
     if isinstance(returned, bool | int | float) and 0 <= returned <= 1:
         return float(returned)
     shown = repr(returned)[:MAX_SHOWN]
-    raise ValueError(f"the verifier returned {shown}, and a score is a number from 0 to 1")
+    raise ValueError(f"the verifier returned {shown}, but a score must be a number from 0 to 1")

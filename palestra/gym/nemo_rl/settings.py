@@ -1,6 +1,6 @@
-"""What NeMo RL says to its bridge, and the gym that is meant by it.
+"""The config that NeMo RL gives to a gym.
 
-Owns: the keys of its config, what of them is refused. Never touches: servers.
+Owns: its keys, and which of them are refused. Never touches: servers.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ UNSUPPORTED = {
 }
 WITHOUT_EFFECT = ("use_fastokens", "routed_experts_dtype")
 TRAINERS_OWN = ("effort_levels", "is_trajectory_collection", "num_gpu_nodes", *UNSUPPORTED)
-"""Keys that NeMo RL keeps beside a gym's own."""
+"""Keys of NeMo RL itself that stand beside those of the gym."""
 
 
-class BridgeSettings(Struct, frozen=True, kw_only=True):
+class NemoRlSettings(Struct, frozen=True, kw_only=True):
     model_name: str
     base_urls: list[str]
-    """One for each replica of the engine; a session stays with its own."""
+    """Addresses of the engine's replicas; a session stays with its replica."""
     initial_global_config_dict: JsonObject = {}
     """`env.nemo_gym`: config_paths, and what is laid over them."""
     port_range_low: int = PORT_LOW
@@ -40,11 +40,11 @@ class BridgeSettings(Struct, frozen=True, kw_only=True):
     invalid_tool_call_patterns: list[str] | None = None
     thinking_tags: list[str] | None = None
     is_strict: bool = False
-    """As NeMo Gym's: the first row that fails ends the stream, and so does one whose tokens do not hang together."""
+    """End the stream with the first row that fails or whose tokens do not continue each other, as NeMo Gym does."""
     has_tensors: bool = True
-    """Ids and logprobs as torch's, which NeMo RL wants. False: lists."""
+    """Return ids and logprobs as torch tensors, which NeMo RL needs; False: as lists."""
     attempts: int = 3
-    """How often a row that fails is played."""
+    """Attempts at a row that fails."""
     row_timeout_s: float = 3600.0
 
     @property
@@ -56,8 +56,8 @@ class BridgeSettings(Struct, frozen=True, kw_only=True):
         return tuple(self.thinking_tags or THINKING_TAGS)
 
     def sources(self) -> GymSources:
-        """The servers are called from the bridge's own machine only, so that loopback will do for them, unless the
-        config says otherwise."""
+        """The servers are called from this machine only, so that loopback is enough for them, unless the config says
+        otherwise."""
         given = {key: value for key, value in self.initial_global_config_dict.items() if key not in TRAINERS_OWN}
         policy = {
             "policy_model_name": self.model_name,
@@ -70,15 +70,15 @@ class BridgeSettings(Struct, frozen=True, kw_only=True):
         return GymSources(initial={**head, **given, **policy}, env_file=ENV_FILE if ENV_FILE.is_file() else None)
 
 
-def read_bridge_settings(given: JsonMapping) -> BridgeSettings:
+def read_nemo_rl_settings(given: JsonMapping) -> NemoRlSettings:
     """Raises GymConfigError. Keys that mean nothing here may be there as long as they are off."""
-    known = {one.name for one in msgspec.structs.fields(BridgeSettings)}
+    known = {one.name for one in msgspec.structs.fields(NemoRlSettings)}
     for key, value in given.items():
         if key in known or key in WITHOUT_EFFECT or not value:
             continue
         why = UNSUPPORTED.get(key, f"there are: {', '.join(sorted(known))}")
-        raise GymConfigError(f"the bridge does not know {key}={value!r}: {why}")
+        raise GymConfigError(f"{key}={value!r} is not supported: {why}")
     try:
-        return msgspec.convert({key: given[key] for key in known if given.get(key) is not None}, BridgeSettings)
+        return msgspec.convert({key: given[key] for key in known if given.get(key) is not None}, NemoRlSettings)
     except msgspec.ValidationError as error:
-        raise GymConfigError(f"the bridge's config: {error}") from None
+        raise GymConfigError(f"the config of the gym: {error}") from None

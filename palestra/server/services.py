@@ -1,8 +1,8 @@
-"""Everything that lives in a server, opened in one place and closed in the reverse order.
+"""The parts of a running server: opened in one place, passed to the routes, closed in the reverse order.
 
-    async with Hub.open(config) as hub: …
+    async with ServerServices.open(config) as services: …
 
-Owns: putting the parts together. Never touches: HTTP, what the parts do.
+Owns: the order of opening and closing. Never touches: HTTP, what the parts do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from palestra.store import Journal, Store
 from palestra.store.settings import setting_once
 
 
-class Hub:
+class ServerServices:
     def __init__(self, config: ServeConfig, store: Store, journals: tuple[Journal, Journal], secret: str):
         self.config, self.store = config, store
         self.core = Core(config, store, journals, secret)
@@ -35,7 +35,7 @@ class Hub:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, config: ServeConfig) -> AsyncIterator[Hub]:
+    async def open(cls, config: ServeConfig) -> AsyncIterator[ServerServices]:
         async with AsyncExitStack() as stack:
             config.state.mkdir(parents=True, exist_ok=True)
             store = Store.open(config.database, patience_s=config.write_wait_s)
@@ -47,21 +47,21 @@ class Hub:
             stack.push_async_callback(requests.close)
             stack.push_async_callback(results.close)
             secret = await store.write(lambda c: setting_once(c, "server_secret", lambda: secrets.token_hex(32)))
-            hub = cls(config, store, (requests, results), secret)
-            core = hub.core
+            services = cls(config, store, (requests, results), secret)
+            core = services.core
             stack.callback(core.training.acknowledged.close)
             stack.callback(core.observer.close)
             add_engines(core)
             await restore(core)
-            await stack.enter_async_context(hub.episodes.running())
-            stack.push_async_callback(hub._close)
+            await stack.enter_async_context(services.episodes.running())
+            stack.push_async_callback(services._close)
             await asyncio.gather(*(start_engine(core, worker) for worker in core.all_workers))
-            await stack.enter_async_context(hub.agentjet_trainer.running())
-            await stack.enter_async_context(hub._upkeep.running())
-            yield hub
+            await stack.enter_async_context(services.agentjet_trainer.running())
+            await stack.enter_async_context(services._upkeep.running())
+            yield services
 
     def begin_shutdown(self) -> None:
-        """Polls that wait answer at once; nothing new is taken."""
+        """Answers waiting polls at once, and takes no new requests."""
         self.core.begin_shutdown()
         self.episodes.begin_shutdown()
 

@@ -1,6 +1,6 @@
 """Results of a gym as NeMo RL reads them: a log of messages with token ids.
 
-Owns: what of a result becomes which message, and the stand-in for a row without any. Never touches: servers, the order.
+Owns: how a result becomes messages, and the replacement for a row without any. Never touches: servers, the order.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from palestra.environments.gym.calls import GymModelCall, TokenIdFlaw, model_calls
-from palestra.gym.bridge_settings import BridgeSettings
 from palestra.gym.errors import GymConfigError, GymError
+from palestra.gym.nemo_rl.settings import NemoRlSettings
 from palestra.types.gym import FAILURE_CLASS, MASK_SAMPLE, ROUTED_EXPERTS, TOKEN_FIELDS
 from palestra.util.json_types import JsonMapping, JsonObject
 
@@ -21,27 +21,27 @@ MASK_REASON = "mask_reason"
 INSTANCE = "instance_config"
 """In which NeMo RL's `_extract_mask_sample_flags` finds `mask_sample`."""
 NO_TURN = "no_generation"
-"""A result in which the model has said nothing: its prompt may be longer than the model's context."""
+"""Mark of a result without output of the model: its prompt may be longer than the model's context."""
 
 
-class BridgeRowFailed(GymError):
-    """A row came to nothing. One text, so that it travels between processes."""
+class NemoRlRowFailed(GymError):
+    """A row failed. The error has one text, so that it can be pickled."""
 
 
-class RowUnreachable(BridgeRowFailed):
-    """It was the servers: the same row may well be played later."""
+class RowUnreachable(NemoRlRowFailed):
+    """A row failed because of the servers: it may succeed later."""
 
 
 class TokenDecoder(Protocol):
-    """A tokenizer, as far as it is needed: for texts beside the ids."""
+    """The part of a tokenizer that is needed for texts beside the ids."""
 
     def batch_decode(self, sequences: list[list[int]]) -> list[str]: ...
 
 
-class BridgeResultReader:
-    """Reads the results of one bridge."""
+class NemoRlResultReader:
+    """Reads the results of one gym."""
 
-    def __init__(self, settings: BridgeSettings) -> None:
+    def __init__(self, settings: NemoRlSettings) -> None:
         """Raises GymConfigError."""
         self._settings = settings
         self._torch = _torch() if settings.has_tensors else None
@@ -54,11 +54,11 @@ class BridgeResultReader:
         output = response.get("output") if isinstance(response, Mapping) else None
         found = model_calls(output if isinstance(output, list) else [])
         if found.flaw is TokenIdFlaw.NO_LOGPROB or (found.flaw is not None and self._settings.is_strict):
-            raise BridgeRowFailed(found.why)
+            raise NemoRlRowFailed(found.why)
         flaw = found.flaw or (None if found.calls else NO_TURN)
         _check_reward(result.get("reward"))
         if flaw == NO_TURN and self._settings.is_strict:
-            raise BridgeRowFailed("the model has said nothing in it; is the prompt longer than the model's context?")
+            raise NemoRlRowFailed("the model has written nothing; is the prompt longer than the model's context?")
         log = [message for call in found.calls for message in self._messages(call)]
         self._write_texts(found.calls)
         for item in output or ():
@@ -130,12 +130,12 @@ def _torch() -> Any:
     try:
         return importlib.import_module("torch")
     except ModuleNotFoundError:
-        raise GymConfigError("has_tensors: torch is not installed; install it, or say has_tensors: false") from None
+        raise GymConfigError("has_tensors: torch is not installed; install it, or set has_tensors: false") from None
 
 
 def _check_reward(reward: object) -> None:
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-        raise BridgeRowFailed(f"its reward is no number: {str(reward)[:100]}")
+        raise NemoRlRowFailed(f"its reward is not a number: {str(reward)[:100]}")
 
 
 def _drop_ids(item: JsonObject) -> None:

@@ -1,4 +1,4 @@
-"""The bridge as a Ray actor: NeMo RL's calls, and an actor that is killed in the middle."""
+"""A gym as a Ray actor: NeMo RL's calls, and an actor that is killed in the middle."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.gym.bridge.conftest import AGENT, row
-from tests.gym.bridge.test_bridge import Words
+from tests.gym.nemo_rl.conftest import AGENT, row
+from tests.gym.nemo_rl.test_rollouts import Words
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -24,11 +24,11 @@ def ray() -> Iterator[Any]:
     ray.shutdown()
 
 
-def test_the_calls_of_an_actors_own_interface(ray: Any, bridge_config: dict[str, Any]) -> None:
-    from palestra.gym.bridge_actor import NemoGym
+def test_the_calls_of_an_actors_own_interface(ray: Any, nemo_rl_config: dict[str, Any]) -> None:
+    from palestra.gym.nemo_rl.ray_actor import NemoGym
 
     async def main() -> list[Any]:
-        actor = NemoGym.remote(bridge_config)
+        actor = NemoGym.remote(nemo_rl_config)
         await actor._spinup.remote()
         await actor.set_tokenizer.remote(Words())
         await actor.health_check.remote()
@@ -37,7 +37,7 @@ def test_the_calls_of_an_actors_own_interface(ray: Any, bridge_config: dict[str,
         counts = await actor.counts.remote()
         assert counts == {"rows": 3, "masked_not_contiguous": 1, "failed": 1, "failed_model_error": 1}
         empty = [one async for one in actor.run_rollouts.remote([], "timing")]
-        with pytest.raises(ray.exceptions.RayTaskError, match="no rows to play"):
+        with pytest.raises(ray.exceptions.RayTaskError, match="there are no rows to play"):
             await empty[0]
         await actor.shutdown.remote()
         ray.kill(actor)
@@ -106,15 +106,15 @@ def as_batch(rows: list[dict[str, Any]], results: list[dict[str, Any]]) -> dict[
     }
 
 
-def test_the_calls_of_nemo_rls_rollout_in_their_order(ray: Any, bridge_config: dict[str, Any]) -> None:
+def test_the_calls_of_nemo_rls_rollout_in_their_order(ray: Any, nemo_rl_config: dict[str, Any]) -> None:
     """40 rows in groups of four; in each a row fails, and one names an agent that is not there."""
-    from palestra.gym.bridge_actor import NemoGym
+    from palestra.gym.nemo_rl.ray_actor import NemoGym
 
     wishes = ["well", "fail", "slow", "lost"] * 10
     rows = [row(wish, 0, _ng_task_index=index // 4) for index, wish in enumerate(wishes)]
     for one in rows[3::4]:
         one["agent_ref"] = {"name": "nobody"}
-    actor = NemoGym.options(runtime_env={"env_vars": {"GYM_TEST": "1"}}).remote(bridge_config)
+    actor = NemoGym.options(runtime_env={"env_vars": {"GYM_TEST": "1"}}).remote(nemo_rl_config)
     ray.get(actor._spinup.remote())
     ray.get(actor.set_tokenizer.remote(Words()))
     results, metrics = asyncio.run(gym_rollout(actor, rows, 4))
@@ -132,15 +132,15 @@ def test_the_calls_of_nemo_rls_rollout_in_their_order(ray: Any, bridge_config: d
 
 
 def test_an_actor_that_dies_comes_back_and_no_row_is_lost_or_there_twice(
-    ray: Any, bridge_config: dict[str, Any]
+    ray: Any, nemo_rl_config: dict[str, Any]
 ) -> None:
-    from palestra.gym.bridge_actor import NemoGym, every_row
-    from palestra.gym.bridge_order import in_order
+    from palestra.gym.nemo_rl.ray_actor import NemoGym, every_row
+    from palestra.gym.nemo_rl.result_order import in_order
 
     rows = [row("slow" if index % 2 else "well", index) for index in range(200)]
 
     async def main() -> list[dict[str, Any]]:
-        actor = NemoGym.remote(bridge_config)
+        actor = NemoGym.remote(nemo_rl_config)
 
         async def hurt() -> Any:
             count = 0

@@ -1,4 +1,4 @@
-"""NeMo RL's bridge, without Ray: results as they are finished, each row once, whatever happens to one."""
+"""A gym that NeMo RL drives, without Ray: results as they are finished, each row once, whatever happens to one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palestra.gym.bridge import GymBridge, Streamed
-from palestra.gym.bridge_order import BrokenStream, in_groups, in_order, prepared
-from palestra.gym.bridge_results import BridgeResultReader, BridgeRowFailed, RowUnreachable
-from palestra.gym.bridge_settings import read_bridge_settings
 from palestra.gym.errors import GymConfigError
-from tests.gym.bridge.conftest import AGENT, row
+from palestra.gym.nemo_rl.result_order import BrokenStream, in_groups, in_order, prepared
+from palestra.gym.nemo_rl.results import NemoRlResultReader, NemoRlRowFailed, RowUnreachable
+from palestra.gym.nemo_rl.rollouts import NemoRlGym, Streamed
+from palestra.gym.nemo_rl.settings import read_nemo_rl_settings
+from tests.gym.nemo_rl.conftest import AGENT, row
 
 T = TypeVar("T")
 
@@ -30,30 +30,30 @@ def quiet(line: str) -> None:
     del line
 
 
-def with_bridge(config: dict[str, Any], use: Callable[[GymBridge], Awaitable[T]]) -> T:
+def with_gym(config: dict[str, Any], use: Callable[[NemoRlGym], Awaitable[T]]) -> T:
     async def main() -> T:
-        bridge = GymBridge(config, quiet)
-        bridge.set_tokenizer(Words())
+        gym = NemoRlGym(config, quiet)
+        gym.set_tokenizer(Words())
         try:
-            return await use(bridge)
+            return await use(gym)
         finally:
-            await bridge.shutdown()
+            await gym.shutdown()
 
     return asyncio.run(asyncio.wait_for(main(), 100))
 
 
-def test_every_row_is_a_result_and_one_that_breaks_harms_no_other(bridge_config: dict[str, Any]) -> None:
+def test_every_row_is_a_result_and_one_that_breaks_harms_no_other(nemo_rl_config: dict[str, Any]) -> None:
     wishes = ["slow", "well", "break", "nan", "fail", "call"]
     rows = [row(wish, index) for index, wish in enumerate(wishes)]
     wishes.append("unknown")
     rows.append(row("well", len(rows), agent_ref={"name": "guess_number_agent"}))
 
-    async def use(bridge: GymBridge) -> tuple[list[Streamed], Any]:
-        streamed = [one async for one in bridge.run_rollouts(rows, "timing/rollout")]
-        await bridge.health_check()
-        return streamed, bridge.counts
+    async def use(gym: NemoRlGym) -> tuple[list[Streamed], Any]:
+        streamed = [one async for one in gym.run_rollouts(rows, "timing/rollout")]
+        await gym.health_check()
+        return streamed, gym.counts
 
-    streamed, counts = with_bridge(bridge_config, use)
+    streamed, counts = with_gym(nemo_rl_config, use)
     assert sorted(index for index, _, _ in streamed) == list(range(len(wishes)))
     assert streamed[0][0] != 0, "the slow one is not waited for"
     assert [timing is not None for _, _, timing in streamed] == [False] * 6 + [True]
@@ -98,62 +98,62 @@ def test_every_row_is_a_result_and_one_that_breaks_harms_no_other(bridge_config:
 
 
 @pytest.mark.slow
-def test_a_strict_bridge_ends_with_the_first_row_that_fails_and_starts_again_after_a_shutdown(
-    bridge_config: dict[str, Any],
+def test_a_strict_gym_ends_with_the_first_row_that_fails_and_starts_again_after_a_shutdown(
+    nemo_rl_config: dict[str, Any],
 ) -> None:
-    async def use(bridge: GymBridge) -> list[Any]:
+    async def use(gym: NemoRlGym) -> list[Any]:
         async def play(wish: str) -> list[Any]:
-            return [one async for one in bridge.run_rollouts([row(wish, 0)])]
+            return [one async for one in gym.run_rollouts([row(wish, 0)])]
 
-        with pytest.raises(BridgeRowFailed, match="model call 2 does not begin"):
+        with pytest.raises(NemoRlRowFailed, match="model call 2 does not begin"):
             await play("break")
         with pytest.raises(RowUnreachable, match=r"model_error: .* answered 422: as you wished"):
             await play("fail")
         stranger = row("well", 0, agent_ref={"name": "nobody"})
-        with pytest.raises(BridgeRowFailed, match="unknown_agent") as refused:
-            _ = [one async for one in bridge.run_rollouts([stranger])]
+        with pytest.raises(NemoRlRowFailed, match="unknown_agent") as refused:
+            _ = [one async for one in gym.run_rollouts([stranger])]
         assert not isinstance(refused.value, RowUnreachable)
-        await bridge.shutdown()
+        await gym.shutdown()
         return await play("well")
 
-    played = with_bridge({**bridge_config, "is_strict": True, "has_tensors": False}, use)
+    played = with_gym({**nemo_rl_config, "is_strict": True, "has_tensors": False}, use)
     assert played[0][1]["message_log"][0]["token_ids"] == [10, 11]
 
 
 @pytest.mark.parametrize(
     ("rows", "error"),
     [
-        ([], "no rows to play"),
-        ([row("well", 0), row("well", 0)], "_rowidx 0 is there more than once"),
-        ([{**row("well", 0), "_rowidx": "0"}], "has no _rowidx"),
+        ([], "there are no rows to play"),
+        ([row("well", 0), row("well", 0)], "_rowidx 0 occurs more than once"),
+        ([{**row("well", 0), "_rowidx": "0"}], "needs _rowidx"),
         ([{**row("well", 3), "agent_ref": None}], "names no agent"),
     ],
 )
 def test_rows_that_cannot_be_told_apart_are_refused_before_anything_starts(
-    rows: list[dict[str, Any]], error: str, bridge_config: dict[str, Any]
+    rows: list[dict[str, Any]], error: str, nemo_rl_config: dict[str, Any]
 ) -> None:
-    async def use(bridge: GymBridge) -> None:
-        async for _ in bridge.run_rollouts(rows):
+    async def use(gym: NemoRlGym) -> None:
+        async for _ in gym.run_rollouts(rows):
             raise AssertionError
 
     with pytest.raises(ValueError, match=error):
-        with_bridge(bridge_config, use)
+        with_gym(nemo_rl_config, use)
 
 
-def test_settings_that_would_be_ignored_are_refused(bridge_config: dict[str, Any]) -> None:
+def test_settings_that_would_be_ignored_are_refused(nemo_rl_config: dict[str, Any]) -> None:
     off = {"require_routed_experts": False, "tokenizer_config": None, "use_fastokens": True}
-    GymBridge({**bridge_config, **off})
+    NemoRlGym({**nemo_rl_config, **off})
     for key in ("require_routed_experts", "token_capture", "unheard_of"):
         with pytest.raises(GymConfigError, match=key):
-            GymBridge({**bridge_config, key: {"enabled": True}})
+            NemoRlGym({**nemo_rl_config, key: {"enabled": True}})
     with pytest.raises(GymConfigError, match="base_urls"):
-        GymBridge({**bridge_config, "base_urls": "http://one"})
+        NemoRlGym({**nemo_rl_config, "base_urls": "http://one"})
 
 
-def test_a_result_without_a_reward_is_no_result(bridge_config: dict[str, Any]) -> None:
-    reader = BridgeResultReader(read_bridge_settings(bridge_config))
+def test_a_result_without_a_reward_is_no_result(nemo_rl_config: dict[str, Any]) -> None:
+    reader = NemoRlResultReader(read_nemo_rl_settings(nemo_rl_config))
     for reward in (None, "1", float("nan")):
-        with pytest.raises(BridgeRowFailed, match="its reward is no number"):
+        with pytest.raises(NemoRlRowFailed, match="its reward is not a number"):
             reader.read({"response": {"output": []}, "reward": reward})
     masked, flaw = reader.read({"response": {"output": []}, "reward": 1})
     assert flaw == "no_generation"
@@ -189,7 +189,7 @@ def test_results_come_back_in_the_order_of_their_rows(order: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("order", "error"),
-    [([0, 0, 1], "row 0 came twice"), ([0, 3], "a result for row 3"), ([2, 0], "1 of 3 rows did not")],
+    [([0, 0, 1], "row 0 came twice"), ([0, 3], "a result came for row 3"), ([2, 0], "1 of 3 rows are missing")],
 )
 def test_a_stream_that_is_not_of_its_rows_is_told(order: list[int], error: str) -> None:
     with pytest.raises(BrokenStream, match=error):
@@ -203,7 +203,7 @@ def test_a_group_is_of_one_agent_and_one_task() -> None:
         async for _ in in_groups(stream_of([0, 1]), mixed, size):
             pass
 
-    with pytest.raises(ValueError, match="not of one agent and one task"):
+    with pytest.raises(ValueError, match="do not share one agent and one task"):
         asyncio.run(groups(2))
     with pytest.raises(ValueError, match="groups of 3"):
         asyncio.run(groups(3))

@@ -28,7 +28,7 @@ def upstream() -> Iterator[str]:
 
 
 @pytest.fixture
-def bridge_config(upstream: str) -> dict[str, Any]:
+def nemo_rl_config(upstream: str) -> dict[str, Any]:
     return {
         "model_name": "policy",
         "base_urls": [upstream],
