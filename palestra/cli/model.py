@@ -20,7 +20,7 @@ def model() -> None:
 
 @model.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--family", default="qwen3", show_default=True, help="qwen3, qwen2, llama or mistral.")
+@click.option("--family", default="qwen3", show_default=True, help="qwen3, qwen3_5, qwen2, llama or mistral.")
 @click.option(
     "--shape", default="tiny", show_default=True, help="micro, tiny, small, qwen3-0.6b, qwen3-4b or qwen3-8b."
 )

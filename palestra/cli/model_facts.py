@@ -53,7 +53,7 @@ def gather_facts(folder: Path) -> ModelFacts:
     spec = ModelSpec.from_folder(folder)
     parameters = sum(_parameters_in(file) for file in _weight_files(folder))
     item_bytes = DTYPE_BYTES.get(spec.dtype, 4)
-    kv_bytes = 2 * spec.n_layers * spec.kv_size * item_bytes
+    kv_bytes = spec.kv_numbers_per_token * item_bytes
     lora = lora_parameters(spec, LORA_RANK)
     return ModelFacts(
         architecture=spec.architecture,

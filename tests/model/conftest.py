@@ -20,6 +20,7 @@ from palestra.model import Adapter, AdapterPool, Model, Sampler, Trainer, TrainI
 from palestra.model.attention.packed import PackedAttention
 from palestra.model.lora.adapter_files import adapter_matrices
 from palestra.model.lora.linear import LoraPlan
+from palestra.model.mixers.packed_recurrence import packed_recurrence
 from palestra.types import Datum, LoraConfig, SampleRequest, SampleResult, SamplingParams
 
 GetBench = Callable[..., "Bench"]
@@ -98,7 +99,8 @@ class Bench:
         tokens = torch.tensor([t for s in sequences for t in s])
         positions = torch.cat([torch.arange(n) for n in lengths])
         with torch.no_grad():
-            hidden = decoder(tokens, positions, PackedAttention(lengths, self.model.spec.windows), plan)
+            recur = packed_recurrence(lengths, self.model.spec, "cpu")
+            hidden = decoder(tokens, positions, PackedAttention(lengths, self.model.spec.windows), plan, recur)
             return list(_unembed(self.model, hidden, plan).split(lengths))
 
     def distributions(
@@ -150,7 +152,7 @@ class Bench:
 
     def peft(self, adapter: Adapter, folder: Path) -> Any:
         """This adapter in PEFT, trainable, by way of the files of `save_adapter`."""
-        save_adapter(adapter, folder)
+        save_adapter(adapter, folder, form="peft")
         return open_peft(self.model.folder, folder)
 
 

@@ -29,7 +29,7 @@ from palestra.model import kernels
 from palestra.model.attention.backends import paged_attention
 from palestra.model.attention.kv_cache import KVCache
 from palestra.model.decoder import Decoder
-from palestra.model.errors import DataError
+from palestra.model.errors import DataError, ModelError
 from palestra.model.lora.adapters import UNEMBED, Adapter, AdapterPool
 from palestra.model.lora.linear import LoraPlan, merge_runs
 from palestra.model.sampling.grammars import CompiledGrammar, Grammars
@@ -88,8 +88,10 @@ class Sampler:
         self.decoder, self.pool, self.tokenizer = decoder, pool, tokenizer
         self.runs_ahead = decoder.device.type == "cuda" if runs_ahead is None else runs_ahead
         spec = decoder.spec
+        if spec.delta_nets:
+            raise ModelError(f"{spec.architecture} can be trained, but not sampled yet: use another model")
         if cache_tokens is None:
-            per_token = 2 * spec.n_layers * spec.kv_size * decoder.dtype.itemsize
+            per_token = spec.kv_numbers_per_token * decoder.dtype.itemsize
             cache_tokens = max(_cache_bytes(decoder.device, cache_share) // per_token, page_size)
         self.pages = PagePool(-(-cache_tokens // page_size), page_size)
         self.cache = KVCache(spec, self.pages.n_pages, page_size, dtype=decoder.dtype, device=decoder.device)
