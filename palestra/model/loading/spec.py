@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 STATE_BYTES = 4  # recurrent states are float32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelSpec:
     architecture: str
     family: str
@@ -51,7 +52,7 @@ class ModelSpec:
     def kv_size(self) -> int:
         return self.n_kv_heads * self.head_dim
 
-    @property
+    @cached_property
     def windows(self) -> tuple[int | None, ...]:
         """The window of each layer; None where there is none."""
         return tuple(layer.mixer.window if isinstance(layer.mixer, AttentionSpec) else None for layer in self.layers)
@@ -60,12 +61,12 @@ class ModelSpec:
     def sliding_window(self) -> int | None:
         return next((w for w in self.windows if w is not None), None)
 
-    @property
+    @cached_property
     def attention_layers(self) -> tuple[int, ...]:
         """Numbers of the layers that have keys and values."""
         return tuple(n for n, layer in enumerate(self.layers) if isinstance(layer.mixer, AttentionSpec))
 
-    @property
+    @cached_property
     def delta_nets(self) -> dict[int, DeltaNetSpec]:
         """The layers that have a recurrent state, by number."""
         return {n: layer.mixer for n, layer in enumerate(self.layers) if isinstance(layer.mixer, DeltaNetSpec)}

@@ -43,6 +43,7 @@ class DeltaNetWeights:
     neg_a: Tensor
     """-exp(A_log), float32."""
     dt_bias: Tensor
+    """float32, as is the norm."""
     norm: Tensor
     out: Tensor
 
@@ -130,7 +131,7 @@ class _Reader:
             conv=conv[:, 0].T.contiguous(),
             neg_a=-self.get(f"{name}.A_log", heads, dtype=torch.float32).exp(),
             dt_bias=self.get(f"{name}.dt_bias", heads, dtype=torch.float32),
-            norm=self.get(f"{name}.norm.weight", mixer.value_dim),
+            norm=self.get(f"{name}.norm.weight", mixer.value_dim, dtype=torch.float32),
             out=self.get(f"{name}.out_proj.weight", h, mixer.value_size),
         )
 

@@ -20,6 +20,7 @@ from palestra.util.files import whole_folder
 
 
 def export_merged(adapter: Adapter, base: str | Path, folder: str | Path) -> None:
+    """Writes the base model with the adapter folded in; a tied unembedding, if trained, gets a matrix of its own."""
     base, matrices = Path(base), adapter_matrices(adapter)
     config = json.loads((base / "config.json").read_text())
     with whole_folder(new_folder(folder)) as temporary, WeightFiles(base) as files:

@@ -29,6 +29,6 @@ class DeltaNetMixer:
         b, a = linear(x, w.ba).float().chunk(2, dim=-1)
         decay = w.neg_a * softplus(a + w.dt_bias)
         mixed = inputs.recur(n, qkv, torch.sigmoid(b), decay, w.conv)
-        normed = rms_norm(mixed, w.norm.float(), self.spec.norm_eps)
+        normed = rms_norm(mixed, w.norm, self.spec.norm_eps)
         gated = normed * silu(z.float()).view_as(normed)
         return lora_linear(gated.flatten(1).to(x.dtype), w.out, None, (n, "o"), plan)

@@ -13,6 +13,7 @@ Owns: the life of a request. Never touches: training, HTTP.
 from __future__ import annotations
 
 import itertools
+import logging
 import secrets
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -25,8 +26,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from palestra.model import kernels
-from palestra.model.attention.backends import paged_attention
+from palestra.model.attention.backends import has_kernels, paged_attention
 from palestra.model.attention.kv_cache import KVCache
 from palestra.model.decoder import Decoder
 from palestra.model.errors import DataError
@@ -66,6 +66,8 @@ from palestra.types import SampledSequence, SampleRequest, SampleResult, StopRea
 
 if TYPE_CHECKING:
     from palestra.model.sampling.decode_graphs import DecodeGraphs
+
+log = logging.getLogger(__name__)
 
 CPU_CACHE_BYTES = 512 << 20
 STATE_SHARE = 0.5  # of the cache for recurrent states, where a model has some; half of them are snapshots
@@ -500,7 +502,10 @@ def _states(decoder: Decoder, slots: StateSlots | None) -> RecurrentStates | Non
 
 def _decode_graphs(decoder: Decoder, cache: KVCache, max_rows: int) -> DecodeGraphs | None:
     """None where steps are not recorded: without kernels, and for models with recurrent states."""
-    if decoder.device.type != "cuda" or not kernels.can_run(decoder.device, decoder.dtype) or decoder.spec.delta_nets:
+    if decoder.device.type != "cuda" or not has_kernels(decoder.spec, decoder.device, decoder.dtype):
+        return None
+    if decoder.spec.delta_nets:
+        log.warning("decode_graphs_off family=%s: has recurrent states, so its steps are slower", decoder.spec.family)
         return None
     from palestra.model.sampling.decode_graphs import DecodeGraphs
 
