@@ -20,9 +20,12 @@ def model() -> None:
 
 @model.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--family", default="qwen3", show_default=True, help="qwen3, qwen2, llama or mistral.")
+@click.option("--family", default="qwen3", show_default=True, help="qwen3, qwen3_5, qwen2, llama or mistral.")
 @click.option(
-    "--shape", default="tiny", show_default=True, help="micro, tiny, small, qwen3-0.6b, qwen3-4b or qwen3-8b."
+    "--shape",
+    default="tiny",
+    show_default=True,
+    help="micro, tiny, small, qwen3-0.6b, qwen3-4b, qwen3-8b, qwen3.5-4b or qwen3.5-9b.",
 )
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same weights.")
 @click.option("--dtype", default="float32", show_default=True, help="float32, bfloat16 or float16.")
@@ -64,10 +67,13 @@ def info(folder: Path, as_json: bool) -> None:
         return
     window = f", sliding window {facts.sliding_window}" if facts.sliding_window else ""
     scaling = "" if facts.rope_type == "default" else f", {facts.rope_type} scaling"
+    kinds = "".join(f", {n} {kind}" for kind, n in facts.layer_kinds.items()) if len(facts.layer_kinds) > 1 else ""
+    state = bytes_text(facts.state_bytes_per_sequence)
+    more = f", {state} per further sequence" if facts.state_bytes_per_sequence else ""
     rows = {
-        "architecture": facts.architecture,
+        "architecture": f"{facts.architecture} (family {facts.family})",
         "parameters": f"{count_text(facts.parameters)} in {facts.dtype}",
-        "layers": f"{facts.layers} of width {facts.hidden_size}, feed-forward {facts.intermediate_size}",
+        "layers": f"{facts.layers} of width {facts.hidden_size}, feed-forward {facts.intermediate_size}{kinds}",
         "heads": f"{facts.heads} query, {facts.kv_heads} key/value, {facts.head_dim} wide",
         "context": f"{facts.max_positions} tokens{window}",
         "rope": f"theta {facts.rope_theta:g}{scaling}",
@@ -77,7 +83,7 @@ def info(folder: Path, as_json: bool) -> None:
         "chat template": "yes" if facts.has_chat_template else "no",
         "on disk": bytes_text(facts.size_bytes),
         "to serve": f"{bytes_text(facts.serve_bytes)} (weights, and keys and values of one full context), "
-        f"{bytes_text(facts.kv_bytes_per_token)} more per further token",
+        f"{bytes_text(facts.kv_bytes_per_token)} more per further token{more}",
         f"LoRA rank {LORA_RANK}": f"{count_text(facts.lora_parameters)} parameters, {bytes_text(facts.lora_bytes)}; "
         f"{bytes_text(facts.lora_training_bytes)} while it trains",
     }

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from palestra.model.errors import TokenizerError, WeightsError
 from palestra.model.loading.spec import ModelSpec
+from palestra.model.lora.adapters import Layout
+from palestra.types import LoraConfig
 
 LORA_RANK = 32
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
@@ -24,9 +26,12 @@ TRAINING_COPIES = 4  # weight, gradient, and the two moments of Adam
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     architecture: str
+    family: str
     parameters: int
     dtype: str
     layers: int
+    layer_kinds: dict[str, int]
+    """How many layers there are of each kind."""
     hidden_size: int
     intermediate_size: int
     heads: int
@@ -44,6 +49,8 @@ class ModelFacts:
     size_bytes: int
     serve_bytes: int
     kv_bytes_per_token: int
+    state_bytes_per_sequence: int
+    """Recurrent states; 0 for models without."""
     lora_parameters: int
     lora_bytes: int
     lora_training_bytes: int
@@ -53,13 +60,16 @@ def gather_facts(folder: Path) -> ModelFacts:
     spec = ModelSpec.from_folder(folder)
     parameters = sum(_parameters_in(file) for file in _weight_files(folder))
     item_bytes = DTYPE_BYTES.get(spec.dtype, 4)
-    kv_bytes = 2 * spec.n_layers * spec.kv_size * item_bytes
-    lora = lora_parameters(spec, LORA_RANK)
+    kv_bytes = spec.kv_numbers_per_token * item_bytes
+    state_bytes = spec.state_bytes(item_bytes)
+    lora = Layout.of(spec, LoraConfig(rank=LORA_RANK)).size
     return ModelFacts(
         architecture=spec.architecture,
+        family=spec.family,
         parameters=parameters,
         dtype=spec.dtype,
         layers=spec.n_layers,
+        layer_kinds=_layer_kinds(spec),
         hidden_size=spec.hidden_size,
         intermediate_size=spec.intermediate_size,
         heads=spec.n_heads,
@@ -75,21 +85,23 @@ def gather_facts(folder: Path) -> ModelFacts:
         eos_token_ids=list(spec.eos_token_ids),
         has_chat_template=_has_chat_template(folder),
         size_bytes=sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
-        serve_bytes=parameters * item_bytes + kv_bytes * spec.max_positions,
+        serve_bytes=parameters * item_bytes + kv_bytes * spec.max_positions + state_bytes,
         kv_bytes_per_token=kv_bytes,
+        state_bytes_per_sequence=state_bytes,
         lora_parameters=lora,
         lora_bytes=lora * ADAPTER_BYTES,
         lora_training_bytes=lora * ADAPTER_BYTES * TRAINING_COPIES,
     )
 
 
-def lora_parameters(spec: ModelSpec, rank: int) -> int:
-    """Parameters of a LoRA adapter on every projection of every layer and on the unembedding, `LoraConfig`'s
-    default."""
-    hidden, inner = spec.hidden_size, spec.intermediate_size
-    attention = 2 * (hidden + spec.q_size) + 2 * (hidden + spec.kv_size)
-    mlp = 3 * (hidden + inner)
-    return rank * (spec.n_layers * (attention + mlp) + hidden + spec.vocab_size)
+def _layer_kinds(spec: ModelSpec) -> dict[str, int]:
+    windowed = sum(window is not None for window in spec.windows)
+    counts = {
+        "attention": len(spec.attention_layers) - windowed,
+        "windowed attention": windowed,
+        "gated delta net": len(spec.delta_nets),
+    }
+    return {kind: n for kind, n in counts.items() if n}
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -113,7 +125,12 @@ def _parameters_in(file: Path) -> int:
         except ValueError:
             raise WeightsError(f"{file}: not a safetensors file; copy it again") from None
     with _laid_out_as_expected(file, WeightsError):
-        return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+        return sum(math.prod(entry["shape"]) for name, entry in header.items() if _is_of_text_model(name))
+
+
+def _is_of_text_model(name: str) -> bool:
+    """Not so what is published beside it: a vision tower, layers that predict several tokens at once."""
+    return name != "__metadata__" and not name.startswith("mtp.") and "visual." not in name
 
 
 def _tokenizer_vocab(file: Path) -> int | None:

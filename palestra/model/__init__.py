@@ -15,8 +15,9 @@ from palestra.model.errors import (
 )
 from palestra.model.loading.model_folder import Model, load_model, load_tokenizer
 from palestra.model.loading.spec import ModelSpec
-from palestra.model.lora.adapter_files import export_merged, load_adapter, load_into, load_snapshot, save_adapter
+from palestra.model.lora.adapter_files import load_adapter, load_into, load_snapshot, save_adapter
 from palestra.model.lora.adapters import Adapter, AdapterPool
+from palestra.model.lora.merged_export import export_merged
 from palestra.model.sampling.running_requests import Failed, Finished, StepOutput, TokenEvent
 from palestra.model.sampling.sampler import Sampler
 from palestra.model.sampling.token_draws import TokenMask

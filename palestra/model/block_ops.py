@@ -15,6 +15,7 @@ from torch.autograd import Function
 
 from palestra.model import kernels
 from palestra.model.attention.rope import rotate
+from palestra.model.loading.spec import ModelSpec
 
 Heads = tuple[int, int, int]
 """Heads of q, k and v."""
@@ -49,8 +50,10 @@ class BlockOps:
     swiglu: SwiGlu
 
     @classmethod
-    def on(cls, device: torch.device | str, dtype: torch.dtype) -> BlockOps:
-        if kernels.can_run(device, dtype):
+    def of(cls, spec: ModelSpec, device: torch.device | str, dtype: torch.dtype) -> BlockOps:
+        """The kernels rotate whole heads and round before a norm's weight: other models take the plain code."""
+        has_kernels = spec.rope.dim == spec.head_dim and not spec.has_offset_norms
+        if has_kernels and kernels.can_run(device, dtype):
             from palestra.model.kernels import block
 
             return cls(block.add_rms_norm, block.rotate_heads, block.swiglu)
@@ -84,7 +87,9 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     wide = x if x.dtype == torch.float32 else x.float()
     rstd = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
     normed = wide * rstd
-    return (normed if wide is x else normed.to(x.dtype)).mul_(weight), rstd
+    if weight.dtype == torch.float32:  # wider than a half x: it multiplies before the rounding
+        return normed.mul_(weight).to(x.dtype), rstd
+    return normed.to(x.dtype).mul_(weight), rstd
 
 
 class _RmsNorm(Function):
@@ -104,6 +109,9 @@ class _RmsNorm(Function):
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates the first dimensions of each head, as many as there are angles."""
+    if (n := cos.shape[-1]) < x.shape[-1]:
+        return torch.cat([apply_rope(x[..., :n], cos, sin), x[..., n:]], -1)
     if torch.is_grad_enabled() and x.requires_grad:
         return _Rope.apply(x, cos, sin)
     return rotate(x, cos, sin)

@@ -127,6 +127,17 @@ def test_random_model_then_info(tmp_path):
     assert "LoRA rank 32" in shown.output
 
 
+def test_info_tells_the_layers_and_states_of_a_hybrid_model(tmp_path):
+    assert palestra("model", "random", tmp_path / "m", "--shape", "micro", "--family", "qwen3_5").exit_code == 0
+    facts = json.loads(palestra("model", "info", tmp_path / "m", "--json").stdout)
+    assert (facts["family"], facts["layer_kinds"]) == ("qwen3_5", {"attention": 1, "gated delta net": 1})
+    assert facts["kv_bytes_per_token"] == 2 * 1 * 32 * 4
+    assert facts["state_bytes_per_sequence"] == 4 * (8 * 8 * 8 + 3 * (2 * 4 * 8 + 8 * 8))
+    shown = palestra("model", "info", tmp_path / "m").output
+    assert "1 attention, 1 gated delta net" in shown
+    assert "per further sequence" in shown
+
+
 def test_lora_size_is_what_peft_would_make(micro_model):
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM

@@ -20,6 +20,9 @@ from palestra.model import Adapter, AdapterPool, Model, Sampler, Trainer, TrainI
 from palestra.model.attention.packed import PackedAttention
 from palestra.model.lora.adapter_files import adapter_matrices
 from palestra.model.lora.linear import LoraPlan
+from palestra.model.mixers import delta_rule
+from palestra.model.mixers.packed_recurrence import packed_recurrence
+from palestra.model.sampling import state_slots
 from palestra.types import Datum, LoraConfig, SampleRequest, SampleResult, SamplingParams
 
 GetBench = Callable[..., "Bench"]
@@ -98,7 +101,8 @@ class Bench:
         tokens = torch.tensor([t for s in sequences for t in s])
         positions = torch.cat([torch.arange(n) for n in lengths])
         with torch.no_grad():
-            hidden = decoder(tokens, positions, PackedAttention(lengths, self.model.spec.windows), plan)
+            recur = packed_recurrence(lengths, self.model.spec, "cpu")
+            hidden = decoder(tokens, positions, PackedAttention(lengths, self.model.spec.windows), plan, recur)
             return list(_unembed(self.model, hidden, plan).split(lengths))
 
     def distributions(
@@ -138,11 +142,13 @@ class Bench:
         return done
 
     def check_nothing_left(self, sampler: Sampler, *, adapters: bool = False) -> None:
-        """No work, no pages; with `adapters` none of those either."""
+        """No work, no pages, no states; with `adapters` none of those either."""
         assert not sampler.has_work
         assert sampler.pages.available == sampler.pages.n_pages
         assert (sampler.scheduler.running, sampler.scheduler.waiting) == (0, 0)
         sampler.pages.check()
+        if sampler.state_slots is not None:
+            sampler.state_slots.check([])
         if adapters:
             assert self.pool.size_bytes == 0
 
@@ -150,7 +156,7 @@ class Bench:
 
     def peft(self, adapter: Adapter, folder: Path) -> Any:
         """This adapter in PEFT, trainable, by way of the files of `save_adapter`."""
-        save_adapter(adapter, folder)
+        save_adapter(adapter, folder, form="peft")
         return open_peft(self.model.folder, folder)
 
 
@@ -211,6 +217,14 @@ def get_bench(random_model: Callable[..., Path]) -> GetBench:
 def bench(get_bench: GetBench) -> Bench:
     """On the micro Qwen3."""
     return get_bench()
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Delta nets in chunks so small that short prompts have some, and snapshots between them."""
+    for module in (delta_rule, state_slots):
+        monkeypatch.setattr(module, "CHUNK", 8)
+    return 8
 
 
 @pytest.fixture(scope="session")

@@ -58,10 +58,12 @@ CASES: dict[str, dict] = {
         "overrides": {"rope_theta": 500.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
     },
     "old-yarn": {"family": "qwen2", "overrides": {"rope_theta": 5e4, "rope_scaling": {"type": "yarn", **YARN}}},
+    "qwen3_5": {"family": "qwen3_5"},
+    "qwen3_5-tied": {"family": "qwen3_5", "tie": True, "overrides": {"linear_num_key_heads": 2}},
     "mistral": {"family": "mistral", "overrides": {"sliding_window": 8}},
     "mistral-full": {"family": "mistral", "overrides": {"sliding_window": None}},
 }
-FAMILIES = ["qwen3", "qwen2", "llama2", "mistral"]
+FAMILIES = ["qwen3", "qwen2", "llama2", "mistral", "qwen3_5"]
 
 every_case = pytest.mark.parametrize("case", CASES)
 
@@ -94,9 +96,20 @@ def test_gradients_equal_peft(get_bench, case, tmp_path):
 
     truth = {n.replace(".default.", "."): p.grad for n, p in peft_model.named_parameters() if p.requires_grad}
     ours = {f"base_model.model.{n}": g for n, g in bench.gradient(adapter).items()}
+    take_parts(truth, ours)
     assert ours.keys() == truth.keys()
     for name, gradient in ours.items():
         assert torch.linalg.norm(gradient - truth[name]) < 1e-4 * torch.linalg.norm(truth[name]), name
+
+
+def take_parts(truth: dict[str, torch.Tensor], ours: dict[str, torch.Tensor]) -> None:
+    """Of matrices that PEFT has joined, what is ours: its other blocks of B are zero, but not their gradients."""
+    for joined in [name for name in truth if "in_proj_qkv" in name]:
+        gradient, row, column = truth.pop(joined), 0, 0
+        for part in (joined.replace("qkv", x) for x in "qkv"):
+            rows, columns = ours[part].shape
+            truth[part] = gradient[row : row + rows, column : column + columns]
+            row, column = row + rows, column + (columns if "lora_B" in part else 0)
 
 
 def weighted_loss(model, item: TrainItem) -> tuple[torch.Tensor, np.ndarray]:
@@ -131,6 +144,7 @@ def test_bfloat16_trains_like_float32(get_bench, case):
     """The same stored weights and the same adapter in both precisions: gradients agree to bfloat16's digits."""
     narrow = get_bench(**CASES[case], dtype="bfloat16")
     wide = get_bench(**CASES[case], dtype="bfloat16", load_dtype="float32")
+    bound = 0.15 if narrow.model.spec.delta_nets else 0.05  # a recurrence carries its roundings on
     gradients = []
     for bench in (narrow, wide):
         adapter = bench.adapter(rank=4, noise=0.05)
@@ -139,7 +153,7 @@ def test_bfloat16_trains_like_float32(get_bench, case):
         assert bench.trainer.optim_step({adapter: AdamParams()})[adapter].error is None
     for name, ours in gradients[0].items():
         truth = gradients[1][name]
-        assert 0 < torch.linalg.norm(ours - truth) < 0.05 * torch.linalg.norm(truth), name
+        assert 0 < torch.linalg.norm(ours - truth) < bound * torch.linalg.norm(truth), name
 
 
 def test_stored_dtype_is_used_unless_another_is_asked_for(get_bench):

@@ -6,13 +6,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from palestra.model.sampling.token_draws import DrawRow, uniforms
 from palestra.types import SampleResult
 
-MODELS = {"qwen3": {}, "mistral": {"family": "mistral", "overrides": {"sliding_window": 9}}}
+MODELS = {
+    "qwen3": {},
+    "mistral": {"family": "mistral", "overrides": {"sliding_window": 9}},
+    "qwen3_5": {"family": "qwen3_5"},
+}
 
 
 def tokens_of(result: SampleResult) -> list[list[int]]:
@@ -148,7 +152,8 @@ MIXES = {
 
 # The same examples every time: another rounding at the very edge of a draw would be another token.
 @pytest.mark.parametrize("model", MODELS)
-@settings(max_examples=15, deadline=None, derandomize=True)
+@pytest.mark.usefixtures("small_chunks")
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(**MIXES)
 def test_any_mix_of_requests_gives_each_what_it_gets_alone(get_bench, model, **mix):
     check_mix(get_bench(**MODELS[model]), **mix)
@@ -156,7 +161,10 @@ def test_any_mix_of_requests_gives_each_what_it_gets_alone(get_bench, model, **m
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
-@settings(max_examples=400, deadline=None, derandomize=True)
+@pytest.mark.usefixtures("small_chunks")
+@settings(
+    max_examples=400, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(**MIXES)
 def test_many_mixes_of_requests_give_each_what_it_gets_alone(get_bench, model, **mix):
     check_mix(get_bench(**MODELS[model]), **mix)

@@ -12,12 +12,14 @@ from palestra.model.attention.packed import Attention, PackedAttention
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.sampling.scheduler import StepPlan
 
+KERNEL_HEAD_DIM = 128  # wider heads need more shared memory than the kernels' tiles leave
+
 
 def packed_attention(
     lengths: Sequence[int], spec: ModelSpec, device: torch.device | str, dtype: torch.dtype
 ) -> Attention:
     """Attention within each of several sequences that stand end to end."""
-    if kernels.can_run(device, dtype):
+    if has_kernels(spec, device, dtype):
         from palestra.model.attention.tiled import TiledPackedAttention
 
         return TiledPackedAttention(lengths, spec, device)
@@ -26,8 +28,13 @@ def packed_attention(
 
 def paged_attention(cache: KVCache, plan: StepPlan) -> Attention:
     """Attention for one step of the scheduler's plan."""
-    if kernels.can_run(cache.device, cache.dtype):
+    if has_kernels(cache.spec, cache.device, cache.dtype):
         from palestra.model.attention.tiled import TiledPagedAttention
 
         return TiledPagedAttention.of(cache, plan)
     return PagedAttention(cache, plan)
+
+
+def has_kernels(spec: ModelSpec, device: torch.device | str, dtype: torch.dtype) -> bool:
+    """Whether attention runs by our kernels."""
+    return spec.head_dim <= KERNEL_HEAD_DIM and kernels.can_run(device, dtype)

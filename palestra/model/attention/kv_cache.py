@@ -27,15 +27,18 @@ BLOCK_WASTE = 1.4  # a block may read this many positions per real one, before a
 
 
 class KVCache:
-    """Per layer [kv heads * pages, page_size, head_dim]: a gather of pages is a gather of rows, at memcpy speed."""
+    """For each layer that attends, [kv heads * pages, page_size, head_dim]: a gather of pages is a gather of rows, at
+    memcpy speed."""
 
     def __init__(self, spec: ModelSpec, n_pages: int, page_size: int, *, dtype: torch.dtype, device: torch.device):
         self.spec, self.n_pages, self.page_size = spec, n_pages, page_size
-        shape = (spec.n_layers, 2, spec.n_kv_heads * n_pages, page_size, spec.head_dim)
+        layers = spec.attention_layers
+        shape = (len(layers), 2, spec.n_kv_heads * n_pages, page_size, spec.head_dim)
         self.dtype = dtype
         self._pages = torch.empty(shape, dtype=dtype, device=device)
-        self._by_page = [[side.flatten(1) for side in layer] for layer in self._pages]
-        self._by_slot = [[side.flatten(0, 1) for side in layer] for layer in self._pages]
+        self._layers = dict(zip(layers, self._pages, strict=True))
+        self._by_page = {n: [side.flatten(1) for side in layer] for n, layer in self._layers.items()}
+        self._by_slot = {n: [side.flatten(0, 1) for side in layer] for n, layer in self._layers.items()}
         self._heads = (np.arange(spec.n_kv_heads) * n_pages)[:, None]
 
     @property
@@ -49,7 +52,7 @@ class KVCache:
 
     def by_head(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values as [kv heads, positions, head_dim]."""
-        keys, values = self._pages[layer].view(2, self.spec.n_kv_heads, -1, self.spec.head_dim)
+        keys, values = self._layers[layer].view(2, self.spec.n_kv_heads, -1, self.spec.head_dim)
         return keys, values
 
     def rows_of(self, pages: NDArray) -> Tensor:

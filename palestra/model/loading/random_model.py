@@ -21,11 +21,14 @@ from palestra.model.loading.random_tokenizer import write_tokenizer
 T = TypeVar("T")
 
 
+Kind = Literal["embedding", "projection", "norm", "offset_norm", "bias", "conv", "log_decay"]
+
+
 @dataclass(frozen=True, slots=True)
 class Parameter:
     name: str
     shape: tuple[int, ...]
-    kind: Literal["embedding", "projection", "norm", "bias"]
+    kind: Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,9 @@ SHAPES = {
     "qwen3-0.6b": Shape(1024, 28, 16, 8, 128, 3072, 151936, tie=True, max_positions=40960),
     "qwen3-4b": Shape(2560, 36, 32, 8, 128, 9728, 151936, tie=True, max_positions=40960),
     "qwen3-8b": Shape(4096, 36, 32, 8, 128, 12288, 151936, tie=False, max_positions=40960),
+    # The published Qwen3.5 sizes.
+    "qwen3.5-4b": Shape(2560, 32, 16, 4, 256, 9216, 248320, tie=True, max_positions=262144),
+    "qwen3.5-9b": Shape(4096, 32, 16, 4, 256, 12288, 248320, tie=False, max_positions=262144),
 }
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -80,6 +86,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-5,
         "rope_theta": 1e4,
         "sliding_window": 64,  # short enough that a test prompt notices it
+    },
+    "qwen3_5": {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "attention_bias": False,
+        "linear_conv_kernel_dim": 4,
+        "model_type": "qwen3_5_text",
+        "partial_rotary_factor": 0.25,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e7,
     },
 }
 """What differs between the families in config.json, with the values their published models use."""
@@ -133,30 +148,50 @@ def _pick(what: str, table: dict[str, T], name: str) -> T:
 def _config(
     family: str, shape: Shape, vocab_size: int | None, tie: bool | None, overrides: dict[str, Any]
 ) -> dict[str, Any]:
-    config = _pick("family", FAMILIES, family) | {
-        "attention_dropout": 0.0,
-        "head_dim": shape.head_dim,
-        "hidden_act": "silu",
-        "hidden_size": shape.hidden,
-        "initializer_range": 0.02,
-        "intermediate_size": shape.intermediate,
-        "max_position_embeddings": shape.max_positions,
-        "model_type": family,
-        "num_attention_heads": shape.heads,
-        "num_hidden_layers": shape.layers,
-        "num_key_value_heads": shape.kv_heads,
-        "tie_word_embeddings": shape.tie if tie is None else tie,
-        "use_cache": True,
-        "vocab_size": shape.vocab if vocab_size is None else vocab_size,
-    }
+    config = (
+        {"model_type": family}
+        | _pick("family", FAMILIES, family)
+        | {
+            "attention_dropout": 0.0,
+            "head_dim": shape.head_dim,
+            "hidden_act": "silu",
+            "hidden_size": shape.hidden,
+            "initializer_range": 0.02,
+            "intermediate_size": shape.intermediate,
+            "max_position_embeddings": shape.max_positions,
+            "num_attention_heads": shape.heads,
+            "num_hidden_layers": shape.layers,
+            "num_key_value_heads": shape.kv_heads,
+            "tie_word_embeddings": shape.tie if tie is None else tie,
+            "use_cache": True,
+            "vocab_size": shape.vocab if vocab_size is None else vocab_size,
+        }
+    )
     theta = config.pop("rope_theta")
     if not overrides.keys() & {"rope_theta", "rope_scaling"}:
         config["rope_parameters"] = {"rope_theta": theta, "rope_type": "default"}
+        if factor := config.pop("partial_rotary_factor", None):
+            config["rope_parameters"]["partial_rotary_factor"] = factor
+    if family == "qwen3_5":
+        config |= _delta_nets(shape)
     config |= overrides
     if family in ("qwen2", "qwen3"):
         config.setdefault("max_window_layers", config["num_hidden_layers"])
         config.setdefault("layer_types", _layer_types(config))
     return config
+
+
+def _delta_nets(shape: Shape) -> dict[str, Any]:
+    """Every fourth layer attends, or the last one of a small model; heads as in the published sizes."""
+    interval = min(4, shape.layers)
+    kinds = ["full_attention" if (i + 1) % interval == 0 else "linear_attention" for i in range(shape.layers)]
+    return {
+        "layer_types": kinds,
+        "linear_key_head_dim": shape.head_dim // 2,
+        "linear_num_key_heads": shape.heads,
+        "linear_num_value_heads": 2 * shape.heads,
+        "linear_value_head_dim": shape.head_dim // 2,
+    }
 
 
 def _layer_types(config: dict[str, Any]) -> list[str]:
@@ -170,32 +205,56 @@ def _layer_types(config: dict[str, Any]) -> list[str]:
 def _parameters(config: dict[str, Any]) -> Iterator[Parameter]:
     """Names and shapes as the family's published checkpoints have them."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
-    queries = config["num_attention_heads"] * config["head_dim"]
-    keys = config["num_key_value_heads"] * config["head_dim"]
-    family = config["model_type"]
-    qkv_bias = family == "qwen2" or config.get("attention_bias", False)
-    biased = {"q": qkv_bias, "k": qkv_bias, "v": qkv_bias, "o": config.get("attention_bias", False)}
-    biased |= dict.fromkeys(("gate", "up", "down"), config.get("mlp_bias", False))
-    projections = {
-        "self_attn": {"q": (queries, hidden), "k": (keys, hidden), "v": (keys, hidden), "o": (hidden, queries)},
-        "mlp": {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)},
-    }
+    norm = "offset_norm" if config["model_type"] == "qwen3_5_text" else "norm"
+    mlp = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+    mlp_bias = bool(config.get("mlp_bias"))
     yield Parameter("model.embed_tokens.weight", (config["vocab_size"], hidden), "embedding")
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
-        yield Parameter(f"{prefix}.input_layernorm.weight", (hidden,), "norm")
-        yield Parameter(f"{prefix}.post_attention_layernorm.weight", (hidden,), "norm")
-        if family == "qwen3":
-            yield Parameter(f"{prefix}.self_attn.q_norm.weight", (config["head_dim"],), "norm")
-            yield Parameter(f"{prefix}.self_attn.k_norm.weight", (config["head_dim"],), "norm")
-        for block, shapes in projections.items():
-            for name, shape in shapes.items():
-                yield Parameter(f"{prefix}.{block}.{name}_proj.weight", shape, "projection")
-                if biased[name]:
-                    yield Parameter(f"{prefix}.{block}.{name}_proj.bias", shape[:1], "bias")
-    yield Parameter("model.norm.weight", (hidden,), "norm")
+        yield Parameter(f"{prefix}.input_layernorm.weight", (hidden,), norm)
+        yield Parameter(f"{prefix}.post_attention_layernorm.weight", (hidden,), norm)
+        if (config.get("layer_types") or {layer: None})[layer] == "linear_attention":
+            yield from _delta_net_parameters(config, f"{prefix}.linear_attn")
+        else:
+            yield from _attention_parameters(config, f"{prefix}.self_attn", norm)
+        yield from _projections(f"{prefix}.mlp", mlp, dict.fromkeys(mlp, mlp_bias))
+    yield Parameter("model.norm.weight", (hidden,), norm)
     if not config["tie_word_embeddings"]:
         yield Parameter("lm_head.weight", (config["vocab_size"], hidden), "embedding")
+
+
+def _attention_parameters(config: dict[str, Any], prefix: str, norm: Kind) -> Iterator[Parameter]:
+    hidden, dim, family = config["hidden_size"], config["head_dim"], config["model_type"]
+    queries, keys = (config[f"num_{x}_heads"] * dim for x in ("attention", "key_value"))
+    gated = queries * (2 if family == "qwen3_5_text" else 1)
+    bias = bool(config.get("attention_bias"))
+    qkv_bias = family == "qwen2" or bias
+    if family in ("qwen3", "qwen3_5_text"):
+        yield Parameter(f"{prefix}.q_norm.weight", (dim,), norm)
+        yield Parameter(f"{prefix}.k_norm.weight", (dim,), norm)
+    shapes = {"q": (gated, hidden), "k": (keys, hidden), "v": (keys, hidden), "o": (hidden, queries)}
+    yield from _projections(prefix, shapes, {"q": qkv_bias, "k": qkv_bias, "v": qkv_bias, "o": bias})
+
+
+def _projections(prefix: str, shapes: dict[str, tuple[int, int]], biased: dict[str, bool]) -> Iterator[Parameter]:
+    for name, shape in shapes.items():
+        yield Parameter(f"{prefix}.{name}_proj.weight", shape, "projection")
+        if biased[name]:
+            yield Parameter(f"{prefix}.{name}_proj.bias", shape[:1], "bias")
+
+
+def _delta_net_parameters(config: dict[str, Any], prefix: str) -> Iterator[Parameter]:
+    hidden, heads = config["hidden_size"], config["linear_num_value_heads"]
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    values, channels = heads * config["linear_value_head_dim"], 2 * keys + heads * config["linear_value_head_dim"]
+    rows = {"in_proj_qkv": channels, "in_proj_z": values, "in_proj_b": heads, "in_proj_a": heads}
+    for name, n in rows.items():
+        yield Parameter(f"{prefix}.{name}.weight", (n, hidden), "projection")
+    yield Parameter(f"{prefix}.out_proj.weight", (hidden, values), "projection")
+    yield Parameter(f"{prefix}.conv1d.weight", (channels, 1, config["linear_conv_kernel_dim"]), "conv")
+    yield Parameter(f"{prefix}.A_log", (heads,), "log_decay")
+    yield Parameter(f"{prefix}.dt_bias", (heads,), "norm")
+    yield Parameter(f"{prefix}.norm.weight", (config["linear_value_head_dim"],), "norm")
 
 
 def _draw(parameter: Parameter, seed: int) -> torch.Tensor:
@@ -206,8 +265,12 @@ def _draw(parameter: Parameter, seed: int) -> torch.Tensor:
     match parameter.kind:
         case "norm":
             return noise.mul_(0.1).add_(1.0)  # not 1, so that a forgotten norm weight shows
-        case "bias":
+        case "bias" | "offset_norm":  # 1 is added to the norm's
             return noise.mul_(0.1)
+        case "conv":
+            return noise.mul_(parameter.shape[-1] ** -0.5)
+        case "log_decay":
+            return noise.mul_(0.7).sub_(2.0)  # slow: what came 50 tokens ago still counts
         case "embedding":
             return noise.mul_(LOGIT_STD * parameter.shape[1] ** -0.5)
         case "projection":

@@ -1,77 +1,50 @@
-"""What a model is: the shape and traits read from a Hugging Face `config.json`.
+"""What a model is: its shape and its layers, read from a Hugging Face `config.json`.
 
-Owns: the table of supported families. Never touches: weights, tensors.
+Owns: reading the file. Never touches: weights, tensors; which mechanisms a family has is said in `families`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from palestra.model.errors import UnsupportedModel
+from palestra.model.loading.config_fields import Config, ConfigFields
+from palestra.model.loading.families import Family, family_of
+from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec, LayerSpec, RopeSpec
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+STATE_BYTES = 4  # recurrent states are float32
 
 
-@dataclass(frozen=True, slots=True)
-class RopeSpec:
-    type: str
-    theta: float
-    parameters: dict[str, Any]
-    """The raw fields of the scaling (factor, low_freq_factor, beta_fast, …)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Traits:
-    """How one family differs from the plain Llama block."""
-
-    qkv_bias: bool = False
-    o_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-
-
-Config = dict[str, Any]
-
-FAMILIES: dict[str, Callable[[Config], Traits]] = {
-    "LlamaForCausalLM": lambda c: Traits(
-        qkv_bias=bool(c.get("attention_bias")),
-        o_bias=bool(c.get("attention_bias")),
-        mlp_bias=bool(c.get("mlp_bias")),
-    ),
-    "MistralForCausalLM": lambda c: Traits(),
-    "Qwen2ForCausalLM": lambda c: Traits(qkv_bias=True),
-    "Qwen3ForCausalLM": lambda c: Traits(
-        qkv_bias=bool(c.get("attention_bias")), o_bias=bool(c.get("attention_bias")), qk_norm=True
-    ),
-}
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelSpec:
     """A model's shape and traits, read from its `config.json`; needs no weights."""
 
     architecture: str
-    traits: Traits
+    family: str
+    layers: tuple[LayerSpec, ...]
     vocab_size: int
     hidden_size: int
-    n_layers: int
     n_heads: int
     n_kv_heads: int
     head_dim: int
     intermediate_size: int
     max_positions: int
     norm_eps: float
+    has_offset_norms: bool
     rope: RopeSpec
     tie_embeddings: bool
-    windows: tuple[int | None, ...]
-    """Per layer: how many tokens back a position sees; None is all of them."""
     eos_token_ids: tuple[int, ...]
     dtype: str
     """The dtype of the stored weights."""
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.layers)
 
     @property
     def q_size(self) -> int:
@@ -81,16 +54,50 @@ class ModelSpec:
     def kv_size(self) -> int:
         return self.n_kv_heads * self.head_dim
 
+    @cached_property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each layer; None where there is none."""
+        return tuple(layer.mixer.window if isinstance(layer.mixer, AttentionSpec) else None for layer in self.layers)
+
     @property
     def sliding_window(self) -> int | None:
         return next((w for w in self.windows if w is not None), None)
 
+    @cached_property
+    def attention_layers(self) -> tuple[int, ...]:
+        """Numbers of the layers that have keys and values."""
+        return tuple(n for n, layer in enumerate(self.layers) if isinstance(layer.mixer, AttentionSpec))
+
+    @cached_property
+    def delta_nets(self) -> dict[int, DeltaNetSpec]:
+        """The layers that have a recurrent state, by number."""
+        return {n: layer.mixer for n, layer in enumerate(self.layers) if isinstance(layer.mixer, DeltaNetSpec)}
+
+    @property
+    def kv_numbers_per_token(self) -> int:
+        """Numbers that the KV cache holds of a token."""
+        return 2 * len(self.attention_layers) * self.kv_size
+
+    def state_bytes(self, item_bytes: int) -> int:
+        """Recurrent states of one sequence; the inputs of convolutions are kept in the model's own type."""
+        return sum(
+            d.n_value_heads * d.key_dim * d.value_dim * STATE_BYTES + (d.conv_kernel - 1) * d.conv_size * item_bytes
+            for d in self.delta_nets.values()
+        )
+
     @property
     def n_parameters(self) -> int:
-        attention = self.hidden_size * (2 * self.q_size + 2 * self.kv_size)
         mlp = 3 * self.hidden_size * self.intermediate_size
+        layers = sum(self._mixer_parameters(layer) + mlp + 2 * self.hidden_size for layer in self.layers)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
-        return self.n_layers * (attention + mlp + 2 * self.hidden_size) + embeddings + self.hidden_size
+        return layers + embeddings + self.hidden_size
+
+    def _mixer_parameters(self, layer: LayerSpec) -> int:
+        mixer = layer.mixer
+        if isinstance(mixer, AttentionSpec):
+            return self.hidden_size * ((2 + mixer.is_gated) * self.q_size + 2 * self.kv_size)
+        products = self.hidden_size * (mixer.conv_size + 2 * mixer.value_size + 2 * mixer.n_value_heads)
+        return products + mixer.conv_kernel * mixer.conv_size + 2 * mixer.n_value_heads + mixer.value_dim
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> ModelSpec:
@@ -109,11 +116,9 @@ class ModelSpec:
 
     @classmethod
     def from_config(cls, config: Config, *, source: str = "config.json", eos: Any = None) -> ModelSpec:
-        architecture = _architecture(config, source)
-        activation = config.get("hidden_act", "silu")
-        if activation != "silu":
-            raise UnsupportedModel(f"{source}: hidden_act is {activation!r}; supported: 'silu'")
-        fields = _Fields(config, source)
+        architecture, family = family_of(config, source)
+        fields = ConfigFields.of_text(config, source, family.defaults)
+        _refuse_unsupported(fields)
         n_heads = fields.integer("num_attention_heads")
         hidden_size = fields.integer("hidden_size")
         n_layers = fields.integer("num_hidden_layers")
@@ -125,97 +130,58 @@ class ModelSpec:
             )
         return cls(
             architecture=architecture,
-            traits=FAMILIES[architecture](config),
+            family=family.name,
+            layers=family.layers(fields, n_layers),
             vocab_size=fields.integer("vocab_size"),
             hidden_size=hidden_size,
-            n_layers=n_layers,
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
             head_dim=head_dim,
             intermediate_size=fields.integer("intermediate_size"),
             max_positions=fields.integer("max_position_embeddings", default=2048),
             norm_eps=fields.number("rms_norm_eps", default=1e-6),
-            rope=_rope(config, source),
-            tie_embeddings=bool(config.get("tie_word_embeddings", False)),
-            windows=_windows(config, source, architecture, n_layers),
-            eos_token_ids=_token_ids(eos if eos is not None else config.get("eos_token_id")),
-            dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
+            has_offset_norms=family.has_offset_norms,
+            rope=_rope(fields, family, head_dim),
+            tie_embeddings=fields.flag("tie_word_embeddings"),
+            eos_token_ids=_token_ids(eos if eos is not None else fields.get("eos_token_id")),
+            dtype=str(fields.get("dtype") or fields.get("torch_dtype") or "float32"),
         )
 
 
-class _Fields:
-    """Reads required numbers and names the file and field when one is missing or odd."""
-
-    def __init__(self, config: Config, source: str):
-        self.config, self.source = config, source
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        value = self.config.get(name)
-        if value is None:
-            value = default
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise UnsupportedModel(f"{self.source}: field {name!r} must be a positive whole number, found {value!r}")
-        return value
-
-    def number(self, name: str, default: float) -> float:
-        value = self.config.get(name, default)
-        if not isinstance(value, int | float):
-            raise UnsupportedModel(f"{self.source}: field {name!r} must be a number, found {value!r}")
-        return float(value)
+def _refuse_unsupported(fields: ConfigFields) -> None:
+    if fields.get("quantization_config"):
+        raise UnsupportedModel(
+            f"{fields.source}: field 'quantization_config': quantised weights are not supported; use the "
+            "float32 or bfloat16 release of this model"
+        )
+    activation = fields.get("hidden_act", "silu")
+    if activation != "silu":
+        raise UnsupportedModel(f"{fields.source}: hidden_act is {activation!r}; supported: 'silu'")
 
 
-def _architecture(config: Config, source: str) -> str:
-    named = config.get("architectures") or []
-    for name in named:
-        if name in FAMILIES:
-            if config.get("quantization_config"):
-                raise UnsupportedModel(
-                    f"{source}: field 'quantization_config': quantised weights are not supported; use the "
-                    "float32 or bfloat16 release of this model"
-                )
-            return name
-    found = ", ".join(map(repr, named)) or "nothing"
-    raise UnsupportedModel(f"{source}: field 'architectures' names {found}; supported: {', '.join(FAMILIES)}")
-
-
-def _rope(config: Config, source: str) -> RopeSpec:
+def _rope(fields: ConfigFields, family: Family, head_dim: int) -> RopeSpec:
     # transformers 5 writes rope_parameters; older files have rope_theta beside rope_scaling.
-    raw = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    source, raw = fields.source, fields.get("rope_parameters") or fields.get("rope_scaling") or {}
     if not isinstance(raw, dict):
         raise UnsupportedModel(f"{source}: field 'rope_parameters' must be an object, found {raw!r}")
     raw = dict(raw)
     kind = raw.get("rope_type") or raw.get("type") or "default"
     if kind not in ROPE_TYPES:
         raise UnsupportedModel(f"{source}: rope type {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
-    if raw.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
+    factor = raw.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0))
+    if factor != 1.0 and not family.has_partial_rope:
         raise UnsupportedModel(f"{source}: field 'partial_rotary_factor': only 1.0 is supported")
-    theta = raw.get("rope_theta", config.get("rope_theta", 10000.0))
+    if not isinstance(factor, int | float) or not 0 < factor <= 1 or int(head_dim * factor) % 2:
+        raise UnsupportedModel(f"{source}: partial_rotary_factor ({factor!r}) must rotate an even part of a head")
+    theta = raw.get("rope_theta", fields.get("rope_theta", 10000.0))
     needed = {"linear": ["factor"], "yarn": ["factor"], "llama3": ["factor", "low_freq_factor", "high_freq_factor"]}
     for name in needed.get(kind, []):
         if name not in raw:
             raise UnsupportedModel(f"{source}: rope type {kind!r} needs the field {name!r}")
     if "original_max_position_embeddings" not in raw:
-        original = config.get("original_max_position_embeddings") or config.get("max_position_embeddings", 2048)
+        original = fields.get("original_max_position_embeddings") or fields.get("max_position_embeddings", 2048)
         raw["original_max_position_embeddings"] = original
-    return RopeSpec(type=kind, theta=float(theta), parameters=raw)
-
-
-def _windows(config: Config, source: str, architecture: str, n_layers: int) -> tuple[int | None, ...]:
-    window = config.get("sliding_window", 4096)  # transformers' default for the families that have one
-    if architecture.startswith("Qwen") and not config.get("use_sliding_window"):
-        window = None
-    if window is None or architecture == "LlamaForCausalLM":
-        return (None,) * n_layers
-    kinds = config.get("layer_types")
-    if kinds is None:
-        first = config.get("max_window_layers", 28) if architecture.startswith("Qwen") else 0
-        kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(n_layers)]
-    if not isinstance(window, int) or window < 1 or len(kinds) != n_layers:
-        raise UnsupportedModel(
-            f"{source}: sliding_window ({window!r}) must be a positive whole number and layer_types, where given, "
-            f"name all {n_layers} layers"
-        )
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    return RopeSpec(type=kind, theta=float(theta), dim=int(head_dim * factor), parameters=raw)
 
 
 def _token_ids(value: Any) -> tuple[int, ...]:

@@ -1,35 +1,57 @@
-"""Model weights: safetensors files in, tensors laid out for the decoder out; and back again.
+"""A decoder's weights, laid out for its products.
 
-Owns: names, shapes, fusing of projections. Never touches: compute.
+Owns: names, shapes, fusing of projections. Never touches: compute, how files are read.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from palestra.model.errors import WeightsError
+from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec
 from palestra.model.loading.spec import ModelSpec
+from palestra.model.loading.weight_files import WeightFiles
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+Parts = Sequence[tuple[str, int]]
+"""Projections that share an input, with their output sizes."""
 
 
 @dataclass(slots=True)
-class LayerWeights:
-    input_norm: Tensor
+class AttentionWeights:
     qkv: Tensor
-    """q, k and v stacked: [q + 2 kv, hidden]. One product instead of three."""
+    """q (with its gates, where there are some), k and v stacked: one product instead of three."""
     qkv_bias: Tensor | None
     qk_norm: Tensor | None
     """[q heads + kv heads, head_dim]: one normalisation for both."""
     o: Tensor
     o_bias: Tensor | None
+
+
+@dataclass(slots=True)
+class DeltaNetWeights:
+    qkv: Tensor
+    z: Tensor
+    ba: Tensor
+    """[2 * value heads, hidden]: what becomes beta, and what becomes the decay."""
+    conv: Tensor
+    """[kernel, channels], float32."""
+    neg_a: Tensor
+    """-exp(A_log), float32."""
+    dt_bias: Tensor
+    """float32, as is the norm."""
+    norm: Tensor
+    out: Tensor
+
+
+@dataclass(slots=True)
+class LayerWeights:
+    input_norm: Tensor
+    mixer: AttentionWeights | DeltaNetWeights
     mlp_norm: Tensor
     gate_up: Tensor
     gate_up_bias: Tensor | None
@@ -50,118 +72,81 @@ def read_weights(
     folder: str | Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> DecoderWeights:
     with WeightFiles(Path(folder)) as files:
-        return _assemble(files, spec, dtype, torch.device(device))
+        return _Reader(files, spec, dtype, torch.device(device)).decoder()
 
 
-class WeightFiles:
-    """The shards of one folder as a single mapping of names; opens each file once."""
+class _Reader:
+    def __init__(self, files: WeightFiles, spec: ModelSpec, dtype: torch.dtype, device: torch.device):
+        self.files, self.spec, self.dtype, self.device, self.prefix = files, spec, dtype, device, files.prefix
 
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self._open: dict[str, safe_open] = {}
-        self.file_of = _index(folder)
-
-    def __enter__(self) -> WeightFiles:
-        for file in dict.fromkeys(self.file_of.values()):
-            self._handle(file)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._open.clear()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.file_of)
-
-    def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
-        file = self.file_of.get(name)
-        if file is None:
-            raise WeightsError(
-                f"{self.folder}: no tensor named {name!r} in the safetensors files; the config asks for it"
-            )
-        try:
-            found = self._handle(file).get_tensor(name)
-        except SafetensorError as e:
-            raise WeightsError(f"{self.folder / file}: tensor {name!r} cannot be read ({e})") from None
-        if shape is not None and tuple(found.shape) != shape:
-            raise WeightsError(
-                f"{self.folder / file}: tensor {name!r} has shape {list(found.shape)}, "
-                f"config.json asks for {list(shape)}"
-            )
-        if not found.is_floating_point():
-            raise WeightsError(
-                f"{self.folder / file}: tensor {name!r} has dtype {found.dtype}; supported: floating-point weights"
-            )
-        return found
-
-    def _handle(self, file: str) -> safe_open:
-        if file not in self._open:
-            path = self.folder / file
-            if not path.is_file():
-                raise WeightsError(f"{path}: this shard is missing, but the index names it; download it again")
-            try:
-                self._open[file] = safe_open(str(path), framework="pt")
-            except (SafetensorError, OSError) as e:
-                raise WeightsError(f"{path}: not a complete safetensors file ({e}); download it again") from None
-        return self._open[file]
-
-
-def _index(folder: Path) -> dict[str, str]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            return dict(json.loads(index.read_text())["weight_map"])
-        except (json.JSONDecodeError, KeyError, TypeError) as e:
-            raise WeightsError(f"{index}: not a valid shard index ({e!r})") from None
-    single = folder / "model.safetensors"
-    if not single.is_file():
-        raise WeightsError(
-            f"{folder}: no model.safetensors and no model.safetensors.index.json; "
-            "only safetensors weights are supported"
+    def decoder(self) -> DecoderWeights:
+        spec = self.spec
+        size = (spec.vocab_size, spec.hidden_size)
+        embedding = self.get(f"{self.prefix}embed_tokens.weight", *size)
+        return DecoderWeights(
+            embedding=embedding,
+            layers=[self.layer(n) for n in range(spec.n_layers)],
+            norm=self.norm(f"{self.prefix}norm.weight", spec.hidden_size),
+            unembedding=embedding if spec.tie_embeddings else self.get("lm_head.weight", *size),
         )
-    try:
-        with safe_open(str(single), framework="pt") as f:
-            return dict.fromkeys(f.keys(), single.name)
-    except (SafetensorError, OSError) as e:
-        raise WeightsError(f"{single}: not a complete safetensors file ({e}); download it again") from None
 
-
-def _assemble(files: WeightFiles, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
-    h, q, kv, i = spec.hidden_size, spec.q_size, spec.kv_size, spec.intermediate_size
-
-    def get(name: str, *shape: int) -> Tensor:
-        return files.tensor(name, shape).to(device=device, dtype=dtype)
-
-    def fused(prefix: str, parts: list[tuple[str, int]]) -> Tensor:
-        return torch.cat([get(f"{prefix}.{part}.weight", size, h) for part, size in parts])
-
-    def biases(prefix: str, parts: list[tuple[str, int]], present: bool) -> Tensor | None:
-        return torch.cat([get(f"{prefix}.{part}.bias", size) for part, size in parts]) if present else None
-
-    def layer(n: int) -> LayerWeights:
-        attn, mlp, traits = f"model.layers.{n}.self_attn", f"model.layers.{n}.mlp", spec.traits
-        qkv, gate_up = [("q_proj", q), ("k_proj", kv), ("v_proj", kv)], [("gate_proj", i), ("up_proj", i)]
-        qk_norm = None
-        if traits.qk_norm:
-            q_norm, k_norm = (get(f"{attn}.{x}_norm.weight", spec.head_dim) for x in "qk")
-            qk_norm = torch.cat([q_norm.expand(spec.n_heads, -1), k_norm.expand(spec.n_kv_heads, -1)])
+    def layer(self, n: int) -> LayerWeights:
+        h, i = self.spec.hidden_size, self.spec.intermediate_size
+        layer, name = self.spec.layers[n], f"{self.prefix}layers.{n}"
+        mixer, mlp, gate_up = layer.mixer, f"{name}.mlp", [("gate_proj", i), ("up_proj", i)]
         return LayerWeights(
-            input_norm=get(f"model.layers.{n}.input_layernorm.weight", h),
-            qkv=fused(attn, qkv),
-            qkv_bias=biases(attn, qkv, traits.qkv_bias),
-            qk_norm=qk_norm,
-            o=get(f"{attn}.o_proj.weight", h, q),
-            o_bias=biases(attn, [("o_proj", h)], traits.o_bias),
-            mlp_norm=get(f"model.layers.{n}.post_attention_layernorm.weight", h),
-            gate_up=fused(mlp, gate_up),
-            gate_up_bias=biases(mlp, gate_up, traits.mlp_bias),
-            down=get(f"{mlp}.down_proj.weight", h, i),
-            down_bias=biases(mlp, [("down_proj", h)], traits.mlp_bias),
+            input_norm=self.norm(f"{name}.input_layernorm.weight", h),
+            mixer=self.attention(f"{name}.self_attn", mixer)
+            if isinstance(mixer, AttentionSpec)
+            else self.delta_net(f"{name}.linear_attn", mixer),
+            mlp_norm=self.norm(f"{name}.post_attention_layernorm.weight", h),
+            gate_up=self.fused(mlp, gate_up),
+            gate_up_bias=self.biases(mlp, gate_up, layer.mlp.has_bias),
+            down=self.get(f"{mlp}.down_proj.weight", h, i),
+            down_bias=self.biases(mlp, [("down_proj", h)], layer.mlp.has_bias),
         )
 
-    embedding = get("model.embed_tokens.weight", spec.vocab_size, h)
-    return DecoderWeights(
-        embedding=embedding,
-        layers=[layer(n) for n in range(spec.n_layers)],
-        norm=get("model.norm.weight", h),
-        unembedding=embedding if spec.tie_embeddings else get("lm_head.weight", spec.vocab_size, h),
-    )
+    def attention(self, name: str, mixer: AttentionSpec) -> AttentionWeights:
+        spec, h, q, kv = self.spec, self.spec.hidden_size, self.spec.q_size, self.spec.kv_size
+        qkv = [("q_proj", q * (1 + mixer.is_gated)), ("k_proj", kv), ("v_proj", kv)]
+        qk_norm = None
+        if mixer.qk_norm:
+            q_norm, k_norm = (self.norm(f"{name}.{x}_norm.weight", spec.head_dim) for x in "qk")
+            qk_norm = torch.cat([q_norm.expand(spec.n_heads, -1), k_norm.expand(spec.n_kv_heads, -1)])
+        return AttentionWeights(
+            qkv=self.fused(name, qkv),
+            qkv_bias=self.biases(name, qkv, mixer.qkv_bias),
+            qk_norm=qk_norm,
+            o=self.get(f"{name}.o_proj.weight", h, q),
+            o_bias=self.biases(name, [("o_proj", h)], mixer.o_bias),
+        )
+
+    def delta_net(self, name: str, mixer: DeltaNetSpec) -> DeltaNetWeights:
+        h, heads = self.spec.hidden_size, mixer.n_value_heads
+        conv = self.get(f"{name}.conv1d.weight", mixer.conv_size, 1, mixer.conv_kernel, dtype=torch.float32)
+        return DeltaNetWeights(
+            qkv=self.get(f"{name}.in_proj_qkv.weight", mixer.conv_size, h),
+            z=self.get(f"{name}.in_proj_z.weight", mixer.value_size, h),
+            ba=self.fused(name, [("in_proj_b", heads), ("in_proj_a", heads)]),
+            conv=conv[:, 0].T.contiguous(),
+            neg_a=-self.get(f"{name}.A_log", heads, dtype=torch.float32).exp(),
+            dt_bias=self.get(f"{name}.dt_bias", heads, dtype=torch.float32),
+            norm=self.get(f"{name}.norm.weight", mixer.value_dim, dtype=torch.float32),
+            out=self.get(f"{name}.out_proj.weight", h, mixer.value_size),
+        )
+
+    def get(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return self.files.tensor(name, shape).to(device=self.device, dtype=dtype or self.dtype)
+
+    def norm(self, name: str, size: int) -> Tensor:
+        """A norm's factors: in float32 where one was added, since the sum has more digits than a half holds."""
+        if not self.spec.has_offset_norms:
+            return self.get(name, size)
+        return self.get(name, size, dtype=torch.float32) + 1.0
+
+    def fused(self, prefix: str, parts: Parts) -> Tensor:
+        h = self.spec.hidden_size
+        return torch.cat([self.get(f"{prefix}.{part}.weight", size, h) for part, size in parts])
+
+    def biases(self, prefix: str, parts: Parts, present: bool) -> Tensor | None:
+        return torch.cat([self.get(f"{prefix}.{part}.bias", size) for part, size in parts]) if present else None

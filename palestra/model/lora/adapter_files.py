@@ -1,14 +1,13 @@
-"""Adapters on disk: PEFT folders in and out, and merged export as a plain Hugging Face model.
+"""Adapters on disk: folders in PEFT's form, in and out.
 
 A folder appears whole or not at all.
 
-Owns: the formats. Never touches: checkpoint names, who may read them.
+Owns: the format. Never touches: checkpoint names, who may read them.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +17,27 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from palestra.model.errors import AdapterError
-from palestra.model.loading.weights import WeightFiles
+from palestra.model.lora.adapter_names import (
+    ATTENTION,
+    DELTA_NET,
+    HEAD,
+    MLP,
+    PREFIX,
+    TIED_HEAD,
+    WHOLES,
+    AdapterFormat,
+    join_rows,
+    module_name,
+    split_rows,
+)
 from palestra.model.lora.adapters import Adapter, AdapterPool, Layout
 from palestra.types import LoraConfig
 from palestra.util.files import whole_folder
 
 FORMAT_VERSION = 1
 CONFIG, WEIGHTS, OPTIMIZER = "adapter_config.json", "adapter_model.safetensors", "optimizer.safetensors"
-_PREFIX = "base_model.model."
-_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
-_MLP = {"gate_proj", "up_proj", "down_proj"}
 _UNSUPPORTED = {
     "use_dora": False,
-    "rank_pattern": {},
-    "alpha_pattern": {},
     "bias": "none",
     "modules_to_save": None,
     "fan_in_fan_out": False,
@@ -40,28 +46,47 @@ _UNSUPPORTED = {
     "trainable_token_indices": None,
     "alora_invocation_tokens": None,
 }
+_TIED_LEAF = TIED_HEAD.rsplit(".", 1)[-1]
 _PLAIN_STARTS = (True, False, "gaussian", "orthogonal")  # the others also change the base weights
 
 
-def save_adapter(adapter: Adapter, folder: str | Path, *, base_model: str = "", optimizer: bool = False) -> None:
-    """Writes a PEFT folder; with `optimizer` also what is needed to go on training."""
+def save_adapter(
+    adapter: Adapter,
+    folder: str | Path,
+    *,
+    base_model: str = "",
+    optimizer: bool = False,
+    form: AdapterFormat = "tinker",
+    is_tied: bool = False,
+) -> None:
+    """With `optimizer` also what is needed to go on training. `form` differs for models whose checkpoints join
+    projections that are trained apart (see `adapter_names`). `is_tied`: names the unembedding as the Tinker
+    cookbook's merge does for tied models."""
     if optimizer and adapter.frozen:
         raise AdapterError("a snapshot has no optimizer state; save the original, or without the optimizer")
-    layout = adapter.stack.layout
-    tensors = {f"{_PREFIX}{name}": t.cpu().contiguous() for name, t in adapter_matrices(adapter).items()}
-    modules = sorted({p.module.rsplit(".", 1)[-1] for site in layout.sites.values() for p in site.parts})
+    matrices, rank, alpha = adapter_matrices(adapter), adapter.config.rank, _plain(adapter.config.alpha)
+    if form == "peft":
+        matrices = join_rows(matrices)
+    if is_tied:
+        matrices = {f"{TIED_HEAD}{k.removeprefix(HEAD)}" if k.startswith(HEAD) else k: t for k, t in matrices.items()}
+    tensors = {f"{PREFIX}{name}": t.cpu().contiguous() for name, t in matrices.items()}
+    modules = sorted({name.partition(".lora_")[0].rsplit(".", 1)[-1] for name in matrices})
+    wholes = {name: len(WHOLES[name]) for name in modules if name in WHOLES}
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_model,
-        "r": adapter.config.rank,
-        "lora_alpha": _plain(adapter.config.alpha),
+        "r": rank,
+        "lora_alpha": alpha,
         "lora_dropout": 0.0,
         "bias": "none",
         "target_modules": modules,
         "inference_mode": True,
     }
-    with whole_folder(_new(folder)) as temporary:
+    if wholes:
+        config["rank_pattern"] = {name: n * rank for name, n in wholes.items()}
+        config["alpha_pattern"] = {name: n * alpha for name, n in wholes.items()}
+    with whole_folder(new_folder(folder)) as temporary:
         (temporary / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
         if optimizer:
@@ -116,6 +141,7 @@ def read_config(folder: str | Path) -> LoraConfig:
         rank, alpha, modules = int(raw["r"]), float(raw["lora_alpha"]), _modules(raw, file)
     except (json.JSONDecodeError, KeyError, TypeError, ValueError) as e:
         raise AdapterError(f"{file}: not a LoRA config ({e!r})") from None
+    _refuse_patterns(raw, file, rank, alpha)
     for field, plain in _UNSUPPORTED.items():
         if raw.get(field, plain) not in (plain, None):
             raise AdapterError(f"{file}: field {field!r} is {raw[field]!r}; supported: {plain!r}")
@@ -129,9 +155,9 @@ def read_config(folder: str | Path) -> LoraConfig:
     return LoraConfig(
         rank=rank,
         alpha=alpha,
-        train_attn=bool(modules & _ATTENTION),
-        train_mlp=bool(modules & _MLP),
-        train_unembed="lm_head" in modules,
+        train_attn=bool(modules & (ATTENTION | DELTA_NET)),
+        train_mlp=bool(modules & MLP),
+        train_unembed=HEAD in modules,
     )
 
 
@@ -147,34 +173,7 @@ def adapter_matrices(adapter: Adapter) -> dict[str, Tensor]:
     return found
 
 
-def export_merged(adapter: Adapter, base: str | Path, folder: str | Path) -> None:
-    """The base model with the adapter folded in, as a plain Hugging Face folder in the base's dtype."""
-    base, matrices = Path(base), adapter_matrices(adapter)
-    config = json.loads((base / "config.json").read_text())
-    with whole_folder(_new(folder)) as temporary, WeightFiles(base) as files:
-        untied = bool(config.get("tie_word_embeddings")) and "lm_head.lora_A.weight" in matrices
-        names = [n for n in files if not (untied and n == "lm_head.weight")]  # some tied folders hold a copy
-        if untied:  # from here on the two differ
-            names.append("lm_head.weight")
-            config["tie_word_embeddings"] = False
-        merged = {name: _merge(files, name, matrices, adapter.stack.layout.scale, untied) for name in names}
-        for extra in base.iterdir():
-            if extra.is_file() and extra.suffix in (".json", ".jinja", ".model", ".txt") and "index" not in extra.name:
-                shutil.copy(extra, temporary / extra.name)
-        (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        save_file(merged, temporary / "model.safetensors", metadata={"format": "pt"})
-
-
-def _merge(files: WeightFiles, name: str, matrices: dict[str, Tensor], scale: float, untied: bool) -> Tensor:
-    stored = "model.embed_tokens.weight" if untied and name == "lm_head.weight" else name
-    weight, module = files.tensor(stored), name.removesuffix(".weight")
-    a, b = (matrices.get(f"{module}.lora_{x}.weight") for x in "AB")
-    if a is None or b is None:
-        return weight
-    return (weight.float() + scale * (b.cpu() @ a.cpu())).to(weight.dtype)
-
-
-def _new(folder: str | Path) -> Path:
+def new_folder(folder: str | Path) -> Path:
     folder = Path(folder)
     if folder.exists():
         raise AdapterError(f"{folder} already exists; choose another name or remove it first")
@@ -184,42 +183,54 @@ def _new(folder: str | Path) -> Path:
 def _modules(raw: dict[str, Any], file: Path) -> set[str]:
     modules = raw["target_modules"]
     if isinstance(modules, str):
-        modules = _ATTENTION | _MLP if modules == "all-linear" else {modules}
-    known = _ATTENTION | _MLP | {"lm_head"}
-    plain = {m.rsplit(".", 1)[-1] for m in modules}
+        modules = ATTENTION | MLP if modules == "all-linear" else {modules}
+    known = ATTENTION | DELTA_NET | MLP | {HEAD}
+    plain = {HEAD if leaf == _TIED_LEAF else leaf for leaf in (m.rsplit(".", 1)[-1] for m in modules)}
     if not plain or plain - known:
         odd = ", ".join(sorted(plain - known)) or "nothing"
         raise AdapterError(f"{file}: target_modules names {odd}; supported: {', '.join(sorted(known))}")
     return plain
 
 
+def _refuse_patterns(raw: dict[str, Any], file: Path, rank: int, alpha: float) -> None:
+    """Ranks of their own are understood for the matrices that we would write so."""
+    ranks, alphas = (raw.get(field) or {} for field in ("rank_pattern", "alpha_pattern"))
+    for name in ranks | alphas:
+        own, n = (ranks.get(name, rank), alphas.get(name, alpha)), len(WHOLES.get(name, (name,)))
+        if own not in ((rank, alpha), (n * rank, n * alpha)):
+            field = "rank_pattern" if name in ranks else "alpha_pattern"
+            raise AdapterError(f"{file}: field {field!r} is {raw[field]!r}; supported: {{}}")
+
+
 def _read_row(layout: Layout, folder: Path) -> Tensor:
     """The flat row; modules the file does not have stay zero, which means: no change, and none to be learned."""
-    stored = _load(folder / WEIGHTS)
+    file, rank = folder / WEIGHTS, layout.rank
+    stored = {module_name(key): tensor for key, tensor in _load(file).items()}
+    try:
+        split_rows(stored, {p.module: p.out_size for site in layout.sites.values() for p in site.parts}, rank)
+    except AdapterError as e:
+        raise AdapterError(f"{file}: {e}") from None
     row = torch.zeros(layout.size)
-    rank = layout.rank
     for site in layout.sites.values():
         for i, part in enumerate(site.parts):
             a_start = site.a_offset + i * rank * site.in_size
-            if sum(f"{_PREFIX}{part.module}.lora_{x}.weight" in stored for x in "AB") == 1:
-                raise AdapterError(f"{folder / WEIGHTS}: {part.module} has only one of lora_A and lora_B")
+            if sum(f"{part.module}.lora_{x}.weight" in stored for x in "AB") == 1:
+                raise AdapterError(f"{file}: {part.module} has only one of lora_A and lora_B")
             for name, start, shape in (
                 ("lora_A", a_start, (rank, site.in_size)),
                 ("lora_B", part.b_offset, (part.out_size, rank)),
             ):
-                key = f"{_PREFIX}{part.module}.{name}.weight"
+                key = f"{part.module}.{name}.weight"
                 tensor = stored.pop(key, None)
                 if tensor is None:
                     continue
                 if tuple(tensor.shape) != shape:
-                    raise AdapterError(
-                        f"{folder / WEIGHTS}: {key} has shape {list(tensor.shape)}, this model needs {list(shape)}"
-                    )
+                    raise AdapterError(f"{file}: {key} has shape {list(tensor.shape)}, this model needs {list(shape)}")
                 stored_as = tensor.T if name == "lora_B" else tensor
                 row[start : start + tensor.numel()] = stored_as.flatten().float()
     left = [k for k in stored if ".lora_" in k]  # PEFT also stores copies of embeddings: the base has those
     if left:
-        raise AdapterError(f"{folder / WEIGHTS}: {left[0]} (and {len(left) - 1} more) has no place in this model")
+        raise AdapterError(f"{file}: {left[0]} (and {len(left) - 1} more) has no place in this model")
     return row
 
 

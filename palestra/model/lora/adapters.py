@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from palestra.model.errors import AdapterError
+from palestra.model.loading.layer_spec import AttentionSpec, LayerSpec
 from palestra.model.loading.spec import ModelSpec
 from palestra.types import LoraConfig
 
@@ -46,9 +47,9 @@ class Site:
 
 
 SiteName = tuple[int, str]
-"""(layer, "qkv" | "o" | "gate_up" | "down"), or UNEMBED."""
+"""(layer, one of SITE_KINDS), or UNEMBED."""
 UNEMBED: SiteName = (-1, "unembed")
-SITE_KINDS = ("qkv", "o", "gate_up", "down")
+SITE_KINDS = ("qkv", "o", "gate_up", "down", "z")
 SITE_ENTRIES = 4  # one A, and B matrices of up to three projections
 
 
@@ -92,14 +93,16 @@ class Layout:
         return row
 
 
-def _sites(spec: ModelSpec, config: LoraConfig) -> list[tuple[SiteName, int, list[tuple[str, int]]]]:
-    h, q, kv, i = spec.hidden_size, spec.q_size, spec.kv_size, spec.intermediate_size
-    found: list[tuple[SiteName, int, list[tuple[str, int]]]] = []
-    for n in range(spec.n_layers):
+Outputs = list[tuple[str, int]]
+"""Modules as the files name them, with their output sizes."""
+
+
+def _sites(spec: ModelSpec, config: LoraConfig) -> list[tuple[SiteName, int, Outputs]]:
+    h, i = spec.hidden_size, spec.intermediate_size
+    found: list[tuple[SiteName, int, Outputs]] = []
+    for n, layer in enumerate(spec.layers):
         if config.train_attn:
-            attn = f"model.layers.{n}.self_attn"
-            found.append(((n, "qkv"), h, [(f"{attn}.q_proj", q), (f"{attn}.k_proj", kv), (f"{attn}.v_proj", kv)]))
-            found.append(((n, "o"), q, [(f"{attn}.o_proj", h)]))
+            found += [((n, kind), size, outputs) for kind, size, outputs in _mixer_sites(spec, n, layer)]
         if config.train_mlp:
             mlp = f"model.layers.{n}.mlp"
             found.append(((n, "gate_up"), h, [(f"{mlp}.gate_proj", i), (f"{mlp}.up_proj", i)]))
@@ -107,6 +110,18 @@ def _sites(spec: ModelSpec, config: LoraConfig) -> list[tuple[SiteName, int, lis
     if config.train_unembed:
         found.append((UNEMBED, h, [("lm_head", spec.vocab_size)]))
     return found
+
+
+def _mixer_sites(spec: ModelSpec, n: int, layer: LayerSpec) -> list[tuple[str, int, Outputs]]:
+    """Kind, input size and outputs of each. Decays and betas of a delta net are not trained."""
+    mixer, h, q, kv = layer.mixer, spec.hidden_size, spec.q_size, spec.kv_size
+    if isinstance(mixer, AttentionSpec):
+        name = f"model.layers.{n}.self_attn"
+        qkv = [(f"{name}.q_proj", q * (1 + mixer.is_gated)), (f"{name}.k_proj", kv), (f"{name}.v_proj", kv)]
+        return [("qkv", h, qkv), ("o", q, [(f"{name}.o_proj", h)])]
+    name, keys, values = f"model.layers.{n}.linear_attn", mixer.key_size, mixer.value_size
+    qkv = [(f"{name}.in_proj_q", keys), (f"{name}.in_proj_k", keys), (f"{name}.in_proj_v", values)]
+    return [("qkv", h, qkv), ("z", h, [(f"{name}.in_proj_z", values)]), ("o", values, [(f"{name}.out_proj", h)])]
 
 
 class Stack:

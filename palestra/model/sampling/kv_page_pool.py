@@ -24,6 +24,8 @@ class PageNode:
     depth: int = 0
     """Pages from the root to here, this one included."""
     children: "dict[tuple[int, ...], PageNode]" = field(default_factory=dict)
+    snapshot: int | None = None
+    """The recurrent state after this page, for models that have one: see `StateSlots`."""
     is_live: bool = True
     """False once it left the trie; pages may still point at it until they are published again or freed.
     What lies between a live node and its root is live too."""
@@ -127,6 +129,10 @@ class PagePool:
         for index in range(first, count):
             self._require_held(pages[index])
             node = self._insert(node, self._key(tokens, index), pages[index])
+
+    def node_of(self, page: int) -> PageNode | None:
+        """Where a page's tokens are published."""
+        return self._live_node(page)
 
     def forget(self, version: Hashable) -> None:
         """Drop a version from the cache: its idle pages are free at once, those in use when released."""

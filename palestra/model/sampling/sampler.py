@@ -14,6 +14,7 @@ Owns: the life of a request. Never touches: training, HTTP.
 from __future__ import annotations
 
 import itertools
+import logging
 import secrets
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -26,8 +27,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from palestra.model import kernels
-from palestra.model.attention.backends import paged_attention
+from palestra.model.attention.backends import has_kernels, paged_attention
 from palestra.model.attention.kv_cache import KVCache, row_positions
 from palestra.model.decoder import Decoder
 from palestra.model.errors import DataError
@@ -36,6 +36,7 @@ from palestra.model.lora.linear import LoraPlan, merge_runs
 from palestra.model.sampling.grammars import CompiledGrammar, Grammars
 from palestra.model.sampling.kv_page_pool import PagePool
 from palestra.model.sampling.prompt_logprobs import PromptScores
+from palestra.model.sampling.recurrent_states import RecurrentStates, SlottedRecurrence
 from palestra.model.sampling.request_checks import check_request
 from palestra.model.sampling.running_requests import (
     Failed,
@@ -56,6 +57,7 @@ from palestra.model.sampling.scheduler import (
     SequenceState,
     StepPlan,
 )
+from palestra.model.sampling.state_slots import StateSlots
 from palestra.model.sampling.stop_strings import ends_with_stop
 from palestra.model.sampling.token_draws import DrawRow, TokenMask, draw
 from palestra.model.training.head import chunk_rows, logits_of
@@ -63,9 +65,13 @@ from palestra.model.transfers import to_device
 from palestra.types import SampledSequence, SampleRequest, SampleResult, StopReason, TopLogprobs
 
 if TYPE_CHECKING:
-    from palestra.model.sampling.step_graphs import StepGraphs
+    from palestra.model.sampling.cuda_graphs import StepGraphs
+
+log = logging.getLogger(__name__)
 
 CPU_CACHE_BYTES = 512 << 20
+STATE_SHARE = 0.5  # of the cache for recurrent states, where a model has some; half of them are snapshots
+SNAPSHOTS_PER_ROW = 4  # more than these would hardly be found again
 CACHE_SHARE = 0.5  # of what a GPU has left beside the weights; the rest is for training
 GRAMMAR_WAIT_S = 0.02  # then the caller looks whether there is something else to do
 
@@ -94,12 +100,18 @@ class Sampler:
         self.decoder, self.pool, self.tokenizer = decoder, pool, tokenizer
         self.runs_ahead = decoder.device.type == "cuda" if runs_ahead is None else runs_ahead
         spec = decoder.spec
+        cache_bytes = _cache_bytes(decoder.device, cache_share)
+        self.state_slots = _state_slots(decoder, int(cache_bytes * STATE_SHARE), max_rows, page_size)
         if cache_tokens is None:
-            per_token = 2 * spec.n_layers * spec.kv_size * decoder.dtype.itemsize
-            cache_tokens = max(_cache_bytes(decoder.device, cache_share) // per_token, page_size)
+            per_token = spec.kv_numbers_per_token * decoder.dtype.itemsize
+            for_pages = cache_bytes if self.state_slots is None else int(cache_bytes * (1 - STATE_SHARE))
+            cache_tokens = max(for_pages // per_token, page_size)
         self.pages = PagePool(-(-cache_tokens // page_size), page_size)
         self.cache = KVCache(spec, self.pages.n_pages, page_size, dtype=decoder.dtype, device=decoder.device)
-        self.scheduler = Scheduler(self.pages, max_rows=max_rows, prefill_tokens=prefill_tokens)
+        self.scheduler = Scheduler(
+            self.pages, max_rows=max_rows, prefill_tokens=prefill_tokens, states=self.state_slots
+        )
+        self.states = _states(decoder, self.state_slots)
         self.graphs = _step_graphs(decoder, self.cache, max_rows)
         self._ids, self._uids = itertools.count(), itertools.count()
         self._requests: dict[int, RunningRequest] = {}
@@ -278,6 +290,10 @@ class Sampler:
     def _forward(self, plan: StepPlan) -> Tensor:
         device = self.decoder.device
         self.cache.copy(plan.copies)
+        recur = None
+        if self.states is not None:
+            self.states.move(plan.state_moves)
+            recur = SlottedRecurrence(self.states, plan)
         tokens = self._input_tokens(plan)
         hidden = None
         if self.graphs is not None:
@@ -288,7 +304,10 @@ class Sampler:
                 to_device(row_positions(plan), device),
                 paged_attention(self.cache, plan),
                 LoraPlan.of(self._adapters(plan), device=device),
+                recur,
             )
+        if self.states is not None:
+            self.states.save(plan.snapshots)
         self._read_prompts(plan, hidden)
         return hidden
 
@@ -473,9 +492,28 @@ def _cache_bytes(device: torch.device, share: float) -> int:
     return int((free + unused) * share)
 
 
-def _step_graphs(decoder: Decoder, cache: KVCache, max_rows: int) -> StepGraphs | None:
-    if decoder.device.type != "cuda" or not kernels.can_run(decoder.device, decoder.dtype):
+def _state_slots(decoder: Decoder, size_bytes: int, max_rows: int, page_size: int) -> StateSlots | None:
+    """Slots for as many rows as there may be, if they fit, and snapshots beside them."""
+    if not decoder.spec.delta_nets:
         return None
-    from palestra.model.sampling.step_graphs import StepGraphs
+    fitting = size_bytes // 2 // decoder.spec.state_bytes(decoder.dtype.itemsize)
+    return StateSlots(max(1, min(fitting, max_rows)), max(1, min(fitting, SNAPSHOTS_PER_ROW * max_rows)), page_size)
+
+
+def _states(decoder: Decoder, slots: StateSlots | None) -> RecurrentStates | None:
+    if slots is None:
+        return None
+    n_rows = slots.n_slots + slots.n_snapshots
+    return RecurrentStates(decoder.spec, n_rows, dtype=decoder.dtype, device=decoder.device)
+
+
+def _step_graphs(decoder: Decoder, cache: KVCache, max_rows: int) -> StepGraphs | None:
+    """None where steps are not recorded: without kernels, and for models with recurrent states."""
+    if decoder.device.type != "cuda" or not has_kernels(decoder.spec, decoder.device, decoder.dtype):
+        return None
+    if decoder.spec.delta_nets:
+        log.warning("step_graphs_off family=%s: it has recurrent states, so its steps are slower", decoder.spec.family)
+        return None
+    from palestra.model.sampling.cuda_graphs import StepGraphs
 
     return StepGraphs(decoder, cache, max_rows)

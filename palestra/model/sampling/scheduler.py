@@ -5,6 +5,9 @@ Owns: the waiting and running sequences, their pages, what one step computes. Ne
 The caller's loop: `plan`, carry out the copies, run the model, `commit`, then `append` to or `finish` every ready
 sequence before the next `plan`. Prefill and decode are one thing: `tokens[computed:]` are still to be computed, and
 the logits of the last position give the next token.
+
+Models with recurrent states also have `StateSlots`. There a step that was planned but not committed has advanced
+states: whoever was in it starts again from a snapshot.
 """
 
 from bisect import bisect_left, insort
@@ -16,6 +19,7 @@ from operator import attrgetter
 from msgspec import Struct
 
 from palestra.model.sampling.kv_page_pool import PageNode, PagePool
+from palestra.model.sampling.state_slots import StateMove, StateSlots
 
 PENDING = -1
 """Stands in a sequence for the token that was drawn last, as long as only the device knows it."""
@@ -53,6 +57,10 @@ class Sequence:
     pages: list[int] = field(default_factory=list)
     computed: int = 0
     """Tokens whose keys and values are in `pages`."""
+    state_slot: int | None = None
+    """The slot of its recurrent state, which has seen the first `computed` tokens; None where there is none."""
+    keep_at: tuple[int, ...] = ()
+    """Positions at which a snapshot of that state is to be kept."""
     cached_tokens: int = 0
     """Prompt tokens found in the cache at first start."""
     state: SequenceState = SequenceState.WAITING
@@ -68,6 +76,12 @@ class Sequence:
         """Tokens that may come from the cache: at least one position is left to compute, for its logits."""
         limit = len(self.tokens) - 1
         return limit if self.compute_from is None else min(limit, self.compute_from)
+
+    @property
+    def snapshot_limit(self) -> int:
+        """Tokens that a snapshot may stand for. Behind the prompt states come from steps, not from chunks: what was
+        generated must be computed as it was, or its numbers would depend on who else was there."""
+        return min(self.cache_limit, self.prompt_len)
 
 
 class SequenceChunk(Struct, frozen=True, gc=False):
@@ -90,6 +104,10 @@ class StepPlan:
     prefill_tokens: int = 0
     rows: list[SequenceChunk] = field(default_factory=list)
     """Both together, as they were planned."""
+    state_moves: list[StateMove] = field(default_factory=list)
+    """Of recurrent states, before the step: in this order."""
+    snapshots: dict[int, int] = field(default_factory=dict)
+    """Rows that get a copy of a state after the step, by that state's slot."""
 
 
 class Ready(Struct, frozen=True, gc=False):
@@ -110,10 +128,13 @@ def _place(queue: list[Sequence], seq: Sequence) -> int:
 class Scheduler:
     """Serves by arrival: the oldest running sequence is in every plan, so everything finishes in the end."""
 
-    def __init__(self, pages: PagePool, *, max_rows: int, prefill_tokens: int) -> None:
+    def __init__(
+        self, pages: PagePool, *, max_rows: int, prefill_tokens: int, states: StateSlots | None = None
+    ) -> None:
         if max_rows < 1 or prefill_tokens < 1:
             raise ValueError(f"max_rows and prefill_tokens must be >= 1, got {max_rows} and {prefill_tokens}")
         self.pages = pages
+        self.states = states
         self.max_rows = max_rows
         self.prefill_tokens = prefill_tokens
         self.preemptions = 0
@@ -122,6 +143,7 @@ class Scheduler:
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._siblings = 0
+        self._uncommitted: StepPlan | None = None
 
     @property
     def has_work(self) -> bool:
@@ -151,18 +173,23 @@ class Scheduler:
         self._siblings += len(leader.siblings)
 
     def plan(self) -> StepPlan:
-        plan = StepPlan()
+        if self.states is not None and self._uncommitted is not None:
+            self._roll_back(self.states, self._uncommitted)
+        plan = self._uncommitted = StepPlan()
         for seq in self._running:  # it may shrink meanwhile, but only behind `seq`
             self._enter(seq, plan)
         self._admit(plan)
         plan.decode.sort(key=_by_adapter_slot)
         plan.prefill.sort(key=lambda chunk: _by_adapter_slot(chunk.seq))
         plan.rows = [SequenceChunk(seq, seq.computed, seq.computed + 1) for seq in plan.decode] + plan.prefill
+        if self.states is not None:
+            self._plan_states(self.states, plan)
         return plan
 
     def commit(self, plan: StepPlan) -> list[Ready]:
         """Account for a step the model has run; what was aborted meanwhile is skipped."""
         ready: list[Ready] = []
+        self._uncommitted = None
         for row, chunk in enumerate(plan.rows):
             seq = chunk.seq
             if seq.state is not SequenceState.RUNNING:
@@ -171,18 +198,29 @@ class Scheduler:
             full = chunk.end // self.pages.page_size
             if full > chunk.start // self.pages.page_size:
                 self.pages.publish(seq.version, seq.tokens, seq.pages, full)
+            if self.states is not None and seq.state_slot in plan.snapshots:
+                self.states.keep(plan.snapshots.pop(seq.state_slot), self.pages.node_of(seq.pages[full - 1]))
             if chunk.end == len(seq.tokens):
                 ready.append(Ready(row, self.fork(seq)))
+        self._discard_snapshots(plan)
         return ready
 
     def fork(self, leader: Sequence) -> list[Sequence]:
-        """Let the siblings run on from the prompt that `leader` has computed; they share all its pages."""
+        """Let the siblings run on from the prompt that `leader` has computed; they share all its pages. Those for which
+        there is no slot wait, as if they had been preempted."""
         leader.compute_from = None
         if not leader.siblings:
             return [leader]
         siblings, leader.siblings = leader.siblings, []
         self._siblings -= len(siblings)
         for seq in siblings:
+            if self.states is not None and not self.states.available:
+                self._take_over(seq, leader, [])
+                seq.compute_from, seq.computed, seq.state = None, 0, SequenceState.WAITING
+                insort(self._waiting, seq, key=_by_arrival)
+                continue
+            if self.states is not None:
+                seq.state_slot = self.states.take(leader.state_slot)
             for page in leader.pages:
                 self.pages.share(page)
             self._take_over(seq, leader, list(leader.pages))
@@ -214,7 +252,7 @@ class Scheduler:
         elif seq.state is not SequenceState.FINISHED:
             queue = self._queue_of(seq)
             del queue[_place(queue, seq)]
-            self._drop_pages(seq)
+            self._drop(seq)
         seq.leader = None
         seq.state = SequenceState.FINISHED
 
@@ -236,10 +274,7 @@ class Scheduler:
         if not pending:
             raise RuntimeError(f"sequence {seq.uid} was ready: append to it or finish it before the next plan")
         is_decoding = pending == 1 and seq.computed >= seq.prompt_len
-        if is_decoding:
-            length = int(len(plan.decode) < self.max_rows)
-        else:
-            length = min(pending, self.prefill_tokens - plan.prefill_tokens)
+        length = int(len(plan.decode) < self.max_rows) if is_decoding else self._prefill_length(seq, plan)
         end = seq.computed + length
         if not length or (self._missing(seq, end) and not self._take_pages(seq, end, plan)):
             return
@@ -248,6 +283,12 @@ class Scheduler:
         else:
             plan.prefill.append(SequenceChunk(seq, seq.computed, end))
             plan.prefill_tokens += length
+
+    def _prefill_length(self, seq: Sequence, plan: StepPlan) -> int:
+        budget = self.prefill_tokens - plan.prefill_tokens
+        if self.states is None:
+            return min(len(seq.tokens) - seq.computed, budget)
+        return self.states.prefill_end(seq, budget, must_move=not plan.prefill_tokens) - seq.computed
 
     def _take_pages(self, seq: Sequence, end: int, plan: StepPlan) -> bool:
         """Preempt sequences younger than `seq`, youngest first, until its pages up to `end` can be had; take them.
@@ -283,7 +324,7 @@ class Scheduler:
     def _preempt(self, seq: Sequence) -> None:
         self.preemptions += 1
         del self._running[_place(self._running, seq)]
-        self._drop_pages(seq)
+        self._drop(seq)
         seq.state = SequenceState.WAITING
         insort(self._waiting, seq, key=_by_arrival)
 
@@ -296,15 +337,15 @@ class Scheduler:
         if not self._waiting or rows >= self.max_rows or plan.prefill_tokens >= self.prefill_tokens:
             return
         owed = sum(self._owed(seq) for seq in self._running)
-        busy = [seq for seq in self._running if self._will_fill_a_page(seq)]
+        busy = [seq for seq in self._running if self._will_share(seq)]
         for seq in self._waiting[: self.max_rows]:  # a bound on the lookups of one plan
-            if self.pages.available - owed < 1:
+            if self.pages.available - owed < 1 or not self._has_slots(seq):
                 return
-            if seq.tokens[-1] == PENDING or self._waits_for_a_page(seq, busy):
+            if seq.tokens[-1] == PENDING or self._waits(seq, busy):
                 continue
-            seq.pages = self.pages.hold(seq.found)
+            seq.pages = self.pages.hold(self._resume_at(seq))
             if self._running and self._owed(seq) > self.pages.available - owed:
-                self._drop_pages(seq)
+                self._drop(seq)
                 return
             self._start(seq)
             self._enter(seq, plan)
@@ -312,7 +353,7 @@ class Scheduler:
             if rows >= self.max_rows or plan.prefill_tokens >= self.prefill_tokens:
                 return
             owed += self._owed(seq)
-            if self._will_fill_a_page(seq):
+            if self._will_share(seq):
                 busy.append(seq)
 
     def _owed(self, seq: Sequence) -> int:
@@ -321,13 +362,18 @@ class Scheduler:
         soon = min(self.pages.pages_for(len(seq.tokens)) + 1, self.pages.pages_for(seq.max_len))
         return soon - len(seq.pages) + len(seq.siblings)
 
-    def _will_fill_a_page(self, seq: Sequence) -> bool:
+    def _will_share(self, seq: Sequence) -> bool:
+        """Whether others will soon find more of it: a page, or a snapshot where those are needed."""
+        if self.states is not None:
+            return any(position > seq.computed for position in seq.keep_at)
         return seq.computed // self.pages.page_size < len(seq.tokens) // self.pages.page_size
 
-    def _waits_for_a_page(self, seq: Sequence, busy: list[Sequence]) -> bool:
-        """Whether its next uncached page is being computed for another one: then the next plan finds it cached."""
+    def _waits(self, seq: Sequence, busy: list[Sequence]) -> bool:
+        """Whether what it needs next is being computed for another one: then a later plan finds it cached."""
         limit = seq.cache_limit
         seq.found = self.pages.find(seq.version, seq.tokens, limit, seq.found)
+        if self.states is not None:
+            return self._waits_for_a_snapshot(seq, busy)
         start = seq.found.depth * self.pages.page_size if seq.found else 0
         end = start + self.pages.page_size
         return (
@@ -341,23 +387,76 @@ class Scheduler:
             )
         )
 
+    def _waits_for_a_snapshot(self, seq: Sequence, busy: list[Sequence]) -> bool:
+        node, limit = self._resume_at(seq), seq.snapshot_limit
+        start = node.depth * self.pages.page_size if node else 0
+        return any(
+            max(start, other.computed) < end <= limit
+            and other.version == seq.version
+            and other.tokens[:end] == seq.tokens[:end]
+            for other in busy
+            for end in other.keep_at
+        )
+
+    def _resume_at(self, seq: Sequence) -> PageNode | None:
+        """The last cached page that it can go on from: with recurrent states, the last one that has a snapshot."""
+        return seq.found if self.states is None else self.states.deepest(seq.found, seq.snapshot_limit)
+
+    def _has_slots(self, seq: Sequence) -> bool:
+        """For it and its siblings, beside those that running ones are waiting for; or nobody is running."""
+        if self.states is None or not self._running:
+            return True
+        owed = sum(len(other.siblings) for other in self._running)
+        return self.states.available - owed > len(seq.siblings)
+
     def _start(self, seq: Sequence) -> None:
         del self._waiting[_place(self._waiting, seq)]
         insort(self._running, seq, key=_by_arrival)
-        seq.found = None
         seq.computed = len(seq.pages) * self.pages.page_size
         seq.state = SequenceState.RUNNING
+        if self.states is not None:
+            seq.state_slot = self.states.take(self.states.resume(self._resume_at(seq)))
+            known = seq.found.depth * self.pages.page_size if seq.found else 0
+            seq.keep_at = self.states.positions_to_keep(seq, known)
+        seq.found = None
         if not seq.has_started:
             seq.cached_tokens = seq.computed
             seq.has_started = True
 
+    # Recurrent states
+
+    def _plan_states(self, states: StateSlots, plan: StepPlan) -> None:
+        plan.state_moves, states.moves = states.moves, []
+        for chunk in plan.prefill:
+            slot = chunk.seq.state_slot
+            row = states.reserve_snapshot() if chunk.end in chunk.seq.keep_at else None
+            if row is not None and slot is not None:
+                plan.snapshots[slot] = row
+
+    def _roll_back(self, states: StateSlots, plan: StepPlan) -> None:
+        """A step was planned and not committed: nobody knows which states it has moved or advanced."""
+        self._discard_snapshots(plan)
+        touched = {target for _, target in plan.state_moves} | {chunk.seq.state_slot for chunk in plan.rows}
+        for seq in [seq for seq in self._running if seq.state_slot in touched]:
+            self._preempt(seq)
+
+    def _discard_snapshots(self, plan: StepPlan) -> None:
+        """Those that nobody kept."""
+        if self.states is not None:
+            for row in plan.snapshots.values():
+                self.states.discard(row)
+            plan.snapshots = {}
+
     def _queue_of(self, seq: Sequence) -> list[Sequence]:
         return self._running if seq.state is SequenceState.RUNNING else self._waiting
 
-    def _drop_pages(self, seq: Sequence) -> None:
+    def _drop(self, seq: Sequence) -> None:
         self.pages.release_all(seq.pages)
         seq.pages = []
         seq.computed = 0
+        if self.states is not None and seq.state_slot is not None:
+            self.states.release(seq.state_slot)
+            seq.state_slot = None
 
     def _take_over(self, seq: Sequence, leader: Sequence, pages: list[int]) -> None:
         seq.pages = pages
@@ -366,6 +465,13 @@ class Scheduler:
         seq.has_started = leader.has_started
         seq.state = leader.state
         seq.leader = None
+
+    def _must_restart(self, heir: Sequence, leader: Sequence) -> bool:
+        """What the leader computed of the prompt went to the leader, where the caller needs it; and its state is ahead
+        of its tokens while a step with it is under way."""
+        plan = self._uncommitted
+        is_ahead = self.states is not None and plan is not None and any(chunk.seq is leader for chunk in plan.rows)
+        return heir.compute_from is not None or is_ahead
 
     def _hand_over(self, leader: Sequence) -> None:
         heir, *rest = leader.siblings
@@ -376,6 +482,8 @@ class Scheduler:
         queue = self._queue_of(leader)
         queue[_place(queue, leader)] = heir
         self._take_over(heir, leader, leader.pages)
-        leader.pages = []
-        if heir.compute_from is not None:  # what the leader computed of the prompt went to the leader
-            self._drop_pages(heir)
+        heir.state_slot, heir.keep_at, leader.pages, leader.state_slot = leader.state_slot, leader.keep_at, [], None
+        if heir.state is SequenceState.RUNNING and self._must_restart(heir, leader):
+            self._drop(heir)
+            if self.states is not None:
+                heir.state_slot = self.states.take(None)

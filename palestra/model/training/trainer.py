@@ -18,6 +18,7 @@ from palestra.model.decoder import Decoder
 from palestra.model.errors import AdapterError
 from palestra.model.lora.adapters import Adapter, AdapterPool, Stack
 from palestra.model.lora.linear import LoraPlan
+from palestra.model.mixers.packed_recurrence import packed_recurrence
 from palestra.model.training.head import LossRun, run_head
 from palestra.model.training.losses import datum_metrics
 from palestra.model.training.optimizer import StepResult, optim_step
@@ -111,6 +112,7 @@ class Trainer:
         runs = [(d.adapter, n) for d, n in zip(batch, lengths, strict=True)]
         plan = LoraPlan.of(runs, train=train, device=device)
         attend = packed_attention(lengths, self.decoder.spec, device, self.decoder.dtype)
+        recur = packed_recurrence(lengths, self.decoder.spec, device)
         targets = to_device(np.concatenate([d.targets for d in batch]), device)
         losses = _loss_runs(batch, device)
         done = ForwardPass([], {}, [], None, None)
@@ -118,7 +120,7 @@ class Trainer:
             self._begin(done, adapters)
         try:
             with torch.set_grad_enabled(train):
-                hidden = self.decoder(tokens, positions, attend, plan, checkpointing=self.checkpointing)
+                hidden = self.decoder(tokens, positions, attend, plan, recur, checkpointing=self.checkpointing)
             head = run_head(self.decoder, hidden.detach(), targets, runs, losses, train=train)
         except BaseException:
             self._unpin(done)  # what it added stays marked as unfinished

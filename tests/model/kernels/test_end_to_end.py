@@ -38,9 +38,12 @@ def open_side(folder: Path, dtype: str, device: str) -> Side:
     return Side(Trainer(model.decoder, pool), adapters)
 
 
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
 @pytest.mark.usefixtures("with_kernels")
-def test_gradients_agree_with_float32(random_model: Callable[..., Path], device: str, dtype: torch.dtype) -> None:
-    folder = random_model("qwen3")
+def test_gradients_agree_with_float32(
+    random_model: Callable[..., Path], family: str, device: str, dtype: torch.dtype
+) -> None:
+    folder = random_model(family)
     rng = np.random.default_rng(0)
     lengths = (5, 12)
     tokens = [rng.integers(0, 500, n + 1) for n in lengths]

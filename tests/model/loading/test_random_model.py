@@ -45,6 +45,7 @@ VARIANTS = {
         "overrides": {"rope_theta": 2e4, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
     },
     "mistral": {"family": "mistral"},
+    "qwen3_5": {"family": "qwen3_5"},
     "sharded": {"family": "qwen3", "shards": 3},
 }
 
@@ -118,7 +119,7 @@ def test_writing_again_leaves_no_shard_behind(tmp_path):
     assert [file.name for file in tmp_path.glob("*.safetensors*")] == ["model.safetensors"]
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "mistral"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "mistral", "qwen3_5"])
 def test_tokenizer_gives_back_what_it_was_given(random_model, family):
     folder = random_model(family=family)
     tokenizer, raw = AutoTokenizer.from_pretrained(folder), Tokenizer.from_file(str(folder / "tokenizer.json"))

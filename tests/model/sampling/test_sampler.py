@@ -35,6 +35,7 @@ MODELS = {
         },
     },
     "mistral": {"family": "mistral", "overrides": {"sliding_window": 9}},
+    "qwen3_5": {"family": "qwen3_5"},
 }
 
 

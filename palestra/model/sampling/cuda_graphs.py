@@ -37,7 +37,7 @@ from palestra.model.attention.tiled import (
 from palestra.model.decoder import Decoder
 from palestra.model.kernels.attention import Tiles
 from palestra.model.kernels.lora import TILE_ROWS, LoraTiles, SiteShape
-from palestra.model.lora.adapters import SITE_ENTRIES, Layout, SiteName
+from palestra.model.lora.adapters import SITE_ENTRIES, SITE_KINDS, Layout, SiteName
 from palestra.model.lora.buckets import RowRun
 from palestra.model.lora.linear import LoraPlan
 from palestra.model.lora.tiles import TileArrays, addresses, site_shape
@@ -263,7 +263,7 @@ class _Inputs:
     def __init__(self, rows: int, most_pages: int, queries: int, n_layers: int, device: torch.device):
         """`queries`: of a tile of rows that read the same keys."""
         self.most_shared, self.most_pages = 4 * rows, most_pages
-        entries = (1 + 4 * n_layers) * SITE_ENTRIES
+        entries = (1 + len(SITE_KINDS) * n_layers) * SITE_ENTRIES
         shapes: list[tuple[str, tuple[int, ...], torch.dtype]] = [
             ("positions", (rows,), torch.int64),
             ("slots", (rows,), torch.int64),

@@ -1,0 +1,140 @@
+"""The table of supported families: from the architecture's name to the mechanisms its layers combine.
+
+Owns: what each transformers class computes and what it assumes of fields that config.json leaves out. Never touches:
+files, weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from palestra.model.errors import UnsupportedModel
+from palestra.model.loading.config_fields import Config, ConfigFields
+from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec, LayerSpec, MlpSpec
+
+Layers = tuple[LayerSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    name: str
+    layers: Callable[[ConfigFields, int], Layers]
+    """Each layer of a config with so many layers."""
+    defaults: Config = field(default_factory=dict)
+    """What an absent field means to the transformers class, where that is not what it means to Llama's."""
+    has_partial_rope: bool = False
+    has_offset_norms: bool = False
+    """Norms multiply by 1 + their weight, in float32. Not so the delta net's own norm."""
+
+
+def _llama(config: ConfigFields, n: int) -> Layers:
+    has_bias = config.flag("attention_bias")
+    mixer = AttentionSpec(qkv_bias=has_bias, o_bias=has_bias)
+    return (LayerSpec(mixer, MlpSpec(has_bias=config.flag("mlp_bias"))),) * n
+
+
+def _mistral(config: ConfigFields, n: int) -> Layers:
+    return tuple(LayerSpec(AttentionSpec(window=window)) for window in _windows(config, n, first=0))
+
+
+def _qwen2(config: ConfigFields, n: int) -> Layers:
+    return tuple(LayerSpec(AttentionSpec(window=window, qkv_bias=True)) for window in _qwen_windows(config, n))
+
+
+def _qwen3(config: ConfigFields, n: int) -> Layers:
+    has_bias = config.flag("attention_bias")
+    return tuple(
+        LayerSpec(AttentionSpec(window=window, qkv_bias=has_bias, o_bias=has_bias, qk_norm=True))
+        for window in _qwen_windows(config, n)
+    )
+
+
+def _qwen3_5(config: ConfigFields, n: int) -> Layers:
+    has_bias = config.flag("attention_bias")
+    attention = LayerSpec(AttentionSpec(qkv_bias=has_bias, o_bias=has_bias, qk_norm=True, is_gated=True))
+    delta_net = LayerSpec(
+        DeltaNetSpec(
+            n_key_heads=config.integer("linear_num_key_heads"),
+            n_value_heads=config.integer("linear_num_value_heads"),
+            key_dim=config.integer("linear_key_head_dim"),
+            value_dim=config.integer("linear_value_head_dim"),
+            conv_kernel=config.integer("linear_conv_kernel_dim"),
+        )
+    )
+    _require_whole_groups(config)
+    interval = config.integer("full_attention_interval")
+    made = ["full_attention" if (i + 1) % interval == 0 else "linear_attention" for i in range(n)]
+    by_kind = {"full_attention": attention, "linear_attention": delta_net}
+    return tuple(by_kind[kind] for kind in config.layer_types(n, by_kind, made))
+
+
+_QWEN3_5 = Family(
+    "qwen3_5",
+    _qwen3_5,
+    defaults={
+        "vocab_size": 248320,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 32768,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "full_attention_interval": 4,
+        "partial_rotary_factor": 0.25,
+    },
+    has_partial_rope=True,
+    has_offset_norms=True,
+)
+
+FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": Family("llama", _llama),
+    "MistralForCausalLM": Family("mistral", _mistral, defaults={"sliding_window": 4096}),
+    "Qwen2ForCausalLM": Family("qwen2", _qwen2, defaults={"sliding_window": 4096}),
+    "Qwen3ForCausalLM": Family("qwen3", _qwen3, defaults={"sliding_window": 4096}),
+    "Qwen3_5ForConditionalGeneration": _QWEN3_5,
+    "Qwen3_5ForCausalLM": _QWEN3_5,
+}
+
+
+def family_of(config: Config, source: str) -> tuple[str, Family]:
+    """The first architecture that is known, and its family."""
+    named = config.get("architectures") or []
+    for name in named:
+        if name in FAMILIES:
+            return name, FAMILIES[name]
+    found = ", ".join(map(repr, named)) or "nothing"
+    raise UnsupportedModel(f"{source}: field 'architectures' names {found}; supported: {', '.join(FAMILIES)}")
+
+
+def _require_whole_groups(config: ConfigFields) -> None:
+    keys, values = (config.integer(f"linear_num_{x}_heads") for x in ("key", "value"))
+    if values % keys:
+        raise UnsupportedModel(
+            f"{config.source}: linear_num_value_heads ({values}) is not a multiple of linear_num_key_heads ({keys})"
+        )
+
+
+def _qwen_windows(config: ConfigFields, n: int) -> list[int | None]:
+    if not config.flag("use_sliding_window"):
+        return [None] * n
+    return _windows(config, n, first=config.get("max_window_layers", 28))
+
+
+def _windows(config: ConfigFields, n: int, first: int) -> list[int | None]:
+    """Layers from `first` on slide, unless the config says of each what it does."""
+    window: Any = config.get("sliding_window")
+    if window is None:
+        return [None] * n
+    if not isinstance(window, int) or window < 1:
+        raise UnsupportedModel(f"{config.source}: sliding_window ({window!r}) must be a positive whole number")
+    made = ["sliding_attention" if i >= first else "full_attention" for i in range(n)]
+    kinds = config.layer_types(n, ("sliding_attention", "full_attention"), made)
+    return [window if kind == "sliding_attention" else None for kind in kinds]

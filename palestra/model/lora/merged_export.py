@@ -1,0 +1,63 @@
+"""The base model with an adapter folded in, as a plain Hugging Face folder in the layout and dtype of the base."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from palestra.model.loading.weight_files import PREFIXES, WeightFiles
+from palestra.model.lora.adapter_files import adapter_matrices, new_folder
+from palestra.model.lora.adapter_names import HEAD, WHOLES
+from palestra.model.lora.adapters import Adapter
+from palestra.util.files import whole_folder
+
+
+def export_merged(adapter: Adapter, base: str | Path, folder: str | Path) -> None:
+    """Writes the base model with the adapter folded in; a tied unembedding, if trained, gets a matrix of its own."""
+    base, matrices = Path(base), adapter_matrices(adapter)
+    config = json.loads((base / "config.json").read_text())
+    with whole_folder(new_folder(folder)) as temporary, WeightFiles(base) as files:
+        head = f"{HEAD}.weight"
+        untied = f"{HEAD}.lora_A.weight" in matrices and _untie(config)
+        names = [n for n in files if not (untied and n == head)]  # some tied folders hold a copy
+        sources = {name: name for name in names}
+        if untied:  # from here on the two differ
+            sources[head] = f"{files.prefix}embed_tokens.weight"
+        merged = {}
+        for name, source in sources.items():
+            weight, change = files.tensor(source), _change(name, files.prefix, matrices)
+            if change is not None:
+                weight = (weight.float() + adapter.stack.layout.scale * change).to(weight.dtype)
+            merged[name] = weight
+        for extra in base.iterdir():
+            if extra.is_file() and extra.suffix in (".json", ".jinja", ".model", ".txt") and "index" not in extra.name:
+                shutil.copy(extra, temporary / extra.name)
+        (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        save_file(merged, temporary / "model.safetensors", metadata={"format": "pt"})
+
+
+def _untie(config: dict[str, Any]) -> bool:
+    """Whether the config said that the embeddings are tied; from here on it says that they are not."""
+    levels = [level for level in (config, config.get("text_config")) if level and level.get("tie_word_embeddings")]
+    for level in levels:
+        level["tie_word_embeddings"] = False
+    return bool(levels)
+
+
+def _change(name: str, prefix: str, matrices: Mapping[str, Tensor]) -> Tensor | None:
+    """What the adapter adds to a tensor of the files, before scaling; None: nothing."""
+    module = name.removesuffix(".weight")
+    if module.startswith(prefix):
+        module = PREFIXES[0] + module.removeprefix(prefix)
+    head, _, leaf = module.rpartition(".")
+    parts = [f"{head}.{part}" for part in WHOLES[leaf]] if leaf in WHOLES else [module]
+    if f"{parts[0]}.lora_A.weight" not in matrices:
+        return None
+    return torch.cat([matrices[f"{p}.lora_B.weight"].cpu() @ matrices[f"{p}.lora_A.weight"].cpu() for p in parts])

@@ -1,0 +1,1 @@
+"""What mixes positions in a layer: softmax attention, or a gated delta net. One module for each."""

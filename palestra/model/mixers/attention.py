@@ -1,0 +1,39 @@
+"""Softmax attention of a layer: projections, heads, and the gate on what they return.
+
+Owns: what is around attention. Never touches: who sees whom, the KV cache.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from palestra.model.block_ops import BlockOps
+from palestra.model.loading.layer_spec import AttentionSpec
+from palestra.model.loading.spec import ModelSpec
+from palestra.model.loading.weights import AttentionWeights
+from palestra.model.lora.linear import LoraPlan, lora_linear
+from palestra.model.mixers.inputs import MixerInputs
+
+
+class AttentionMixer:
+    def __init__(self, n: int, spec: ModelSpec, mixer: AttentionSpec, weights: AttentionWeights, ops: BlockOps):
+        self.n, self.spec, self.weights, self.ops, self.is_gated = n, spec, weights, ops, mixer.is_gated
+        self.heads = (spec.n_heads, spec.n_kv_heads, spec.n_kv_heads)
+
+    def __call__(self, x: Tensor, inputs: MixerInputs, plan: LoraPlan) -> Tensor:
+        w, n = self.weights, self.n
+        qkv, gate = lora_linear(x, w.qkv, w.qkv_bias, (n, "qkv"), plan), None
+        if self.is_gated:
+            qkv, gate = self._split_gate(qkv)
+        q, k, v = self.ops.rotate_heads(qkv, w.qk_norm, inputs.angles, self.spec.norm_eps, self.heads)
+        mixed = inputs.attend(n, q, k, v)
+        if gate is not None:
+            mixed = mixed * torch.sigmoid(gate)
+        return lora_linear(mixed, w.o, w.o_bias, (n, "o"), plan)
+
+    def _split_gate(self, qkv: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and gates stand beside each other head by head."""
+        q_size = self.spec.q_size
+        q, gate = qkv[:, : 2 * q_size].unflatten(1, (self.spec.n_heads, 2, -1)).unbind(2)
+        return torch.cat([q.flatten(1), qkv[:, 2 * q_size :]], 1), gate.flatten(1)

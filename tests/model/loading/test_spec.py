@@ -1,0 +1,84 @@
+"""What a config.json says, and what it leaves to its class."""
+
+from __future__ import annotations
+
+import pytest
+
+from palestra.model import ModelSpec, UnsupportedModel
+from palestra.model.loading.families import FAMILIES
+
+WRAPPER = "Qwen3_5ForConditionalGeneration"
+
+
+@pytest.mark.parametrize("architecture", [WRAPPER, "Qwen3_5ForCausalLM"])
+def test_absent_fields_mean_what_the_class_says(architecture):
+    import transformers
+
+    config: dict = {"architectures": [architecture]}
+    spec = ModelSpec.from_config(config | ({"text_config": {}} if architecture == WRAPPER else {}))
+    truth = transformers.Qwen3_5TextConfig()
+    kinds = ["linear_attention" if n in spec.delta_nets else "full_attention" for n in range(spec.n_layers)]
+    assert kinds == truth.layer_types
+    delta_net = spec.delta_nets[0]
+    assert (delta_net.n_key_heads, delta_net.n_value_heads) == (
+        truth.linear_num_key_heads,
+        truth.linear_num_value_heads,
+    )
+    assert (delta_net.key_dim, delta_net.value_dim) == (truth.linear_key_head_dim, truth.linear_value_head_dim)
+    assert delta_net.conv_kernel == truth.linear_conv_kernel_dim
+    assert (spec.n_heads, spec.n_kv_heads, spec.head_dim) == (truth.num_attention_heads, truth.num_key_value_heads, 256)
+    assert (spec.vocab_size, spec.hidden_size, spec.max_positions) == (
+        truth.vocab_size,
+        truth.hidden_size,
+        truth.max_position_embeddings,
+    )
+    assert (spec.rope.dim, spec.rope.theta) == (64, truth.rope_parameters["rope_theta"])
+    assert not spec.tie_embeddings
+
+
+def test_layers_are_told_by_kind_or_by_interval():
+    config = {"architectures": ["Qwen3_5ForCausalLM"], "num_hidden_layers": 4, "full_attention_interval": 2}
+    assert list(ModelSpec.from_config(config).delta_nets) == [0, 2]
+    kinds = ["full_attention", "linear_attention", "linear_attention", "full_attention"]
+    assert list(ModelSpec.from_config(config | {"layer_types": kinds}).delta_nets) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"layer_types": ["full_attention"]}, "must name all 32 layers"),
+        (
+            {"layer_types": ["mamba"] * 32},
+            "layer_types names 'mamba'; supported in this family: full_attention, linear",
+        ),
+        ({"linear_num_key_heads": 5}, r"linear_num_value_heads \(32\) is not a multiple of linear_num_key_heads \(5\)"),
+        ({"linear_value_head_dim": 0}, "'linear_value_head_dim' must be a positive whole number"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantised weights are not supported"),
+    ],
+)
+def test_contradiction_is_named(fields, message):
+    with pytest.raises(UnsupportedModel, match=message):
+        ModelSpec.from_config({"architectures": [WRAPPER], "text_config": fields})
+
+
+def test_sizes_of_the_published_models():
+    """As published: what a sequence's states and a token's keys and values take in bfloat16."""
+    sizes = {"hidden_size": 2560, "num_hidden_layers": 32, "intermediate_size": 9216, "tie_word_embeddings": True}
+    spec = ModelSpec.from_config({"architectures": [WRAPPER], "text_config": sizes})
+    assert spec.state_bytes(2) >> 20 == 49
+    assert spec.kv_numbers_per_token * 2 == 32 << 10
+    assert 4.0e9 < spec.n_parameters < 4.4e9
+
+
+def test_counted_parameters_are_those_of_the_files(random_model):
+    from safetensors.torch import load_file
+
+    folder = random_model("qwen3_5")
+    stored = load_file(folder / "model.safetensors")
+    norms = sum(t.numel() for name, t in stored.items() if name.endswith(("q_norm.weight", "k_norm.weight")))
+    assert ModelSpec.from_folder(folder).n_parameters == sum(t.numel() for t in stored.values()) - norms
+
+
+def test_every_architecture_has_a_family_of_its_own_name():
+    assert {family.name for family in FAMILIES.values()} == {"llama", "mistral", "qwen2", "qwen3", "qwen3_5"}
