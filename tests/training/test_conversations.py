@@ -222,8 +222,8 @@ GOOD = {"messages": TALK}
         ([{"prompt": "Hi", "chosen": "Ho"}], pair_of, "no 'rejected' (it has 'prompt, chosen')"),
         ([{"chosen": "a", "rejected": "b"}], pair_of, "no 'prompt' (it has 'chosen, rejected')"),
         ([{"prompt": "Hi", "chosen": TALK[1:2], "rejected": "b"}], pair_of, "'chosen' has no text of the assistant"),
-        ([], conversation_of, "nothing in it"),
-        (["  ", ""], conversation_of, "nothing in it"),
+        ([], conversation_of, "is empty"),
+        (["  ", ""], conversation_of, "is empty"),
     ],
 )
 def test_a_wrong_row_is_named_before_anything_is_trained(tmp_path, rows, parse, said):

@@ -100,7 +100,7 @@ def test_the_bundled_config_and_the_rows_it_makes() -> None:
         ({"config": GYM, "max_turns": 3}, "max_steps in its config"),
         ({"config": GYM}, "brings no tasks of its own; name a JSONL file"),
         ({"config": {**GYM, "agent": None}, "tasks": "no-agent.jsonl"}, "line 1: it names no agent"),
-        ({"config": GYM, "tasks": "no-input.jsonl"}, "line 2: no responses_create_params.input"),
+        ({"config": GYM, "tasks": "no-input.jsonl"}, "line 2: responses_create_params.input is missing"),
         ({"config": GYM, "tasks": "no-json.jsonl"}, "line 1: responses_create_params.metadata.extra_body"),
     ],
 )

@@ -250,7 +250,7 @@ def test_an_assertion_outside_of_the_function_is_no_grade():
 
 def test_one_that_does_not_end_is_killed():
     found = ran("while True: pass", limits=VerifierLimits(wall_s=0.5))
-    assert (found.score, found.error) == (None, "the verifier did not end within 0.5 s")
+    assert (found.score, found.error) == (None, "the verifier did not finish within 0.5 s")
 
 
 def test_one_that_prints_megabytes_is_cut_and_still_heard():
