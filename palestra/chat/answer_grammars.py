@@ -5,15 +5,12 @@ Owns: rules for thoughts and for free text, in llguidance's Lark dialect. Never 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 
 from palestra.chat.tokenizer import ChatTokenizer
 from palestra.chat.tool_calls import END_THINK, THINK
 from palestra.chat.tool_parsers import ToolParser
-from palestra.chat.tool_parsers.lark import tag
-
-PUNCTUATION = re.compile(r"[\\.+*?()|\[\]{}^$#&~/-]")
+from palestra.chat.tool_parsers.lark import escaped, tag
 
 
 def thinking(tokenizer: ChatTokenizer, *, is_open: bool) -> str:
@@ -43,7 +40,7 @@ def _text(name: str, excluded: Collection[str], others: str, not_first: Collecti
     rules = [
         f"{name}: ({piece}_FIRST | {going_on}) {going_on}*",
         f"{piece}_FIRST: /{first}/",
-        f"{piece}_FROM: /[{edge}][^{edge}]*/ & ~/({'|'.join(map(_escaped, excluded))})(?s:.*)/",
+        f"{piece}_FROM: /[{edge}][^{edge}]*/ & ~/({'|'.join(map(escaped, excluded))})(?s:.*)/",
         f"{piece}: /[^{edge}]+/" if others else "",
     ]
     return "\n".join(rules) + "\n"
@@ -57,8 +54,4 @@ def _plain_tokens(tokenizer: ChatTokenizer, but: Collection[str]) -> str:
 
 def _class(texts: Collection[str]) -> str:
     """Their first characters."""
-    return _escaped("".join(sorted({text[0] for text in texts})))
-
-
-def _escaped(text: str) -> str:
-    return PUNCTUATION.sub(r"\\\g<0>", text)
+    return escaped("".join(sorted({text[0] for text in texts})))

@@ -26,7 +26,9 @@ from palestra.chat.detokenizer import IncrementalDecoder
 from palestra.chat.output_parser import ReasoningParser, put_together
 
 TokenizerOf = Callable[[str], ChatTokenizer]
-FAMILIES = ["thinking", "headers", "brackets", "turns", "bars"]
+FAMILIES = ["thinking", "headers", "brackets", "turns", "bars", "qwen35", "qwen38"]
+PROMPTED = ("bars", "qwen35", "qwen38")
+"""Their prompts open a think block."""
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
 WORDS = ["hello", "né", "🙂", "漢字", "<|im_end|>", "<think>", "</think>", "<tool_call>", "{", "1.0", "\n", " "]
 
@@ -38,7 +40,22 @@ def as_written(style: str, calls: list[dict[str, Any]]) -> str:
         return "; ".join(json.dumps(call, ensure_ascii=False) for call in renamed)
     if style == "brackets":
         return f"[TOOL_CALLS] {json.dumps(calls, ensure_ascii=False)}" if calls else ""
+    if style in ("qwen35", "qwen38", "glm"):
+        return "\n".join(_tagged(style, call) for call in calls)
     return "\n".join(f"<tool_call>\n{json.dumps(c, ensure_ascii=False)}\n</tool_call>" for c in calls)
+
+
+def _tagged(style: str, call: dict[str, Any]) -> str:
+    write = str if style == "qwen35" else lambda value: json.dumps(value, ensure_ascii=False)
+    values = {
+        key: value if isinstance(value, str) else json.dumps(value) if isinstance(value, list | dict) else write(value)
+        for key, value in call["arguments"].items()
+    }
+    if style == "glm":
+        pairs = [f"<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>\n" for k, v in values.items()]
+        return f"<tool_call>{call['name']}\n{''.join(pairs)}</tool_call>"
+    pairs = [f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items()]
+    return f"<tool_call>\n<function={call['name']}>\n{''.join(pairs)}</function>\n</tool_call>"
 
 
 def encoded(tokenizer: ChatTokenizer, text: str) -> list[int]:
@@ -126,7 +143,7 @@ class Agent:
             self.history += [self.echoed(message), *self.back(message)]
 
 
-@pytest.mark.parametrize("style", [*FAMILIES, "chatml", "open"])
+@pytest.mark.parametrize("style", [*FAMILIES, "chatml", "open", "glm"])
 def test_ids_are_those_read_and_sampled_and_only_what_is_new_is_encoded(style: str, tokenizer_of: TokenizerOf) -> None:
     tokenizer = tokenizer_of(style)
 
@@ -150,8 +167,9 @@ def test_ids_are_those_read_and_sampled_and_only_what_is_new_is_encoded(style: s
     check()
 
 
-def test_fifty_turns(tokenizer_of: TokenizerOf) -> None:
-    prompts = list(Agent("thinking", tokenizer_of("thinking"), 7).play(turns=50))
+@pytest.mark.parametrize("style", ["thinking", "qwen35", "qwen38", "glm"])
+def test_fifty_turns(style: str, tokenizer_of: TokenizerOf) -> None:
+    prompts = list(Agent(style, tokenizer_of(style), 7).play(turns=50))
     assert all(prompt.match is HistoryMatch.CONTINUED for prompt in prompts[1:])
     assert all(after.ids[: len(before.ids)] == before.ids for before, after in pairwise(prompts))
 
@@ -164,7 +182,9 @@ ANSWERS = st.fixed_dictionaries({"content": PLAIN, "thought": st.none() | PLAIN,
 
 def answer(style: str, drawn: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """A message, and what the model wrote: what the template itself would write, at the end of a conversation."""
-    thought = drawn["thought"] if style in ("chatml", "thinking", "bars") else None
+    thought = drawn["thought"] if style in ("chatml", "thinking", *PROMPTED) else None
+    if style in ("qwen35", "qwen38"):  # without one, two line breaks meet that an encoder makes one token of
+        thought = thought or "Hm."
     calls = [] if drawn["call"] is None else [{"name": "f", "arguments": {"x": drawn["call"]}}]
     content = "" if calls and style in ("headers", "brackets") else drawn["content"]
     message: dict[str, Any] = {"role": "assistant", "content": content}
@@ -172,9 +192,11 @@ def answer(style: str, drawn: dict[str, Any]) -> tuple[dict[str, Any], str]:
         message["reasoning_content"] = thought
     if calls:
         message["tool_calls"] = [{"id": "c", "function": call} for call in calls]
-    opening = {"bars": "", "brackets": " " if content else ""}.get(style, "<think>\n" if thought else "")
-    thinking = f"{thought or ''}\n</think>\n\n" if thought or style == "bars" else ""
-    between = "\n" if content and calls and style != "bars" else ""
+    opening = {**dict.fromkeys(PROMPTED, ""), "brackets": " " if content else ""}.get(
+        style, "<think>\n" if thought else ""
+    )
+    thinking = f"{thought or ''}\n</think>\n\n" if thought or style in PROMPTED else ""
+    between = {"bars": "", "qwen35": "\n\n", "qwen38": "\n\n"}.get(style, "\n") if content and calls else ""
     return message, opening + thinking + content + between + as_written(style, calls)
 
 

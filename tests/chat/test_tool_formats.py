@@ -144,7 +144,7 @@ def test_one_of_your_own_can_be_named_by_its_module(
     ("name", "reason"),
     [
         ("hermess", "did you mean: hermes?"),
-        ("zzz", "there are: hermes, llama3_json, mistral"),
+        ("zzz", "there are: glm, hermes, llama3_json, mistral, qwen_xml"),
         ("no_such_module:X", "No module named 'no_such_module'"),
         ("json:nothing", "no attribute 'nothing'"),
         ("json:loads", "is no tool format: it has no name, markers"),
@@ -171,6 +171,8 @@ def test_a_format_in_which_nothing_begins_a_call_is_refused() -> None:
         ("{{- '<|python_tag|>' + call.name }}", "llama3_json"),
         ('Respond in the format {"name": function name, "parameters": dictionary of its arguments}.', "llama3_json"),
         (r"'Respond with {\"name\": function name, \"parameters\": its arguments}'", "llama3_json"),
+        ("{{- '<tool_call>\n<function=' + call.name + '>' }}", "qwen_xml"),
+        ("{{- '<tool_call>' + call.name + '<arg_key>' + key }}", "glm"),
         ("{{ tool | tojson }}", "hermes"),
     ],
 )

@@ -6,7 +6,7 @@ Owns: the protocols, and what becomes of a block. Never touches: any one format,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -68,3 +68,16 @@ class ToolParser(Protocol):
         rule is `calls`, the names of the others begin with `calls_`; it has no `start`, and so can be part of a larger
         grammar. `special`: texts that are one token to the tokenizer, and its id, which a grammar has to name."""
         ...
+
+
+@runtime_checkable
+class SchemaToolParser(Protocol):
+    """What a tool format also has in which values are plain text: only the tools' schemas tell their types."""
+
+    def for_tools(self, tools: Sequence[JsonMapping]) -> ToolParser:
+        """The same format, for calls of these tools (as OpenAI writes them)."""
+        ...
+
+
+def for_tools(parser: ToolParser, tools: Sequence[JsonMapping]) -> ToolParser:
+    return parser.for_tools(tools) if isinstance(parser, SchemaToolParser) else parser

@@ -9,13 +9,16 @@ import re
 from importlib import import_module
 
 from palestra.chat.errors import ChatError
+from palestra.chat.tool_parsers.glm import KEY, GlmToolParser
 from palestra.chat.tool_parsers.hermes import HermesToolParser
 from palestra.chat.tool_parsers.llama3_json import PYTHON_TAG, Llama3JsonToolParser
 from palestra.chat.tool_parsers.mistral import MARKER, MistralToolParser
 from palestra.chat.tool_parsers.protocol import ToolParser
+from palestra.chat.tool_parsers.qwen_xml import FUNCTION, QwenXmlToolParser
 from palestra.util.suggest import nearest
 
 HERMES, LLAMA3_JSON, MISTRAL = HermesToolParser(), Llama3JsonToolParser(), MistralToolParser()
+QWEN_XML, GLM = QwenXmlToolParser(), GlmToolParser()
 LLAMA_CALL = re.compile(r'"name\\?": [^{}]{0,40}"parameters\\?": ')
 """As templates that ask for JSON describe a call."""
 TOOL_FORMATS: dict[str, ToolParser] = {}
@@ -48,6 +51,10 @@ def tool_format(name: str) -> ToolParser:
 
 def detect(template_source: str) -> ToolParser:
     """The format that a chat template shows. Most that show none were trained on Hermes' too."""
+    if FUNCTION in template_source:
+        return QWEN_XML
+    if KEY in template_source:
+        return GLM
     if any(marker in template_source for marker in HERMES.markers):
         return HERMES
     if MARKER in template_source:
@@ -72,5 +79,5 @@ def _imported(name: str) -> ToolParser:
     return tools
 
 
-for _one in (HERMES, LLAMA3_JSON, MISTRAL):
+for _one in (GLM, HERMES, LLAMA3_JSON, MISTRAL, QWEN_XML):
     register(_one)

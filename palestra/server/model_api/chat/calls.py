@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from palestra.chat import ChatTokenizer
 from palestra.chat.conversation_cache import Prompt, PromptRequest, SampledReply, SampleLocation
 from palestra.chat.tool_calls import END_THINK, THINK
-from palestra.chat.tool_parsers import ToolParser
+from palestra.chat.tool_parsers import ToolParser, for_tools
 from palestra.server.core.callers import Caller
 from palestra.server.core.metrics import Metrics
 from palestra.server.model_api.chat.choice_stream import ChoiceStream, streamed_tokens
@@ -126,7 +126,8 @@ class ChatCalls:
             grammar=chat_grammar(call, tokenizer, tools, in_thought=in_thought),
         )
         planned = plan(origin, target, tokenizer, prompt.ids, options)
-        return PreparedChat(planned, prompt, tools if call.calls_tools else None, in_thought)
+        tools = for_tools(tools, call.tools or ()) if call.calls_tools else None
+        return PreparedChat(planned, prompt, tools, in_thought)
 
     def _count(self, target: SamplingTarget, prompt: Prompt) -> None:
         for count in prompt.counts:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from palestra.chat import ChatTokenizer
+from palestra.chat import ChatError, ChatTokenizer
 from palestra.chat.answer_grammars import text_or_calls, thinking
 from palestra.chat.tool_parsers import ToolParser
 from palestra.server.model_api.chat.response_formats import check_size, content_format
@@ -28,7 +28,7 @@ def chat_grammar(call: ChatRequest, tokenizer: ChatTokenizer, tools: ToolParser,
     if choice is not None:
         check_size("tools", list(choice.tools))
         top = "calls" if choice.is_required else "text_or_calls" if content is None else "(calls | @answer)"
-        rules = tools.grammar(choice.tools, parallel=choice.several, special=tokenizer.special_texts)
+        rules = _calls(choice, tokenizer, tools)
     if top == "text_or_calls":
         rules += text_or_calls(tokenizer, tools)
     if in_thought or (tokenizer.thinks and _may_think(call)):
@@ -42,6 +42,13 @@ def chat_grammar(call: ChatRequest, tokenizer: ChatTokenizer, tools: ToolParser,
 
 def text_grammar(call: SamplingFields) -> Grammar | None:
     return content_format(call)
+
+
+def _calls(choice: ToolChoice, tokenizer: ChatTokenizer, tools: ToolParser) -> str:
+    try:
+        return tools.grammar(choice.tools, parallel=choice.several, special=tokenizer.special_texts)
+    except ChatError as error:
+        raise invalid("tools", f"tools: {error}", code="unsupported") from None
 
 
 def _refuse_both(choice: ToolChoice, tools: ToolParser) -> None:
