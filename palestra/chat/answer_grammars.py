@@ -9,8 +9,17 @@ from collections.abc import Collection
 
 from palestra.chat.tokenizer import ChatTokenizer
 from palestra.chat.tool_calls import END_THINK, THINK
-from palestra.chat.tool_parsers import ToolParser
+from palestra.chat.tool_parsers import AnswerStart, ToolParser
 from palestra.chat.tool_parsers.lark import escaped, tag
+
+
+def answer_rules(tokenizer: ChatTokenizer, tools: ToolParser, top: str, *, start: AnswerStart, may_think: bool) -> str:
+    """As `AnswerFormat.layout`, for answers with think tags; `may_think`: unless the prompt has opened a thought."""
+    is_open = start is AnswerStart.IN_THOUGHT
+    rules = text_or_calls(tokenizer, tools) if top == "text_or_calls" else ""
+    if is_open or (tokenizer.thinks and may_think):
+        top, rules = f"thinking {top}", rules + thinking(tokenizer, is_open=is_open)
+    return f"start: {top}\n{rules}"
 
 
 def thinking(tokenizer: ChatTokenizer, *, is_open: bool) -> str:

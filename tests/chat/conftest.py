@@ -52,6 +52,14 @@ STYLES: dict[str, dict[str, Any]] = {
         "added": ["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"],
         "stops": ["<|user|>", "<|observation|>"],
     },
+    "harmony": {
+        "eos_token": "<|return|>",
+        "added": [
+            *("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>"),
+            *("<|startoftext|>",),
+        ],
+        "stops": ["<|return|>", "<|call|>", "<|endoftext|>"],
+    },
     "glm": {
         "eos_token": "<|endoftext|>",
         "added": ["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"],

@@ -13,7 +13,7 @@ import pytest
 from palestra.chat import ChatTokenizer
 from palestra.chat.answer_grammars import text_or_calls, thinking
 from palestra.chat.output_parser import ParsedOutput, ReasoningParser, put_together
-from palestra.chat.tool_parsers import TOOL_FORMATS, ToolParser, for_tools
+from palestra.chat.tool_parsers import TOOL_FORMATS, AnswerFormat, ToolParser, for_tools
 from palestra.model import load_tokenizer
 from palestra.model.loading.random_tokenizer import write_tokenizer
 from palestra.model.sampling.grammars import Grammars
@@ -84,9 +84,13 @@ def follower(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return Follower(ChatTokenizer.load(folder), Grammars(load_tokenizer(folder), VOCABULARY))
 
 
-@pytest.fixture(params=sorted(TOOL_FORMATS))
+TAGGED = {name: tools for name, tools in TOOL_FORMATS.items() if not isinstance(tools, AnswerFormat)}
+"""Formats with think tags: the others bring grammars of whole answers along."""
+
+
+@pytest.fixture(params=sorted(TAGGED))
 def tools(request: pytest.FixtureRequest) -> ToolParser:
-    return TOOL_FORMATS[request.param]
+    return TAGGED[request.param]
 
 
 def free(follower: Follower, tools: ToolParser, *, parallel: bool = True) -> str:

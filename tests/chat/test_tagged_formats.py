@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palestra.chat import ChatError, ChatTokenizer, ParsedCall
-from palestra.chat.output_parser import ParsedOutput, ReasoningParser, put_together
-from palestra.chat.tool_parsers import for_tools, tool_format
+from palestra.chat.answer_formats import output_parser
+from palestra.chat.output_pieces import ParsedOutput, put_together
+from palestra.chat.tool_parsers import tool_format
 from tests.chat.test_tool_formats import PLAIN, Machine
 from tests.chat.test_tool_formats import TOOLS as GRAMMAR_TOOLS
 
@@ -41,7 +42,7 @@ TAGS = "</parameter> </arg_value> <parameter= <tool_call>"
 
 
 def hear(name: str, *texts: str) -> ParsedOutput:
-    parser = ReasoningParser(for_tools(tool_format(name), TOOLS))
+    parser = output_parser(tool_format(name), TOOLS)
     return put_together([*(piece for text in texts for piece in parser.feed(text)), *parser.finish()])
 
 
@@ -101,7 +102,7 @@ def test_values_have_the_types_that_the_schema_says(name: str, key: str, text: s
 def test_references_in_a_circle_allow_anything() -> None:
     circle = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"$ref": "#/$defs/A"}}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": circle}}]
-    parser = ReasoningParser(for_tools(tool_format("qwen_xml"), tools))
+    parser = output_parser(tool_format("qwen_xml"), tools)
     assert put_together(parser.feed(written("qwen_xml", "f", {"a": "7"}))).calls[0].arguments == {"a": 7}
 
 
@@ -197,7 +198,7 @@ def test_what_a_template_writes_is_read_as_it_was_meant(
     history = [hello, {"role": "assistant", "content": "", "tool_calls": [call]}]
     start = tokenizer.render([hello], TOOLS, add_generation_prompt=False)
     text = tokenizer.render(history, TOOLS, add_generation_prompt=False)[len(start) :]
-    parser = ReasoningParser(for_tools(tokenizer.tool_format, TOOLS))
+    parser = output_parser(tokenizer.tool_format, TOOLS)
     (found,) = put_together([*parser.feed(text), *parser.finish()]).calls
     assert found == ParsedCall(name="f", arguments=arguments)
     assert json.dumps(found.arguments) == json.dumps(arguments)
@@ -264,7 +265,7 @@ def test_whatever_a_grammar_lets_through_is_a_call(name: str, machine: Machine, 
     required = {**GRAMMAR_TOOLS[0]["function"]["parameters"], "required": ["x", "s", "of"]}
     given = bound(required)
     text = machine.wander(machine.matcher(tool_format(name), given=given), random.Random(seed))
-    parser = ReasoningParser(for_tools(tool_format(name), given))
+    parser = output_parser(tool_format(name), given)
     output = put_together([*parser.feed(text), *parser.finish()])
     assert output.content == ""
     jsonschema.validate(output.calls[0].arguments, required)
