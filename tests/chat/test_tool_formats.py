@@ -21,6 +21,10 @@ from palestra.chat.output_pieces import ParsedOutput, put_together
 from palestra.chat.tool_parsers import TOOL_FORMATS, CallFormat, ToolCallBlock, detect, register, tool_format
 from palestra.chat.tool_parsers.hermes import HermesToolParser
 from palestra.config.bundled import bundled_model
+from palestra.model.loading.random_tokenizer import write_tokenizer
+from palestra.server.core.errors import ApiError
+from palestra.server.model_api.chat.output_grammar import refuse_unknown_format
+from palestra.server.model_api.chat.schemas import ChatRequest
 
 EPHEBE = bundled_model("ephebe") or Path()
 F = ParsedCall(name="f", arguments={"x": 1})
@@ -187,6 +191,18 @@ def test_a_template_in_a_format_that_nobody_knows_says_what_was_looked_for() -> 
         detect("{% for call in message.tool_calls %}{{ '<|call_begin|>' + call.function.name }}{% endfor %}")
     for shown in ("<function= (qwen_xml)", "<tool_call> (hermes)", "<|channel|> (harmony)", "models[].tool_format"):
         assert shown in str(error.value)
+
+
+def test_a_server_refuses_tools_where_calls_could_not_be_read(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, vocab_size=512, max_positions=4096)
+    template = "{% for m in messages %}{{ m.content }}{{ m.tool_calls }}<|im_end|>{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    tokenizer = ChatTokenizer.load(tmp_path)
+    request: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+    refuse_unknown_format(ChatRequest.model_validate(request), tokenizer)
+    refuse_unknown_format(ChatRequest.model_validate(request | {"tools": TOOLS, "tool_choice": "none"}), tokenizer)
+    with pytest.raises(ApiError, match="tools: the chat template writes tool calls in a format that is not known"):
+        refuse_unknown_format(ChatRequest.model_validate(request | {"tools": TOOLS}), tokenizer)
 
 
 def test_the_bundled_model_calls_as_hermes_does() -> None:

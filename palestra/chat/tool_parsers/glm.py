@@ -51,7 +51,7 @@ class GlmToolParser:
         several = lark.several("calls_block", "\n") if parallel else "calls_block"
         syntax = ValueSyntax(
             opening=lambda name: rf'{key} {lark.literal(name)} {end_key} "\n" {value}',
-            any_opening=rf'{key} /[^<\s]+/ {end_key} "\n" {value}',
+            any_opening=rf'{key} /[^<\s]{{1,64}}/ {end_key} "\n" {value}',
             closing=END_VALUE,
             closing_token=special.get(END_VALUE),
             after="\n",

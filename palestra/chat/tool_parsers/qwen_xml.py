@@ -59,7 +59,7 @@ class QwenXmlToolParser:
         several = lark.several("calls_block", "\n") if parallel else "calls_block"
         syntax = ValueSyntax(
             opening=lambda key: lark.literal(f"<parameter={key}>\n"),
-            any_opening=r'"<parameter=" /[^>\s]+/ ">\n"',
+            any_opening=r'"<parameter=" /[^>\s]{1,64}/ ">\n"',
             closing="\n</parameter>\n",
         )
         return lark.grammar(

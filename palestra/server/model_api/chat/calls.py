@@ -26,7 +26,7 @@ from palestra.server.model_api.chat.events import (
     StreamStarted,
     TokenUsage,
 )
-from palestra.server.model_api.chat.output_grammar import chat_grammar
+from palestra.server.model_api.chat.output_grammar import chat_grammar, refuse_unknown_format
 from palestra.server.model_api.chat.prompt_request import prompt_request
 from palestra.server.model_api.chat.sampling_plan import CallOrigin, OutputOptions, SamplingPlan, plan
 from palestra.server.model_api.chat.schemas import ChatRequest
@@ -110,8 +110,7 @@ class ChatCalls:
 
     async def _prepare(self, origin: CallOrigin, call: ChatRequest, target: SamplingTarget) -> PreparedChat:
         tokenizer = await self._models.tokenizer(target)
-        if call.calls_tools and tokenizer.unknown_format:
-            raise invalid("tools", f"tools: {' '.join(tokenizer.unknown_format.split())}", code="unsupported")
+        refuse_unknown_format(call, tokenizer)
         prompt = await self._conversations.prompt(
             tokenizer,
             lambda: _prompt_request(origin.caller, target, tokenizer, call),

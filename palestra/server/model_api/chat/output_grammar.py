@@ -43,6 +43,12 @@ def chat_grammar(call: ChatRequest, tokenizer: ChatTokenizer, start: AnswerStart
     return content if is_whole else msgspec.structs.replace(content, around=whole, asked_by=asked_by)
 
 
+def refuse_unknown_format(call: ChatRequest, tokenizer: ChatTokenizer) -> None:
+    """Calls that nobody could read are not asked for."""
+    if call.calls_tools and tokenizer.unknown_format:
+        raise invalid("tools", f"tools: {' '.join(tokenizer.unknown_format.split())}", code="unsupported")
+
+
 def text_grammar(call: SamplingFields) -> Grammar | None:
     return content_format(call)
 
