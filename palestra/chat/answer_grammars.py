@@ -5,15 +5,21 @@ Owns: rules for thoughts and for free text, in llguidance's Lark dialect. Never 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 
 from palestra.chat.tokenizer import ChatTokenizer
 from palestra.chat.tool_calls import END_THINK, THINK
-from palestra.chat.tool_parsers import ToolParser
-from palestra.chat.tool_parsers.lark import tag
+from palestra.chat.tool_parsers import AnswerStart, ToolParser
+from palestra.chat.tool_parsers.lark import escaped, tag
 
-PUNCTUATION = re.compile(r"[\\.+*?()|\[\]{}^$#&~/-]")
+
+def answer_rules(tokenizer: ChatTokenizer, tools: ToolParser, top: str, *, start: AnswerStart, may_think: bool) -> str:
+    """As `AnswerFormat.layout`, for answers with think tags; `may_think`: unless the prompt has opened a thought."""
+    is_open = start is AnswerStart.IN_THOUGHT
+    rules = text_or_calls(tokenizer, tools) if top == "text_or_calls" else ""
+    if is_open or (tokenizer.thinks and may_think):
+        top, rules = f"thinking {top}", rules + thinking(tokenizer, is_open=is_open)
+    return f"start: {top}\n{rules}"
 
 
 def thinking(tokenizer: ChatTokenizer, *, is_open: bool) -> str:
@@ -43,7 +49,7 @@ def _text(name: str, excluded: Collection[str], others: str, not_first: Collecti
     rules = [
         f"{name}: ({piece}_FIRST | {going_on}) {going_on}*",
         f"{piece}_FIRST: /{first}/",
-        f"{piece}_FROM: /[{edge}][^{edge}]*/ & ~/({'|'.join(map(_escaped, excluded))})(?s:.*)/",
+        f"{piece}_FROM: /[{edge}][^{edge}]*/ & ~/({'|'.join(map(escaped, excluded))})(?s:.*)/",
         f"{piece}: /[^{edge}]+/" if others else "",
     ]
     return "\n".join(rules) + "\n"
@@ -57,8 +63,4 @@ def _plain_tokens(tokenizer: ChatTokenizer, but: Collection[str]) -> str:
 
 def _class(texts: Collection[str]) -> str:
     """Their first characters."""
-    return _escaped("".join(sorted({text[0] for text in texts})))
-
-
-def _escaped(text: str) -> str:
-    return PUNCTUATION.sub(r"\\\g<0>", text)
+    return escaped("".join(sorted({text[0] for text in texts})))

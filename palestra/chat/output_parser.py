@@ -5,45 +5,32 @@ Owns: telling them apart, left to right, the same whether the text comes at once
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 
+from palestra.chat.output_pieces import (
+    ContentPiece,
+    ParsedOutput,
+    Piece,
+    ReasoningPiece,
+    ToolCallPiece,
+    put_together,
+)
 from palestra.chat.tag_scanner import Tags
-from palestra.chat.tool_calls import END_THINK, THINK, ParsedCall
+from palestra.chat.tool_calls import END_THINK, THINK
 from palestra.chat.tool_parsers import ToolCallReader, ToolParser
 
+__all__ = [
+    "ContentPiece",
+    "ParsedOutput",
+    "Piece",
+    "ReasoningParser",
+    "ReasoningPiece",
+    "ToolCallPiece",
+    "put_together",
+]
+
 _END_THINK = Tags((END_THINK,))
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningPiece:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class ContentPiece:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCallPiece:
-    """Whole: a call is told when its end is known."""
-
-    call: ParsedCall
-
-
-Piece = ReasoningPiece | ContentPiece | ToolCallPiece
-
-
-@dataclass(slots=True)
-class ParsedOutput:
-    """All pieces, put together."""
-
-    reasoning: str | None = None
-    """None: it did not think. Empty: it opened a think block and closed it again."""
-    content: str = ""
-    calls: list[ParsedCall] = field(default_factory=list)
 
 
 class ReasoningParser:
@@ -179,23 +166,6 @@ class ReasoningParser:
     def _take(self, length: int) -> str:
         text, self._buffer = self._buffer[:length], self._buffer[length:]
         return text
-
-
-def put_together(pieces: Iterable[Piece]) -> ParsedOutput:
-    output = ParsedOutput()
-    thoughts: list[str] = []
-    said: list[str] = []
-    for piece in pieces:
-        match piece:
-            case ReasoningPiece(text):
-                thoughts.append(text)
-            case ContentPiece(text):
-                said.append(text)
-            case ToolCallPiece(call):
-                output.calls.append(call)
-    output.reasoning = "".join(thoughts) if thoughts else None
-    output.content = "".join(said)
-    return output
 
 
 class _Spaced:

@@ -96,9 +96,11 @@ def _going_on(
         thought=parent is not None and bool(parent.thoughts),
         opened=parent is not None and not parent.begun and not parent.drift,
     )
-    if not ids or ids[-1] != following.end:
+    is_as_written = bool(ids) and ids[-1] == following.end
+    if not is_as_written and not (ids and ids[-1] in following.other_ends):
         ids.append(following.end)  # its length or a stop string ended the turn: nobody drew its end
-    drift = parent is not None and (parent.drift or following.is_rewritten)
+        is_as_written = True
+    drift = parent is not None and (parent.drift or following.is_rewritten or not is_as_written)
     return _prompt(request, found, [*ids, *following.tokens], match, parent, start, drift=drift)
 
 

@@ -6,6 +6,7 @@ Owns: where a folder keeps its template, the sandbox, what a template can use. N
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -24,6 +25,8 @@ Messages = Sequence[JsonMapping]
 Tools = Sequence[JsonMapping]
 
 TEMPLATE_FILE = "chat_template.jinja"
+THINKING_KEY = re.compile(r"""[.'"]thinking\b""")
+"""As templates look at the reasoning of a message that call it so."""
 WITH_TOOLS = "tool_use"
 """The name of a second template, in folders that keep one for conversations with tools."""
 
@@ -38,6 +41,7 @@ class ChatTemplate:
             self._compiled = {name: _ENVIRONMENT.from_string(source) for name, source in sources.items()}
         except jinja2.TemplateSyntaxError as error:
             raise ChatError(f"the chat template of {where} is broken in line {error.lineno}: {error.message}") from None
+        self._names_thinking = any(THINKING_KEY.search(source) for source in sources.values())
         parsed = (_ENVIRONMENT.parse(source) for source in sources.values())
         self._read = frozenset[str]().union(*map(meta.find_undeclared_variables, parsed))
 
@@ -49,6 +53,8 @@ class ChatTemplate:
         template = self._compiled["default"]
         if tools is not None:
             template = self._compiled.get(WITH_TOOLS, template)
+        if self._names_thinking:
+            messages = [_with_thinking(message) for message in messages]
         said = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         try:
             return template.render(self._variables | {"documents": None} | dict(kwargs) | said)
@@ -76,6 +82,17 @@ def read_sources(folder: Path, tokenizer_config: JsonMapping) -> dict[str, str]:
         f"  a base model has none: copy {TEMPLATE_FILE} of its chat version into the folder, "
         "or name a folder that has one (model.tokenizer=DIR)"
     )
+
+
+def _with_thinking(message: JsonMapping) -> JsonMapping:
+    """Reasoning under the name that gpt-oss's template has for it. That refuses text beside reasoning and calls, and
+    shows what stands before a call as reasoning: so both are."""
+    thought, content = message.get("reasoning_content"), message.get("content")
+    if not thought:
+        return message
+    if message.get("tool_calls") and content:
+        return {**message, "thinking": f"{thought}\n{content}", "content": ""}
+    return {**message, "thinking": thought}
 
 
 class _GenerationTag(Extension):

@@ -22,7 +22,7 @@ from palestra.chat.templates import WITH_TOOLS, ChatTemplate, Messages, Tools
 from palestra.chat.token_lengths import longest_text
 from palestra.chat.tokenizer_files import TokenizerFiles, read_tokenizer
 from palestra.chat.tool_calls import END_THINK, THINK
-from palestra.chat.tool_parsers import ToolParser, detect
+from palestra.chat.tool_parsers import AnswerFormat, CallFormat, detect, tool_format
 from palestra.util.json_types import JsonMapping
 
 
@@ -33,6 +33,8 @@ class TurnSuffix:
     tokens: list[int]
     end: int
     """The token before them, which ends the turn: the model drew it, unless it was stopped."""
+    other_ends: Collection[int]
+    """Tokens that a model draws in its place, where the template writes them only at the end of a conversation."""
     is_rewritten: bool
     """Whether the template shows the turn otherwise than it was read and sampled, now that something follows it."""
 
@@ -49,15 +51,21 @@ class ChatTokenizer:
         self._template = ChatTemplate(files.templates, files.named, files.where)
         self._renderer = Renderer(self._template, self._text, self._placeholders)
         self._where = files.where
-        self.tool_format: ToolParser = detect(files.templates.get(WITH_TOOLS, files.templates["default"]))
+        self.tool_format: CallFormat = tool_format("hermes")
         """How the model writes calls, by what its template shows; set another where that is wrong."""
+        self.unknown_format = ""
+        """Why that is a guess: the template shows calls in a format that is not known."""
+        try:
+            self.tool_format = detect(files.templates.get(WITH_TOOLS, files.templates["default"]))
+        except ChatError as error:
+            self.unknown_format = str(error)
         self.thinks = any(THINK in source for source in files.templates.values())
         """Whether its template shows think blocks."""
         self._turn_end_text = self._find_turn_end(files.named.get("eos_token"))
         self.turn_end = self._specials[self._turn_end_text]
         """The token that the template writes at the end of an assistant's turn."""
-        self.stop_ids = tuple(dict.fromkeys([*files.eos_ids, self.turn_end]))
-        """What ends a turn: the eos ids of the folder's files, and `turn_end` (a base model's files do not name it)."""
+        self._eos_ids = files.eos_ids
+        self._past_end_text = self._find_past_end()
 
     @classmethod
     def load(cls, folder: Path) -> ChatTokenizer:
@@ -133,7 +141,7 @@ class ChatTokenizer:
             after = self._placeholders.cut_at_end(after)
         # Encoded behind the token it follows: some tokenizers treat the beginning of a text differently.
         first, *tokens = self._encode(replace(shown.rendered, text=end + after), max_tokens)
-        return TurnSuffix(tokens, first, shown.is_rewritten)
+        return TurnSuffix(tokens, first, self.stop_ids if self._past_end_text else (), shown.is_rewritten)
 
     def encode_text(self, text: str, max_tokens: int | None = None) -> list[int]:
         """Never a special token, whatever the text says. `max_tokens`: as `encode_chat`'s."""
@@ -155,6 +163,14 @@ class ChatTokenizer:
         return {token.content: number for number, token in self._tokenizer.get_added_tokens_decoder().items()}
 
     @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """What ends a turn: the eos ids of the folder's files, `turn_end` (a base model's files do not name it), and
+        what its format of answers ends with."""
+        stops = self.tool_format.stops if isinstance(self.tool_format, AnswerFormat) else ()
+        more = [self._specials[text] for text in stops if text in self._specials]
+        return tuple(dict.fromkeys([*self._eos_ids, self.turn_end, *more]))
+
+    @property
     def spoken_tags(self) -> tuple[str, ...]:
         """What tells thinking, text and calls apart. Where these are special tokens, an answer decoded without them
         cannot be understood."""
@@ -168,6 +184,7 @@ class ChatTokenizer:
     def _ends(self) -> re.Pattern[str]:
         """What ends a turn, as text. Where templates write no end, the next turn's first token may be one."""
         texts = [self._specials_by_id[token] for token in self.stop_ids if token in self._specials_by_id]
+        texts += [self._past_end_text] if self._past_end_text else []
         return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)))
 
     def _split_at_end(self, text: str) -> tuple[str, str]:
@@ -192,6 +209,16 @@ class ChatTokenizer:
             f"nothing ends an assistant's turn in {self._where}: its chat template writes no special token there\n"
             "  name one as `eos_token` in tokenizer_config.json"
         )
+
+    def _find_past_end(self) -> str:
+        """What ends a turn that others follow, where that is another token than the last turn's."""
+        turn = self._placeholders.turn(WORDS, thought=False)
+        try:
+            last, past = (self._template.render([HELLO, turn, *more], None, False, {}) for more in ([], [HELLO]))
+        except ChatError:
+            return ""
+        ends = [self._text.first(self._placeholders.after(text) or "") for text in (last, past)]
+        return ends[1] or "" if ends[0] and ends[0] != ends[1] else ""
 
     def _encode(self, rendered: RenderedChat, max_tokens: int | None) -> list[int]:
         if max_tokens is not None:

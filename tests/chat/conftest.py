@@ -19,6 +19,8 @@ TEMPLATES = Path(__file__).with_name("templates")
 STYLES: dict[str, dict[str, Any]] = {
     "chatml": {},
     "thinking": {},
+    "qwen35": {"eos_token": "<|endoftext|>"},
+    "qwen38": {"eos_token": "<|endoftext|>"},
     "headers": {
         "bos_token": "<|begin_of_text|>",
         "eos_token": {"__type": "AddedToken", "content": "<|end_of_text|>", "special": True},
@@ -50,8 +52,23 @@ STYLES: dict[str, dict[str, Any]] = {
         "added": ["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"],
         "stops": ["<|user|>", "<|observation|>"],
     },
+    "harmony": {
+        "eos_token": "<|return|>",
+        "added": [
+            *("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>"),
+            *("<|startoftext|>",),
+        ],
+        "stops": ["<|return|>", "<|call|>", "<|endoftext|>"],
+    },
+    "glm": {
+        "eos_token": "<|endoftext|>",
+        "added": ["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"],
+        "markup": ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"],
+        "stops": ["<|user|>", "<|observation|>"],
+    },
 }
-"""Keys of tokenizer_config.json that differ, special tokens to add, and those that generation_config.json calls eos."""
+"""Keys of tokenizer_config.json that differ, special tokens to add, others to add that are ordinary text, and what
+generation_config.json calls eos."""
 
 
 @pytest.fixture(scope="session")
@@ -91,6 +108,7 @@ def dress(folder: Path, style: str) -> None:
     config = json.loads((folder / "tokenizer_config.json").read_text()) | STYLES[style]
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in config.pop("added", [])])
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in config.pop("markup", [])])
     tokenizer.save(str(folder / "tokenizer.json"))
     if stops := config.pop("stops", None):
         ids = [tokenizer.token_to_id(text) for text in stops]

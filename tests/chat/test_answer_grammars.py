@@ -13,7 +13,7 @@ import pytest
 from palestra.chat import ChatTokenizer
 from palestra.chat.answer_grammars import text_or_calls, thinking
 from palestra.chat.output_parser import ParsedOutput, ReasoningParser, put_together
-from palestra.chat.tool_parsers import TOOL_FORMATS, ToolParser
+from palestra.chat.tool_parsers import TOOL_FORMATS, AnswerFormat, ToolParser, for_tools
 from palestra.model import load_tokenizer
 from palestra.model.loading.random_tokenizer import write_tokenizer
 from palestra.model.sampling.grammars import Grammars
@@ -84,9 +84,13 @@ def follower(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return Follower(ChatTokenizer.load(folder), Grammars(load_tokenizer(folder), VOCABULARY))
 
 
-@pytest.fixture(params=sorted(TOOL_FORMATS))
+TAGGED = {name: tools for name, tools in TOOL_FORMATS.items() if not isinstance(tools, AnswerFormat)}
+"""Formats with think tags: the others bring grammars of whole answers along."""
+
+
+@pytest.fixture(params=sorted(TAGGED))
 def tools(request: pytest.FixtureRequest) -> ToolParser:
-    return TOOL_FORMATS[request.param]
+    return TAGGED[request.param]
 
 
 def free(follower: Follower, tools: ToolParser, *, parallel: bool = True) -> str:
@@ -98,21 +102,26 @@ def free(follower: Follower, tools: ToolParser, *, parallel: bool = True) -> str
 
 def call(tools: ToolParser, arguments: dict[str, Any], name: str = "f") -> str:
     written = json.dumps(arguments)
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
+    tagged = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
+    pairs = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{text}</arg_value>\n" for key, text in texts.items())
     return {
+        "glm": f"<tool_call>{name}\n{pairs}</tool_call>",
         "hermes": f'<tool_call>\n{{"name": "{name}", "arguments": {written}}}\n</tool_call>',
         "llama3_json": f'{{"name": "{name}", "parameters": {written}}}',
+        "qwen_xml": f"<tool_call>\n<function={name}>\n{tagged}</function>\n</tool_call>",
         "mistral": f'[TOOL_CALLS][{{"name": "{name}", "arguments": {written}}}]',
     }[tools.name]
 
 
 def heard(text: str, tools: ToolParser) -> ParsedOutput:
-    parser = ReasoningParser(tools)
+    parser = ReasoningParser(for_tools(tools, TOOLS))
     return put_together([*parser.feed(text), *parser.finish()])
 
 
 def test_text_is_free_and_calls_are_not(follower: Follower, tools: ToolParser) -> None:
     grammar = free(follower, tools)
-    good, bad = call(tools, {"x": -1, "y": "z"}), call(tools, {"x": "1", "y": "z"})
+    good, bad = call(tools, {"x": -1, "y": "z"}), call(tools, {"x": "one", "y": "z"})
     for text in ("", "Hello, 1 < 2 [a] <b>you</b>\n\n", good, f"<think>hm <b> {bad}</think>\n\n{good}", "<tool_calls"):
         assert follower.accepts(grammar, text), text
     for text in (
@@ -133,7 +142,7 @@ def test_text_may_come_before_calls_that_have_a_marker(follower: Follower, tools
 
 def test_one_call_is_not_followed_by_another(follower: Follower, tools: ToolParser) -> None:
     one = call(tools, {"x": 1, "y": "z"})
-    between = {"hermes": "\n", "llama3_json": "; ", "mistral": ""}[tools.name]
+    between = {"llama3_json": "; ", "mistral": ""}.get(tools.name, "\n")
     two = one + between + one if tools.name != "mistral" else one[:-1] + ", " + one.removeprefix("[TOOL_CALLS][")
     assert follower.accepts(free(follower, tools), two)
     assert not follower.accepts(free(follower, tools, parallel=False), two)

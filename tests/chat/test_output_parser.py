@@ -18,9 +18,10 @@ from palestra.chat.output_parser import (
     ToolCallPiece,
     put_together,
 )
-from palestra.chat.tool_parsers import TOOL_FORMATS, tool_format
+from palestra.chat.tool_parsers import TOOL_FORMATS, AnswerFormat, tool_format
+from palestra.chat.tool_parsers.hermes import HermesToolParser
 
-HERMES = tool_format("hermes")
+HERMES = HermesToolParser()
 F, G = '{"name": "f", "arguments": {"x": 1}}', '{"name": "g", "arguments": {}}'
 CALL_F, CALL_G = ParsedCall(name="f", arguments={"x": 1}), ParsedCall(name="g", arguments={})
 
@@ -125,12 +126,14 @@ def test_what_is_certain_is_told_at_once() -> None:
 TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<function_call>", "<", "</", "<|python_tag|>"]
 BRACKETS = ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "f[ARGS]{}", "{", "}", "[", "]", f"[{F}, {G}]", '{"a": 1}', "; "]
 OTHERS = [F, F[:-3], '{"name": "h", "parameters": {"s": "</tool_call>"}}', '"', "\\", " ", "\n", "x", "oops"]
+TAGGED = [name for name, tools in TOOL_FORMATS.items() if not isinstance(tools, AnswerFormat)]
 PARTS = st.sampled_from([*TAGS, *BRACKETS, *OTHERS])
 
 
-@given(st.lists(PARTS, max_size=12).map("".join), st.data(), st.booleans(), st.sampled_from([*TOOL_FORMATS, None]))
+@given(st.lists(PARTS, max_size=12).map("".join), st.data(), st.booleans(), st.sampled_from([*TAGGED, None]))
 def test_how_the_text_is_cut_changes_nothing(text: str, data: st.DataObject, thinks: bool, name: str | None) -> None:
     tools = tool_format(name) if name else None
+    assert not isinstance(tools, AnswerFormat)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
     pieces = [text[a:b] for a, b in pairwise([0, *cuts, len(text)])]
     at_once = put_together(speak(ReasoningParser(tools, in_thought=thinks), text))

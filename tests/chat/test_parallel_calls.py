@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from palestra.chat import ParsedCall, parse_tool_call
 from palestra.chat.output_parser import ParsedOutput, ReasoningParser, put_together
-from palestra.chat.tool_parsers import tool_format
+from palestra.chat.tool_parsers.hermes import HermesToolParser
 
 F, G = '{"name": "f", "arguments": {"x": 1}}', '{"name": "g", "arguments": {}}'
 
 
 def hear(text: str) -> ParsedOutput:
-    parser = ReasoningParser(tool_format("hermes"))
+    parser = ReasoningParser(HermesToolParser())
     return put_together([*parser.feed(text), *parser.finish()])
 
 

@@ -16,10 +16,15 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from palestra.chat import ChatError, ChatTokenizer, ParsedCall
-from palestra.chat.output_parser import ParsedOutput, ReasoningParser, put_together
-from palestra.chat.tool_parsers import TOOL_FORMATS, ToolCallBlock, ToolParser, detect, register, tool_format
+from palestra.chat.answer_formats import output_parser
+from palestra.chat.output_pieces import ParsedOutput, put_together
+from palestra.chat.tool_parsers import TOOL_FORMATS, CallFormat, ToolCallBlock, detect, register, tool_format
 from palestra.chat.tool_parsers.hermes import HermesToolParser
 from palestra.config.bundled import bundled_model
+from palestra.model.loading.random_tokenizer import write_tokenizer
+from palestra.server.core.errors import ApiError
+from palestra.server.model_api.chat.output_grammar import refuse_unknown_format
+from palestra.server.model_api.chat.schemas import ChatRequest
 
 EPHEBE = bundled_model("ephebe") or Path()
 F = ParsedCall(name="f", arguments={"x": 1})
@@ -27,7 +32,7 @@ G = ParsedCall(name="g", arguments={})
 
 
 def read(name: str, text: str) -> ParsedOutput:
-    parser = ReasoningParser(tool_format(name))
+    parser = output_parser(tool_format(name), TOOLS)
     return put_together([*parser.feed(text), *parser.finish()])
 
 
@@ -118,14 +123,14 @@ class Shout:
 
 
 @pytest.fixture
-def names() -> Iterator[dict[str, ToolParser]]:
+def names() -> Iterator[dict[str, CallFormat]]:
     before = dict(TOOL_FORMATS)
     yield TOOL_FORMATS
     TOOL_FORMATS.clear()
     TOOL_FORMATS.update(before)
 
 
-def test_one_of_your_own_can_be_registered(names: dict[str, ToolParser]) -> None:
+def test_one_of_your_own_can_be_registered(names: dict[str, CallFormat]) -> None:
     register(Shout())
     assert read("shout", "I will CALL home! now CALL nobody") == ParsedOutput(
         None, "I will  now CALL nobody", [ParsedCall(name="home", arguments={})]
@@ -133,7 +138,7 @@ def test_one_of_your_own_can_be_registered(names: dict[str, ToolParser]) -> None
 
 
 def test_one_of_your_own_can_be_named_by_its_module(
-    names: dict[str, ToolParser], monkeypatch: pytest.MonkeyPatch
+    names: dict[str, CallFormat], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "shouting", sys.modules[__name__])
     assert tool_format("shouting:Shout").name == "shout"
@@ -144,7 +149,7 @@ def test_one_of_your_own_can_be_named_by_its_module(
     ("name", "reason"),
     [
         ("hermess", "did you mean: hermes?"),
-        ("zzz", "there are: hermes, llama3_json, mistral"),
+        ("zzz", "there are: glm, harmony, hermes, llama3_json, mistral, qwen_xml"),
         ("no_such_module:X", "No module named 'no_such_module'"),
         ("json:nothing", "no attribute 'nothing'"),
         ("json:loads", "is not a tool format: it has no name, markers"),
@@ -171,11 +176,33 @@ def test_a_format_in_which_nothing_begins_a_call_is_refused() -> None:
         ("{{- '<|python_tag|>' + call.name }}", "llama3_json"),
         ('Respond in the format {"name": function name, "parameters": dictionary of its arguments}.', "llama3_json"),
         (r"'Respond with {\"name\": function name, \"parameters\": its arguments}'", "llama3_json"),
+        ("{{- '<|start|>assistant<|channel|>final<|message|>' }}", "harmony"),
+        ("{{- '<tool_call>\n<function=' + call.name + '>' }}", "qwen_xml"),
+        ("{{- '<tool_call>' + call.name + '<arg_key>' + key }}", "glm"),
         ("{{ tool | tojson }}", "hermes"),
     ],
 )
 def test_a_template_shows_its_format(template: str, name: str) -> None:
     assert detect(template).name == name
+
+
+def test_a_template_in_a_format_that_nobody_knows_says_what_was_looked_for() -> None:
+    with pytest.raises(ChatError, match="format that is not known") as error:
+        detect("{% for call in message.tool_calls %}{{ '<|call_begin|>' + call.function.name }}{% endfor %}")
+    for shown in ("<function= (qwen_xml)", "<tool_call> (hermes)", "<|channel|> (harmony)", "models[].tool_format"):
+        assert shown in str(error.value)
+
+
+def test_a_server_refuses_tools_where_calls_could_not_be_read(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, vocab_size=512, max_positions=4096)
+    template = "{% for m in messages %}{{ m.content }}{{ m.tool_calls }}<|im_end|>{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    tokenizer = ChatTokenizer.load(tmp_path)
+    request: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+    refuse_unknown_format(ChatRequest.model_validate(request), tokenizer)
+    refuse_unknown_format(ChatRequest.model_validate(request | {"tools": TOOLS, "tool_choice": "none"}), tokenizer)
+    with pytest.raises(ApiError, match="tools: the chat template writes tool calls in a format that is not known"):
+        refuse_unknown_format(ChatRequest.model_validate(request | {"tools": TOOLS}), tokenizer)
 
 
 def test_the_bundled_model_calls_as_hermes_does() -> None:
@@ -222,7 +249,7 @@ class Machine:
         self._library = Tokenizer.from_str(json.dumps(library))
         self._tokenizer = LLTokenizer(json.dumps(library), eos_token=self.special["<|im_end|>"])
 
-    def matcher(self, tools: ToolParser, parallel: bool = False, given: Any = TOOLS) -> LLMatcher:
+    def matcher(self, tools: CallFormat, parallel: bool = False, given: Any = TOOLS) -> LLMatcher:
         matcher = LLMatcher(
             self._tokenizer, "start: calls\n" + tools.grammar(given, parallel=parallel, special=self.special)
         )

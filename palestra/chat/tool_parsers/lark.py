@@ -6,17 +6,24 @@ Owns: quoting, tokens by id, calls by their schemas. Never touches: which format
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from palestra.chat.errors import ChatError
+from palestra.chat.tool_parsers.schema_values import function_of
 from palestra.util.json_types import JsonMapping
 
+PUNCTUATION = re.compile(r"[\\.+*?()|\[\]{}^$#&~/-]")
 AS_TRAINED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as Python and the chat templates write it. Free spaces would let a small model write them for ever."""
 
 
+def json_text(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
 def literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return json_text(text)
 
 
 def tag(text: str, special: Mapping[str, int]) -> str:
@@ -24,15 +31,31 @@ def tag(text: str, special: Mapping[str, int]) -> str:
     return f"<[{special[text]}]>" if text in special else literal(text)
 
 
+def escaped(text: str) -> str:
+    """As part of a regular expression."""
+    return PUNCTUATION.sub(r"\\\g<0>", text).replace("\n", r"\n")
+
+
 def rules(tops: Sequence[str], tools: Sequence[JsonMapping], one_call: Callable[[str, str], str]) -> str:
+    """A grammar whose arguments are JSON."""
+    return grammar(tops, tools, one_call, _json_rules)
+
+
+def grammar(
+    tops: Sequence[str],
+    tools: Sequence[JsonMapping],
+    one_call: Callable[[str, str], str],
+    arguments: Callable[[str, JsonMapping], Sequence[str]],
+) -> str:
     """A grammar: `tops`, then a rule `calls_one` for a call of any tool. `one_call` writes it, from the tool's name and
-    the rule of its arguments."""
+    the name of the rule of its arguments; `arguments` writes that rule, from its name and their schema."""
     if not tools:
         raise ChatError("a call needs at least one tool to call")
-    functions = [tool.get("function", tool) for tool in tools]
+    functions = [function_of(tool) for tool in tools]
     bodies = [one_call(function["name"], f"calls_arguments_{n}") for n, function in enumerate(functions)]
-    arguments = [f"calls_arguments_{n}: %json {_schema(function)}" for n, function in enumerate(functions)]
-    return "\n".join([*tops, f"calls_one: {' | '.join(bodies)}", *arguments]) + "\n"
+    written = [arguments(f"calls_arguments_{n}", _schema(function)) for n, function in enumerate(functions)]
+    rules = [rule for one in written for rule in one]
+    return "\n".join([*tops, f"calls_one: {' | '.join(bodies)}", *rules]) + "\n"
 
 
 def several(rule: str, between: str) -> str:
@@ -45,8 +68,12 @@ def call_object(name: str, key: str, arguments: str) -> str:
     return f'{literal(head)} {arguments} "}}"'
 
 
-def _schema(function: JsonMapping) -> str:
+def _json_rules(rule: str, schema: JsonMapping) -> list[str]:
+    return [f"{rule}: %json {json.dumps(schema)}"]
+
+
+def _schema(function: JsonMapping) -> JsonMapping:
     """Without `parameters` a function takes none, says OpenAI. Arguments are an object, whatever else is left open."""
     none = {"type": "object", "properties": {}, "additionalProperties": False}
     schema = function.get("parameters")
-    return json.dumps({"x-guidance": AS_TRAINED, "type": "object"} | dict(none if schema is None else schema))
+    return {"x-guidance": AS_TRAINED, "type": "object"} | dict(none if schema is None else schema)

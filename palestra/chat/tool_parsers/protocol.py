@@ -1,15 +1,17 @@
-"""What a way of writing tool calls has to say of itself.
+"""What a way of writing tool calls, or all of an answer, has to say of itself.
 
-Owns: the protocols, and what becomes of a block. Never touches: any one format, thinking.
+Owns: the protocols, and what becomes of a block. Never touches: any one format.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
+from palestra.chat.output_pieces import Piece
 from palestra.chat.tool_calls import ParsedCall
 from palestra.util.json_types import JsonMapping
 
@@ -39,7 +41,8 @@ class ToolCallReader(Protocol):
 
 
 class ToolParser(Protocol):
-    """How a family of models writes tool calls: what to look for, how to read it, how to demand it."""
+    """How a family of models writes tool calls: what to look for, how to read it, how to demand it. What it thinks
+    stands in think tags, and all else is text."""
 
     @property
     def name(self) -> str: ...
@@ -68,3 +71,71 @@ class ToolParser(Protocol):
         rule is `calls`, the names of the others begin with `calls_`; it has no `start`, and so can be part of a larger
         grammar. `special`: texts that are one token to the tokenizer, and its id, which a grammar has to name."""
         ...
+
+
+@runtime_checkable
+class SchemaToolParser(Protocol):
+    """What a tool format also has in which values are plain text: only the tools' schemas tell their types."""
+
+    def for_tools(self, tools: Sequence[JsonMapping]) -> ToolParser:
+        """The same format, for calls of these tools (as OpenAI writes them)."""
+        ...
+
+
+def for_tools(parser: ToolParser, tools: Sequence[JsonMapping]) -> ToolParser:
+    return parser.for_tools(tools) if isinstance(parser, SchemaToolParser) else parser
+
+
+class AnswerStart(StrEnum):
+    """Where in an answer the prompt ends."""
+
+    FRESH = "fresh"
+    """Before all of it."""
+    IN_THOUGHT = "in_thought"
+    IN_TEXT = "in_text"
+
+
+class OutputParser(Protocol):
+    """`feed` as the text comes, `finish` once at its end; each gives the pieces that are certain by now."""
+
+    def feed(self, text: str) -> list[Piece]: ...
+
+    def finish(self) -> list[Piece]: ...
+
+
+@runtime_checkable
+class AnswerFormat(Protocol):
+    """How a family of models writes all of an answer, where that is not text with think tags and calls in it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """As `ToolParser.tags`."""
+        ...
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Tokens that end an answer, whatever the model's files say."""
+        ...
+
+    def start(self, prompt_end: str) -> AnswerStart:
+        """From the last words of a prompt, special tokens and all."""
+        ...
+
+    def parser(self, *, start: AnswerStart, reads_calls: bool) -> OutputParser:
+        """`reads_calls`: else they are text."""
+        ...
+
+    def grammar(self, tools: Sequence[JsonMapping], *, parallel: bool, special: Mapping[str, int]) -> str:
+        """As `ToolParser.grammar`."""
+        ...
+
+    def layout(self, top: str, *, start: AnswerStart, special: Mapping[str, int]) -> str:
+        """Rule `start` of a grammar for all of an answer, thinking included, and the rules it needs. `top` is what has
+        to come in it: `calls` (a rule that is added), `@answer` (another grammar), one of both, or `text_or_calls`."""
+        ...
+
+
+CallFormat = ToolParser | AnswerFormat

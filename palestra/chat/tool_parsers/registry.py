@@ -9,32 +9,50 @@ import re
 from importlib import import_module
 
 from palestra.chat.errors import ChatError
+from palestra.chat.tool_parsers.glm import KEY, GlmToolParser
+from palestra.chat.tool_parsers.harmony import HarmonyFormat
+from palestra.chat.tool_parsers.harmony_parser import CHANNEL
 from palestra.chat.tool_parsers.hermes import HermesToolParser
 from palestra.chat.tool_parsers.llama3_json import PYTHON_TAG, Llama3JsonToolParser
 from palestra.chat.tool_parsers.mistral import MARKER, MistralToolParser
-from palestra.chat.tool_parsers.protocol import ToolParser
+from palestra.chat.tool_parsers.protocol import AnswerFormat, CallFormat
+from palestra.chat.tool_parsers.qwen_xml import FUNCTION, QwenXmlToolParser
 from palestra.util.suggest import nearest
 
-HERMES, LLAMA3_JSON, MISTRAL = HermesToolParser(), Llama3JsonToolParser(), MistralToolParser()
+HERMES, LLAMA3_JSON = HermesToolParser(), Llama3JsonToolParser()
+MARKS: tuple[tuple[str, CallFormat], ...] = (
+    (CHANNEL, HarmonyFormat()),
+    (FUNCTION, QwenXmlToolParser()),
+    (KEY, GlmToolParser()),
+    *((marker, HERMES) for marker in HERMES.markers),
+    (MARKER, MistralToolParser()),
+    (PYTHON_TAG, LLAMA3_JSON),
+)
+"""What shows a format in a template, in the order it is looked for: several begin a call as Hermes does."""
 LLAMA_CALL = re.compile(r'"name\\?": [^{}]{0,40}"parameters\\?": ')
 """As templates that ask for JSON describe a call."""
-TOOL_FORMATS: dict[str, ToolParser] = {}
+WRITES_CALLS = re.compile(r"\btool_calls\b")
+"""As templates name the calls of a message."""
+PARTS = ("name", "tags", "grammar")
+TOOL_PARTS, ANSWER_PARTS = ("markers", "openings", "block"), ("stops", "start", "parser", "layout")
+TOOL_FORMATS: dict[str, CallFormat] = {}
 """The formats that are known, by name."""
 
 
-def register(tools: ToolParser) -> None:
+def register(tools: CallFormat) -> None:
     """One of the same name is replaced."""
-    missing = [part for part in ("name", "markers", "openings", "tags", "block", "grammar") if not hasattr(tools, part)]
+    parts = ANSWER_PARTS if isinstance(tools, AnswerFormat) else TOOL_PARTS
+    missing = [part for part in (PARTS[0], *parts, *PARTS[1:]) if not hasattr(tools, part)]
     if missing:
-        raise ChatError(f"{tools!r} is not a tool format: it has no {', '.join(missing)} (see ToolFormat)")
-    if not (tools.markers or tools.openings):
+        raise ChatError(f"{tools!r} is not a tool format: it has no {', '.join(missing)} (see ToolParser)")
+    if not isinstance(tools, AnswerFormat) and not (tools.markers or tools.openings):
         raise ChatError(
             f"the tool format {tools.name!r} has neither markers nor openings, so no call can be recognised"
         )
     TOOL_FORMATS[tools.name] = tools
 
 
-def tool_format(name: str) -> ToolParser:
+def tool_format(name: str) -> CallFormat:
     """By the name it is registered with, or as `module:attribute`."""
     if name in TOOL_FORMATS:
         return TOOL_FORMATS[name]
@@ -48,18 +66,25 @@ def tool_format(name: str) -> ToolParser:
     )
 
 
-def detect(template_source: str) -> ToolParser:
-    """The format that a chat template shows. Most that show none were trained on Hermes' too."""
-    if any(marker in template_source for marker in HERMES.markers):
-        return HERMES
-    if MARKER in template_source:
-        return MISTRAL
-    if PYTHON_TAG in template_source or LLAMA_CALL.search(template_source):
+def detect(template_source: str) -> CallFormat:
+    """The format that a chat template shows. Most that show no calls at all were trained on Hermes' too. Raises
+    ChatError where calls are shown in a format that is not known."""
+    for mark, tools in MARKS:
+        if mark in template_source:
+            return tools
+    if LLAMA_CALL.search(template_source):
         return LLAMA3_JSON
+    if WRITES_CALLS.search(template_source):
+        marks = ", ".join(f"{mark} ({tools.name})" for mark, tools in MARKS)
+        raise ChatError(
+            "the chat template writes tool calls in a format that is not known\n"
+            f"  looked for: {marks}\n"
+            "  name its format, or a class of your own, in the server's config: models[].tool_format"
+        )
     return HERMES
 
 
-def _imported(name: str) -> ToolParser:
+def _imported(name: str) -> CallFormat:
     """Registered on the way, so that a second look finds the same one."""
     module, _, attribute = name.partition(":")
     try:
@@ -74,5 +99,5 @@ def _imported(name: str) -> ToolParser:
     return tools
 
 
-for _one in (HERMES, LLAMA3_JSON, MISTRAL):
+for _, _one in MARKS:
     register(_one)

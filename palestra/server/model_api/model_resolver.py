@@ -164,7 +164,8 @@ class ModelResolver:
 
     def _load(self, name: str, folder: Path) -> ChatTokenizer:
         tokenizer = ChatTokenizer.load(folder)
-        tokenizer.tool_format = self._tool_formats.get(name, tokenizer.tool_format)
+        if name in self._tool_formats:
+            tokenizer.tool_format, tokenizer.unknown_format = self._tool_formats[name], ""
         return tokenizer
 
 

@@ -1,5 +1,5 @@
-"""Long conversations through OpenAI's SDK, with the chat templates of five families: every token that was sampled is
-read again as it was, whatever the client does to the history."""
+"""Long conversations through OpenAI's and Anthropic's SDKs, with the chat templates of seven families: every token that
+was sampled is read again as it was, whatever the client does to the history."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import anthropic
+import jsonschema
 import openai
 import pytest
 
@@ -18,7 +20,8 @@ from palestra.model.loading.random_tokenizer import write_tokenizer
 from tests.chat.conftest import dress
 from tests.server.model_api.conftest import Ephebe
 
-FAMILIES = ("thinking", "headers", "brackets", "turns", "bars")
+FAMILIES = ("thinking", "headers", "brackets", "turns", "bars", "qwen35", "harmony")
+THINKS_ANYWAY = ("bars", "qwen35", "harmony")
 WORDS = ["Hello", " né", " 🙂", "漢字", "<|im_end|>", "</s>", "<think>", " {", "1.0", "\n", "  "]
 VOCABULARY, ROOM, POSITIONS = 528, 16, 16384
 PAGE = 16  # tokens in a page of the engine's cache
@@ -35,6 +38,9 @@ TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "look_up", "parameters": PARAMETERS}},
     {"type": "function", "function": {"name": "put", "parameters": {"type": "object", "properties": {}}}},
 ]
+
+
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 
 
 class Families(Ephebe):
@@ -71,6 +77,12 @@ def families(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
         yield server
 
 
+def thinking_bias(style: str, tokenizer: ChatTokenizer) -> dict[str, float]:
+    """So that thinking begins, where no template opens it, and ends."""
+    texts = ("<|channel|>", "<|end|>") if style == "harmony" else ("</think>",)
+    return {str(tokenizer.special_texts[text]): 6.0 for text in texts}
+
+
 class Agent:
     """One that is careless with histories. The model is random, so it is made to think, to call and to end."""
 
@@ -83,9 +95,6 @@ class Agent:
 
     def text(self) -> str:
         return "".join(self.rng.choice(WORDS) for _ in range(self.rng.randint(1, 5)))
-
-    def bias(self, **texts: float) -> dict[str, float]:
-        return {str(token): value for text, value in texts.items() for token in self.tokenizer.encode_text(text)}
 
     def ask(self, messages: list[Any], **options: Any) -> Any:
         extra = {"return_token_ids": True, **options.pop("extra_body", {})}
@@ -100,11 +109,11 @@ class Agent:
 
     def turn(self) -> None:
         kind = self.rng.choice(["say", "say", "think", "call", "call"])
-        end, closing = {str(self.tokenizer.turn_end): 4.0}, self.bias(**{"</think>": 6.0})
+        end, closing = {str(self.tokenizer.turn_end): 4.0}, thinking_bias(self.style, self.tokenizer)
         some: dict[str, Any] = self.rng.choice([{}, {"parallel_tool_calls": False}])
         if kind == "call":
             answer = self.ask(self.history, tool_choice="required", max_tokens=400, logit_bias=closing, **some)
-        elif kind == "think" and self.style != "bars":  # which thinks anyway
+        elif kind == "think" and self.style not in THINKS_ANYWAY:
             begun = {"role": "assistant", "content": "<think>\n"}
             answer = self.go_on(begun, max_tokens=self.rng.randint(4, 30), logit_bias=closing | end)
             return
@@ -194,3 +203,103 @@ def test_conversations_stay_token_for_token(families: Families, folders: dict[st
 def test_fifty_turns_stay_token_for_token(families: Families, folders: dict[str, Path], style: str) -> None:
     agent = check(families, folders[style], style, turns=50, seed=2)
     assert agent.kinds >= {"thought", "continued", "calls 1", "parts of characters"}
+
+
+# Calls and thinking, by both SDKs
+
+CLOSED: list[Any] = [
+    {
+        **tool,
+        "function": {
+            **tool["function"],
+            "parameters": {**tool["function"]["parameters"], "additionalProperties": False},
+        },
+    }
+    for tool in TOOLS
+]
+"""A random model would write properties that nobody named for ever."""
+
+
+@pytest.fixture(params=["qwen35", "harmony"])
+def call(request: pytest.FixtureRequest, folders: dict[str, Path]) -> dict[str, Any]:
+    """Fields of a request that makes a model think and call."""
+    bias = thinking_bias(request.param, ChatTokenizer.load(folders[request.param]))
+    return {"model": request.param, "logit_bias": bias, "max_tokens": 1000, "parallel_tool_calls": False}
+
+
+def _said(message: Any) -> tuple[str, str, list[tuple[str, str]]]:
+    calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
+    return getattr(message, "reasoning_content", None) or "", message.content or "", calls
+
+
+def _check_arguments(name: str, arguments: Any) -> None:
+    jsonschema.validate(arguments, PARAMETERS if name == "look_up" else {"maxProperties": 0})
+
+
+def test_a_stream_says_what_the_plain_answer_says(families: Families, call: dict[str, Any]) -> None:
+    given = {**call, "messages": HELLO, "tools": CLOSED, "tool_choice": "required"}
+    thoughts: list[str] = []
+    with families.openai() as client:
+        for seed in range(6):
+            plain = client.chat.completions.create(**given, seed=seed).choices[0]
+            with client.chat.completions.stream(**given, seed=seed) as stream:
+                streamed = stream.get_final_completion().choices[0]
+            assert streamed.finish_reason == plain.finish_reason == "tool_calls"
+            assert _said(streamed.message) == _said(plain.message)
+            thought, content, ((name, arguments),) = _said(plain.message)
+            assert content == ""
+            _check_arguments(name, json.loads(arguments))
+            thoughts.append(thought)
+    assert any(thoughts)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_anthropics_client_goes_on_token_for_token(families: Families, call: dict[str, Any], streams: bool) -> None:
+    client = anthropic.Anthropic(base_url=families.url, api_key="tml-test", max_retries=0, timeout=60)
+    tools = [{"name": t["function"]["name"], "input_schema": t["function"]["parameters"]} for t in CLOSED]
+    history, before = list(HELLO), list[int]()
+    for turn in range(4):
+        calls = turn % 2 == 0
+        choice = {"type": "any", "disable_parallel_tool_use": True} if calls else {"type": "none"}
+        given = {"model": call["model"], "messages": history, "tools": tools, "tool_choice": choice}
+        given |= {"max_tokens": 1000 if calls else 8}
+        given |= {"extra_body": {"return_token_ids": True, "seed": turn, "logit_bias": call["logit_bias"]}}
+        answer: Any
+        if streams:
+            with client.messages.stream(**given) as stream:
+                answer = stream.get_final_message()
+        else:
+            answer = client.messages.create(**given)
+        trace = families.http().get("/v1/traces?limit=1").json()["data"][0]["id"]
+        last = families.http().get(f"/v1/traces/{trace}").json()["turns"][-1]
+        assert last["prompt"][: len(before)] == before
+        assert last["match"] == ("continued" if turn else "new")
+        before = [*last["prompt"], *last["samples"][0]["tokens"]]
+        uses = [block for block in answer.content if block.type == "tool_use"]
+        for use in uses:
+            _check_arguments(use.name, use.input)
+        assert bool(uses) == calls
+        results = [{"type": "tool_result", "tool_use_id": use.id, "content": "né"} for use in uses]
+        history += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": results or "And?"}]
+
+
+def test_a_prompt_that_closes_the_thought_is_answered_without_one(families: Families) -> None:
+    given: dict[str, Any] = {"model": "qwen35", "messages": HELLO, "tools": CLOSED, "tool_choice": "required"}
+    extra = {"chat_template_kwargs": {"enable_thinking": False}}
+    with families.openai() as client:
+        answer = client.chat.completions.create(**given, max_tokens=1000, parallel_tool_calls=False, extra_body=extra)
+    thought, content, calls = _said(answer.choices[0].message)
+    assert (thought, content, len(calls)) == ("", "", 1)
+
+
+def test_strict_tools_are_called_by_their_schemas_or_not_at_all(families: Families, call: dict[str, Any]) -> None:
+    strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in CLOSED]
+    with families.openai() as client:
+        given = {**call, "messages": HELLO, "tools": strict, "n": 12, "seed": 3, "max_tokens": 300}
+        choices = client.chat.completions.create(**given).choices
+    ended = [_said(choice.message) for choice in choices if choice.finish_reason != "length"]
+    for _, content, calls in ended:
+        assert "functions." not in content
+        for name, arguments in calls:
+            _check_arguments(name, json.loads(arguments))
+    assert ended

@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 
 from palestra.chat import ChatTokenizer
+from palestra.chat.answer_formats import answer_start, output_parser
 from palestra.chat.conversation_cache import Prompt, PromptRequest, SampledReply, SampleLocation
-from palestra.chat.tool_calls import END_THINK, THINK
-from palestra.chat.tool_parsers import ToolParser
+from palestra.chat.tool_parsers import AnswerStart
 from palestra.server.core.callers import Caller
 from palestra.server.core.metrics import Metrics
 from palestra.server.model_api.chat.choice_stream import ChoiceStream, streamed_tokens
@@ -26,7 +26,7 @@ from palestra.server.model_api.chat.events import (
     StreamStarted,
     TokenUsage,
 )
-from palestra.server.model_api.chat.output_grammar import chat_grammar
+from palestra.server.model_api.chat.output_grammar import chat_grammar, refuse_unknown_format
 from palestra.server.model_api.chat.prompt_request import prompt_request
 from palestra.server.model_api.chat.sampling_plan import CallOrigin, OutputOptions, SamplingPlan, plan
 from palestra.server.model_api.chat.schemas import ChatRequest
@@ -40,7 +40,6 @@ from palestra.types.sampling import SampledSequence
 from palestra.util.json_types import JsonObject
 
 EFFORT = "reasoning_effort"
-OPENING = 8  # tokens at the end of a prompt that may open a think block
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +48,12 @@ class PreparedChat:
 
     plan: SamplingPlan
     prompt: Prompt
-    tools: ToolParser | None
+    tools: Sequence[JsonObject] | None
     """None: calls are not looked for."""
-    in_thought: bool
+    start: AnswerStart
 
     def choice_stream(self) -> ChoiceStream:
-        return ChoiceStream(self.plan, self.tools, in_thought=self.in_thought)
+        return ChoiceStream(self.plan, output_parser(self.plan.tokenizer.tool_format, self.tools, self.start))
 
 
 class ChatCalls:
@@ -111,22 +110,22 @@ class ChatCalls:
 
     async def _prepare(self, origin: CallOrigin, call: ChatRequest, target: SamplingTarget) -> PreparedChat:
         tokenizer = await self._models.tokenizer(target)
+        refuse_unknown_format(call, tokenizer)
         prompt = await self._conversations.prompt(
             tokenizer,
             lambda: _prompt_request(origin.caller, target, tokenizer, call),
             max_tokens=target.card.max_positions,
         )
         self._count(target, prompt)
-        tools = tokenizer.tool_format
-        in_thought = _is_in_thought(tokenizer, prompt)
+        start = answer_start(tokenizer, prompt.ids, prompt.begun)
         options = OutputOptions(
             max_tokens=call.max_completion_tokens or call.max_tokens,
             top=(call.top_logprobs or 0) if call.logprobs else None,
             prompt_top=call.prompt_logprobs,
-            grammar=chat_grammar(call, tokenizer, tools, in_thought=in_thought),
+            grammar=chat_grammar(call, tokenizer, start),
         )
         planned = plan(origin, target, tokenizer, prompt.ids, options)
-        return PreparedChat(planned, prompt, tools if call.calls_tools else None, in_thought)
+        return PreparedChat(planned, prompt, call.tools if call.calls_tools else None, start)
 
     def _count(self, target: SamplingTarget, prompt: Prompt) -> None:
         for count in prompt.counts:
@@ -197,15 +196,6 @@ def _parse_all(chat: PreparedChat, sequences: Sequence[SampledSequence]) -> list
         stream.finish()
         choices.append(stream.choice(index, sequence))
     return choices
-
-
-def _is_in_thought(tokenizer: ChatTokenizer, prompt: Prompt) -> bool:
-    """By the end of the prompt; where an answer goes on, by the beginning it has."""
-    start = len(prompt.ids) - prompt.begun
-    before = tokenizer.decode(prompt.ids[max(0, start - OPENING) : start], skip_special=False)
-    begun = tokenizer.decode(prompt.ids[start:], skip_special=False)
-    text = THINK + begun if before.rstrip().endswith(THINK) else begun
-    return text.rfind(THINK) > text.rfind(END_THINK)
 
 
 def _usage(chat: PreparedChat, outcome: SampleOutcome, choices: Sequence[ChatChoice]) -> TokenUsage:

@@ -11,16 +11,9 @@ import string
 from collections.abc import Sequence
 
 from palestra.chat.detokenizer import IncrementalDecoder
-from palestra.chat.output_parser import (
-    ContentPiece,
-    Piece,
-    ReasoningParser,
-    ReasoningPiece,
-    ToolCallPiece,
-    put_together,
-)
+from palestra.chat.output_pieces import ContentPiece, Piece, ReasoningPiece, ToolCallPiece, put_together
 from palestra.chat.tool_calls import ParsedCall
-from palestra.chat.tool_parsers import ToolParser
+from palestra.chat.tool_parsers import OutputParser
 from palestra.server.model_api.chat.events import ChatChoice, ChatFinishReason, SampledToken, ToolCall
 from palestra.server.model_api.chat.sampling_plan import SamplingPlan
 from palestra.server.model_api.chat.stop_detokenizer import Detokenizer
@@ -34,14 +27,14 @@ ID_LENGTH = 9  # the templates of Mistral's models refuse all others
 
 
 class ChoiceStream:
-    def __init__(self, plan: SamplingPlan, tools: ToolParser | None, *, in_thought: bool):
+    def __init__(self, plan: SamplingPlan, parser: OutputParser):
         call = plan.origin.call
         self._detokenizer = Detokenizer(
             IncrementalDecoder(plan.tokenizer, keep_special=call.skip_special_tokens is False),
             plan.request.params,
             shows_stop=bool(call.include_stop_str_in_output),
         )
-        self._parser = ReasoningParser(tools, in_thought=in_thought)
+        self._parser = parser
         self._requested_stops = call.stop_token_ids or ()
         self._parsed: list[Piece] = []
         self._pieces: list[ChoicePiece] = []

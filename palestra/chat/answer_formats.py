@@ -1,0 +1,37 @@
+"""How an answer is read, whichever format its model writes.
+
+Owns: the choice of a parser, where in an answer a prompt ends. Never touches: how a format works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from palestra.chat.output_parser import ReasoningParser
+from palestra.chat.tokenizer import ChatTokenizer
+from palestra.chat.tool_calls import END_THINK, THINK
+from palestra.chat.tool_parsers import AnswerFormat, AnswerStart, CallFormat, OutputParser, for_tools
+from palestra.util.json_types import JsonMapping
+
+OPENING = 32  # tokens at the end of a prompt that may open a think block, or a message
+
+
+def output_parser(
+    form: CallFormat, tools: Sequence[JsonMapping] | None, start: AnswerStart = AnswerStart.FRESH
+) -> OutputParser:
+    """`tools`: those that can be called, as OpenAI writes them; None where no calls are looked for."""
+    if isinstance(form, AnswerFormat):
+        return form.parser(start=start, reads_calls=tools is not None)
+    bound = None if tools is None else for_tools(form, tools)
+    return ReasoningParser(bound, in_thought=start is AnswerStart.IN_THOUGHT)
+
+
+def answer_start(tokenizer: ChatTokenizer, prompt: Sequence[int], begun: int) -> AnswerStart:
+    """By the end of the prompt; where an answer goes on, by the beginning it has, which is its last `begun` tokens."""
+    split = len(prompt) - begun
+    before = tokenizer.decode(prompt[max(0, split - OPENING) : split], skip_special=False)
+    beginning = tokenizer.decode(prompt[split:], skip_special=False)
+    if isinstance(tokenizer.tool_format, AnswerFormat):
+        return tokenizer.tool_format.start(before + beginning)
+    text = THINK + beginning if before.rstrip().endswith(THINK) else beginning
+    return AnswerStart.IN_THOUGHT if text.rfind(THINK) > text.rfind(END_THINK) else AnswerStart.FRESH

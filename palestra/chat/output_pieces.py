@@ -1,0 +1,58 @@
+"""What an answer is made of: thinking, text and tool calls, in the order they were written.
+
+Owns: the records. Never touches: how they are told apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from palestra.chat.tool_calls import ParsedCall
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningPiece:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContentPiece:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallPiece:
+    """Whole: a call is told when its end is known."""
+
+    call: ParsedCall
+
+
+Piece = ReasoningPiece | ContentPiece | ToolCallPiece
+
+
+@dataclass(slots=True)
+class ParsedOutput:
+    """All pieces, put together."""
+
+    reasoning: str | None = None
+    """None: it did not think. Empty: it opened a think block and closed it again."""
+    content: str = ""
+    calls: list[ParsedCall] = field(default_factory=list)
+
+
+def put_together(pieces: Iterable[Piece]) -> ParsedOutput:
+    output = ParsedOutput()
+    thoughts: list[str] = []
+    said: list[str] = []
+    for piece in pieces:
+        match piece:
+            case ReasoningPiece(text):
+                thoughts.append(text)
+            case ContentPiece(text):
+                said.append(text)
+            case ToolCallPiece(call):
+                output.calls.append(call)
+    output.reasoning = "".join(thoughts) if thoughts else None
+    output.content = "".join(said)
+    return output
