@@ -22,7 +22,8 @@ PIP := $(PROGRESS) $(BIN)/python $(INSTALL)
 TORCH_PIP := $(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 COOKBOOK_PIP := $(PROGRESS) .venv-cookbook/bin/python $(INSTALL)
 COOKBOOK_TORCH_PIP := $(COOKBOOK_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
-PYTEST := $(BIN)/python -m pytest -q
+# With bytecode kept, wherever the environment says otherwise: hundreds of tests start processes of ours.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
 .PHONY: help venv test test-slow test-gpu test-e2e test-ray nemo-gym demo cookbook clients lightning vllm check format bench house docs test-docs clean
