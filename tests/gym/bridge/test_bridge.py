@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.gym.bridge import GymBridge, Streamed
@@ -17,6 +17,7 @@ from palestra.gym.bridge_results import BridgeResultReader, BridgeRowFailed, Row
 from palestra.gym.bridge_settings import read_bridge_settings
 from palestra.gym.errors import GymConfigError
 from tests.gym.bridge.conftest import AGENT, row
+from tests.properties import examples
 
 T = TypeVar("T")
 
@@ -169,7 +170,7 @@ async def stream_of(order: list[int]) -> AsyncIterator[Streamed]:
         yield index, {"of": index}, {"timing/x": 1.0} if place == len(order) - 1 else None
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.permutations(range(12)))
 def test_results_come_back_in_the_order_of_their_rows(order: list[int]) -> None:
     results, timing = asyncio.run(in_order(stream_of(order), 12))
