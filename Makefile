@@ -51,8 +51,9 @@ venv: .venv/.ready ## make .venv, and nothing else
 test: .venv/.interpreter ## the everyday tests: no GPU, no network
 	$(PYTEST) -n $(JOBS) --dist loadscope $(ARGS)
 
+# And what is said of any input, which is tried with a quarter of the examples every day.
 test-slow: .venv/.interpreter ## the tests that take their time
-	$(PYTEST) -m slow --timeout 1200 $(ARGS)
+	$(PYTEST) -m "slow or (hypothesis and not gpu and not e2e and not docs)" --hypothesis-profile thorough --timeout 1200 $(ARGS)
 
 test-gpu: .venv/.ready ## the tests that need an NVIDIA GPU
 	$(PYTEST) -m gpu --timeout 600 $(ARGS)

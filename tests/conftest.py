@@ -23,6 +23,8 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.properties import EVERYDAY
+
 if TYPE_CHECKING:
     from tests.server.model_api.conftest import Ephebe
 
@@ -47,6 +49,10 @@ gc.disable()  # what is imported and collected stays: nothing is found in it
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 class SharingSchedule(LoadScopeScheduling):
@@ -85,7 +91,7 @@ def micro_model(random_model: RandomModel) -> Path:
 @pytest.fixture(scope="session")
 def shared_ephebe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Ephebe]]:
     """`shared_ephebe("key=value", setting=value)`: the bundled model's server with these settings, started at the first
-    call and there for all tests of this process. Do not kill it, and have keys, runs and sessions of your own in it."""
+    call and there for all tests of this process, which have keys, runs and sessions of their own in it."""
     from tests.server.model_api.conftest import ephebe_in
 
     started: dict[str, Ephebe] = {}
@@ -102,4 +108,4 @@ def shared_ephebe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
         yield get
 
 
-settings.load_profile("everyday")
+settings.load_profile(EVERYDAY)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 from hypothesis import given
@@ -9,13 +8,7 @@ from hypothesis import strategies as st
 
 from palestra.environments.threads import CallThreads
 from tests.properties import examples
-
-
-def until(question, timeout_s=5.0):
-    end = time.monotonic() + timeout_s
-    while not question():
-        assert time.monotonic() < end
-        time.sleep(0.001)
+from tests.waiting import until
 
 
 def test_no_more_calls_at_once_than_threads():

@@ -5,9 +5,10 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
+
+from tests.waiting import until
 
 SMALL = {
     "environments": [{"name": "stockroom"}],
@@ -39,11 +40,13 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 
 def wait_for_steps(folder: Path, name: str, steps: int, process: subprocess.Popen[str]) -> None:
-    file, deadline = folder / "runs" / name / "metrics.jsonl", time.monotonic() + 100
-    while not file.exists() or len(file.read_bytes().splitlines()) < steps:
+    file = folder / "runs" / name / "metrics.jsonl"
+
+    def has_come_so_far() -> bool:
         assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+        return file.exists() and len(file.read_bytes().splitlines()) >= steps
+
+    until(has_come_so_far, timeout_s=100)
 
 
 def kill(process: subprocess.Popen[str]) -> None:

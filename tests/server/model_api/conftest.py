@@ -3,7 +3,8 @@
 def test_x(chat): ...                  a function: messages in, a completion out, by the shared server
 def test_y(ephebe): ...                the shared server; `ephebe.openai()` is a client of it
 def test_y(narrow): ...                another, with small limits
-def test_z(make_ephebe): ...           one of its own, to be killed
+def test_z(mortal): ...                a shared one that may be killed
+def test_z(make_ephebe): ...           one of its own
 """
 
 from __future__ import annotations
@@ -46,6 +47,25 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ephebe]:
     with ephebe_in(tmp_path_factory.mktemp("narrow"), *little) as server:
         server.start()
         yield server
+
+
+@pytest.fixture
+def mortal(shared_ephebe: Callable[..., Ephebe]) -> Ephebe:
+    """One that tests may kill, with room for one conversation."""
+    return revived(shared_ephebe("limits.max_conversations=1"))
+
+
+@pytest.fixture
+def mortal_keyed(shared_ephebe: Callable[..., Ephebe]) -> Ephebe:
+    return revived(shared_ephebe(require_key="always"))
+
+
+def revived(server: Ephebe) -> Ephebe:
+    """Whatever the test before has done to it."""
+    if server.process is None or server.process.poll() is not None:
+        server.start()
+    server.wait_worker()
+    return server
 
 
 @pytest.fixture
