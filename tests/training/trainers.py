@@ -8,17 +8,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from click.testing import CliRunner
+
+from palestra.cli import main
 from tests.waiting import until
 
 SMALL = {
-    "environments": [{"name": "stockroom"}],
+    "environments": [{"name": "arithmetic"}],
     "rollout": {"group_size": 4, "groups_per_step": 4, "max_tokens": 48, "max_context": 640},
     "optimizer": {"lr": 2e-3},
     "steps": 5,
     "eval": {"every": 0},
     "checkpoint": {"every": 2},
 }
-"""A GRPO run of about a second for each step."""
+"""A GRPO run of less than a second for each step."""
+TOOLS = {"environments": [{"name": "stockroom"}]}
+"""Rollouts of several turns, which take a few times as long."""
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -26,6 +31,12 @@ def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     both = base.keys() & changes.keys()
     inner = {key: merged(base[key], changes[key]) for key in both if isinstance(changes[key], dict)}
     return {**base, **changes, **inner}
+
+
+def train(*arguments: str) -> tuple[int, str]:
+    """`palestra train` in this process and its folder: the exit code and what it says."""
+    result = CliRunner().invoke(main, ["train", *arguments])
+    return result.exit_code, result.output
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:

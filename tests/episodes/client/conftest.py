@@ -39,8 +39,8 @@ class Arena:
 
 @pytest.fixture(scope="session")
 def arena(keyed: Ephebe) -> Arena:
-    names = {right: f"{right} of the arena {next(_numbers)}" for right in ("trainer", "worker")}
-    keys = {right: keyed.make_key(name, owner="team", right=right) for right, name in names.items()}
+    owner = f"team {next(_numbers)}"
+    keys = {right: keyed.make_key(f"{owner}: {right}", owner=owner, right=right) for right in ("trainer", "worker")}
     return Arena(keyed.url, **keys)
 
 
