@@ -56,7 +56,7 @@ def alive(server: Any) -> None:
 
 
 def fuzz_routes(server: Any, examples: int, modes: Callable[[int], Sequence[GenerationMode]]) -> None:
-    """So many examples for each route and each mode that its number is tried in."""
+    """So many examples for each route, in each mode that is there for its number."""
     document = schemathesis.openapi.from_url(f"{server.url}/openapi.json").exclude(path_regex=EXCLUDED)
     wrong, tried = [], 0
     for number, found in enumerate(document.get_all_operations()):
@@ -70,7 +70,7 @@ def fuzz_routes(server: Any, examples: int, modes: Callable[[int], Sequence[Gene
                 wrong.append(f"{operation.label}: {e}")
             tried += 1
     assert not wrong, "\n".join(wrong)[:5000]
-    assert tried > 40, f"only {tried} were tried"
+    assert tried > 10, f"only {tried} were tried"
 
 
 def _fuzz_route(operation: Any, mode: GenerationMode, examples: int) -> None:
@@ -83,8 +83,8 @@ def _fuzz_route(operation: Any, mode: GenerationMode, examples: int) -> None:
 
 
 def test_every_route_answers_as_its_openapi_says(fuzzed: Any) -> None:
-    """Sound ones of every other route, unsound ones of those between."""
-    fuzz_routes(fuzzed, examples=1, modes=lambda number: MODES[number % 2 :][:1])
+    """For some of them something sound, for some something unsound: what the test below does for all."""
+    fuzz_routes(fuzzed, examples=1, modes=lambda number: {0: MODES[:1], 4: MODES[1:]}.get(number % 8, ()))
     alive(fuzzed)
 
 
