@@ -69,10 +69,9 @@ def test_trained_tokens_are_the_sampled_ones(run_training):
 
 def test_environments_are_mixed_by_weight(run_training):
     entries = [{"name": "stockroom", "weight": 3}, {"name": "arithmetic", "weight": 1}]
-    run = run_training("mixed", environments=entries, steps=2, data={"zero_variance": "keep"})
-    counts = [row["env/stockroom/rollouts"] for row in run.read_metrics()]
-    assert counts == [12, 12]
-    assert [row["env/arithmetic/rollouts"] for row in run.read_metrics()] == [4, 4]
+    run = run_training("mixed", environments=entries, steps=1, data={"zero_variance": "keep"})
+    (row,) = run.read_metrics()
+    assert (row["env/stockroom/rollouts"], row["env/arithmetic/rollouts"]) == (12, 4)
 
 
 @pytest.mark.slow

@@ -196,16 +196,6 @@ def test_a_server_that_went_away_ends_the_run_and_it_can_be_resumed(folder, tmp_
         again.terminate()
 
 
-def test_an_interrupted_run_says_how_to_go_on(folder, ephebe_url, tmp_path):
-    run = start(tmp_path, write(server=ephebe_url, steps=50), "--name", "stopped")
-    wait_for_steps(tmp_path, "stopped", 1, run)
-    run.send_signal(signal.SIGINT)
-    said, _ = run.communicate(timeout=90)
-    assert run.returncode == 130, said
-    assert "palestra train --resume stopped" in said
-    assert RunReader(tmp_path / "runs" / "stopped").status() is RunStatus.STOPPED
-
-
 def test_two_trainers_cannot_write_one_run(folder):
     config = load_train_config([write()], [], {})
     with RunFolder.create(config.runs, "one", config):
