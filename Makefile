@@ -22,7 +22,8 @@ PIP := $(PROGRESS) $(BIN)/python $(INSTALL)
 TORCH_PIP := $(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 COOKBOOK_PIP := $(PROGRESS) .venv-cookbook/bin/python $(INSTALL)
 COOKBOOK_TORCH_PIP := $(COOKBOOK_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
-PYTEST := $(BIN)/python -m pytest -q
+# With bytecode kept, wherever the environment says otherwise: hundreds of tests start processes of ours.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
 .PHONY: help venv test test-slow test-gpu test-e2e test-ray nemo-gym demo cookbook clients lightning vllm check format bench house docs test-docs clean
@@ -50,8 +51,9 @@ venv: .venv/.ready ## make .venv, and nothing else
 test: .venv/.interpreter ## the everyday tests: no GPU, no network
 	$(PYTEST) -n $(JOBS) --dist loadscope $(ARGS)
 
+# And what is said of any input, which is tried with a quarter of the examples every day.
 test-slow: .venv/.interpreter ## the tests that take their time
-	$(PYTEST) -m slow --timeout 1200 $(ARGS)
+	$(PYTEST) -m "slow or (hypothesis and not gpu and not e2e and not docs)" --hypothesis-profile thorough --timeout 1200 $(ARGS)
 
 test-gpu: .venv/.ready ## the tests that need an NVIDIA GPU
 	$(PYTEST) -m gpu --timeout 600 $(ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -14,13 +15,56 @@ if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: the GPU's kernels are tested on the CPU
 
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
+
+from tests.properties import EVERYDAY
+
+if TYPE_CHECKING:
+    from tests.server.model_api.conftest import Ephebe
 
 RandomModel = Callable[..., Path]
+
+SHARING = {
+    "tests/server/model_api": "ephebe",
+    "tests/training": "ephebe",
+    "tests/gym/models": "ephebe",
+    "tests/server/agentjet": "keyed",
+    "tests/server/episodes": "keyed",
+    "tests/episodes/client": "keyed",
+    "tests/cli/test_episodes.py": "keyed",
+    "tests/server": "server",
+    "tests/store": "databases",
+}
+"""What the tests below these paths share, which is started once: they run in one test process."""
+
+gc.disable()  # what is imported and collected stays: nothing is found in it
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
+
+
+class SharingSchedule(LoadScopeScheduling):
+    """Modules are given to test processes whole, and those that share a server together."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return next((name for path, name in SHARING.items() if nodeid.startswith(path)), nodeid.partition("::")[0])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SharingSchedule:
+    return SharingSchedule(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -44,5 +88,24 @@ def micro_model(random_model: RandomModel) -> Path:
     return random_model()
 
 
-settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
-settings.load_profile("untimed")
+@pytest.fixture(scope="session")
+def shared_ephebe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Ephebe]]:
+    """`shared_ephebe("key=value", setting=value)`: the bundled model's server with these settings, started at the first
+    call and there for all tests of this process, which have keys, runs and sessions of their own in it."""
+    from tests.server.model_api.conftest import ephebe_in
+
+    started: dict[str, Ephebe] = {}
+    with ExitStack() as stack:
+
+        def get(*overrides: str, **settings: Any) -> Ephebe:
+            key = json.dumps([overrides, settings], sort_keys=True)
+            if key not in started:
+                made = ephebe_in(tmp_path_factory.mktemp("ephebe"), *overrides, **settings)
+                started[key] = stack.enter_context(made)
+                made.start()
+            return started[key]
+
+        yield get
+
+
+settings.load_profile(EVERYDAY)

@@ -161,7 +161,7 @@ def test_thoughts_that_the_prompt_has_opened_end_before_the_answer(follower: Fol
 def test_whatever_is_drawn_is_read_as_it_was_meant(follower: Follower, tools: ToolParser, parallel: bool) -> None:
     grammar = free(follower, tools, parallel=parallel)
     likely = (*tools.markers, *tools.openings, "<think>", "</think>", "<", "[", "<function_call>")
-    drawn = [text for seed in range(60) if (text := follower.draw(grammar, seed, likely)) is not None]
+    drawn = [text for seed in range(15) if (text := follower.draw(grammar, seed, likely)) is not None]
     all_heard = [heard(text, tools) for text in drawn]
     called = [speech for speech in all_heard if speech.calls]
     assert called, "some of them are calls"

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.chat import ChatTokenizer
@@ -26,6 +26,7 @@ from palestra.chat.conversation_cache import (
 )
 from palestra.chat.detokenizer import IncrementalDecoder
 from palestra.chat.output_pieces import put_together
+from tests.properties import examples
 
 TokenizerOf = Callable[[str], ChatTokenizer]
 FAMILIES = ["thinking", "headers", "brackets", "turns", "bars", "qwen35", "qwen38", "harmony"]
@@ -174,7 +175,7 @@ class Agent:
 def test_ids_are_those_read_and_sampled_and_only_what_is_new_is_encoded(style: str, tokenizer_of: TokenizerOf) -> None:
     tokenizer = tokenizer_of(style)
 
-    @settings(max_examples=30, deadline=None)
+    @examples(30)
     @given(st.integers(0, 2**32))
     def check(seed: int) -> None:
         agent = Agent(style, tokenizer, seed)
@@ -235,7 +236,7 @@ def test_where_the_template_agrees_the_whole_is_what_it_writes_and_else_it_is_to
 ) -> None:
     tokenizer = tokenizer_of(style)
 
-    @settings(max_examples=40, deadline=None)
+    @examples(40)
     @given(st.lists(ANSWERS, min_size=1, max_size=4), st.booleans(), st.booleans())
     def check(drawn: list[dict[str, Any]], has_tools: bool, asks: bool) -> None:
         held = ConversationCache(max_conversations=9, max_tokens=10**6, max_age_s=1e9)

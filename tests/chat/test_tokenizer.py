@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Metaspace, WhitespaceSplit
 
 from palestra.chat import ChatError, ChatTokenizer
+from tests.properties import examples
 
 TokenizerOf = Callable[[str], ChatTokenizer]
 
@@ -55,7 +56,7 @@ def test_prompt_turns_and_observations_are_the_whole_conversation(
 ) -> None:
     tokenizer = tokenizer_of(style)
 
-    @settings(max_examples=120, deadline=None)
+    @examples(120)
     @given(conversations(roles))
     def check(drawn: tuple[list[dict[str, str]], list[tuple[str, list[Any]]]]) -> None:
         prompt, rounds = drawn
@@ -79,7 +80,7 @@ def test_no_text_becomes_a_special_token(style: str, tokenizer_of: TokenizerOf) 
 
     harmless = count([{"role": "user", "content": "x"}])
 
-    @settings(max_examples=150, deadline=None)
+    @examples(150)
     @given(TEXTS)
     def check(text: str) -> None:
         assert count([{"role": "user", "content": text}]) == harmless

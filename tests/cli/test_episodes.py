@@ -16,10 +16,10 @@ from palestra.cli import main
 from palestra.episodes import EpisodeClient
 from palestra.types.episodes import RunSettings
 from palestra.types.rollouts import Task
-from tests.episodes.client.conftest import arena, client, group
+from tests.episodes.client.conftest import arena, client, group, keyed
 from tests.server.model_api.stockroom import TOOLS, question
 
-__all__ = ["arena", "client"]
+__all__ = ["arena", "client", "keyed"]
 
 
 @pytest.fixture

@@ -54,6 +54,7 @@ from palestra.types.engine import (
     decode_from_worker,
     encode_message,
 )
+from tests.waiting import source_of
 
 WAIT_S = 60.0
 
@@ -227,7 +228,7 @@ class Driver(Data):
     def until(self, is_true: Callable[[], bool], wait_s: float = WAIT_S) -> None:
         deadline = time.monotonic() + wait_s
         while not is_true():
-            assert time.monotonic() < deadline, f"waited too long; the worker says: {self.log.read_text()[-3000:]}"
+            assert time.monotonic() < deadline, f"waited for {source_of(is_true)}: {self.log.read_text()[-3000:]}"
             assert self.process is None or self.process.poll() is None, self.log.read_text()[-3000:]
             self.pump(0.1)
 

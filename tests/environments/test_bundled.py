@@ -5,7 +5,7 @@ import time
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.chat.tool_calls import ParsedCall, parse_tool_call
@@ -14,6 +14,7 @@ from palestra.environments.bundled.arithmetic import Arithmetic, answer, is_held
 from palestra.environments.bundled.draws import last_integer
 from palestra.environments.bundled.stockroom import Stockroom
 from palestra.environments.bundled.stockroom_tasks import ITEMS, SYSTEM, Kind, call_text
+from tests.properties import examples
 
 CUPS = {"kind": "difference", "items": ["cups", "pens"], "stock": {"cups": 62, "pens": 25, "hats": 11}}
 ATTACKS = [
@@ -342,7 +343,7 @@ def test_guessing_is_worth_next_to_nothing():
 
 
 @given(st.lists(st.one_of(st.text(max_size=40), st.sampled_from([*ATTACKS[:4], call_text("count", item="cups")]))))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_no_text_makes_the_stockroom_raise_before_it_is_over(actions):
     env = Stockroom({}, CUPS)
     for turn, action in enumerate(actions, 1):

@@ -3,11 +3,12 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.environments import TaskOrder
 from palestra.types.rollouts import Task
+from tests.properties import examples
 
 
 def deck(name, count):
@@ -20,7 +21,7 @@ mixes = st.lists(st.tuples(st.floats(0.05, 20), st.integers(1, 40)), min_size=1,
 
 
 @given(mixes, st.integers(0, 1000))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_each_environments_tasks_come_once_in_every_pass(weighted, seed):
     order = TaskOrder(weighted, seed)
     seen: dict[str, list[str]] = {}
@@ -33,7 +34,7 @@ def test_each_environments_tasks_come_once_in_every_pass(weighted, seed):
 
 
 @given(mixes, st.integers(0, 20_000), st.integers(200, 2000))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_any_stretch_holds_each_environment_by_its_weight(weighted, start, length):
     order = TaskOrder(weighted, seed=1)
     counts = Counter(order[index].environment for index in range(start, start + length))
@@ -44,7 +45,7 @@ def test_any_stretch_holds_each_environment_by_its_weight(weighted, start, lengt
 
 
 @given(mixes, st.integers(0, 1000), st.lists(st.integers(0, 30_000), max_size=20))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_the_same_seed_gives_the_same_task_at_any_index_in_any_order(weighted, seed, indices):
     order = TaskOrder(weighted, seed)
     forward = {index: order[index] for index in sorted(indices)}

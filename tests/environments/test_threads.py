@@ -1,20 +1,14 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.environments.threads import CallThreads
-
-
-def until(question, timeout_s=5.0):
-    end = time.monotonic() + timeout_s
-    while not question():
-        assert time.monotonic() < end
-        time.sleep(0.001)
+from tests.properties import examples
+from tests.waiting import until
 
 
 def test_no_more_calls_at_once_than_threads():
@@ -79,7 +73,7 @@ def test_queued_calls_are_cancelled_on_closing_and_new_ones_refused():
 
 
 @given(st.lists(st.sampled_from(["run", "hang", "cancel"]), max_size=25), st.integers(1, 3))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_every_call_ends_whatever_is_given_up(kinds, size):
     threads = CallThreads(size)
     release = threading.Event()

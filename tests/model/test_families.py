@@ -63,7 +63,7 @@ CASES: dict[str, dict] = {
     "mistral": {"family": "mistral", "overrides": {"sliding_window": 8}},
     "mistral-full": {"family": "mistral", "overrides": {"sliding_window": None}},
 }
-FAMILIES = ["qwen3", "qwen2", "llama2", "mistral", "qwen3_5"]
+FAMILIES = ["qwen3", *(pytest.param(one, marks=pytest.mark.slow) for one in ("qwen2", "llama2", "mistral")), "qwen3_5"]
 
 every_case = pytest.mark.parametrize("case", CASES)
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from palestra.model.sampling.token_draws import DrawRow, uniforms
 from palestra.types import SampleResult
+from tests.properties import examples
 
 MODELS = {
     "qwen3": {},
@@ -153,7 +154,7 @@ MIXES = {
 # The same examples every time: another rounding at the very edge of a draw would be another token.
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.usefixtures("small_chunks")
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(15, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(**MIXES)
 def test_any_mix_of_requests_gives_each_what_it_gets_alone(get_bench, model, **mix):
     check_mix(get_bench(**MODELS[model]), **mix)
@@ -162,9 +163,7 @@ def test_any_mix_of_requests_gives_each_what_it_gets_alone(get_bench, model, **m
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.usefixtures("small_chunks")
-@settings(
-    max_examples=400, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@examples(400, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(**MIXES)
 def test_many_mixes_of_requests_give_each_what_it_gets_alone(get_bench, model, **mix):
     check_mix(get_bench(**MODELS[model]), **mix)

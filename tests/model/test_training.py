@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.model import Decoder, Trainer, TrainItem, encode
 from palestra.types import AdamParams, Datum, SampleRequest, SamplingParams
+from tests.properties import examples
 
 LENGTHS = [30, 4, 17, 1, 52, 30, 9, 24, 41]
 
@@ -78,7 +79,7 @@ def test_packed_batch_computes_its_tokens_and_no_padding(bench):
     assert decoder.computed == sum(LENGTHS)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(lengths=st.lists(st.integers(1, 70), min_size=1, max_size=12), budget=st.integers(1, 200))
 def test_plan_of_a_lone_tenant_depends_only_on_its_data(get_bench, lengths, budget):
     plans = []

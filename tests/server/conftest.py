@@ -18,7 +18,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,8 @@ import httpx
 import psutil
 import pytest
 from click.testing import CliRunner
+
+from tests.waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:
     import tinker
@@ -37,8 +38,7 @@ READY = "Palestra is ready at "
 NAME = "Qwen/Qwen3-8B"
 WORKER = "worker-Qwen_Qwen3-8B"
 KEY = "tml-test"
-START_S = 60.0
-STOP_S = 30.0
+START_S = STOP_S = 100.0  # on a busy machine
 TAIL = 6000  # characters of each log shown with a failure
 
 _living: list[Server] = []
@@ -111,13 +111,13 @@ class Server:
         return self
 
     def wait_ready(self, timeout_s: float = START_S) -> None:
-        deadline = time.monotonic() + timeout_s
-        while READY not in (said := self.said()):
+        def is_ready() -> bool:
             code = self.process.poll() if self.process else None
             assert code is None, f"the server ended with {code}:\n{self.tail()}"
-            assert time.monotonic() < deadline, f"the server was not ready after {timeout_s} s:\n{self.tail()}"
-            time.sleep(0.02)
-        self.url = said.partition(READY)[2].split()[0].rstrip(".,")
+            return READY in self.said()
+
+        self.until(is_ready, timeout_s=timeout_s)
+        self.url = self.said().partition(READY)[2].split()[0].rstrip(".,")
         self.port = int(self.url.rpartition(":")[2])
         self._note_processes()
 
@@ -145,11 +145,8 @@ class Server:
         self._note_processes()
         return self.worker_pid
 
-    def until(self, is_true: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not is_true():
-            assert time.monotonic() < deadline, f"waited {timeout_s} s:\n{self.tail()}"
-            time.sleep(0.02)
+    def until(self, is_true: Callable[[], bool], *, timeout_s: float = PATIENCE_S) -> None:
+        until(is_true, timeout_s=timeout_s, told=self.tail)
 
     # Dying
 
@@ -234,9 +231,7 @@ class Server:
         self._seen.update({process.pid: process for process in found})
 
     def _wait_gone(self, processes: list[psutil.Process]) -> None:
-        deadline = time.monotonic() + 10
-        while any(_is_alive(p) for p in processes) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: not any(_is_alive(p) for p in processes), told=lambda: str(processes))
 
     # Talking to it
 

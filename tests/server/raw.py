@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 
 from palestra.server.tinker import wire_pb2 as wire
+from tests.waiting import PATIENCE_S
 
 NAME = "Qwen/Qwen3-8B"
 PROTOBUF = {"content-type": "application/x-protobuf"}
@@ -64,9 +65,9 @@ class Raw:
         if isinstance(submitted, httpx.Response):
             submitted = ok(submitted)
         request_id = submitted if isinstance(submitted, str) else submitted["request_id"]
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while (answer := self.retrieve(request_id)).status_code == 408:
-            assert time.monotonic() < deadline, f"{request_id} is not done after a minute"
+            assert time.monotonic() < deadline, f"{request_id} is not done after {PATIENCE_S:g} s"
         return ok(answer)
 
 

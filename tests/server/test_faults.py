@@ -82,12 +82,15 @@ def assert_same_bits(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray])
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, micro_model: Path) -> tuple[Run, dict[str, np.ndarray]]:
-    from tests.server.conftest import Server
+def frail(make_module_server: MakeServer) -> Any:
+    """With the usual settings; it may be killed, and runs again when a test ends."""
+    return make_module_server()
 
-    with Server(tmp_path_factory.mktemp("undisturbed"), micro_model) as server:
-        run = train(server.start().client())
-        return run, weights(server, run)
+
+@pytest.fixture(scope="module")
+def undisturbed(frail: Any) -> tuple[Run, dict[str, np.ndarray]]:
+    run = train(frail.client())
+    return run, weights(frail, run)
 
 
 @contextmanager
@@ -143,8 +146,8 @@ def test_a_killed_process_leaves_no_trace_in_a_lone_tenants_weights(
     assert server.stop() == 0
 
 
-def test_samples_under_way_when_the_worker_dies_are_all_answered(make_server: MakeServer) -> None:
-    server = make_server()
+def test_samples_under_way_when_the_worker_dies_are_all_answered(frail: Any) -> None:
+    server = frail
     sampler = server.client().create_sampling_client(base_model="Qwen/Qwen3-8B")
     params = types.SamplingParams(max_tokens=40, seed=5)
     prompts = [types.ModelInput.from_ints([5 + i % 50, 6, 7]) for i in range(100)]
@@ -186,8 +189,8 @@ def test_a_kept_sampler_survives_both_processes(make_server: MakeServer) -> None
     np.testing.assert_allclose(after.logprobs or [], before.logprobs or [], atol=1e-5)
 
 
-def test_a_result_read_before_the_crash_is_read_again_after_it(make_server: MakeServer) -> None:
-    server = make_server()
+def test_a_result_read_before_the_crash_is_read_again_after_it(frail: Any) -> None:
+    server = frail
     model = server.client().create_lora_training_client(base_model="Qwen/Qwen3-8B", rank=4, seed=1)
     model.forward_backward(batch(0), "cross_entropy").result()
     request_id = f"train:{model.model_id}:1"
@@ -199,9 +202,9 @@ def test_a_result_read_before_the_crash_is_read_again_after_it(make_server: Make
     assert before.json() == after.json()
 
 
-def test_a_checkpoint_cut_short_is_not_there(make_server: MakeServer) -> None:
+def test_a_checkpoint_cut_short_is_not_there(frail: Any) -> None:
     """Killed while it is written, again and again: what is listed is whole, what is not whole is not listed."""
-    server = make_server()
+    server = frail
     model = server.client().create_lora_training_client(base_model="Qwen/Qwen3-8B", rank=64, seed=1)
     names = ["one", "two"]
     for name in names:

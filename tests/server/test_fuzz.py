@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import random
 import struct
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -28,6 +26,7 @@ from tests.server.raw import Raw, datum, real, text, wire
 MakeServer = Callable[..., Any]
 
 EXCLUDED = "/files/|apikey|/v1/forward"  # by signature, the end of a key, protobuf (below)
+MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
 
@@ -56,16 +55,13 @@ def alive(server: Any) -> None:
 # The JSON routes, from their OpenAPI
 
 
-def fuzz_routes(server: Any, examples: int, seconds: float) -> None:
-    """So many examples for each route, sound ones and others, until the time is over."""
+def fuzz_routes(server: Any, examples: int, modes: Callable[[int], Sequence[GenerationMode]]) -> None:
+    """So many examples for each route, in each mode that is there for its number."""
     document = schemathesis.openapi.from_url(f"{server.url}/openapi.json").exclude(path_regex=EXCLUDED)
-    deadline, wrong, tried = time.monotonic() + seconds, [], 0
-    operations = [found.ok() for found in document.get_all_operations()]
-    random.Random(examples).shuffle(operations)
-    for operation in operations:
-        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
-            if time.monotonic() > deadline:
-                break
+    wrong, tried = [], 0
+    for number, found in enumerate(document.get_all_operations()):
+        operation = found.ok()
+        for mode in modes(number):
             try:
                 _fuzz_route(operation, mode, examples)
             except Unsatisfiable:  # nothing can be wrong about a route without arguments
@@ -74,7 +70,7 @@ def fuzz_routes(server: Any, examples: int, seconds: float) -> None:
                 wrong.append(f"{operation.label}: {e}")
             tried += 1
     assert not wrong, "\n".join(wrong)[:5000]
-    assert tried > 10, f"only {tried} routes in {seconds} s"
+    assert tried > 10, f"only {tried} were tried"
 
 
 def _fuzz_route(operation: Any, mode: GenerationMode, examples: int) -> None:
@@ -87,13 +83,14 @@ def _fuzz_route(operation: Any, mode: GenerationMode, examples: int) -> None:
 
 
 def test_every_route_answers_as_its_openapi_says(fuzzed: Any) -> None:
-    fuzz_routes(fuzzed, examples=2, seconds=10)
+    """For some of them something sound, for some something unsound: what the test below does for all."""
+    fuzz_routes(fuzzed, examples=1, modes=lambda number: {0: MODES[:1], 4: MODES[1:]}.get(number % 8, ()))
     alive(fuzzed)
 
 
 @pytest.mark.slow
 def test_every_route_answers_as_its_openapi_says_for_long(fuzzed: Any) -> None:
-    fuzz_routes(fuzzed, examples=100, seconds=600)
+    fuzz_routes(fuzzed, examples=100, modes=lambda _: MODES)
     alive(fuzzed)
 
 
@@ -182,7 +179,7 @@ def fuzz_passes(server: Any, examples: int) -> None:
 
 
 def test_whatever_bytes_are_a_pass_they_are_answered(fuzzed: Any) -> None:
-    fuzz_passes(fuzzed, 200)
+    fuzz_passes(fuzzed, 50)
     alive(fuzzed)
 
 
@@ -253,7 +250,7 @@ def fuzz_samples(server: Any, examples: int) -> None:
 
 
 def test_whatever_a_sample_asks_for_it_is_answered(fuzzed: Any) -> None:
-    fuzz_samples(fuzzed, 100)
+    fuzz_samples(fuzzed, 30)
     alive(fuzzed)
 
 

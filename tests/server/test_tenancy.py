@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.server.raw import NAME, PROTOBUF, Model, Raw, datum, ok, refused, text, wire
+from tests.waiting import until
 
 GHOST = "f0" * 16
 """A session that never was."""
@@ -300,10 +300,7 @@ def test_a_revoked_key_stops_working_within_seconds(world: World) -> None:
     ok(dave.get("sessions"))
     done = CliRunner().invoke(main, ["key", "revoke", "dave", "--state", str(world.server.state)])
     assert done.exit_code == 0, done.output
-    deadline = time.monotonic() + 3
-    while dave.get("sessions").status_code != 401:
-        assert time.monotonic() < deadline, "a revoked key works after 3 s"
-        time.sleep(0.1)
+    until(lambda: dave.get("sessions").status_code == 401, timeout_s=30)  # the server looks every other second
     refused(dave.post("create_session"), 401)
 
 

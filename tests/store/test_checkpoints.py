@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from sqlalchemy import Connection
 
@@ -25,6 +25,7 @@ from palestra.store.records import (
 )
 from palestra.store.sessions import insert_session
 from palestra.types import LoraConfig
+from tests.properties import examples
 
 LORA = LoraConfig(rank=4)
 KEY = CheckpointKey("m", CheckpointKind.WEIGHTS, "rolling")
@@ -155,7 +156,7 @@ class Story:
     folders: set[str] = field(default_factory=set)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(moves=st.lists(st.tuples(st.sampled_from(["begin", "complete", "fail", "delete"]), st.integers(0, 5))))
 def test_overlapping_saves_of_one_name(tables_store: Store, moves: list[tuple[str, int]]) -> None:
     """The latest completed request is served, and every folder is either referred to or was handed back."""

@@ -9,12 +9,13 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from sqlalchemy import Connection, event, insert, select, text
 
 from palestra.store import Store, StoreError
 from palestra.store.tables import settings as table
+from tests.properties import examples
 
 
 class Refused(Exception):
@@ -73,7 +74,7 @@ def test_what_is_queued_is_committed_together_and_failures_stay_alone(store: Sto
     assert store.read_now(names) == {f"n{i}" for i in range(30) if i % 3}
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(fates=st.lists(st.sampled_from(["ok", "raise", "constraint", "syntax", "swallow"]), max_size=12))
 def test_any_mix_of_failures_leaves_exactly_what_was_acknowledged(store: Store, fates: list[str]) -> None:
     store.write_now(lambda conn: conn.execute(table.delete()))

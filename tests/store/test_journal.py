@@ -10,11 +10,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.store import Journal, JournalError, Position
 from palestra.store.journal_files import HEADER, PREFIX_BYTES
+from tests.properties import examples
 
 
 def with_journal(folder: Path, use: Callable[[Journal], Awaitable[None]], segment_bytes: int = 1 << 20) -> None:
@@ -53,7 +54,7 @@ def bytes_in(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.iterdir())
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     records=st.lists(st.binary(max_size=300), max_size=30), segment_bytes=st.integers(1, 2000), lives=st.integers(1, 3)
 )
@@ -159,7 +160,7 @@ def test_reading_checks_what_it_reads(tmp_path: Path) -> None:
     with_journal(tmp_path, use)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(data=st.data(), sizes=st.lists(st.integers(0, 60), min_size=1, max_size=30))
 def test_segments_live_exactly_while_something_in_them_is_held(data: st.DataObject, sizes: list[int]) -> None:
     with TemporaryDirectory() as name:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,38 +13,15 @@ import pytest
 from palestra.config.train import load_train_config
 from palestra.runs.writer import RunFolder
 from palestra.training.listener import RunListener, Silence
+from tests.server.model_api.conftest import Ephebe
 from tests.training.trainers import SMALL, merged
 
 os.environ["TINKER_TELEMETRY"] = "0"
 
-READY = "Palestra is ready at "
-
 
 @pytest.fixture(scope="session")
-def ephebe_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("ephebe")
-    command = [
-        sys.executable,
-        "-m",
-        "palestra.cli",
-        "serve",
-        "--port",
-        "0",
-        "--state",
-        str(folder / "state"),
-        "--device",
-        "cpu",
-    ]
-    with (folder / "server.log").open("wb") as log:
-        process = subprocess.Popen(
-            [*command, "--with-parent"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
-        )
-    with process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert READY in line, (folder / "server.log").read_text()
-        yield line.partition(READY)[2].split()[0]
-        process.terminate()
+def ephebe_url(shared_ephebe: Callable[..., Ephebe]) -> str:
+    return shared_ephebe().url
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import tinker
 
 from palestra.config.bundled import EPHEBE
 from palestra.config.train import load_train_config
+from palestra.runs.reader import RunReader, RunStatus
 from palestra.runs.writer import RunFolder
 from palestra.training.aliases import RunAlias
 from palestra.training.launch import train
@@ -93,12 +94,15 @@ def test_an_agent_samples_the_newest_weights_during_the_run_and_after_it(ephebe_
     assert len({turn["weights"] for turn in agent.turns}) == 5
 
 
-def test_a_run_that_is_stopped_leaves_its_weights_under_the_name(ephebe_url, tmp_path):
+def test_an_interrupted_run_says_how_to_go_on_and_leaves_its_weights_under_the_name(ephebe_url, tmp_path):
     config = write_config(tmp_path, server=ephebe_url, environments=ARITHMETIC, alias="stopped", steps=1000)
     process = start(tmp_path, config, "--name", "stopped")
     wait_for_steps(tmp_path, "stopped", 1, process)
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=100)
+    assert process.returncode == 130, said
+    assert "palestra train --resume stopped" in said
+    assert RunReader(tmp_path / "runs" / "stopped").status() is RunStatus.STOPPED
     assert "the alias 'stopped' stays at tinker://" in said
     assert "/sampler_weights/final@" in Agent(ephebe_url, "stopped").ask()["weights"]
 

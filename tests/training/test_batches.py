@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.config.train import AdvantageKind
@@ -19,6 +19,7 @@ from palestra.training.batches.grpo_batch import (
     trainable_rows,
 )
 from palestra.types.rollouts import Group, Rollout, RolloutStop
+from tests.properties import examples
 from tests.training.records import group_of, make_config, make_group, make_rollout, make_turn
 
 PLAIN: dict[str, Any] = {"advantage": "mean_baseline", "normalize": "none"}
@@ -220,7 +221,7 @@ CONFIGS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(st.lists(ROLLOUTS, max_size=5), max_size=4), CONFIGS)
 def test_whatever_comes_the_batch_is_sound(groups, config):
     played = named(groups)
@@ -242,7 +243,7 @@ def test_whatever_comes_the_batch_is_sound(groups, config):
             assert sampled or logprob == advantage == 0.0
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.lists(st.lists(st.floats(-5, 5), min_size=2, max_size=6), min_size=1, max_size=4),
     st.sampled_from(AdvantageKind),

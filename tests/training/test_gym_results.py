@@ -6,13 +6,14 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.training.rollouts.gym_results import fill
 from palestra.training.rollouts.sources import blank_rollout
 from palestra.types import StopReason
 from palestra.types.rollouts import Rollout, RolloutStop
+from tests.properties import examples
 from tests.training.scripted import a_request, chat_tokenizer
 
 IDS = st.lists(st.integers(5, 400), min_size=1, max_size=6)
@@ -48,7 +49,7 @@ def read(result: dict[str, Any]) -> Rollout:
 TOOL = {"type": "function_call_output", "call_id": "c", "output": "4"}
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(CALLS)
 def test_calls_that_hang_together_become_turns_with_all_their_tokens(calls: list[tuple[list[int], list[int]]]) -> None:
     seen: list[int] = []

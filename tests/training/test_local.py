@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.config.environment_entries import EnvironmentEntry
@@ -21,6 +21,7 @@ from palestra.training.rollouts.player import PlayerContext
 from palestra.training.rollouts.rollout_loop import RolloutSettings
 from palestra.training.seeds import derive_seed
 from palestra.types.rollouts import Group, GroupRequest, Rollout, RolloutStop
+from tests.properties import examples
 from tests.training.records import make_config
 from tests.training.scripted import Asked, HangingSampler, ScriptedEnv, ScriptedSampler, a_request, a_table, until
 from tests.training.scripted import chat_tokenizer as tokenizer
@@ -70,7 +71,7 @@ def requests_of(drawn: list[tuple[int, list[Any], bool]]) -> list[GroupRequest]:
     ]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(REQUESTS, st.integers(1, 8))
 def test_both_styles_play_the_same_rollouts(drawn: list[tuple[int, list[Any], bool]], concurrency: int) -> None:
     requests = requests_of(drawn)
@@ -79,7 +80,7 @@ def test_both_styles_play_the_same_rollouts(drawn: list[tuple[int, list[Any], bo
     assert one == other
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(REQUESTS, st.integers(1, 8), st.sets(st.integers(0, 6)), st.sampled_from(STYLES))
 def test_every_rollout_asked_for_comes_back_once(
     drawn: list[tuple[int, list[Any], bool]], concurrency: int, fails: set[int], style: Style

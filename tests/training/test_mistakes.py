@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from palestra.cli import main
+from palestra.config.train import load_train_config
 from palestra.runs.reader import RunReader, RunStatus
+from palestra.runs.writer import RunFolder
 from palestra.training import guard
 from tests.episodes.client.faults import Answer, FaultServer, Garbage, Hang
-from tests.training.trainers import SMALL, kill, merged, start, wait_for_steps
+from tests.training.trainers import SMALL, merged, start, train, wait_for_steps
 
 ENVIRONMENTS = """
 import random, time
@@ -65,11 +65,6 @@ def folder(tmp_path, monkeypatch) -> Path:
     (tmp_path / "envs.py").write_text(ENVIRONMENTS)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def train(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(main, ["train", *arguments])
-    return result.exit_code, result.output
 
 
 def write(**settings) -> str:
@@ -201,21 +196,10 @@ def test_a_server_that_went_away_ends_the_run_and_it_can_be_resumed(folder, tmp_
         again.terminate()
 
 
-def test_an_interrupted_run_says_how_to_go_on(folder, ephebe_url, tmp_path):
-    run = start(tmp_path, write(server=ephebe_url, steps=50), "--name", "stopped")
-    wait_for_steps(tmp_path, "stopped", 1, run)
-    run.send_signal(signal.SIGINT)
-    said, _ = run.communicate(timeout=90)
-    assert run.returncode == 130, said
-    assert "palestra train --resume stopped" in said
-    assert RunReader(tmp_path / "runs" / "stopped").status() is RunStatus.STOPPED
-
-
-def test_two_trainers_cannot_write_one_run(folder, ephebe_url, tmp_path):
-    run = start(tmp_path, write(server=ephebe_url, steps=50), "--name", "one")
-    wait_for_steps(tmp_path, "one", 1, run)
-    code, said = train("--resume", "one")
-    kill(run)
+def test_two_trainers_cannot_write_one_run(folder):
+    config = load_train_config([write()], [], {})
+    with RunFolder.create(config.runs, "one", config):
+        code, said = train("--resume", "one")
     assert code == 1
     assert "is being written by process" in said
 

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.training.policy import SamplingError
@@ -15,6 +15,7 @@ from palestra.training.rollouts.player import PlayerContext, play_rollout
 from palestra.training.seeds import derive_seed
 from palestra.types import SampledSequence, StopReason
 from palestra.types.rollouts import Rollout, RolloutStop
+from tests.properties import examples
 from tests.training.scripted import (
     PROMPT,
     HangingSampler,
@@ -51,7 +52,7 @@ MESSAGE = st.fixed_dictionaries({"role": st.sampled_from(["user", "tool"]), "con
 ROUNDS = st.lists(st.tuples(TURNS, st.lists(MESSAGE, max_size=2)), min_size=1, max_size=4)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(ROUNDS, st.lists(MESSAGE, min_size=1, max_size=2))
 def test_the_tokens_are_those_of_the_whole_conversation(rounds: list[tuple[str, list[Any]]], prompt: list[Any]) -> None:
     said = iter([turn for turn, _ in rounds])

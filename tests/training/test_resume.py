@@ -15,7 +15,7 @@ from palestra.environments.task_order import TaskOrder
 from palestra.runs.reader import RunReader, RunStatus
 from palestra.training.rollouts.requests import RequestMaker
 from palestra.types.rollouts import Task
-from tests.training.trainers import SMALL, finish, kill, merged, start, wait_for_steps
+from tests.training.trainers import SMALL, TOOLS, finish, kill, merged, start, train, wait_for_steps
 
 
 def write_config(folder: Path, **settings: Any) -> str:
@@ -28,15 +28,18 @@ def curve(folder: Path, name: str) -> list[tuple[float, float]]:
     return [(row["reward/mean"], round(row["loss/sum"], 5)) for row in rows]
 
 
-def test_a_killed_run_resumes_on_the_undisturbed_curve(ephebe_url, tmp_path):
-    config = write_config(tmp_path, server=ephebe_url, environments=[{"name": "arithmetic"}])
-    finish(start(tmp_path, config, "--name", "whole"))
+def test_a_killed_run_resumes_on_the_undisturbed_curve(ephebe_url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = write_config(tmp_path, server=ephebe_url)
+    code, said = train(config, "--name", "whole")
+    assert code == 0, said
     process = start(tmp_path, config, "--name", "cut")
     wait_for_steps(tmp_path, "cut", 3, process)  # one step past its checkpoint
     kill(process)
     cut = RunReader(tmp_path / "runs" / "cut")
     assert cut.status() is RunStatus.KILLED
-    assert "continuing after step 2" in finish(start(tmp_path, "--resume", "cut"))
+    code, said = train("--resume", "cut")
+    assert (code, "continuing after step 2" in said) == (0, True), said
     assert curve(tmp_path, "cut") == curve(tmp_path, "whole")
     assert cut.status() is RunStatus.DONE
     assert len(cut.read_metrics()) == 5
@@ -56,7 +59,7 @@ def test_a_finished_run_can_be_made_longer(ephebe_url, tmp_path):
 def test_a_run_with_its_own_server_survives_kills_at_any_moment(tmp_path, seed):
     """Trainer and server go together, again and again; the curve is that of a run nobody disturbed."""
     rng = random.Random(seed)
-    config = write_config(tmp_path, steps=6, seed=seed)
+    config = write_config(tmp_path, steps=6, seed=seed, **TOOLS)
     finish(start(tmp_path, config, "--name", "whole"))
     process = start(tmp_path, config, "--name", "cut")
     for _ in range(3):

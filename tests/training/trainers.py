@@ -5,19 +5,25 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
+from click.testing import CliRunner
+
+from palestra.cli import main
+from tests.waiting import until
+
 SMALL = {
-    "environments": [{"name": "stockroom"}],
+    "environments": [{"name": "arithmetic"}],
     "rollout": {"group_size": 4, "groups_per_step": 4, "max_tokens": 48, "max_context": 640},
     "optimizer": {"lr": 2e-3},
     "steps": 5,
     "eval": {"every": 0},
     "checkpoint": {"every": 2},
 }
-"""A GRPO run of about a second for each step."""
+"""A GRPO run of less than a second for each step."""
+TOOLS = {"environments": [{"name": "stockroom"}]}
+"""Rollouts of several turns, which take a few times as long."""
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -25,6 +31,12 @@ def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     both = base.keys() & changes.keys()
     inner = {key: merged(base[key], changes[key]) for key in both if isinstance(changes[key], dict)}
     return {**base, **changes, **inner}
+
+
+def train(*arguments: str) -> tuple[int, str]:
+    """`palestra train` in this process and its folder: the exit code and what it says."""
+    result = CliRunner().invoke(main, ["train", *arguments])
+    return result.exit_code, result.output
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -39,11 +51,13 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 
 def wait_for_steps(folder: Path, name: str, steps: int, process: subprocess.Popen[str]) -> None:
-    file, deadline = folder / "runs" / name / "metrics.jsonl", time.monotonic() + 100
-    while not file.exists() or len(file.read_bytes().splitlines()) < steps:
+    file = folder / "runs" / name / "metrics.jsonl"
+
+    def has_come_so_far() -> bool:
         assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+        return file.exists() and len(file.read_bytes().splitlines()) >= steps
+
+    until(has_come_so_far, timeout_s=100)
 
 
 def kill(process: subprocess.Popen[str]) -> None:

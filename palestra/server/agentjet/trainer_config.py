@@ -9,16 +9,19 @@ import time
 from collections.abc import Collection, Sequence
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from palestra.config import ConfigError
 from palestra.config.load import validate
 from palestra.config.serve import ModelConfig
-from palestra.config.train import GrpoConfig
 from palestra.server.agentjet.settings import JobConfig, map_job
 from palestra.server.agentjet.settings_file import AgentJetError
 from palestra.server.agentjet.trainer_files import ENVIRONMENT, TrainerFolder
 from palestra.server.agentjet.trainer_records import TrainerRecord
 from palestra.util.json_types import JsonObject
+
+if TYPE_CHECKING:
+    from palestra.config.train import GrpoConfig
 
 NAMELESS = "agentjet"
 
@@ -66,6 +69,8 @@ def renamed(config: JsonObject, run: str) -> JsonObject:
 
 
 def _checked(job: JobConfig) -> GrpoConfig:
+    from palestra.config.train import GrpoConfig  # as late as a trainer is asked for: servers start without it
+
     try:
         return validate(GrpoConfig, job.layers)
     except ConfigError as error:

@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 
 from palestra.environments.fleet import FleetTaskEnv
 from tests.environments.fleet.conftest import call
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
 PYTHON = Path(os.environ.get("PALESTRA_OPENENV_PYTHON") or ROOT / ".venv-openenv" / "bin" / "python")
@@ -39,15 +39,13 @@ def url() -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with subprocess.Popen([PYTHON, SERVER, str(port)]) as process:
-        deadline = time.monotonic() + 60
-        while True:
+
+        def listens() -> bool:
             assert process.poll() is None
-            assert time.monotonic() < deadline
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                time.sleep(0.1)
+            with socket.socket() as client:
+                return client.connect_ex(("127.0.0.1", port)) == 0
+
+        until(listens)
         yield f"http://127.0.0.1:{port}"
         process.terminate()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,14 +27,14 @@ TEMPLATES = [(app.key, template) for app in APPS.values() for template in app.te
 NAMES = [f"{app}-{template.name}" for app, template in TEMPLATES]
 
 
-def tasks_of(app: str, template: TaskTemplate, count: int, first: int = 0) -> list[PlatformTask]:
-    numbers = range(first, first + count)
-    return [make_task(f"{app}-{template.name}-{template.difficulty}-{number}") for number in numbers]
+FEW = 2
+"""Tasks of a template for every day: building their worlds takes most of the time of these tests."""
+_made_once = functools.cache(make_task)
 
 
-def few(app: str) -> int:
-    """Tasks of a template for every day: worlds of several apps take longer to build."""
-    return 2 if APPS[app].parts else 5
+def tasks_of(app: str, template: TaskTemplate, count: int = FEW, first: int = 0) -> list[PlatformTask]:
+    make = _made_once if count <= FEW else make_task
+    return [make(f"{app}-{template.name}-{template.difficulty}-{number}") for number in range(first, first + count)]
 
 
 def opened(task: PlatformTask) -> Instance:

@@ -7,11 +7,11 @@ import pytest
 from palestra.environments.platform import TaskTemplate, make_task, verify
 from palestra.environments.platform.changes import compared
 from tests.environments.platform.conftest import (
+    FEW,
     NAMES,
     TEMPLATES,
     Attacker,
     answer_only,
-    few,
     golden,
     nothing,
     opened,
@@ -23,13 +23,14 @@ from tests.environments.platform.conftest import (
 FIRST_EVAL = 2**31
 
 
-counted = pytest.mark.parametrize("count", [0, pytest.param(200, marks=pytest.mark.slow)], ids=["few", "200"])
+counted = pytest.mark.parametrize("count", [FEW, pytest.param(200, marks=pytest.mark.slow)])
+several = pytest.mark.parametrize("count", [FEW, pytest.param(5, marks=pytest.mark.slow)])
 
 
 @counted
 @pytest.mark.parametrize(("app", "template"), TEMPLATES, ids=NAMES)
 def test_the_solution_is_worth_one_and_says_so_twice(app: str, template: TaskTemplate, count: int):
-    for task in tasks_of(app, template, count or few(app)):
+    for task in tasks_of(app, template, count):
         instance = opened(task)
         played = golden(task, instance)
         before = instance.state_hash()
@@ -44,16 +45,17 @@ def test_the_solution_is_worth_one_and_says_so_twice(app: str, template: TaskTem
 @pytest.mark.parametrize(("app", "template"), TEMPLATES, ids=NAMES)
 def test_attackers_are_worth_nothing(app: str, template: TaskTemplate, attacker: Attacker, count: int):
     lucky = 0
-    for task in tasks_of(app, template, count or few(app)):
+    for task in tasks_of(app, template, count):
         instance = opened(task)
         answer = attacker(task, instance)
         lucky += verify(task, instance, answer).score != 0.0
     assert lucky == 0
 
 
+@several
 @pytest.mark.parametrize(("app", "template"), TEMPLATES, ids=NAMES)
-def test_the_solution_and_one_thing_more_is_worth_nothing(app: str, template: TaskTemplate):
-    for task in tasks_of(app, template, few(app)):
+def test_the_solution_and_one_thing_more_is_worth_nothing(app: str, template: TaskTemplate, count: int):
+    for task in tasks_of(app, template, count):
         instance = opened(task)
         answer = golden(task, instance).answer
         expected = instance.changes()
@@ -62,17 +64,19 @@ def test_the_solution_and_one_thing_more_is_worth_nothing(app: str, template: Ta
         assert verify(task, instance, answer).score == 0.0
 
 
+@several
 @pytest.mark.parametrize(("app", "template"), TEMPLATES, ids=NAMES)
-def test_a_task_comes_again_from_its_key(app: str, template: TaskTemplate):
-    for task in tasks_of(app, template, few(app), FIRST_EVAL):
+def test_a_task_comes_again_from_its_key(app: str, template: TaskTemplate, count: int):
+    for task in tasks_of(app, template, count, FIRST_EVAL):
         again = make_task(str(task.key))
         assert (again.prompt, again.params, again.seed.digest) == (task.prompt, task.params, task.seed.digest)
         assert task.key.split == "eval"
 
 
+@several
 @pytest.mark.parametrize(("app", "template"), TEMPLATES, ids=NAMES)
-def test_changes_noted_by_triggers_are_those_found_by_comparing_all_rows(app: str, template: TaskTemplate):
-    for task in tasks_of(app, template, few(app)):
+def test_changes_noted_by_triggers_are_those_found_by_comparing_all_rows(app: str, template: TaskTemplate, count: int):
+    for task in tasks_of(app, template, count):
         instance, seed = opened(task), opened(task)
         random_calls(task, instance)
         golden_again = opened(task)

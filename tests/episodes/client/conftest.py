@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +12,12 @@ import pytest
 from palestra.episodes import EpisodeClient, Run
 from palestra.types.episodes import NewGroup, RunSettings
 from palestra.types.rollouts import Task
-from tests.server.model_api.conftest import _make, make_ephebe
+from tests.server.episodes.conftest import keyed
+from tests.server.model_api.conftest import Ephebe, make_ephebe
 
-__all__ = ["make_ephebe"]
+__all__ = ["keyed", "make_ephebe"]
+
+_numbers = itertools.count()
 
 QUICK = RunSettings(backoff_s=0.0)
 """What is lost can be claimed again at once."""
@@ -34,11 +38,10 @@ class Arena:
 
 
 @pytest.fixture(scope="session")
-def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
-    with _make(tmp_path_factory.mktemp("arena"), require_key="always") as server:
-        server.start()
-        keys = {right: server.make_key(right, owner="team", right=right) for right in ("trainer", "worker")}
-        yield Arena(server.url, **keys)
+def arena(keyed: Ephebe) -> Arena:
+    owner = f"team {next(_numbers)}"
+    keys = {right: keyed.make_key(f"{owner}: {right}", owner=owner, right=right) for right in ("trainer", "worker")}
+    return Arena(keyed.url, **keys)
 
 
 @pytest.fixture

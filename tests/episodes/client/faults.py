@@ -11,10 +11,11 @@ import json
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from tests.waiting import until
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,12 @@ class FaultServer:
 
     def wait_for(self, path: str, count: int = 1) -> list[Seen]:
         """Until so many requests for it were read."""
-        deadline = time.monotonic() + 20
-        while len(found := [seen for seen in self.requests if seen.path.endswith(path)]) < count:
-            assert time.monotonic() < deadline, f"{path}: {self.requests}"
-            time.sleep(0.005)
-        return found
+
+        def found() -> list[Seen]:
+            return [seen for seen in self.requests if seen.path.endswith(path)]
+
+        until(lambda: len(found()) >= count, told=lambda: f"{path}: {self.requests}")
+        return found()
 
     def _accept(self) -> None:
         while not self._over.is_set():

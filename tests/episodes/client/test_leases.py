@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
@@ -21,13 +20,7 @@ from tests.episodes.client.faults import (
     lease,
     polite,
 )
-
-
-def until(is_true) -> None:
-    deadline = time.monotonic() + 20
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+from tests.waiting import until
 
 
 def test_beats_go_on_after_some_were_lost_and_tell_all_leases_at_once():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -10,6 +11,9 @@ from typing import Any
 
 import orjson
 import pytest
+from click.testing import CliRunner
+
+from palestra.cli import main
 
 UPSTREAM = Path(__file__).parent / "upstream.py"
 MCQA = (
@@ -48,9 +52,10 @@ def policy(url: str, model: str = "steady") -> list[str]:
 
 
 def palestra(*arguments: str | Path, cwd: Path, code: int = 0) -> str:
-    command = [sys.executable, "-m", "palestra.cli", "gym", *map(str, arguments)]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == code, done.stderr + done.stdout
+    """What `palestra gym` says, run in this process."""
+    with contextlib.chdir(cwd):
+        done = CliRunner().invoke(main, ["gym", *map(str, arguments)], prog_name="palestra")
+    assert done.exit_code == code, done.output
     return done.stdout if code == 0 else done.stderr
 
 

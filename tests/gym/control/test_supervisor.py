@@ -159,7 +159,7 @@ def test_after_too_many_restarts_the_gym_ends(gym_root: Path) -> None:
 
 
 def test_model_endpoints_that_do_not_answer_are_named(gym_root: Path, gym: RunningGym) -> None:
-    overrides = [f"policy_base_url=[{gym.head}/v1, http://127.0.0.1:9/v1]", f"{READINESS}=0.1"]
+    overrides = [f"policy_base_url=[{gym.head}/v1, http://127.0.0.1:9/v1]", f"{READINESS}=3"]
     config = load_gym(GymSources(files=["all.yaml"], roots=[gym_root], overrides=overrides))
     with pytest.raises(ServerStartError) as failed:
         asyncio.run(wait_for_upstreams(config, print))

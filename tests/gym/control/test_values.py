@@ -6,11 +6,12 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.gym.config.values import GymOverride, OverrideKind
 from palestra.gym.errors import GymConfigError
+from tests.properties import examples
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def written(value: Any) -> str:
     return repr(value) if value is not None else "null"
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(VALUES)
 def test_what_is_written_is_read(value: Any) -> None:
     assert GymOverride.parse(f"k={written(value)}").value == value

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from palestra.gym.models.requests import FIELDS
 from tests.gym.models.scripted import Endpoint, always, completion, model, posted
+from tests.properties import examples
 
 words = st.sampled_from(
     [
@@ -89,7 +90,7 @@ asked = st.tuples(bodies, items, items, st.booleans()).map(
 PATHS = ("/v1/responses", "/v1/chat/completions", "/v1/messages")
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@examples(60, suppress_health_check=[HealthCheck.too_slow])
 @given(asked | anything)
 def test_any_body_is_answered_or_refused(body: Any) -> None:
     async def main() -> None:

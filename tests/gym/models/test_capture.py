@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.gym.models.capture import CapturedRecords, CaptureFolder
 from palestra.gym.models.capture_records import call_record, model_call_capture
 from palestra.gym.models.prefix_merge import MergeFault, folded, rebuild
 from tests.gym.models.scripted import Endpoint, Reply, always, completion, in_turn, model, posted
+from tests.properties import examples
 
 Json = dict[str, Any]
 IDS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
@@ -189,7 +190,7 @@ turn = st.tuples(ids, ids, st.lists(unused, max_size=2))
 """What comes before an answer, the answer, and answers to the same prompt that nobody used."""
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(turn, min_size=1, max_size=6), st.lists(ids, max_size=3), st.randoms())
 def test_the_conversation_is_found_among_retries_and_others(
     turns: list[tuple[list[int], list[int], list[list[int]]]], others: list[list[int]], random: Any
@@ -212,7 +213,7 @@ def test_the_conversation_is_found_among_retries_and_others(
 bits = st.lists(st.integers(0, 1), max_size=5)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(st.tuples(bits, bits), max_size=8))
 def test_whatever_was_kept_what_is_delivered_is_contiguous(calls: list[tuple[list[int], list[int]]]) -> None:
     entries = [entry(prompt, generation, at) for at, (prompt, generation) in enumerate(calls)]

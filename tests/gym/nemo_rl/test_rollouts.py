@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.gym.errors import GymConfigError
@@ -17,6 +17,7 @@ from palestra.gym.nemo_rl.results import NemoRlResultReader, NemoRlRowFailed, Ro
 from palestra.gym.nemo_rl.rollouts import NemoRlGym, Streamed
 from palestra.gym.nemo_rl.settings import read_nemo_rl_settings
 from tests.gym.nemo_rl.conftest import AGENT, row
+from tests.properties import examples
 
 T = TypeVar("T")
 
@@ -169,7 +170,7 @@ async def stream_of(order: list[int]) -> AsyncIterator[Streamed]:
         yield index, {"of": index}, {"timing/x": 1.0} if place == len(order) - 1 else None
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.permutations(range(12)))
 def test_results_come_back_in_the_order_of_their_rows(order: list[int]) -> None:
     results, timing = asyncio.run(in_order(stream_of(order), 12))

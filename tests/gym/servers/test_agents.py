@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
@@ -20,6 +20,7 @@ from palestra.gym.servers.responses import output_text
 from palestra.gym.testing import opened, said
 from palestra.gym.wire import GymRequest
 from palestra.types.gym import PARAMS
+from tests.properties import examples
 
 FAILED_BEFORE = {"_ng_failure_class": "model_timeout", "failure_reason": 'it "hung"'}
 NAMES = [
@@ -198,7 +199,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(path=st.sampled_from(["/run", "/v1/responses", "/aggregate_metrics", "/ng-rollout/x/run", "/"]), body=JSON)
 def test_any_body_gets_an_answer_that_is_meant(shared_gym: Any, path: str, body: Any) -> None:
     for name in ("agent", "player", "counter"):

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.gym.errors import GymConfigError, UnreachableServer
@@ -16,6 +16,7 @@ from palestra.gym.records import ServerKind
 from palestra.gym.servers.base import GymServer
 from palestra.gym.wire import GymRequest, GymResponse
 from tests.gym.servers.conftest import SECRET, Counter, Gym, ScriptModel, gym_of, listening
+from tests.properties import examples
 
 VALUES = st.one_of(st.integers(-3, 3), st.text(max_size=3), st.none(), st.lists(st.integers(0, 1), max_size=2))
 BODIES = st.one_of(
@@ -30,7 +31,7 @@ PATHS = st.sampled_from(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(calls=st.lists(st.tuples(PATHS, BODIES), min_size=1, max_size=8))
 def test_near_and_far_give_the_same_answers(gym: Gym, calls: list[tuple[str, Any]]) -> None:
     async def response(peers: GymPeers) -> list[Any]:

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.gym.metrics import aggregate, highest_k, pass_metrics, subset_metrics
 from palestra.gym.nemo_gym_compat import COMPAT
+from tests.properties import examples
 
 SCORES = st.sampled_from([0, 1, 0.0, 1.0, 0.25])
 ROLLOUT = st.fixed_dictionaries(
@@ -36,7 +37,7 @@ def alike(one: Any, other: Any) -> bool:
     return math.isclose(one, other, abs_tol=1e-9) if isinstance(one, float) else one == other
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(TASKS)
 def test_pass_rates(tasks: list[list[dict[str, Any]]]) -> None:
     from nemo_gym.reward_profile import (
@@ -61,7 +62,7 @@ def test_pass_rates(tasks: list[list[dict[str, Any]]]) -> None:
     assert alike(of_subsets, plain)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(TASKS)
 def test_aggregates(tasks: list[list[dict[str, Any]]]) -> None:
     from nemo_gym.reward_profile import compute_aggregate_metrics

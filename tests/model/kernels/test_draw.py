@@ -7,12 +7,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.model import kernels
 from palestra.model.sampling.token_draws import DrawRow, draw
 from palestra.types import SamplingParams
+from tests.properties import examples
 
 pytestmark = pytest.mark.usefixtures("with_kernels")
 VOCAB = 2500  # more than a block of the vocabulary
@@ -68,7 +69,7 @@ def test_a_row_draws_the_same_beside_rows_with_filters_and_penalties(logits: tor
         assert (mixed.tokens[i], mixed.logprobs[i]) == (alone.tokens[i], alone.logprobs[i])
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(
     values=st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=40),
     top_p=st.floats(0.01, 0.999),

@@ -25,7 +25,8 @@ CONFIGS = (
 RUNS = ((0, 3), (1, 20), (2, 1), (3, 17), (0, 5), (4, 9))
 """Adapter and rows; the first adapter comes twice."""
 FIRST_ROW, N_ROWS = 2, 60
-SITES: tuple[SiteName, ...] = ((0, "qkv"), (1, "o"), (0, "gate_up"), (1, "down"), UNEMBED)
+SITES: tuple[SiteName, ...] = ((0, "qkv"), (1, "down"), UNEMBED)
+"""Of one part and of several; all or few adapters have them."""
 
 
 def batch(spec: ModelSpec, dtype: torch.dtype, device: str) -> tuple[list[Adapter], list[RowRun]]:

@@ -41,8 +41,16 @@ def same_weights(bench, a, b) -> bool:
 # To PEFT and back
 
 
-@pytest.mark.parametrize("flags", FLAGS)
-@pytest.mark.parametrize("tie", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize(
+    ("flags", "tie"),
+    [
+        *((flags, False) for flags in FLAGS),
+        ("everything", True),
+        ("unembedding", True),
+        pytest.param("attention", True, marks=pytest.mark.slow),
+        pytest.param("mlp", True, marks=pytest.mark.slow),
+    ],
+)
 def test_saved_adapter_gives_the_same_logits_in_peft(get_bench, in_peft, tmp_path, flags, tie):
     bench = get_bench(tie=tie)
     adapter = bench.adapter(rank=6, alpha=10.0, **FLAGS[flags])

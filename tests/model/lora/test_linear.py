@@ -7,12 +7,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from palestra.model import AdapterError, TrainItem, load_adapter, load_into, save_adapter
 from palestra.types import AdamParams, LoraConfig, SampleRequest, SamplingParams
+from tests.properties import examples
 
 ATTN = {"train_mlp": False, "train_unembed": False}
 MLP = {"train_attn": False, "train_unembed": False}
@@ -131,7 +132,7 @@ def test_only_what_is_switched_on_is_trained(bench, flags):
         assert torch.equal(before[name], after) == name.endswith("lora_A.weight"), name
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@examples(25, derandomize=True)
 @given(data=st.data())
 def test_any_mix_of_tenants_equals_alone(get_bench, data):
     bench = get_bench(token_budget=data.draw(st.sampled_from([24, 64, 2048])))

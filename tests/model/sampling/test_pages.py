@@ -3,11 +3,12 @@
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import assume, settings
+from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from palestra.model.sampling.kv_page_pool import OutOfPages, PageNode, PagePool
+from tests.properties import examples
 
 SIZE = 2
 VERSIONS = st.sampled_from(["a", ("b", 1)])
@@ -132,7 +133,7 @@ class PagePoolMachine(RuleBasedStateMachine):
 
 
 TestPagePoolMachine = PagePoolMachine.TestCase
-TestPagePoolMachine.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+TestPagePoolMachine.settings = examples(120, stateful_step_count=30)
 
 
 def cache(pool: PagePool, version: object, tokens: list[int]) -> list[int]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.model.sampling.kv_page_pool import PagePool
@@ -17,6 +17,7 @@ from palestra.model.sampling.scheduler import (
     SequenceState,
     StepPlan,
 )
+from tests.properties import examples
 
 
 def next_token(tokens: list[int], seed: int) -> int:
@@ -163,7 +164,7 @@ REQUESTS = st.builds(
 )
 
 
-@settings(max_examples=250, deadline=None)
+@examples(250)
 @given(
     requests=st.lists(REQUESTS, min_size=1, max_size=8),
     page_size=st.integers(1, 4),

@@ -8,13 +8,14 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.model.sampling.distributions import inverse_cdf
 from palestra.model.sampling.token_draws import DrawnTokens, DrawRow, uniforms
 from palestra.model.sampling.token_draws import draw as draw_on_device
 from palestra.types import SamplingParams
+from tests.properties import examples
 
 VOCAB = 11
 
@@ -60,7 +61,7 @@ def test_inverse_cdf_is_the_exact_categorical(probabilities):
         assert Counter(found) == {i: int(p * n) for i, p in enumerate(probabilities) if p}
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     weights=st.lists(st.one_of(st.just(0.0), st.floats(1e-30, 1e3)), min_size=1, max_size=200).filter(any),
     u=st.one_of(st.sampled_from([0.0, 1 - 2.0**-53, 0.5]), st.floats(0, 1, exclude_max=True)),
@@ -72,7 +73,7 @@ def test_tokens_without_probability_are_never_drawn(weights, u):
     assert probabilities[0, token] > 0
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(seed=st.integers(0, 1000), u=st.floats(0, 1, exclude_max=True), size=st.sampled_from([1, 63, 64, 65, 500]))
 def test_inverse_cdf_equals_a_plain_running_sum(seed, u, size):
     p = np.random.default_rng(seed).dirichlet(np.full(size, 0.3)).astype(np.float32)
@@ -246,7 +247,7 @@ FILTERS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@examples(100, derandomize=True)
 @given(filters=st.lists(FILTERS, min_size=1, max_size=4), seed=st.integers(0, 10_000))
 def test_filters_keep_exactly_the_right_sets(filters, seed):
     """Rows of different settings in one batch, each drawn with many seeds: always the token that the plain set,
@@ -323,7 +324,7 @@ def plain_penalties(logits, prompt, generated, repetition, presence, frequency):
     return out
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@examples(100, derandomize=True)
 @given(
     seed=st.integers(0, 1000),
     prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6),

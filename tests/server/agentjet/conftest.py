@@ -19,7 +19,7 @@ import pytest
 
 from tests.server.conftest import KEY
 from tests.server.episodes.conftest import Api, keyed, keys
-from tests.server.model_api.conftest import Ephebe, _make, make_ephebe
+from tests.server.model_api.conftest import Ephebe, ephebe_in, make_ephebe
 
 __all__ = ["keyed", "keys", "make_ephebe"]
 
@@ -116,7 +116,7 @@ def say(claim: Any, content: str = "Hi") -> Any:
 @pytest.fixture(scope="session")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ephebe]:
     """One for all tests here. It may be killed, if it is started again."""
-    with _make(tmp_path_factory.mktemp("tinkerscript")) as server:
+    with ephebe_in(tmp_path_factory.mktemp("tinkerscript")) as server:
         server.start()
         yield server
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.config.serve import ModelConfig
@@ -21,6 +21,7 @@ from palestra.server.agentjet.settings_file import MAX_BYTES, AgentJetError, rea
 from palestra.server.agentjet.trainer_config import make_config, map_for_server, name_run
 from palestra.server.agentjet.trainer_files import DUMMIES, TrainerFolder
 from palestra.server.agentjet.trainer_records import TrainerRecord
+from tests.properties import examples
 
 URL = "http://127.0.0.1:8000"
 MODELS = [ModelConfig(path=Path("/models/Qwen3-8B"), name=["Qwen/Qwen3-8B", "student"])]
@@ -205,7 +206,7 @@ ESCAPES = st.text("ajet: {}[]\n\"'&*!|>-\\\\ud80x0<", max_size=30)
 
 
 @given(given_keys=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=6))
-@settings(max_examples=60)
+@examples(60)
 def test_whatever_the_values_it_is_a_config_or_a_refusal(given_keys: dict[str, Any]) -> None:
     tree: dict[str, Any] = {"model": {"path": "student"}}
     for key, value in given_keys.items():
@@ -224,7 +225,7 @@ def test_whatever_the_values_it_is_a_config_or_a_refusal(given_keys: dict[str, A
     | st.text(max_size=30)
     | st.builds(lambda inner: f"ajet: {{model: {{path: student}}, {inner}}}", ESCAPES)
 )
-@settings(max_examples=300)
+@examples(300)
 def test_whatever_the_text_it_is_a_config_or_a_refusal(text: str) -> None:
     assert msgspec.json.encode(_told(text))
 

@@ -19,7 +19,7 @@ import pytest
 
 from palestra.episodes import TinkerScriptClient
 from palestra.episodes.client.tinkerscript import EngineError, WorkflowOutput
-from tests.server.model_api.conftest import Ephebe, _make
+from tests.server.model_api.conftest import Ephebe, ephebe_in
 
 OFFLINE, BOOTING, ROLLING = "ENGINE.OFFLINE", "ENGINE.BOOTING", "ENGINE.ROLLING"
 SECOND = "; TinkerScript at "
@@ -81,7 +81,7 @@ class Caller:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ephebe]:
     """One for all tests here that kill nothing of it but its engines."""
     flags, folder = ("--agentjet",), tmp_path_factory.mktemp("engine")
-    server = _make(folder, "tinkerscript.port=0", flags=flags, require_key="always")
+    server = ephebe_in(folder, "tinkerscript.port=0", flags=flags, require_key="always")
     with server:
         server.start()
         yield server
@@ -186,7 +186,7 @@ def test_a_second_port_that_is_taken_is_told_at_once(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with _make(tmp_path, f"tinkerscript.port={port}", flags=("--tinkerscript",)) as server:
+        with ephebe_in(tmp_path, f"tinkerscript.port={port}", flags=("--tinkerscript",)) as server:
             server.launch()
             assert server.process is not None
             assert server.process.wait(BEARABLE_S) == 1

@@ -8,7 +8,7 @@ def test_z(api): ...                   of another one, without keys: to be kille
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from tests.server.conftest import KEY
-from tests.server.model_api.conftest import Ephebe, _make, make_ephebe
+from tests.server.model_api.conftest import Ephebe, ephebe_in, make_ephebe
 
 __all__ = ["make_ephebe"]
 
@@ -122,21 +122,20 @@ def _sound(answer: httpx.Response) -> Any:
 
 
 @pytest.fixture(scope="session")
-def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ephebe]:
-    """One for all tests here: do not kill it."""
-    settings = {"require_key": "always", "log_level": "debug"}
+def keyed(shared_ephebe: Callable[..., Ephebe]) -> Ephebe:
+    """One for all tests here, with keys: do not kill it."""
     mask = r'episodes.mask=["555-\\d{4}"]'
-    server = _make(tmp_path_factory.mktemp("episodes"), "episodes.hold_calls_s=5", mask, **settings)
-    with server:
-        server.start()
-        yield server
+    return shared_ephebe("episodes.hold_calls_s=5", mask, require_key="always", log_level="debug")
 
 
 @pytest.fixture(scope="session")
 def keys(keyed: Ephebe) -> dict[str, str]:
     made = {"alice": ("alice", "trainer"), "bob": ("bob", "trainer"), "worker": ("alice", "worker")}
     made |= {"other worker": ("alice", "worker"), "prometheus": ("prometheus", "metrics")}
-    return {name: keyed.make_key(name, owner=owner, right=right) for name, (owner, right) in made.items()}
+    return {
+        name: keyed.make_key(f"{name} {next(_numbers)}", owner=owner, right=right)
+        for name, (owner, right) in made.items()
+    }
 
 
 @pytest.fixture
@@ -149,7 +148,7 @@ def alice(keyed: Ephebe, keys: dict[str, str]) -> Api:
 @pytest.fixture(scope="session")
 def frail(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ephebe]:
     """One for all tests that kill it, without keys."""
-    server = _make(tmp_path_factory.mktemp("frail"), "episodes.hold_calls_s=0.1", "episodes.min_lease_s=0.2")
+    server = ephebe_in(tmp_path_factory.mktemp("frail"), "episodes.hold_calls_s=0.1", "episodes.min_lease_s=0.2")
     with server:
         yield server
 

@@ -9,7 +9,7 @@ from sqlalchemy import create_engine, make_url, text
 
 from tests.server.episodes import test_faults as faults
 from tests.server.episodes.conftest import Api, group, player, ref, say, whole
-from tests.server.model_api.conftest import Ephebe, _make
+from tests.server.model_api.conftest import Ephebe, ephebe_in
 from tests.store.conftest import new_database, postgres_server
 
 __all__ = ["postgres_server"]
@@ -23,7 +23,7 @@ def database(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
 
 @pytest.fixture(scope="module")
 def frail(tmp_path_factory: pytest.TempPathFactory, database: str) -> Iterator[Ephebe]:
-    server = _make(tmp_path_factory.mktemp("frail"), "episodes.hold_calls_s=0.1", database=database)
+    server = ephebe_in(tmp_path_factory.mktemp("frail"), "episodes.hold_calls_s=0.1", database=database)
     with server:
         yield server
 

@@ -13,7 +13,7 @@ import pytest
 from palestra.server.broker import backpressure as pressure
 from palestra.server.broker.backpressure import Backpressure
 from tests.server.episodes.conftest import Api, player, say
-from tests.server.model_api.conftest import Ephebe, _make
+from tests.server.model_api.conftest import Ephebe, ephebe_in
 
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
 ENDLESS: dict[str, Any] = {"max_tokens": 2000, "extra_body": {"ignore_eos": True}}
@@ -23,7 +23,7 @@ ENDLESS: dict[str, Any] = {"max_tokens": 2000, "extra_body": {"ignore_eos": True
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ephebe]:
     """It samples one answer at a time."""
     limits = ("models.0.max_sample_rows=1", "episodes.max_calls_waiting=1")
-    server = _make(tmp_path_factory.mktemp("small"), *limits)
+    server = ephebe_in(tmp_path_factory.mktemp("small"), *limits)
     with server:
         server.start()
         yield server

@@ -12,7 +12,7 @@ import pytest
 from palestra.server.broker import claim_rate_limits as rates
 from palestra.server.broker.claim_rate_limits import RateLimiter
 from tests.server.episodes.conftest import Api, player, ref, say
-from tests.server.model_api.conftest import Ephebe, _make
+from tests.server.model_api.conftest import Ephebe, ephebe_in
 
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
 
@@ -129,7 +129,7 @@ def test_quotas_are_each_attempts_own(alice: Api) -> None:
 
 @pytest.fixture(scope="module")
 def slow_claims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ephebe]:
-    server = _make(tmp_path_factory.mktemp("rates"), "episodes.max_claims_per_s=0.01", "episodes.max_leases=2")
+    server = ephebe_in(tmp_path_factory.mktemp("rates"), "episodes.max_claims_per_s=0.01", "episodes.max_leases=2")
     with server:
         server.start()
         yield server

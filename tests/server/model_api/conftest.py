@@ -3,7 +3,8 @@
 def test_x(chat): ...                  a function: messages in, a completion out, by the shared server
 def test_y(ephebe): ...                the shared server; `ephebe.openai()` is a client of it
 def test_y(narrow): ...                another, with small limits
-def test_z(make_ephebe): ...           one of its own, to be killed
+def test_z(mortal): ...                a shared one that may be killed
+def test_z(make_ephebe): ...           one of its own
 """
 
 from __future__ import annotations
@@ -28,26 +29,43 @@ class Ephebe(Server):
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60, **options)
 
 
-def _make(folder: Path, *overrides: str, **settings: Any) -> Ephebe:
+def ephebe_in(folder: Path, *overrides: str, **settings: Any) -> Ephebe:
     model = bundled_model(MODEL)
     assert model is not None
     return Ephebe(folder, model, *overrides, **settings)
 
 
 @pytest.fixture(scope="session")
-def ephebe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ephebe]:
-    with _make(tmp_path_factory.mktemp("ephebe")) as server:
-        server.start()
-        yield server
+def ephebe(shared_ephebe: Callable[..., Ephebe]) -> Ephebe:
+    return shared_ephebe()
 
 
 @pytest.fixture(scope="session")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ephebe]:
     """One with room for little, which is swept often."""
     little = ("limits.max_turns=2", "limits.max_pending_samples=1", "keep_results_s=0")
-    with _make(tmp_path_factory.mktemp("narrow"), *little) as server:
+    with ephebe_in(tmp_path_factory.mktemp("narrow"), *little) as server:
         server.start()
         yield server
+
+
+@pytest.fixture
+def mortal(shared_ephebe: Callable[..., Ephebe]) -> Ephebe:
+    """One that tests may kill, with room for one conversation."""
+    return revived(shared_ephebe("limits.max_conversations=1"))
+
+
+@pytest.fixture
+def mortal_keyed(shared_ephebe: Callable[..., Ephebe]) -> Ephebe:
+    return revived(shared_ephebe(require_key="always"))
+
+
+def revived(server: Ephebe) -> Ephebe:
+    """Whatever the test before has done to it."""
+    if server.process is None or server.process.poll() is not None:
+        server.start()
+    server.wait_worker()
+    return server
 
 
 @pytest.fixture
@@ -55,7 +73,7 @@ def make_ephebe(tmp_path: Path) -> Iterator[Callable[..., Ephebe]]:
     made: list[Ephebe] = []
 
     def make(*overrides: str, **settings: Any) -> Ephebe:
-        made.append(_make(tmp_path / f"ephebe{len(made)}", *overrides, **settings))
+        made.append(ephebe_in(tmp_path / f"ephebe{len(made)}", *overrides, **settings))
         made[-1].start()
         return made[-1]
 

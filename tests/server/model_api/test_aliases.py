@@ -200,10 +200,10 @@ def test_what_cannot_be_is_refused_by_name(
     assert [one["id"] for one in ephebe.http().get("/v1/aliases").json()["data"]] == ["other"]
 
 
-def test_they_are_their_owners_and_are_there_after_a_restart(make_ephebe: MakeEphebe) -> None:
-    server = make_ephebe(require_key="always")
-    alice, bob = (server.make_key(name) for name in ("alice", "bob"))
-    worker = server.make_key("worker", owner="alice", right="worker")
+def test_they_are_their_owners_and_are_there_after_a_restart(mortal_keyed: Ephebe) -> None:
+    server = mortal_keyed
+    alice, bob = (server.make_key(name) for name in ("alice-of-aliases", "bob-of-aliases"))
+    worker = server.make_key("worker", owner="alice-of-aliases", right="worker")
     model = server.client(key=alice).create_lora_training_client(base_model=MODEL, rank=4)
     sampler = session_id(model.save_weights_and_get_sampling_client())
     path = model.save_weights_for_sampler("kept").result().path

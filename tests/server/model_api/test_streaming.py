@@ -156,9 +156,8 @@ def test_many_streams_at_once_by_the_asynchronous_client(ephebe: Ephebe) -> None
     assert said[:4] * 4 == said
 
 
-def test_an_engine_that_dies_ends_the_stream_with_an_error(make_ephebe: Callable[..., Ephebe]) -> None:
-    server = make_ephebe()
-    with server.openai() as client:
+def test_an_engine_that_dies_ends_the_stream_with_an_error(mortal: Ephebe) -> None:
+    with mortal.openai() as client:
         stream = client.chat.completions.create(
             model=MODEL,
             messages=[{"role": "user", "content": "Hello"}],
@@ -169,6 +168,6 @@ def test_an_engine_that_dies_ends_the_stream_with_an_error(make_ephebe: Callable
         chunks = iter(stream)
         for _ in range(3):
             next(chunks)
-        server.kill_worker()
+        mortal.kill_worker()
         with pytest.raises(openai.APIError, match="engine died"):
             list(chunks)

@@ -55,8 +55,8 @@ def ask(server: Ephebe, *messages: dict[str, Any], **fields: Any) -> Any:
 # What was let go
 
 
-def test_a_killed_server_and_a_full_one_go_on_token_for_token(make_ephebe: Callable[..., Ephebe]) -> None:
-    server = make_ephebe("limits.max_conversations=1")
+def test_a_killed_server_and_a_full_one_go_on_token_for_token(mortal: Ephebe) -> None:
+    server = mortal
     first = ask(server, HI)
     second = ask(server, HI, said(first), MORE)
     server.restart()

@@ -71,8 +71,8 @@ def test_traces_are_listed_and_exported_in_lines(ephebe: Ephebe, client: openai.
     assert listed["total"] >= 3
 
 
-def test_two_keys_see_nothing_of_each_other(make_ephebe: MakeEphebe) -> None:
-    server = make_ephebe(require_key="always")
+def test_two_keys_see_nothing_of_each_other(mortal_keyed: Ephebe) -> None:
+    server = mortal_keyed
     alice, bob = (server.make_key(name) for name in ("alice", "bob"))
     answer = ask(server.openai(alice), extra_body={"return_token_ids": True})
     said = answer.choices[0].message.model_dump()
@@ -107,8 +107,8 @@ def test_two_keys_see_nothing_of_each_other(make_ephebe: MakeEphebe) -> None:
     service.close("success").result()
 
 
-def test_traces_survive_a_server_that_is_killed(make_ephebe: MakeEphebe) -> None:
-    server = make_ephebe()
+def test_traces_survive_a_server_that_is_killed(mortal: Ephebe) -> None:
+    server = mortal
     first = ask(server.openai())
     more = [*HI, first.choices[0].message.model_dump(), *HI]
     second = ask(server.openai(), messages=more)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tinker import types as sdk
 from tinker.proto.request_conv import forward_backward_request_to_proto
@@ -21,6 +21,7 @@ from palestra.server.http.body import decompress
 from palestra.server.tinker import decode
 from palestra.server.tinker import wire_pb2 as wire
 from palestra.types import Datum, TensorData, TextChunk
+from tests.properties import examples
 
 MODEL = "373e:train:0"
 FLOATS = TensorData(data=np.array([0.5, -1.0, 2.0], "<f4").tobytes(), dtype="float32", shape=(3,))
@@ -394,7 +395,7 @@ def read(decoder: Callable[[bytes], object], body: bytes) -> None:
     assert "\n" not in said
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.binary(max_size=64) | mutated(WHOLE_PASS))
 def test_any_protobuf_is_read_or_refused(body: bytes) -> None:
     read(decode.pass_from_protobuf, body)
@@ -419,19 +420,19 @@ def altered(draw: st.DrawFn, whole: bytes) -> bytes:
     return json.dumps(root[""]).encode()
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.binary(max_size=64) | mutated(WHOLE_SAMPLE) | altered(WHOLE_SAMPLE))
 def test_any_sample_is_read_or_refused(body: bytes) -> None:
     read(decode.sample_from_json, body)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.binary(max_size=64) | mutated(WHOLE_JSON_PASS) | altered(WHOLE_JSON_PASS))
 def test_any_json_pass_is_read_or_refused(body: bytes) -> None:
     read(decode.forward_from_json, body)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.sampled_from(["zstd", "gzip"]), st.data())
 def test_any_compressed_body_is_read_or_refused(encoding: str, data: st.DataObject) -> None:
     whole = zstandard.ZstdCompressor().compress(WHOLE_PASS) if encoding == "zstd" else gzip.compress(WHOLE_PASS)

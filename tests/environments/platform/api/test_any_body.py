@@ -6,10 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tests.environments.platform.api.conftest import Platform
+from tests.properties import examples
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=8),
@@ -52,7 +53,7 @@ PATHS = [
         for name in ("reset", "diff/structured", "execute_verifier_function", "resources/sqlite/current/query")
     ),
 ]
-FEW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 STATUSES = {200, 202, 400, 403, 404, 409, 410, 413}
 
 

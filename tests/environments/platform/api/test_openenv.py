@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +25,7 @@ from palestra.environments.platform.seeds import seed_named
 from tests.environments.fleet.scripted import call
 from tests.environments.platform.api.conftest import KEY, Platform, started
 from tests.environments.platform.api.test_mcp import CALLS
+from tests.waiting import until
 
 TASK = "keys-put_number-0b-17"
 ANSWERED = "keys-largest-2-3"
@@ -68,13 +68,6 @@ def alive(platform: Platform, team: str = LOCAL_TEAM) -> int:
     return sum(not record.is_over for record in platform.pool.records(team))
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < until, "it did not come"
-        time.sleep(0.01)
-
-
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Platform]:
     """One that wants a key, with room for two instances."""
@@ -109,7 +102,7 @@ def test_an_episode_ends_with_its_reward_and_leaves_nothing(platform: Platform):
         player.socket.send('{"type": "close"}')
         with pytest.raises(ConnectionClosed):
             player.socket.recv(timeout=30)
-    wait_for(lambda: alive(platform) == before)
+    until(lambda: alive(platform) == before)
 
 
 def test_one_call_more_than_the_task_allows_ends_it(platform: Platform):
@@ -388,7 +381,7 @@ def test_when_there_is_no_room_the_client_is_told(guarded: Platform):
             assert guarded.http.post("/openenv/keys/mcp", json=rpc).json()["error"]["code"] == -32000
         with connected(guarded, key="other") as other:
             assert other.call("list")["observation"]["error"] is None
-    wait_for(lambda: guarded.pool.usage().instances == 0)
+    until(lambda: guarded.pool.usage().instances == 0)
     with connected(guarded, key=KEY) as player:
         assert player.call("list")["observation"]["error"] is None
 
@@ -439,7 +432,7 @@ def test_a_frame_that_is_too_long_ends_the_connection_and_the_instance(platform:
     before = alive(platform)
     with connected(platform) as player, pytest.raises(ConnectionClosed):
         player.reset(episode_id="x" * (20 << 20))
-    wait_for(lambda: alive(platform) == before)
+    until(lambda: alive(platform) == before)
 
 
 def test_clients_that_vanish_leave_nothing(platform: Platform):
@@ -450,6 +443,6 @@ def test_clients_that_vanish_leave_nothing(platform: Platform):
             with connected(platform, path) as player:
                 if has_asked:
                     player.socket.send('{"type": "reset", "data": {"task_key": "keys-put_number-0b-17"}}')
-                wait_for(lambda: alive(platform) == before + 1)
+                until(lambda: alive(platform) == before + 1)
                 player.socket.socket.shutdown(2)
-            wait_for(lambda: alive(platform) == before)
+            until(lambda: alive(platform) == before)

@@ -12,7 +12,8 @@ import pytest
 from palestra.environments.platform import APPS, Instance, make_task
 from palestra.environments.platform.golden import play_golden
 from tests.environments.platform.api.conftest import Platform
-from tests.environments.platform.api.test_openenv import TASK, alive, wait_for
+from tests.environments.platform.api.test_openenv import TASK, alive
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[4]
 PYTHON = Path(os.environ.get("PALESTRA_OPENENV_PYTHON") or ROOT / ".venv-openenv" / "bin" / "python")
@@ -46,7 +47,7 @@ def test_the_clients_play(platform: Platform):
     generic = {"steps": len(calls), "after": True, "unknown": True, "again": "eval"}
     tools = {"steps": len(calls) + 1, "same": True, "wrong": "tool_not_found"}
     assert response == {"generic": same | generic, "tools": same | tools, "many": MANY}
-    wait_for(lambda: alive(platform) == before)
+    until(lambda: alive(platform) == before)
 
 
 @pytest.mark.parametrize("app", ["keys", "mail"])

@@ -15,7 +15,8 @@ from palestra.environments.platform.api.openenv.sessions import FEW, OpenEnvSess
 from palestra.environments.platform.pool import InstancePool
 from palestra.environments.platform.pool_records import PoolLimits
 from tests.environments.platform.api.conftest import Platform, started
-from tests.environments.platform.api.test_openenv import TASK, alive, connected, wait_for
+from tests.environments.platform.api.test_openenv import TASK, alive, connected
+from tests.waiting import until
 
 PATH = "/openenv/keys/mcp"
 
@@ -69,13 +70,13 @@ def test_a_websocket_joins_a_session_and_leaves_it(platform: Platform):
             response = json.loads(second.socket.recv(timeout=30))
             assert (response["data"]["code"], "already" in response["data"]["message"]) == ("SESSION_ERROR", True)
     # Who leaves does so in its own time: until then the place is taken.
-    wait_for(lambda: joined(platform, session_id))
+    until(lambda: joined(platform, session_id))
     with connected(platform, f"keys/ws?session_id={session_id}") as player:
         assert player.send("state")["data"]["task_key"] == TASK
         response = posted(platform, "openenv/session/close", session_id=session_id)["result"]
         assert response == {"session_id": session_id, "closed": False, "closing": True}
         assert player.reset(task_key=TASK)["done"] is False
-    wait_for(lambda: "Unknown" in str(called(platform, session_id, "list")))
+    until(lambda: "Unknown" in str(called(platform, session_id, "list")))
 
 
 def joined(platform: Platform, session_id: str) -> bool:
@@ -181,7 +182,7 @@ def test_a_connection_may_think_for_long_and_a_session_alone_may_not():
                 assert player.call("list")["observation"]["error"] is None
                 assert guest.call("list")["observation"]["error"] is None
                 assert "result" in json.loads(talker.said(rpc("tools/call", name="list")))
-            wait_for(lambda: pool.usage().instances == 1)
+            until(lambda: pool.usage().instances == 1)
             now += 20
             pool.tick()
             assert "Unknown session_id" in called(platform, joined_one, "list")

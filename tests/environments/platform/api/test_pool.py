@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.environments.platform import PlatformError
@@ -23,6 +23,7 @@ from palestra.environments.platform.pool_records import (
     LimitReached,
     PoolLimits,
 )
+from tests.properties import examples
 
 WANTED = InstanceSpec(app="keys", data="tiny-0", version="v1")
 SMALL = PoolLimits(max_resident_bytes=1)  # one that is not in use has no place in memory
@@ -133,7 +134,7 @@ def test_one_that_is_held_waits_for_long_but_not_longer_than_it_may_live(clock: 
             assert later(pool, clock, 12) == 1
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.lists(st.tuples(st.floats(0, 300), st.floats(0, 5)), max_size=40))
 def test_a_wheel_gives_back_each_thing_once_and_not_before_its_time(things: list[tuple[float, float]]):
     now, wheel = 0.0, TimerWheel(0.0)

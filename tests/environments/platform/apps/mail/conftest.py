@@ -9,12 +9,12 @@ import pytest
 
 from palestra.environments.platform import APPS, Instance, PlatformTask, SeedSize, SolutionCall, TaskTemplate
 from palestra.environments.platform.golden import play_golden
-from tests.environments.platform.conftest import tasks_of
+from tests.environments.platform.conftest import FEW, tasks_of
 
 MAIL = APPS["mail"]
 TEMPLATES = {template.name: template for template in MAIL.templates}
 WRITES = {tool.name for tool in MAIL.tools if tool.writes}
-counted = pytest.mark.parametrize("count", [5, pytest.param(200, marks=pytest.mark.slow)])
+counted = pytest.mark.parametrize("count", [FEW, pytest.param(200, marks=pytest.mark.slow)])
 
 
 def tasks(template: TaskTemplate, count: int) -> list[PlatformTask]:

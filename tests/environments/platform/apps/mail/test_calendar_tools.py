@@ -5,11 +5,12 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.environments.platform.apps.mail.slots import Interval, free_slots
 from tests.environments.platform.apps.mail.conftest import Mailbox
+from tests.properties import examples
 
 START, END = "2026-06-01T10:00:00", "2026-06-01T11:00:00"  # a Monday
 DAY = datetime.fromisoformat("2026-06-01T00:00:00")
@@ -124,7 +125,7 @@ def at(minute: int) -> str:
 spans = st.tuples(st.integers(0, 7 * 96), st.integers(1, 16)).map(lambda s: (15 * s[0], 15 * (s[0] + s[1])))
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(st.lists(spans, max_size=12), spans, st.sampled_from([15, 30, 60, 120]))
 def test_slots_are_free_and_none_is_missed(busy: list[tuple[int, int]], window: tuple[int, int], minutes: int):
     """Against every quarter of an hour of a week, looked at one by one."""
