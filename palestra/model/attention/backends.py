@@ -10,7 +10,7 @@ from palestra.model import kernels
 from palestra.model.attention.kv_cache import KVCache, PagedAttention
 from palestra.model.attention.packed import Attention, PackedAttention
 from palestra.model.loading.spec import ModelSpec
-from palestra.model.sampling.scheduler import StepPlan
+from palestra.model.sampling.sequences import StepPlan
 
 KERNEL_HEAD_DIM = 128  # wider heads need more shared memory than the kernels' tiles leave
 

@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from palestra.model.attention.packed import PackedAttention
 from palestra.model.loading.spec import ModelSpec
-from palestra.model.sampling.scheduler import Sequence, SequenceChunk, StepPlan
+from palestra.model.sampling.sequences import Sequence, SequenceChunk, StepPlan
 from palestra.model.transfers import to_device
 
 SHARED_TOKENS = 256  # a prefix is worth its own product when sharing saves reading this many positions

@@ -27,7 +27,7 @@ from palestra.model.kernels.attention import (
     write_pages,
 )
 from palestra.model.loading.spec import ModelSpec
-from palestra.model.sampling.scheduler import Sequence, StepPlan
+from palestra.model.sampling.sequences import Sequence, StepPlan
 from palestra.model.transfers import to_device
 
 PREFILL_ROWS = 64  # queries times heads of a group in a tile

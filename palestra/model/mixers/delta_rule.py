@@ -101,8 +101,8 @@ class _DeltaRule(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         layout: ChunkLayout = ctx.layout
-        inputs, before = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
-        rows, d_out = [layout.spread(x) for x in inputs], layout.spread(grads[0])
+        qkv, beta, decay, *before = ctx.saved_tensors
+        rows, d_out = [layout.spread(x) for x in (qkv, beta, decay)], layout.spread(grads[0])
         d_rows = [torch.empty_like(x) for x in rows]
         d_state = before[0].new_zeros(0, *ctx.spec.state_shape)
         for i in reversed(range(len(layout.waves))):

@@ -41,7 +41,7 @@ from palestra.model.lora.adapters import SITE_ENTRIES, SITE_KINDS, Layout, SiteN
 from palestra.model.lora.buckets import RowRun
 from palestra.model.lora.linear import LoraPlan
 from palestra.model.lora.tiles import TileArrays, addresses, site_shape
-from palestra.model.sampling.scheduler import StepPlan
+from palestra.model.sampling.sequences import StepPlan
 from palestra.model.transfers import StagedBuffer
 from palestra.types import LoraConfig
 

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.mixers.delta_rule import ChunkLayout, ConvLayout, causal_conv, delta_rule, delta_step
-from palestra.model.sampling.scheduler import StepPlan
-from palestra.model.sampling.state_slots import StateMove
+from palestra.model.sampling.sequences import StateMove, StepPlan
 from palestra.model.transfers import to_device
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from palestra.model.lora.adapters import Adapter
 from palestra.model.sampling.prompt_logprobs import PromptScores
-from palestra.model.sampling.scheduler import Sequence
+from palestra.model.sampling.sequences import Sequence
 from palestra.model.sampling.token_draws import DeviceDraws, DrawRow, TokenMask
 from palestra.types import SampleRequest, SampleResult, StopReason, TopLogprobs
 

@@ -48,15 +48,8 @@ from palestra.model.sampling.running_requests import (
     TokenEvent,
     UnreadTokens,
 )
-from palestra.model.sampling.scheduler import (
-    PENDING,
-    Ready,
-    RequestTooLarge,
-    Scheduler,
-    Sequence,
-    SequenceState,
-    StepPlan,
-)
+from palestra.model.sampling.scheduler import RequestTooLarge, Scheduler
+from palestra.model.sampling.sequences import PENDING, Ready, Sequence, SequenceState, StepPlan
 from palestra.model.sampling.state_slots import StateSlots
 from palestra.model.sampling.stop_strings import ends_with_stop
 from palestra.model.sampling.token_draws import DrawRow, TokenMask, draw

@@ -10,16 +10,10 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from typing import TYPE_CHECKING
 
 from palestra.model.mixers.delta_rule import CHUNK
 from palestra.model.sampling.kv_page_pool import PageNode
-
-if TYPE_CHECKING:
-    from palestra.model.sampling.scheduler import Sequence
-
-StateMove = tuple[int | None, int]
-"""(source row or None for zeros, target row)."""
+from palestra.model.sampling.sequences import Sequence, StateMove
 
 
 class StateSlots:

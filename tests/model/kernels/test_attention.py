@@ -99,7 +99,7 @@ def test_keys_read_once_for_a_group_give_each_row_its_own_bits(
     from palestra.model.attention.kv_cache import KVCache
     from palestra.model.kernels import attention
     from palestra.model.loading.spec import ModelSpec
-    from palestra.model.sampling.scheduler import Sequence, SequenceChunk, StepPlan
+    from palestra.model.sampling.sequences import Sequence, SequenceChunk, StepPlan
 
     for module in (attention, tiled_attention):
         monkeypatch.setattr(module, "KEY_SPLIT", 64)

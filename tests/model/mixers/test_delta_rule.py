@@ -66,6 +66,15 @@ def test_gradients_are_those_of_the_steps():
         assert torch.linalg.norm(a - b) < 1e-5 * torch.linalg.norm(b)
 
 
+def test_backward_keeps_the_inputs_and_a_state_per_chunk():
+    lengths, kept = [70, 3, 130], []
+    leaves = [x.requires_grad_() for x in rows(sum(lengths))]
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        delta_rule(leaves[0], leaves[1], leaves[2], ChunkLayout(lengths, "cpu"), SPEC)
+    states = (2 + 1 + 3) * SPEC.n_value_heads * SPEC.key_dim * SPEC.value_dim
+    assert sum(kept) == sum(x.numel() for x in leaves) + states
+
+
 @pytest.mark.parametrize("cut", [1, 2, 3, 7])
 def test_convolution_goes_on_from_its_last_inputs(cut):
     x, weight = torch.randn(12, 5), torch.randn(4, 5)

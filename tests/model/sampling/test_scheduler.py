@@ -9,14 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.model.sampling.kv_page_pool import PagePool
-from palestra.model.sampling.scheduler import (
-    RequestTooLarge,
-    Scheduler,
-    Sequence,
-    SequenceChunk,
-    SequenceState,
-    StepPlan,
-)
+from palestra.model.sampling.scheduler import RequestTooLarge, Scheduler
+from palestra.model.sampling.sequences import Sequence, SequenceChunk, SequenceState, StepPlan
 from tests.properties import examples
 
 

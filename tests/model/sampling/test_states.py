@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from palestra.model.sampling import state_slots
 from palestra.model.sampling.kv_page_pool import PagePool
-from palestra.model.sampling.scheduler import Scheduler, Sequence, SequenceChunk, SequenceState, StepPlan
+from palestra.model.sampling.scheduler import Scheduler
+from palestra.model.sampling.sequences import Sequence, SequenceChunk, SequenceState, StepPlan
 from palestra.model.sampling.state_slots import StateSlots
 
 CHUNK = 4
