@@ -273,9 +273,11 @@ def test_whatever_a_grammar_lets_through_is_a_call(name: str, machine: Machine, 
 
 @pytest.mark.parametrize(("name", "machine"), MACHINES)
 def test_a_tool_without_a_schema_of_its_values_takes_any(name: str, machine: Machine) -> None:
-    given = bound({"type": "object"})
+    given, none = bound({"type": "object"}), bound({"type": "object", "properties": {}})
     for values in ({}, {"a": "x\ny", "b": "1"}):
-        assert machine.lets_through(written(name, "f", values), machine.matcher(tool_format(name), given=given))
+        text = written(name, "f", values)
+        assert machine.lets_through(text, machine.matcher(tool_format(name), given=given))
+        assert machine.lets_through(text, machine.matcher(tool_format(name), given=none)) == (not values)
 
 
 def test_what_a_grammar_cannot_say_is_refused_unless_it_may_be_left_open() -> None:

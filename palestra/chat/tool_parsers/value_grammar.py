@@ -40,7 +40,8 @@ def value_rules(rule: str, parameters: JsonMapping, syntax: ValueSyntax) -> list
     schema = resolved(parameters, parameters)
     _refuse_unknown(schema, parameters, OBJECT_KEYS, "the arguments")
     properties, required = schema.get("properties") or {}, set(schema.get("required") or ())
-    if not properties and schema.get("additionalProperties") is not False:
+    # Who lists properties, even none, means these.
+    if not properties and schema.get("additionalProperties", "properties" not in schema) is not False:
         return [f"{rule}: ({syntax.any_opening} {rule}_any)*", *_text(f"{rule}_any", {}, syntax)]
     values, rules = list[str](), list[str]()
     for number, (key, value) in enumerate(properties.items()):

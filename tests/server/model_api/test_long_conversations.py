@@ -199,6 +199,7 @@ def test_conversations_stay_token_for_token(families: Families, folders: dict[st
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("style", FAMILIES)
 def test_fifty_turns_stay_token_for_token(families: Families, folders: dict[str, Path], style: str) -> None:
     agent = check(families, folders[style], style, turns=50, seed=2)
