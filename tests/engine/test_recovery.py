@@ -73,6 +73,7 @@ def kept(driver: Any, model_id: str, i: int) -> Any:
     return KeptSampler(sampler_id=f"{model_id}-{i}", model_id=model_id, seq_id=4 * i + 4)
 
 
+@pytest.mark.slow
 def test_killed_workers_end_at_the_same_bits(drivers: Callable[..., Any]) -> None:
     kill_and_compare(drivers, [0.1, 0.5], rounds=3)
 

@@ -266,8 +266,15 @@ def test_a_metric_that_no_evaluation_has_is_named(folder, ephebe_url):
     assert "did you mean eval/success?" in said
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("zero_variance", ["refill", "drop"])
+@pytest.mark.parametrize(
+    ("asynchronous", "zero_variance"),
+    [
+        (False, "refill"),
+        (True, "drop"),
+        pytest.param(True, "refill", marks=pytest.mark.slow),
+        pytest.param(False, "drop", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_where_nothing_can_be_learned_goes_on(folder, ephebe_url, asynchronous, zero_variance):
     config = write(
         server=ephebe_url,

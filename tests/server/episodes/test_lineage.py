@@ -49,7 +49,9 @@ BIG = Plan(
 SLOW = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
-@pytest.mark.parametrize("plan", [pytest.param(SMALL, id="small"), pytest.param(BIG, id="big", marks=SLOW)])
+@pytest.mark.parametrize(
+    "plan", [pytest.param(SMALL, id="small", marks=pytest.mark.slow), pytest.param(BIG, id="big", marks=SLOW)]
+)
 def test_every_episode_counts_once_whoever_is_killed(api: Api, tmp_path: Path, plan: Plan) -> None:
     file = tmp_path / "books.json"
     with Trainer(api, file, plan).running() as trainer, Machines(api, plan).running() as machines:
