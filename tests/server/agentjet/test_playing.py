@@ -95,7 +95,7 @@ def test_a_claim_that_is_repeated_gets_the_same_and_others_get_another(trainer: 
     assert (first["attempt"], first["index_in_group"], first["group_id"], first["weight_version"]) == (1, 0, "g", 0)
     refused = root.claim()
     assert (refused["success"], refused["episode_uuid"], refused["openai_api_key"]) == (False, "", "")
-    assert "nothing to play" in refused["fail_cause"]
+    assert "no episode is waiting" in refused["fail_cause"]
 
 
 def test_a_lease_is_as_long_as_the_server_allows(trainer: Api, root: Root) -> None:
@@ -191,7 +191,7 @@ def test_a_thread_that_lost_its_attempt_cannot_end_the_next_one_of_the_same_clie
     assert (late["success"], "released: a crash" in late["failure_reason"]) == (False, True)
     assert not root.can_continue(first["episode_uuid"])["can_continue"]
     assert (
-        "is not of"
+        "does not belong to"
         in root.send(
             "can_continue_episode", client_uuid="c", episode_uuid=first["episode_uuid"], lease_id=second["lease_id"]
         ).json()["detail"]
