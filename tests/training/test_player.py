@@ -257,7 +257,7 @@ def _raise(error: Exception) -> Says:
     [
         (_raise(SamplingError("the server\nis gone")), "the server is gone"),
         (lambda _: SampledSequence(tokens=[5], logprobs=[], stop_reason=StopReason.STOP), "1 tokens with 0 logprobs"),
-        (lambda _: SampledSequence(tokens=[5], logprobs=[0.0], stop_reason=StopReason.ABORT), "gave up"),
+        (lambda _: SampledSequence(tokens=[5], logprobs=[0.0], stop_reason=StopReason.ABORT), "cancelled the sample"),
     ],
 )
 def test_a_sample_that_fails_is_a_record(says: Says, error: str) -> None:

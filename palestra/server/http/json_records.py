@@ -151,6 +151,6 @@ def _in_plain_words(text: str) -> str:
     where = (found["where"] or "").lstrip(".")
     if what.startswith("Object missing required field "):
         name = what.removeprefix("Object missing required field ")
-        return f"{_at(where, name)}: this field is missing"
+        return f"{_at(where, name)} is missing"
     what = what[:1].lower() + what[1:]
     return f"{where}: {what}" if where else what

@@ -130,7 +130,7 @@ def test_a_trainers_word_is_its_owners_alone(callers: dict[str, Caller]) -> None
 def test_a_status_that_nobody_knows_is_refused_with_those_there_are(callers: dict[str, Caller]) -> None:
     response = callers["carol"].post("/update_engine_status", engine_status="ENGINE.OFF")
     assert not response["success"]
-    assert "'ENGINE.OFF' is none of ENGINE.OFFLINE, ENGINE.BOOTING" in response["failure_reason"]
+    assert "'ENGINE.OFF' is unknown; use one of ENGINE.OFFLINE, ENGINE.BOOTING" in response["failure_reason"]
 
 
 @pytest.mark.parametrize(

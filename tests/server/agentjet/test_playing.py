@@ -95,7 +95,7 @@ def test_a_claim_that_is_repeated_gets_the_same_and_others_get_another(trainer: 
     assert (first["attempt"], first["index_in_group"], first["group_id"], first["weight_version"]) == (1, 0, "g", 0)
     refused = root.claim()
     assert (refused["success"], refused["episode_uuid"], refused["openai_api_key"]) == (False, "", "")
-    assert "nothing to play" in refused["fail_cause"]
+    assert "no episode is waiting" in refused["fail_cause"]
 
 
 def test_a_lease_is_as_long_as_the_server_allows(trainer: Api, root: Root) -> None:
@@ -109,7 +109,7 @@ def test_a_lease_is_as_long_as_the_server_allows(trainer: Api, root: Root) -> No
     [
         ({"episode_type": "test"}, "episode_type"),
         ({"allow_discard_timeout": -1}, "allow_discard_timeout: more than 0 seconds"),
-        ({"client_uuid": ""}, "client_uuid: it is missing"),
+        ({"client_uuid": ""}, "client_uuid is missing"),
         ({"client_uuid": "a b"}, "client_uuid: 1 to 128 of"),
         ({"wait_s": -1}, "wait_s: 0 seconds or more"),
         ({"client_uuid": 7}, "client_uuid"),
@@ -191,7 +191,7 @@ def test_a_thread_that_lost_its_attempt_cannot_end_the_next_one_of_the_same_clie
     assert (late["success"], "released: a crash" in late["failure_reason"]) == (False, True)
     assert not root.can_continue(first["episode_uuid"])["can_continue"]
     assert (
-        "is not of"
+        "does not belong to"
         in root.send(
             "can_continue_episode", client_uuid="c", episode_uuid=first["episode_uuid"], lease_id=second["lease_id"]
         ).json()["detail"]

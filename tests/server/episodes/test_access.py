@@ -90,11 +90,11 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("claim", {"client_id": "a b", "claim_id": "b"}, "client_id: 1 to 128 of"),
     ("claim", {"client_id": "", "claim_id": "b"}, "client_id is missing; send any name"),
     ("claim", {"client_id": "a", "claim_id": "b", "wait_s": -1}, "wait_s: 0 seconds or more, found -1.0"),
-    ("claim", {"client_id": "a", "claim_id": "b", "kind": "tain"}, "kind: 'tain' is none of train, eval"),
+    ("claim", {"client_id": "a", "claim_id": "b", "kind": "tain"}, "kind: 'tain' is unknown; send one of train, eval"),
     ("claim", {"client_id": "a", "claim_id": "b", "max_n": 2**70}, "a number in the body does not fit into 64 bits"),
-    ("end", {"client_id": "a", "ends": [{"episode_id": "e", "result": {}}]}, "ends[0].attempt: it is missing"),
+    ("end", {"client_id": "a", "ends": [{"episode_id": "e", "result": {}}]}, "ends[0].attempt is missing"),
     ("end", {"ends": []}, "client_id is missing"),
-    ("heartbeat", {"client_id": "a", "leases": [{}] * 5000}, "leases[0].episode_id: it is missing"),
+    ("heartbeat", {"client_id": "a", "leases": [{}] * 5000}, "leases[0].episode_id is missing"),
     ("requeue", {"episode_id": []}, "episode_id: unknown field; did you mean episode_ids?"),
 ]
 
@@ -112,7 +112,7 @@ def test_a_wrong_group_is_told_what_is_wrong(alice: Api) -> None:
         (group(size=0), "size: 1 or more"),
         (group(count=0), "count must be at least size"),
         (group(on_los="drop"), "groups[0].on_los: unknown field; did you mean on_loss?"),
-        (group() | {"task": {"id": "x"}}, "task.environment: it is missing"),
+        (group() | {"task": {"id": "x"}}, "task.environment is missing"),
         (group(seeds=[1, 2]), "seeds: at most"),
         (group(tags={"a": 1}), "expected str, got int"),
     ):

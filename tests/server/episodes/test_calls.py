@@ -49,12 +49,12 @@ def test_a_cycle_with_or_without_a_proxy(alice: Api, worker: Api, headers: dict[
     [
         ("claim", {"client_id": "c", "claim_id": "c", "wait_s": -1}, "wait_s: 0 seconds or more"),
         ("claim", {"client_id": "c", "claim_id": "c", "max_n": 0}, "max_n:"),
-        ("claim", {"client_id": "c", "claim_id": "c", "kind": "exam"}, "kind: 'exam' is none of"),
+        ("claim", {"client_id": "c", "claim_id": "c", "kind": "exam"}, "kind: 'exam' is unknown; send one of"),
         ("claim", {"client_id": 7, "claim_id": "c"}, "client_id: expected str"),
         ("claim", {"claim_id": "c"}, "client_id is missing"),
         ("claim", {"client_id": "", "claim_id": "c"}, "client_id is missing"),
         ("claim", ["no", "object"], "the body must be a JSON object"),
-        ("heartbeat", {"client_id": "c", "leases": [{"episode_id": "e"}]}, "leases[0].attempt: it is missing"),
+        ("heartbeat", {"client_id": "c", "leases": [{"episode_id": "e"}]}, "leases[0].attempt is missing"),
         (
             "heartbeat",
             {"client_id": "c", "leases": [{"episode_id": "e", "attempt": 1, "extra": 1}]},
@@ -71,7 +71,11 @@ def test_a_cycle_with_or_without_a_proxy(alice: Api, worker: Api, headers: dict[
             "a number in the body does not fit",
         ),
         ("release", {"client_id": "c", "leases": [], "because": "x"}, "because: unknown field"),
-        ("runs/of-nobody/groups", {"groups": [group("g") | {"on_loss": "cry"}]}, "groups[0].on_loss: 'cry' is none of"),
+        (
+            "runs/of-nobody/groups",
+            {"groups": [group("g") | {"on_loss": "cry"}]},
+            "groups[0].on_loss: 'cry' is unknown; send one of",
+        ),
         ("runs/of-nobody/groups", {"groups": [group("g") | {"size": 1.5}]}, "groups[0].size:"),
     ],
 )

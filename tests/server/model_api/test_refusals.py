@@ -40,7 +40,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"metadata": {"n": 10**30}}, "metadata", "cannot be stored"),
     ({"suffix": "x"}, "suffix", "not supported"),
     ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "boolean"),
-    ({"continue_final_message": True}, "continue_final_message", "assistant's"),
+    ({"continue_final_message": True}, "continue_final_message", "it must be assistant"),
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream: false"),
     ({"functions": [{"name": "f"}]}, "functions", "not supported"),
     ({"n": 0}, "n", "greater than or equal to 1"),

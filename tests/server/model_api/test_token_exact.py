@@ -168,14 +168,14 @@ def test_ids_on_messages_come_together_or_not_at_all(ephebe: Ephebe, fields: dic
 @pytest.mark.parametrize(
     ("messages", "fields", "reason"),
     [
-        ([HI], {"required_prefix_token_ids": [1]}, "there is none"),
+        ([HI], {"required_prefix_token_ids": [1]}, "there is no such message"),
         ([HI, {"role": "assistant", "content": "x"}], {"required_prefix_token_ids": []}, "empty"),
         (
             [HI, {"role": "assistant", "content": "x"}],
             {"required_prefix_token_ids": [1], "history": "template"},
             "leave out required_prefix_token_ids",
         ),
-        ([HI], {"continue_final_message": True}, "must be the assistant's"),
+        ([HI], {"continue_final_message": True}, "it must be assistant"),
         (
             [HI, {"role": "assistant", "content": "x"}],
             {"continue_final_message": True, "add_generation_prompt": True},

@@ -243,7 +243,7 @@ def test_whole_numbers_may_stand_for_floats_but_not_the_other_way() -> None:
     for odd in ([1.5], ["1"], [True], [2**63], [None]):
         with pytest.raises(WireError):
             weights(odd, "int64")
-    with pytest.raises(WireError, match="do not fit"):
+    with pytest.raises(WireError, match="does not fit"):
         weights([1e300], "float32")
 
 

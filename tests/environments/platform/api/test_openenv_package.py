@@ -60,7 +60,7 @@ def test_the_command_writes_only_where_nothing_is(tmp_path: Path):
     assert str(tmp_path / "keys" / "openenv.yaml") in json.loads(done.stdout)["files"]
     (tmp_path / "keys" / "openenv.yaml").write_text("mine")
     again = said("keys", str(tmp_path / "keys"))
-    assert (again.exit_code, "is not empty: name a new folder" in again.stderr) == (1, True)
+    assert (again.exit_code, "is not empty; name a new folder" in again.stderr) == (1, True)
     assert (tmp_path / "keys" / "openenv.yaml").read_text() == "mine"
     assert "did you mean keys?" in said("kyes", str(tmp_path / "other")).stderr
     assert not (tmp_path / "other").exists()

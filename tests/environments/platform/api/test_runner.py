@@ -210,7 +210,7 @@ def test_our_own_tasks_are_verified_by_their_key(platform: Platform):
         assert "missing" in bad["stdout"]
     wrong = executed(platform, platform.make(data_key="large-5")["instance_id"], key=TASK, sha256=sha)
     assert (wrong["success"], wrong["result"]) == (False, None)
-    assert "not of keys with large-5" in wrong["error"]["message"]
+    assert "but the instance is keys with large-5" in wrong["error"]["message"]
 
 
 def test_an_answer_comes_out_of_the_pickle(platform: Platform):
@@ -317,7 +317,7 @@ def test_a_bundle_is_remembered_for_the_team_that_sent_it(platform: Platform):
     [
         ("def check(env):\n    raise ValueError('broken')\n", "check", "broken"),
         ("def check(env):\n    import os\n    os._exit(0)\n", "check", ""),
-        ("def check(env):\n    while True:\n        pass\n", "check", "did not end within"),
+        ("def check(env):\n    while True:\n        pass\n", "check", "did not finish within"),
         ("x = 1", "check", "there is no function"),
         ("def helper():\n    pass\n\ndef check(env):\n    return 1\n", "check", "put check first"),
     ],
