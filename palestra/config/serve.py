@@ -140,7 +140,8 @@ class ModelConfig(Config):
     server_timeout_s: PositiveFloat = 30.0
     """A worker that hears nothing from its server for so long exits."""
     tool_format: str | None = None
-    """How it writes tool calls: hermes, llama3_json, mistral or module:attribute. None: as its chat template shows."""
+    """How it writes tool calls: glm, harmony, hermes, llama3_json, mistral, qwen_xml or module:attribute. None: as its
+    chat template shows."""
     sampler: Literal["torch", "vllm"] = "torch"
     """torch: the worker trains and samples. vllm: it trains, and vLLM samples."""
     vllm: VllmConfig = VllmConfig()
