@@ -15,7 +15,7 @@ from palestra.chat.tool_parsers.harmony_parser import CHANNEL
 from palestra.chat.tool_parsers.hermes import HermesToolParser
 from palestra.chat.tool_parsers.llama3_json import PYTHON_TAG, Llama3JsonToolParser
 from palestra.chat.tool_parsers.mistral import MARKER, MistralToolParser
-from palestra.chat.tool_parsers.protocol import AnswerFormat, CallFormat
+from palestra.chat.tool_parsers.protocol import AnswerFormat, CallFormat, ToolParser
 from palestra.chat.tool_parsers.qwen_xml import FUNCTION, QwenXmlToolParser
 from palestra.util.suggest import nearest
 
@@ -33,22 +33,15 @@ LLAMA_CALL = re.compile(r'"name\\?": [^{}]{0,40}"parameters\\?": ')
 """As templates that ask for JSON describe a call."""
 WRITES_CALLS = re.compile(r"\btool_calls\b")
 """As templates name the calls of a message."""
-PARTS = ("name", "tags", "grammar")
-TOOL_PARTS, ANSWER_PARTS = ("markers", "openings", "block"), ("stops", "start", "parser", "layout")
+PARTS = ("name", "markers", "openings", "tags", "block", "grammar")
 TOOL_FORMATS: dict[str, CallFormat] = {}
 """The formats that are known, by name."""
 
 
 def register(tools: CallFormat) -> None:
     """One of the same name is replaced."""
-    parts = ANSWER_PARTS if isinstance(tools, AnswerFormat) else TOOL_PARTS
-    missing = [part for part in (PARTS[0], *parts, *PARTS[1:]) if not hasattr(tools, part)]
-    if missing:
-        raise ChatError(f"{tools!r} is not a tool format: it has no {', '.join(missing)} (see ToolParser)")
-    if not isinstance(tools, AnswerFormat) and not (tools.markers or tools.openings):
-        raise ChatError(
-            f"the tool format {tools.name!r} has neither markers nor openings, so no call can be recognised"
-        )
+    if not isinstance(tools, AnswerFormat):
+        _check_parts(tools)
     TOOL_FORMATS[tools.name] = tools
 
 
@@ -82,6 +75,15 @@ def detect(template_source: str) -> CallFormat:
             "  name its format, or a class of your own, in the server's config: models[].tool_format"
         )
     return HERMES
+
+
+def _check_parts(tools: ToolParser) -> None:
+    if missing := [part for part in PARTS if not hasattr(tools, part)]:
+        raise ChatError(f"{tools!r} is not a tool format: it has no {', '.join(missing)} (see ToolParser)")
+    if not (tools.markers or tools.openings):
+        raise ChatError(
+            f"the tool format {tools.name!r} has neither markers nor openings, so no call can be recognised"
+        )
 
 
 def _imported(name: str) -> CallFormat:
