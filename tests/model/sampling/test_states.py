@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.model.sampling import state_slots
@@ -12,6 +12,7 @@ from palestra.model.sampling.kv_page_pool import PagePool
 from palestra.model.sampling.scheduler import Scheduler
 from palestra.model.sampling.sequences import Sequence, SequenceChunk, SequenceState, StepPlan
 from palestra.model.sampling.state_slots import StateSlots
+from tests.properties import examples
 
 CHUNK = 4
 Seen = tuple[object, int, str]
@@ -146,7 +147,7 @@ REQUESTS = st.builds(
 )
 
 
-@settings(max_examples=250, deadline=None)
+@examples(250)
 @given(
     requests=st.lists(REQUESTS, min_size=1, max_size=8),
     page_size=st.sampled_from([1, 2, 3, 4, 8]),
