@@ -98,7 +98,7 @@ def test_dropped_samplers_leave_neither_memory_nor_files(small: Any) -> None:
     name = small.sample(kept[0])
     small.run()
     outcome = small.outcome(name)
-    assert (outcome.blame, "gone" in outcome.message) == (Blame.USER, True)
+    assert (outcome.blame, "no longer exists" in outcome.message) == (Blame.USER, True)
 
 
 def test_a_sampler_can_be_dropped_while_a_sample_uses_it(desk: Any) -> None:
@@ -136,7 +136,7 @@ def test_a_sample_for_a_sampler_that_will_never_be_fails(desk: Any) -> None:
     desk.run()
     for name in never:
         outcome = desk.outcome(name)
-        assert (outcome.blame, "gone" in outcome.message) == (Blame.USER, True)
+        assert (outcome.blame, "no longer exists" in outcome.message) == (Blame.USER, True)
 
 
 def test_kept_samplers_outlive_their_model_and_the_process(desk: Any, tmp_path: Path, get_backend: Any) -> None:

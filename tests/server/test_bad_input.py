@@ -734,7 +734,7 @@ def test_a_finished_session_lets_everything_go(api: Raw) -> None:
     refused(api.post("session_heartbeat", session_id=model.session_id), 410)
     refused(model.send_pass(), 404, said="session may have ended")
     refused(api.sample(kept), 404)
-    refused(api.create(model.session_id, 1), 404, said="over")
+    refused(api.create(model.session_id, 1), 404, said="ended")
     assert api.retrieve(f"train:{model.model_id}:1").status_code == 200  # what was done can still be read
     (found,) = ok(api.post("sessions/search", session_id=model.session_id))["sessions"]
     assert found["status"]["reason"]["type"] == "success"

@@ -219,7 +219,7 @@ def test_a_dropped_group_is_a_group_with_a_reason(ephebe_url, name):
             await trainer.run.cancel(episode_ids=[episode.id], reason="broken")
             ((group,),) = await asyncio.gather(requested)
             assert [one.stop for one in group.rollouts] == [RolloutStop.LOST] * 2
-            assert "1 of 2 are left" in (group.rollouts[0].error or "")
+            assert "1 of 2 episodes are left" in (group.rollouts[0].error or "")
             assert trainer.log.take_metrics()["episodes/dropped_groups"] == 1
 
     asyncio.run(play())

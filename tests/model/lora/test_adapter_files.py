@@ -314,7 +314,9 @@ def test_adapter_of_another_shape_is_refused_and_stays_as_it_was(bench, saved, w
     other = {"rank": {"rank": 8}, "flags": {"train_mlp": False}, "alpha": {"alpha": 16.0}}[what]
     target = bench.adapter(**{"rank": 4, "seed": 3, **other})
     before = bench.weights(target)
-    with pytest.raises(AdapterError, match=rf"{saved}: holds rank 4, alpha 32, train_attn train_mlp train_unembed"):
+    with pytest.raises(
+        AdapterError, match=rf"{saved} holds an adapter of rank 4, alpha 32, train_attn train_mlp train_unembed"
+    ):
         load_into(bench.pool, target, saved)
     assert all(torch.equal(before[n], w) for n, w in bench.weights(target).items())
 

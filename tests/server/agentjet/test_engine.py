@@ -120,7 +120,7 @@ def test_a_trainers_word_is_its_owners_alone(callers: dict[str, Caller]) -> None
     assert carol.post("/update_engine_status", engine_status=ROLLING) == {"success": True, "failure_reason": ""}
     assert (carol.state()["engine_status"], bob.state()["engine_status"]) == (ROLLING, OFFLINE)
     refused = carol.post("/update_engine_status", engine_status=BOOTING)
-    assert (refused["success"], "not to ENGINE.BOOTING" in refused["failure_reason"]) == (False, True)
+    assert (refused["success"], "not ENGINE.BOOTING" in refused["failure_reason"]) == (False, True)
     started = carol.post("/start_engine")
     assert (started["success"], "another trainer has reported" in started["error"]) == (False, True)
     assert carol.post("/update_engine_status", engine_status=OFFLINE)["success"]
