@@ -83,6 +83,7 @@ class SchemaToolParser(Protocol):
 
 
 def for_tools(parser: ToolParser, tools: Sequence[JsonMapping]) -> ToolParser:
+    """The format as it reads calls of these tools; itself, where schemas change nothing."""
     return parser.for_tools(tools) if isinstance(parser, SchemaToolParser) else parser
 
 
@@ -139,3 +140,4 @@ class AnswerFormat(Protocol):
 
 
 CallFormat = ToolParser | AnswerFormat
+"""Either kind of format: what the registry holds by name."""
