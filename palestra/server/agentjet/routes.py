@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import secrets
 from functools import partial
 
@@ -44,6 +45,7 @@ ADVICE = {
     EngineStatus.WEIGHT_EXPORTING: "weights are being written to disk; try again in a few seconds",
 }
 THEIR_NAMES = {"client_id": "client_uuid", "lease_s": "allow_discard_timeout"}
+FIRST_WORD = re.compile(r"^\w+")
 MAX_LISTED = 10_000
 RELEASED = "lease_lost: released"
 """How the board tells that an attempt was given back, now or before."""
@@ -168,8 +170,7 @@ def _claim(body: t.ClaimEpisode, owner: str, who: str) -> Claim:
 
 def _by_their_names(detail: str) -> str:
     """What the board says of a field of ours, of the one that the client has sent."""
-    ours, parts, rest = detail.partition(": ")
-    return f"{THEIR_NAMES.get(ours, ours)}{parts}{rest}"
+    return FIRST_WORD.sub(lambda word: THEIR_NAMES.get(word[0], word[0]), detail)
 
 
 async def _claimed(request: Request, episodes: EpisodeService, claim: Claim) -> Lease | str:

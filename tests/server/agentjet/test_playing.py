@@ -108,7 +108,7 @@ def test_a_lease_is_as_long_as_the_server_allows(trainer: Api, root: Root) -> No
     ("fields", "said"),
     [
         ({"episode_type": "test"}, "episode_type"),
-        ({"allow_discard_timeout": -1}, "allow_discard_timeout: more than 0 seconds"),
+        ({"allow_discard_timeout": -1}, "allow_discard_timeout must be more than 0 seconds"),
         ({"client_uuid": ""}, "client_uuid is missing"),
         ({"client_uuid": "a b"}, "client_uuid: 1 to 128 of"),
         ({"wait_s": -1}, "wait_s: 0 seconds or more"),

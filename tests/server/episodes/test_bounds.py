@@ -102,9 +102,9 @@ def test_bounds_that_make_no_sense_are_refused(alice: Api) -> None:
         ({"min_temperature": -1.0}, "min_temperature: 0 to 100"),
         ({"min_temperature": 101.0, "outside": "clamp"}, "min_temperature: 0 to 100"),
         ({"min_top_p": 1.5}, "min_top_p: 0 to 1"),
-        ({"max_tokens": 0}, "max_tokens: 1 or more"),
-        ({"max_n": 0}, "max_n: 1 or more"),
-        ({"outside": "ignore"}, "none of refuse, clamp"),
+        ({"max_tokens": 0}, "max_tokens must be 1 or more"),
+        ({"max_n": 0}, "max_n must be 1 or more"),
+        ({"outside": "ignore"}, "one of refuse, clamp"),
         ({"max_temprature": 1.0}, "did you mean max_temperature?"),
     ):
         answer = alice.send("PUT", f"runs/{alice.run}", {"settings": {"sampling": bounds}})

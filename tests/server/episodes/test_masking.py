@@ -59,7 +59,7 @@ def test_a_process_that_dies_is_told_and_followed_by_another() -> None:
         while not (found := await asyncio.to_thread(children)):  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.05)
         os.kill(found[0], signal.SIGKILL)
-        with pytest.raises(Refusal, match="send it again") as refused:
+        with pytest.raises(Refusal, match="send the request again") as refused:
             await request
         assert refused.value.status == 503
         assert await masking.of(["xaab"]) == [f"x{REDACTED}"]

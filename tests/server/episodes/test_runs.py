@@ -121,7 +121,7 @@ def test_quotas_are_each_attempts_own(alice: Api) -> None:
             say(client, HI)
         alice.post("release", client_id="player", leases=[ref(lease)])
     answer = alice.send("PUT", f"runs/{alice.run}", {"settings": {"max_calls": -1}})
-    assert (answer.status_code, "max_calls: 0 or more" in answer.json()["detail"]) == (400, True)
+    assert (answer.status_code, "max_calls must be 0 or more" in answer.json()["detail"]) == (400, True)
 
 
 # Floods
