@@ -131,7 +131,7 @@ def test_a_run_that_ends_under_a_call_costs_a_retry(ephebe: Ephebe) -> None:
         ephebe.until(lambda: f"{QUEUE}2.0" in ephebe.metrics())
         put(ephebe, "ending", MODEL)
         service.close("success").result()
-        with pytest.raises(openai.InternalServerError, match="ending moved to other weights") as moved:
+        with pytest.raises(openai.InternalServerError, match="ending was moved to other weights") as moved:
             failing.result()
         assert (moved.value.status_code, moved.value.response.headers["retry-after"]) == (503, "1")
         assert last_turn(ephebe, going_on.result())["weights"] == MODEL
@@ -163,7 +163,9 @@ def test_what_it_pointed_at_is_gone(ephebe: Ephebe, client: openai.OpenAI) -> No
     assert ask(client, "saved").model == "saved"  # checkpoints outlive the session that made them
     ephebe.rest().delete_checkpoint_from_tinker_path(path).result()
     for alias, target in (("session", sampler), ("saved", path)):
-        with pytest.raises(openai.NotFoundError, match=f"alias '{alias}' points at '{target}', which is gone") as gone:
+        with pytest.raises(
+            openai.NotFoundError, match=f"alias '{alias}' points at '{target}', which no longer exists"
+        ) as gone:
             ask(client, alias)
         assert (gone.value.code, gone.value.param) == ("model_not_found", "model")
     assert [one.id for one in client.models.list()] == [MODEL]

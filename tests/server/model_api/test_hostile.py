@@ -84,11 +84,11 @@ def test_arguments_of_any_depth_are_read_as_text(post: Callable[..., httpx.Respo
 
 def test_deep_objects_are_refused_by_name(post: Callable[..., httpx.Response]) -> None:
     deep = json.loads(nested(150))
-    refused(post(messages=[HI], chat_template_kwargs=deep), "chat_template_kwargs", "100 deep")
+    refused(post(messages=[HI], chat_template_kwargs=deep), "chat_template_kwargs", "100 levels deep")
     tool = {"type": "function", "function": {"name": "f", "parameters": deep}}
-    refused(post(messages=[HI], tools=[tool]), "tools[0]", "100 deep")
+    refused(post(messages=[HI], tools=[tool]), "tools[0]", "100 levels deep")
     said = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": deep}}]}
-    refused(post(messages=[HI, said]), "messages[1].tool_calls[0].function.arguments", "100 deep")
+    refused(post(messages=[HI, said]), "messages[1].tool_calls[0].function.arguments", "100 levels deep")
     for field in ("chat_template_kwargs", "metadata"):
         answer = post(messages=[HI], **{field: json.loads(nested(400))})
         assert (answer.status_code, "recursion limit" in answer.text) == (400, True)
