@@ -6,16 +6,36 @@ Owns: shards, their index, and what can be wrong with them. Never touches: what 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from palestra.model.errors import WeightsError
+from palestra.model.loading.packed_files import (
+    PACKED_TYPES,
+    PackedFileError,
+    packed_names,
+    plain_name,
+    plain_shape,
+    unpack,
+)
 
 PREFIXES = ("model.", "model.language_model.", "language_model.model.")
 """What the names of the text model's tensors begin with, by who wraps it."""
+TYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+}
+"""Types of tensors by their names in safetensors headers; of those that may be in such files, the common ones."""
 
 
 class WeightFiles:
@@ -25,6 +45,8 @@ class WeightFiles:
         self.folder = folder
         self._open: dict[str, safe_open] = {}
         self.file_of = _index(folder)
+        self.unpacked: Counter[str] = Counter()
+        """How many weights were dequantised, by the form they had in the files."""
 
     def __enter__(self) -> WeightFiles:
         for file in dict.fromkeys(self.file_of.values()):
@@ -35,7 +57,9 @@ class WeightFiles:
         self._open.clear()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.file_of)
+        """Names of the weights; a packed one has the name that it has in plain files."""
+        names = (plain_name(name, self.file_of) for name in self.file_of)
+        return iter(dict.fromkeys(name for name in names if name is not None))
 
     @property
     def prefix(self) -> str:
@@ -43,25 +67,74 @@ class WeightFiles:
         return next((p for p in PREFIXES if f"{p}embed_tokens.weight" in self.file_of), PREFIXES[0])
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+        """A weight; one that the files keep in 4 or 8 bits is dequantised."""
+        found = self.shape(name)
+        if shape is not None and found != shape:
+            raise WeightsError(
+                f"{self._place(name)}: tensor {name!r} has shape {list(found)}, config.json asks for {list(shape)}"
+            )
+        packed = packed_names(name, self.file_of)
+        if packed is None:
+            return self._read(name)
+        self.unpacked[packed.packing] += 1
+        return unpack(packed.packing, self._read(packed.codes), self._read(packed.scales))
+
+    def is_packed(self, name: str) -> bool:
+        """Whether the files keep this weight in 4 or 8 bits."""
+        return packed_names(name, self.file_of) is not None
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a weight, by the headers alone. Raises WeightsError where they tell that it cannot be read."""
+        packed = packed_names(name, self.file_of)
+        if packed is None:
+            shape, dtype = self._header(name)
+            if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+                raise WeightsError(
+                    f"{self._place(name)}: tensor {name!r} has dtype {dtype}; supported: floating-point weights"
+                )
+            if dtype == torch.float8_e4m3fn:
+                raise WeightsError(
+                    f"{self._place(name)}: tensor {name!r} has dtype {dtype}, but its scales ({name}_scale_inv) are "
+                    "missing; download it again"
+                )
+            return shape
+        (codes, dtype), (scales, _) = self._header(packed.codes), self._header(packed.scales)
+        if dtype != (needed := PACKED_TYPES[packed.packing]):
+            raise WeightsError(
+                f"{self._place(packed.codes)}: tensor {packed.codes!r} has dtype {dtype}; with {packed.scales!r} "
+                f"beside it, it must have {needed}"
+            )
+        try:
+            return plain_shape(packed.packing, codes, scales)
+        except PackedFileError as e:
+            raise WeightsError(
+                f"{self._place(packed.codes)}: {packed.packing} weight {name!r}: {e}; download it again"
+            ) from None
+
+    def _header(self, name: str) -> tuple[tuple[int, ...], torch.dtype | str]:
+        try:
+            found = self._handle_of(name).get_slice(name)
+        except SafetensorError as e:
+            raise WeightsError(f"{self._place(name)}: tensor {name!r} cannot be read ({e})") from None
+        dtype: str = found.get_dtype()
+        return tuple(found.get_shape()), TYPES.get(dtype, dtype)
+
+    def _read(self, name: str) -> Tensor:
+        try:
+            return self._handle_of(name).get_tensor(name)
+        except SafetensorError as e:
+            raise WeightsError(f"{self._place(name)}: tensor {name!r} cannot be read ({e})") from None
+
+    def _place(self, name: str) -> Path:
+        return self.folder / self.file_of.get(name, "")
+
+    def _handle_of(self, name: str) -> safe_open:
         file = self.file_of.get(name)
         if file is None:
             raise WeightsError(
                 f"{self.folder}: no tensor named {name!r} in the safetensors files; the config asks for it"
             )
-        try:
-            found = self._handle(file).get_tensor(name)
-        except SafetensorError as e:
-            raise WeightsError(f"{self.folder / file}: tensor {name!r} cannot be read ({e})") from None
-        if shape is not None and tuple(found.shape) != shape:
-            raise WeightsError(
-                f"{self.folder / file}: tensor {name!r} has shape {list(found.shape)}, "
-                f"config.json asks for {list(shape)}"
-            )
-        if not found.is_floating_point():
-            raise WeightsError(
-                f"{self.folder / file}: tensor {name!r} has dtype {found.dtype}; supported: floating-point weights"
-            )
-        return found
+        return self._handle(file)
 
     def _handle(self, file: str) -> safe_open:
         if file not in self._open:

@@ -5,6 +5,7 @@ Owns: names, shapes, fusing of projections. Never touches: compute, how files ar
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from torch import Tensor
 from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weight_files import WeightFiles
+
+log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Parts = Sequence[tuple[str, int]]
@@ -72,7 +75,10 @@ def read_weights(
     folder: str | Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> DecoderWeights:
     with WeightFiles(Path(folder)) as files:
-        return _Reader(files, spec, dtype, torch.device(device)).decoder()
+        weights = _Reader(files, spec, dtype, torch.device(device)).decoder()
+        for packing, count in files.unpacked.items():
+            log.info("weights_dequantised folder=%s from=%s tensors=%d", folder, packing, count)
+        return weights
 
 
 class _Reader:
