@@ -104,3 +104,11 @@ def unpack_fp8(weight: Tensor, scale_inv: Tensor) -> Tensor:
     for n, start in enumerate(range(0, rows, FP8_BLOCK)):
         wide[..., start : start + FP8_BLOCK, :] *= by_row[..., n : n + 1, :]
     return wide
+
+
+def fp8_group_scales(scale_inv: Tensor, rows: int, columns: int, group: int) -> Tensor:
+    """The same scales for each row and group of columns, where groups divide blocks: [rows, columns / group]."""
+    if scale_inv.numel() == 1:
+        return scale_inv.float().reshape(1, 1).expand(rows, columns // group).contiguous()
+    by_row = scale_inv.float().repeat_interleave(FP8_BLOCK, 0)[:rows]
+    return by_row.repeat_interleave(FP8_BLOCK // group, 1)[:, : columns // group].contiguous()

@@ -18,6 +18,8 @@ from palestra.model.errors import WeightsError
 from palestra.model.loading.packed_files import (
     PACKED_TYPES,
     PackedFileError,
+    Packing,
+    fp8_group_scales,
     packed_names,
     plain_name,
     plain_shape,
@@ -68,20 +70,29 @@ class WeightFiles:
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
         """A weight; one that the files keep in 4 or 8 bits is dequantised."""
-        found = self.shape(name)
-        if shape is not None and found != shape:
-            raise WeightsError(
-                f"{self._place(name)}: tensor {name!r} has shape {list(found)}, config.json asks for {list(shape)}"
-            )
+        self._check(name, shape)
         packed = packed_names(name, self.file_of)
         if packed is None:
             return self._read(name)
         self.unpacked[packed.packing] += 1
         return unpack(packed.packing, self._read(packed.codes), self._read(packed.scales))
 
-    def is_packed(self, name: str) -> bool:
-        """Whether the files keep this weight in 4 or 8 bits."""
-        return packed_names(name, self.file_of) is not None
+    def packing(self, name: str) -> Packing | None:
+        """The form of 4 or 8 bits in which the files keep this weight; None where they do not."""
+        packed = packed_names(name, self.file_of)
+        return None if packed is None else packed.packing
+
+    def packed_fp8(self, name: str, shape: tuple[int, int], group: int) -> tuple[Tensor, Tensor]:
+        """A weight that the files keep in FP8, as it is: its codes, and scales of each row's groups."""
+        self._check(name, shape)
+        return self._read(name), fp8_group_scales(self._read(f"{name}_scale_inv"), *shape, group)
+
+    def _check(self, name: str, shape: tuple[int, ...] | None) -> None:
+        found = self.shape(name)
+        if shape is not None and found != shape:
+            raise WeightsError(
+                f"{self._place(name)}: tensor {name!r} has shape {list(found)}, config.json asks for {list(shape)}"
+            )
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a weight, by the headers alone. Raises WeightsError where they tell that it cannot be read."""

@@ -14,8 +14,11 @@ import torch
 from torch import Tensor
 
 from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec
+from palestra.model.loading.product_reader import ProductReader
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weight_files import WeightFiles
+from palestra.model.quantised.forms import Form
+from palestra.model.quantised.packed import FrozenWeight
 
 log = logging.getLogger(__name__)
 
@@ -26,19 +29,19 @@ Parts = Sequence[tuple[str, int]]
 
 @dataclass(slots=True)
 class AttentionWeights:
-    qkv: Tensor
+    qkv: FrozenWeight
     """q (with its gates, where there are some), k and v stacked: one product instead of three."""
     qkv_bias: Tensor | None
     qk_norm: Tensor | None
     """[q heads + kv heads, head_dim]: one normalisation for both."""
-    o: Tensor
+    o: FrozenWeight
     o_bias: Tensor | None
 
 
 @dataclass(slots=True)
 class DeltaNetWeights:
-    qkv: Tensor
-    z: Tensor
+    qkv: FrozenWeight
+    z: FrozenWeight
     ba: Tensor
     """[2 * value heads, hidden]: what becomes beta, and what becomes the decay."""
     conv: Tensor
@@ -48,7 +51,7 @@ class DeltaNetWeights:
     dt_bias: Tensor
     """float32, as is the norm."""
     norm: Tensor
-    out: Tensor
+    out: FrozenWeight
 
 
 @dataclass(slots=True)
@@ -56,9 +59,9 @@ class LayerWeights:
     input_norm: Tensor
     mixer: AttentionWeights | DeltaNetWeights
     mlp_norm: Tensor
-    gate_up: Tensor
+    gate_up: FrozenWeight
     gate_up_bias: Tensor | None
-    down: Tensor
+    down: FrozenWeight
     down_bias: Tensor | None
 
 
@@ -72,18 +75,27 @@ class DecoderWeights:
 
 
 def read_weights(
-    folder: str | Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device | str = "cpu"
+    folder: str | Path,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    form: Form | None = None,
 ) -> DecoderWeights:
+    """With a form, the weights of products are kept in it; embeddings, norms and biases have the dtype in any case."""
     with WeightFiles(Path(folder)) as files:
-        weights = _Reader(files, spec, dtype, torch.device(device)).decoder()
+        products = ProductReader(files, dtype, torch.device(device), form)
+        weights = _Reader(files, spec, dtype, torch.device(device), products).decoder()
         for packing, count in files.unpacked.items():
             log.info("weights_dequantised folder=%s from=%s tensors=%d", folder, packing, count)
         return weights
 
 
 class _Reader:
-    def __init__(self, files: WeightFiles, spec: ModelSpec, dtype: torch.dtype, device: torch.device):
+    def __init__(
+        self, files: WeightFiles, spec: ModelSpec, dtype: torch.dtype, device: torch.device, products: ProductReader
+    ):
         self.files, self.spec, self.dtype, self.device, self.prefix = files, spec, dtype, device, files.prefix
+        self.products = products
 
     def decoder(self) -> DecoderWeights:
         spec = self.spec
@@ -106,9 +118,9 @@ class _Reader:
             if isinstance(mixer, AttentionSpec)
             else self.delta_net(f"{name}.linear_attn", mixer),
             mlp_norm=self.norm(f"{name}.post_attention_layernorm.weight", h),
-            gate_up=self.fused(mlp, gate_up),
+            gate_up=self.products.read([(f"{mlp}.{part}.weight", n) for part, n in gate_up], h),
             gate_up_bias=self.biases(mlp, gate_up, layer.mlp.has_bias),
-            down=self.get(f"{mlp}.down_proj.weight", h, i),
+            down=self.product(f"{mlp}.down_proj.weight", h, i),
             down_bias=self.biases(mlp, [("down_proj", h)], layer.mlp.has_bias),
         )
 
@@ -120,10 +132,10 @@ class _Reader:
             q_norm, k_norm = (self.norm(f"{name}.{x}_norm.weight", spec.head_dim) for x in "qk")
             qk_norm = torch.cat([q_norm.expand(spec.n_heads, -1), k_norm.expand(spec.n_kv_heads, -1)])
         return AttentionWeights(
-            qkv=self.fused(name, qkv),
+            qkv=self.products.read([(f"{name}.{part}.weight", n) for part, n in qkv], h),
             qkv_bias=self.biases(name, qkv, mixer.qkv_bias),
             qk_norm=qk_norm,
-            o=self.get(f"{name}.o_proj.weight", h, q),
+            o=self.product(f"{name}.o_proj.weight", h, q),
             o_bias=self.biases(name, [("o_proj", h)], mixer.o_bias),
         )
 
@@ -131,14 +143,14 @@ class _Reader:
         h, heads = self.spec.hidden_size, mixer.n_value_heads
         conv = self.get(f"{name}.conv1d.weight", mixer.conv_size, 1, mixer.conv_kernel, dtype=torch.float32)
         return DeltaNetWeights(
-            qkv=self.get(f"{name}.in_proj_qkv.weight", mixer.conv_size, h),
-            z=self.get(f"{name}.in_proj_z.weight", mixer.value_size, h),
-            ba=self.fused(name, [("in_proj_b", heads), ("in_proj_a", heads)]),
+            qkv=self.product(f"{name}.in_proj_qkv.weight", mixer.conv_size, h),
+            z=self.product(f"{name}.in_proj_z.weight", mixer.value_size, h),
+            ba=torch.cat([self.get(f"{name}.in_proj_{x}.weight", heads, h) for x in "ba"]),
             conv=conv[:, 0].T.contiguous(),
             neg_a=-self.get(f"{name}.A_log", heads, dtype=torch.float32).exp(),
             dt_bias=self.get(f"{name}.dt_bias", heads, dtype=torch.float32),
             norm=self.get(f"{name}.norm.weight", mixer.value_dim, dtype=torch.float32),
-            out=self.get(f"{name}.out_proj.weight", h, mixer.value_size),
+            out=self.product(f"{name}.out_proj.weight", h, mixer.value_size),
         )
 
     def get(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -150,9 +162,8 @@ class _Reader:
             return self.get(name, size)
         return self.get(name, size, dtype=torch.float32) + 1.0
 
-    def fused(self, prefix: str, parts: Parts) -> Tensor:
-        h = self.spec.hidden_size
-        return torch.cat([self.get(f"{prefix}.{part}.weight", size, h) for part, size in parts])
+    def product(self, name: str, outputs: int, inputs: int) -> FrozenWeight:
+        return self.products.read([(name, outputs)], inputs)
 
     def biases(self, prefix: str, parts: Parts, present: bool) -> Tensor | None:
         return torch.cat([self.get(f"{prefix}.{part}.bias", size) for part, size in parts]) if present else None

@@ -39,7 +39,7 @@ def export_merged(adapter: Adapter, base: str | Path, folder: str | Path) -> Non
         merged = {}
         for name, source in sources.items():
             weight, change = files.tensor(source), _change(name, files.prefix, matrices)
-            dtype = torch.bfloat16 if files.is_packed(source) else weight.dtype
+            dtype = torch.bfloat16 if files.packing(source) else weight.dtype
             if change is not None:
                 weight = weight.float() + adapter.stack.layout.scale * change
             merged[name] = weight.to(dtype).contiguous()
