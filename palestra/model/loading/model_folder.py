@@ -25,8 +25,8 @@ class Model:
     folder: Path
     spec: ModelSpec
     decoder: Decoder = field(repr=False)
-    weights: str
-    """What the weights of its products are kept in: their dtype, or a form of 8 or 4 bits."""
+    weights: str | None = None
+    """The form of 8 or 4 bits in which the weights of its products are kept; None where that is the dtype."""
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -72,7 +72,7 @@ def load_model(
     if where.type == "cuda":
         set_numerics(numerics)
     decoder = Decoder(spec, read_weights(folder, spec, DTYPES[name], where, form))
-    return Model(folder, spec, decoder, weights or name)
+    return Model(folder, spec, decoder, weights)
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:

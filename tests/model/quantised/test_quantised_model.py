@@ -106,4 +106,5 @@ def test_unknown_forms_name_those_there_are(micro_model):
         load_model(micro_model, weights="int3")
     with pytest.raises(ModelError, match="weights 'bf16' contradict dtype 'float32'"):
         load_model(micro_model, weights="bf16", dtype="float32")
-    assert load_model(micro_model, weights="bf16").weights == "bfloat16"
+    model = load_model(micro_model, weights="bf16")
+    assert (model.weights, model.decoder.dtype) == (None, torch.bfloat16)
