@@ -36,7 +36,7 @@ from palestra.model.lora.linear import LoraPlan, merge_runs
 from palestra.model.sampling.grammars import CompiledGrammar, Grammars
 from palestra.model.sampling.kv_page_pool import PagePool
 from palestra.model.sampling.prompt_logprobs import PromptScores
-from palestra.model.sampling.recurrent_states import RecurrentStates, SlottedRecurrence
+from palestra.model.sampling.recurrent_states import RecurrentStates, slotted_recurrence
 from palestra.model.sampling.request_checks import check_request
 from palestra.model.sampling.running_requests import (
     Failed,
@@ -286,7 +286,7 @@ class Sampler:
         recur = None
         if self.states is not None:
             self.states.move(plan.state_moves)
-            recur = SlottedRecurrence(self.states, plan)
+            recur = slotted_recurrence(self.states, plan)
         tokens = self._input_tokens(plan)
         hidden = None
         if self.graphs is not None:
