@@ -4,7 +4,7 @@ Each number is a sum of a few products in one order, so a row's bits depend on i
 Owns: the kernels, their launch and gradient. Never touches: where states are kept.
 """
 
-# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
 from typing import Any

@@ -46,6 +46,14 @@ def _head(X, rows, is_row, first, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
+def _raw_gradient(X, rows, is_row, first, d, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """From the gradient of rows of length 1 to that of the rows as they are."""
+    x, unit = _head(X, rows, is_row, first, D, BLOCK_D)
+    along = x.to(tl.float32) * unit[:, None]
+    return ((d - along * tl.sum(along * d, 1)[:, None]) * unit[:, None]).to(X.dtype.element_ty)
+
+
+@triton.jit
 def _gates(BETA, DECAY, row0, count, head, N_HEADS: tl.constexpr, CHUNK: tl.constexpr):
     """Of a chunk: beta, the sums of decays up to each row, and the sum of all."""
     r = tl.arange(0, CHUNK)
@@ -301,12 +309,8 @@ def _chunk_gradients_kernel(
         tl.store(D_BETA + gate, d_beta, mask=is_row)
         tl.store(D_DECAY + gate, tl.cumsum(d_total, 0, reverse=True), mask=is_row)
     mask, out = is_row[:, None] & (i < DK)[None], D_QKV + row[:, None] * stride + i[None]
-    for first in tl.static_range(2):
-        x, unit = _head(QKV, row * stride, is_row, q_first + first * N_KEY_HEADS * DK, DK, BLOCK_K)
-        d = d_q if first == 0 else d_k
-        x = x.to(tl.float32) * unit[:, None]
-        d = (d - x * tl.sum(x * d, 1)[:, None]) * unit[:, None]
-        tl.store(out + q_first + first * N_KEY_HEADS * DK, d.to(D_QKV.dtype.element_ty), mask=mask)
+    tl.store(out + q_first, _raw_gradient(QKV, row * stride, is_row, q_first, d_q, DK, BLOCK_K), mask=mask)
+    tl.store(out + k_first, _raw_gradient(QKV, row * stride, is_row, k_first, d_k, DK, BLOCK_K), mask=mask)
 
 
 def delta_steps(
