@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from palestra.model.loading.quantised_cache import QuantisedCache
 from palestra.model.loading.weight_files import WeightFiles
-from palestra.model.quantised.forms import Form, quantise
+from palestra.model.quantised.forms import Form, packed_shapes, quantise
 from palestra.model.quantised.packed import FrozenWeight, PackedWeight, Scratch
 
 Rows = Sequence[tuple[str, int]]
@@ -19,26 +20,46 @@ Rows = Sequence[tuple[str, int]]
 
 
 class ProductReader:
-    def __init__(self, files: WeightFiles, dtype: torch.dtype, device: torch.device, form: Form | None):
-        self.files, self.dtype, self.device, self.form = files, dtype, device, form
-        self.scratch = Scratch()
+    def __init__(
+        self,
+        files: WeightFiles,
+        dtype: torch.dtype,
+        device: torch.device,
+        form: Form | None = None,
+        cache: QuantisedCache | None = None,
+    ):
+        self.files, self.dtype, self.device, self.form, self.cache = files, dtype, device, form, cache
+        self.scratch, self._count = Scratch(), 0
 
     def read(self, parts: Rows, inputs: int) -> FrozenWeight:
         """The parts stacked: one product instead of several."""
-        outputs = sum(n for _, n in parts)
-        if self.form is None or not self.form.fits(inputs):
-            whole = torch.empty(outputs, inputs, dtype=self.dtype, device=self.device)
-            for (name, n), place in zip(parts, whole.split([n for _, n in parts]), strict=True):
-                place.copy_(self.files.tensor(name, (n, inputs)))
-            return whole
-        quantised = [self._quantised(name, n, inputs, self.form) for name, n in parts]
-        codes, scales = (
-            torch.cat(tensors) if len(parts) > 1 else tensors[0] for tensors in zip(*quantised, strict=True)
-        )
-        return PackedWeight(self.form, codes, scales, self.dtype, self.scratch)
+        if self.form is not None and self.form.fits(inputs):
+            return self._read_packed(parts, inputs, self.form)
+        whole = torch.empty(sum(n for _, n in parts), inputs, dtype=self.dtype, device=self.device)
+        for (name, _), place in zip(parts, whole.split([n for _, n in parts]), strict=True):
+            self.files.read_into(name, place)
+        return whole
+
+    def _read_packed(self, parts: Rows, inputs: int, form: Form) -> PackedWeight:
+        """Each part is quantised alone and dropped, so that one of them at a time is there in full."""
+        number, self._count = self._count, self._count + 1
+        shapes, code_type = packed_shapes(form, sum(n for _, n in parts), inputs)
+        kept = self.cache.get(number, shapes, code_type) if self.cache is not None else None
+        if kept is not None:
+            codes, scales = (tensor.to(self.device) for tensor in kept)
+            self.files.skip(name for name, _ in parts)
+            return PackedWeight(form, codes, scales, self.dtype, self.scratch)
+        codes = torch.empty(shapes[0], dtype=code_type, device=self.device)
+        scales = torch.empty(shapes[1], device=self.device)
+        start = 0
+        for name, n in parts:
+            rows, start = slice(start, start + n), start + n
+            codes[rows], scales[rows] = self._quantised(name, n, inputs, form)
+        if self.cache is not None:
+            self.cache.put(number, codes, scales)
+        return PackedWeight(form, codes, scales, self.dtype, self.scratch)
 
     def _quantised(self, name: str, outputs: int, inputs: int, form: Form) -> tuple[Tensor, Tensor]:
         if self.files.packing(name) == form.name == "fp8":
-            codes, scales = self.files.packed_fp8(name, (outputs, inputs), form.group_of(inputs))
-            return codes.to(self.device), scales.to(self.device)
+            return self.files.packed_fp8(name, (outputs, inputs), form.group_of(inputs))
         return quantise(self.files.tensor(name, (outputs, inputs)).to(self.device), form)

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from palestra.model.errors import WeightsError
@@ -25,19 +24,11 @@ from palestra.model.loading.packed_files import (
     plain_shape,
     unpack,
 )
+from palestra.model.loading.progress import LoadProgress
+from palestra.model.loading.shard import Shard
 
 PREFIXES = ("model.", "model.language_model.", "language_model.model.")
 """What the names of the text model's tensors begin with, by who wraps it."""
-TYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-}
-"""Types of tensors by their names in safetensors headers; of those that may be in such files, the common ones."""
 
 
 class WeightFiles:
@@ -45,18 +36,25 @@ class WeightFiles:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._open: dict[str, safe_open] = {}
+        self._open: dict[str, Shard] = {}
         self.file_of = _index(folder)
         self.unpacked: Counter[str] = Counter()
         """How many weights were dequantised, by the form they had in the files."""
+        self.progress: LoadProgress | None = None
 
     def __enter__(self) -> WeightFiles:
-        for file in dict.fromkeys(self.file_of.values()):
-            self._handle(file)
+        for file in self.files:
+            self._shard(file)
         return self
 
     def __exit__(self, *exc: object) -> None:
+        for shard in self._open.values():
+            shard.close()
         self._open.clear()
+
+    @property
+    def files(self) -> list[str]:
+        return list(dict.fromkeys(self.file_of.values()))
 
     def __iter__(self) -> Iterator[str]:
         """Names of the weights; a packed one has the name that it has in plain files."""
@@ -122,40 +120,56 @@ class WeightFiles:
                 f"{self._place(packed.codes)}: {packed.packing} weight {name!r}: {e}; download it again"
             ) from None
 
+    def read_into(self, name: str, place: Tensor) -> None:
+        """Fills a tensor with a weight of its shape. A place on the device `meta` only has the headers checked."""
+        self._check(name, tuple(place.shape))
+        if place.device.type == "meta":
+            return
+        if packed_names(name, self.file_of) is not None:
+            place.copy_(self.tensor(name))
+            return
+        self._shard_of(name).read_into(name, place)
+        self._count(name)
+
+    def skip(self, names: Iterable[str]) -> None:
+        """Counts weights as read that are taken from elsewhere."""
+        for name in names:
+            self._count(name)
+
+    def _count(self, name: str) -> None:
+        if self.progress is not None:
+            self.progress.add(self._shard_of(name).tensors[name].size_bytes)
+
     def _header(self, name: str) -> tuple[tuple[int, ...], torch.dtype | str]:
-        try:
-            found = self._handle_of(name).get_slice(name)
-        except SafetensorError as e:
-            raise WeightsError(f"{self._place(name)}: tensor {name!r} cannot be read ({e})") from None
-        dtype: str = found.get_dtype()
-        return tuple(found.get_shape()), TYPES.get(dtype, dtype)
+        found = self._shard_of(name).tensors.get(name)
+        if found is None:
+            raise WeightsError(
+                f"{self._place(name)}: tensor {name!r} is missing, but the index names it; download it again"
+            )
+        return found.shape, found.dtype
 
     def _read(self, name: str) -> Tensor:
-        try:
-            return self._handle_of(name).get_tensor(name)
-        except SafetensorError as e:
-            raise WeightsError(f"{self._place(name)}: tensor {name!r} cannot be read ({e})") from None
+        found = self._shard_of(name).read(name)
+        self._count(name)
+        return found
 
     def _place(self, name: str) -> Path:
         return self.folder / self.file_of.get(name, "")
 
-    def _handle_of(self, name: str) -> safe_open:
+    def _shard_of(self, name: str) -> Shard:
         file = self.file_of.get(name)
         if file is None:
             raise WeightsError(
                 f"{self.folder}: no tensor named {name!r} in the safetensors files; the config asks for it"
             )
-        return self._handle(file)
+        return self._shard(file)
 
-    def _handle(self, file: str) -> safe_open:
+    def _shard(self, file: str) -> Shard:
         if file not in self._open:
             path = self.folder / file
             if not path.is_file():
                 raise WeightsError(f"{path}: this shard is missing, but the index names it; download it again")
-            try:
-                self._open[file] = safe_open(str(path), framework="pt")
-            except (SafetensorError, OSError) as e:
-                raise WeightsError(f"{path}: not a complete safetensors file ({e}); download it again") from None
+            self._open[file] = Shard(path)
         return self._open[file]
 
 
@@ -172,8 +186,6 @@ def _index(folder: Path) -> dict[str, str]:
             f"{folder}: no model.safetensors and no model.safetensors.index.json; "
             "only safetensors weights are supported"
         )
-    try:
-        with safe_open(str(single), framework="pt") as f:
-            return dict.fromkeys(f.keys(), single.name)
-    except (SafetensorError, OSError) as e:
-        raise WeightsError(f"{single}: not a complete safetensors file ({e}); download it again") from None
+    shard = Shard(single)
+    shard.close()
+    return dict.fromkeys(shard.tensors, single.name)

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec
 from palestra.model.loading.product_reader import ProductReader
+from palestra.model.loading.progress import LoadProgress
+from palestra.model.loading.quantised_cache import QuantisedCache
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.quantised.forms import Form
@@ -82,11 +84,20 @@ def read_weights(
     form: Form | None = None,
 ) -> DecoderWeights:
     """With a form, the weights of products are kept in it; embeddings, norms and biases have the dtype in any case."""
+    device, meta = torch.device(device), torch.device("meta")
     with WeightFiles(Path(folder)) as files:
-        products = ProductReader(files, dtype, torch.device(device), form)
-        weights = _Reader(files, spec, dtype, torch.device(device), products).decoder()
+        # The headers first: what is wrong with the last layer is told before the first one is read.
+        _Reader(files, spec, dtype, meta, ProductReader(files, dtype, meta)).decoder()
+        paths = [files.folder / file for file in files.files]
+        files.progress = LoadProgress(sum(path.stat().st_size for path in paths))
+        cache = None if form is None else QuantisedCache.of(paths, form)
+        products = ProductReader(files, dtype, device, form, cache)
+        weights = _Reader(files, spec, dtype, device, products).decoder()
+        files.progress.end()
         for packing, count in files.unpacked.items():
             log.info("weights_dequantised folder=%s from=%s tensors=%d", folder, packing, count)
+        if form is not None:
+            log.info("weights_quantised to=%s from_cache=%d", form.name, cache.found if cache else 0)
         return weights
 
 
@@ -154,7 +165,9 @@ class _Reader:
         )
 
     def get(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        return self.files.tensor(name, shape).to(device=self.device, dtype=dtype or self.dtype)
+        place = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+        self.files.read_into(name, place)
+        return place
 
     def norm(self, name: str, size: int) -> Tensor:
         """A norm's factors: in float32 where one was added, since the sum has more digits than a half holds."""

@@ -54,6 +54,12 @@ CODE_TYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 LARGEST = {"fp8": 448.0, "int8": 127.0}
 
 
+def packed_shapes(form: Form, outputs: int, inputs: int) -> tuple[tuple[torch.Size, torch.Size], torch.dtype]:
+    """Shapes of codes and scales, and the type of codes."""
+    codes = torch.Size((outputs, inputs * form.bits // 8))
+    return (codes, torch.Size((outputs, inputs // form.group_of(inputs)))), CODE_TYPES.get(form.name, torch.uint8)
+
+
 @cache
 def levels(name: FormName) -> Tensor:
     """What each code stands for: 256 numbers, or 16."""
