@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import rich_click as click
 
 from palestra.cli.output import USAGE, bytes_text, count_text, fail, needs_extra, one_line_errors, print_json
+
+if TYPE_CHECKING:
+    from palestra.cli.model_plan import MemoryPlan
 
 
 @click.group()
@@ -52,28 +56,46 @@ def random(
 
 @model.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--plan", is_flag=True, help="Also plan the memory for training and sampling.")
+@click.option("--memory", metavar="SIZE", help="Memory to plan for, such as 16GB. [this machine's GPU, or its memory]")
+@click.option("--rows", default=8, show_default=True, help="Sequences sampled at once, for --plan.")
+@click.option("--context", default=4096, show_default=True, help="Tokens of each sequence, for --plan.")
+@click.option("--weights", help="Weights for --plan: bf16, fp8, int8, int4, nf4 or mxfp4. [as stored]")
 @click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
-def info(folder: Path, as_json: bool) -> None:
+def info(
+    folder: Path, plan: bool, memory: str | None, rows: int, context: int, weights: str | None, as_json: bool
+) -> None:
     """Show what the model folder DIR holds and how much memory the model needs."""
     if not folder.is_dir():
         raise fail(f"no such folder: {folder}; to make a small one to try: palestra model random {folder}", USAGE)
     with needs_extra("engine"):
         from palestra.cli.model_facts import LORA_RANK, gather_facts
+        from palestra.cli.model_plan import PlanRequest, device_memory, parse_bytes, plan_memory
         from palestra.model.errors import ModelError
-    with one_line_errors(ModelError, OSError):
+        from palestra.model.loading.spec import ModelSpec
+        from palestra.model.quantised.forms import FORMS
+    if weights not in (None, "bf16", *FORMS):
+        raise fail(f"weights {weights!r} are not known; there are: bf16, {', '.join(FORMS)}", USAGE)
+    planned = None
+    with one_line_errors(ModelError, OSError, ValueError):
         facts = gather_facts(folder)
+        if plan:
+            memory_bytes = device_memory() if memory is None else parse_bytes(memory)
+            request = PlanRequest(memory_bytes, rows, context, weights, LORA_RANK)
+            planned = plan_memory(folder, ModelSpec.from_folder(folder), request)
     if as_json:
-        print_json(asdict(facts))
+        print_json(asdict(facts) | ({} if planned is None else {"plan": asdict(planned)}))
         return
     window = f", sliding window {facts.sliding_window}" if facts.sliding_window else ""
     scaling = "" if facts.rope_type == "default" else f", {facts.rope_type} scaling"
     kinds = "".join(f", {n} {kind}" for kind, n in facts.layer_kinds.items()) if len(facts.layer_kinds) > 1 else ""
     state = bytes_text(facts.state_bytes_per_sequence)
     more = f", {state} per further sequence" if facts.state_bytes_per_sequence else ""
-    rows = {
+    lines = {
         "architecture": f"{facts.architecture} (family {facts.family})",
         "parameters": f"{count_text(facts.parameters)} in {facts.dtype}",
         "layers": f"{facts.layers} of width {facts.hidden_size}, feed-forward {facts.intermediate_size}{kinds}",
+        "mechanisms": ", ".join(facts.mechanisms) or "none beyond Llama's",
         "heads": f"{facts.heads} query, {facts.kv_heads} key/value, {facts.head_dim} wide",
         "context": f"{facts.max_positions} tokens{window}",
         "rope": f"theta {facts.rope_theta:g}{scaling}",
@@ -86,6 +108,31 @@ def info(folder: Path, as_json: bool) -> None:
         f"{bytes_text(facts.kv_bytes_per_token)} more per further token{more}",
         f"LoRA rank {LORA_RANK}": f"{count_text(facts.lora_parameters)} parameters, {bytes_text(facts.lora_bytes)}; "
         f"{bytes_text(facts.lora_training_bytes)} while it trains",
+        "LoRA trains": ", ".join(facts.lora_modules),
     }
-    for name, text in rows.items():
+    for name, text in lines.items():
         click.echo(f"{name:<14} {text}")
+    if planned is not None:
+        _print_plan(planned, rows, context)
+
+
+def _print_plan(plan: MemoryPlan, rows: int, context: int) -> None:
+    parts = {
+        "weights": plan.weights_bytes,
+        "one written out": plan.scratch_bytes,
+        "one adapter in training": plan.adapter_bytes,
+        f"KV of {rows} x {context} tokens": plan.kv_bytes,
+        f"states of {rows} sequences": plan.state_bytes,
+        f"training {plan.micro_batch_tokens} tokens": plan.training_bytes,
+        "runtime": plan.runtime_bytes,
+    }
+    click.echo("\nplan of memory")
+    for name, size in parts.items():
+        if size:
+            click.echo(f"  {name:<28} {bytes_text(size):>10}")
+    verdict = "fits into" if plan.fits else "does not fit into"
+    click.echo(f"  {'together':<28} {bytes_text(plan.total_bytes):>10}, {verdict} {bytes_text(plan.memory_bytes)}")
+    if plan.fits:
+        click.echo(f"  settings: {' '.join(plan.settings)}")
+    else:
+        click.echo("  lower --rows or --context, or choose --weights with fewer bits")
