@@ -1,4 +1,4 @@
-"""`palestra model`: make random models, inspect model folders.
+"""`palestra model`: make random models, fetch models, inspect model folders.
 
 Owns: arguments and printing. Never touches: tensors.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def model() -> None:
-    """Make random models, inspect model folders."""
+    """Make random models, fetch models, inspect model folders."""
 
 
 @model.command()
@@ -55,7 +55,25 @@ def random(
 
 
 @model.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("hub_id", metavar="ID")
+@click.option("--revision", help="Branch, tag or commit. [main]")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def pull(hub_id: str, revision: str | None, as_json: bool) -> None:
+    """Fetch the model ID of the Hugging Face hub into the local cache; commands then take the ID as a model."""
+    with needs_extra("engine"):
+        from palestra.cli.model_pull import PullError
+        from palestra.cli.model_pull import pull as fetch
+    with one_line_errors(PullError):
+        folder = fetch(hub_id, revision)
+    if as_json:
+        print_json({"id": hub_id, "folder": str(folder)})
+    else:
+        click.echo(f"{hub_id}: {folder}")
+        click.echo(f"look inside: palestra model info {hub_id}")
+
+
+@model.command()
+@click.argument("folder", metavar="DIR_OR_ID", type=click.Path(path_type=Path))
 @click.option("--plan", is_flag=True, help="Also plan the memory for training and sampling.")
 @click.option("--memory", metavar="SIZE", help="Memory to plan for, such as 16GB. [this machine's GPU, or its memory]")
 @click.option("--rows", default=8, show_default=True, help="Sequences sampled at once, for --plan.")
@@ -65,7 +83,12 @@ def random(
 def info(
     folder: Path, plan: bool, memory: str | None, rows: int, context: int, weights: str | None, as_json: bool
 ) -> None:
-    """Show what the model folder DIR holds and how much memory the model needs."""
+    """Show what a model folder, or a Hugging Face id in the local cache, holds and how much memory the model needs."""
+    from palestra.config.hugging_face import find_in_cache, is_hub_id
+
+    if is_hub_id(str(folder)):
+        with one_line_errors(ValueError):
+            folder = find_in_cache(str(folder))
     if not folder.is_dir():
         raise fail(f"no such folder: {folder}; to make a small one to try: palestra model random {folder}", USAGE)
     with needs_extra("engine"):
