@@ -7,12 +7,12 @@ files, weights.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from palestra.model.errors import UnsupportedModel
 from palestra.model.loading.config_fields import Config, ConfigFields
-from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec, LayerSpec, MlpSpec
+from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec, ExpertsSpec, LayerSpec, MlpSpec
 
 Layers = tuple[LayerSpec, ...]
 
@@ -51,6 +51,10 @@ def _qwen3(config: ConfigFields, n: int) -> Layers:
     )
 
 
+def _qwen3_moe(config: ConfigFields, n: int) -> Layers:
+    return _with_experts(config, _qwen3(config, n), _experts(config, normalises=config.flag("norm_topk_prob")))
+
+
 def _qwen3_5(config: ConfigFields, n: int) -> Layers:
     has_bias = config.flag("attention_bias")
     attention = LayerSpec(AttentionSpec(qkv_bias=has_bias, o_bias=has_bias, qk_norm=True, is_gated=True))
@@ -70,6 +74,43 @@ def _qwen3_5(config: ConfigFields, n: int) -> Layers:
     return tuple(by_kind[kind] for kind in config.layer_types(n, by_kind, made))
 
 
+def _experts(config: ConfigFields, *, normalises: bool) -> ExpertsSpec:
+    n_experts, per_token = config.one_of("num_experts", "num_local_experts"), config.integer("num_experts_per_tok")
+    if per_token > n_experts:
+        raise UnsupportedModel(
+            f"{config.source}: num_experts_per_tok ({per_token}) is more than there are experts ({n_experts})"
+        )
+    return ExpertsSpec(n_experts, per_token, config.integer("moe_intermediate_size"), normalises)
+
+
+def _with_experts(config: ConfigFields, layers: Layers, experts: ExpertsSpec) -> Layers:
+    """Experts in each layer that the config does not name as dense."""
+    step, dense = config.integer("decoder_sparse_step"), config.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(i, int) and 0 <= i < len(layers) for i in dense):
+        raise UnsupportedModel(f"{config.source}: mlp_only_layers ({dense!r}) must be numbers of its {len(layers)} layers")
+    return tuple(
+        layer if i in dense or (i + 1) % step else replace(layer, mlp=experts) for i, layer in enumerate(layers)
+    )
+
+
+_QWEN3_MOE = Family(
+    "qwen3_moe",
+    _qwen3_moe,
+    defaults={
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+        "sliding_window": 4096,
+        "decoder_sparse_step": 1,
+        "moe_intermediate_size": 768,
+        "num_experts_per_tok": 8,
+        "num_experts": 128,
+    },
+)
 _QWEN3_5 = Family(
     "qwen3_5",
     _qwen3_5,
@@ -99,6 +140,7 @@ FAMILIES: dict[str, Family] = {
     "MistralForCausalLM": Family("mistral", _mistral, defaults={"sliding_window": 4096}),
     "Qwen2ForCausalLM": Family("qwen2", _qwen2, defaults={"sliding_window": 4096}),
     "Qwen3ForCausalLM": Family("qwen3", _qwen3, defaults={"sliding_window": 4096}),
+    "Qwen3MoeForCausalLM": _QWEN3_MOE,
     "Qwen3_5ForConditionalGeneration": _QWEN3_5,
     "Qwen3_5ForCausalLM": _QWEN3_5,
 }
