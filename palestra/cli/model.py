@@ -24,7 +24,9 @@ def model() -> None:
 
 @model.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--family", default="qwen3", show_default=True, help="qwen3, qwen3_moe, qwen3_5, qwen2, llama or mistral.")
+@click.option(
+    "--family", default="qwen3", show_default=True, help="qwen3, qwen3_moe, qwen3_5, qwen2, llama or mistral."
+)
 @click.option(
     "--shape",
     default="tiny",
@@ -101,4 +103,6 @@ def info(folder: Path, as_json: bool) -> None:
 
 def _experts_text(experts: ExpertFacts) -> str:
     shared = f", beside one of {experts.shared_size} for all" if experts.shared_size else ""
-    return f"{experts.experts} of width {experts.size} in {experts.layers} layers, {experts.per_token} for a token{shared}"
+    return (
+        f"{experts.experts} of width {experts.size} in {experts.layers} layers, {experts.per_token} for a token{shared}"
+    )

@@ -65,7 +65,12 @@ CASES: dict[str, dict] = {
     "mistral": {"family": "mistral", "overrides": {"sliding_window": 8}},
     "mistral-full": {"family": "mistral", "overrides": {"sliding_window": None}},
 }
-FAMILIES = ["qwen3", *(pytest.param(one, marks=pytest.mark.slow) for one in ("qwen2", "llama2", "mistral")), "qwen3_5", "qwen3_moe"]
+FAMILIES = [
+    "qwen3",
+    *(pytest.param(one, marks=pytest.mark.slow) for one in ("qwen2", "llama2", "mistral")),
+    "qwen3_5",
+    "qwen3_moe",
+]
 
 every_case = pytest.mark.parametrize("case", CASES)
 
@@ -151,9 +156,11 @@ def test_bfloat16_is_as_close_to_float32_as_transformers_is(get_bench, in_transf
         with torch.no_grad():
             truth = bench.reference()(torch.tensor([tokens])).logits[0]
             peer = theirs(torch.tensor([tokens])).logits[0].float()
-        ours_off.append((ours - truth).flatten())
-        theirs_off.append((peer - truth).flatten())
-    ours_rms, theirs_rms = (torch.cat(x).square().mean().sqrt() for x in (ours_off, theirs_off))
+        ours_off.append((ours - truth).square().mean(-1))
+        theirs_off.append((peer - truth).square().mean(-1))
+    # Rounding sends some tokens to other experts, and not the same ones here and there: that says nothing.
+    typical = torch.median if bench.model.spec.experts else torch.mean
+    ours_rms, theirs_rms = (typical(torch.cat(x)).sqrt() for x in (ours_off, theirs_off))
     assert 0 < ours_rms < 1.25 * theirs_rms
 
 
@@ -162,7 +169,8 @@ def test_bfloat16_trains_like_float32(get_bench, case):
     """The same stored weights and the same adapter in both precisions: gradients agree to bfloat16's digits."""
     narrow = get_bench(**CASES[case], dtype="bfloat16")
     wide = get_bench(**CASES[case], dtype="bfloat16", load_dtype="float32")
-    bound = 0.15 if narrow.model.spec.delta_nets else 0.05  # a recurrence carries its roundings on
+    # A recurrence carries its roundings on; experts are other ones for a few tokens.
+    bound = 0.15 if narrow.model.spec.delta_nets or narrow.model.spec.experts else 0.05
     gradients = []
     for bench in (narrow, wide):
         adapter = bench.adapter(rank=4, noise=0.05)

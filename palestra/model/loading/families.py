@@ -87,7 +87,9 @@ def _with_experts(config: ConfigFields, layers: Layers, experts: ExpertsSpec) ->
     """Experts in each layer that the config does not name as dense."""
     step, dense = config.integer("decoder_sparse_step"), config.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(isinstance(i, int) and 0 <= i < len(layers) for i in dense):
-        raise UnsupportedModel(f"{config.source}: mlp_only_layers ({dense!r}) must be numbers of its {len(layers)} layers")
+        raise UnsupportedModel(
+            f"{config.source}: mlp_only_layers ({dense!r}) must be numbers of its {len(layers)} layers"
+        )
     return tuple(
         layer if i in dense or (i + 1) % step else replace(layer, mlp=experts) for i, layer in enumerate(layers)
     )

@@ -54,9 +54,7 @@ SHAPES = {
     "qwen3-0.6b": Shape(1024, 28, 16, 8, 128, 3072, 151936, tie=True, max_positions=40960),
     "qwen3-4b": Shape(2560, 36, 32, 8, 128, 9728, 151936, tie=True, max_positions=40960),
     "qwen3-8b": Shape(4096, 36, 32, 8, 128, 12288, 151936, tie=False, max_positions=40960),
-    "qwen3-30b-a3b": Shape(
-        2048, 48, 32, 4, 128, 6144, 151936, tie=False, max_positions=40960, experts=(128, 8, 768)
-    ),
+    "qwen3-30b-a3b": Shape(2048, 48, 32, 4, 128, 6144, 151936, tie=False, max_positions=40960, experts=(128, 8, 768)),
     # The published Qwen3.5 sizes.
     "qwen3.5-4b": Shape(2560, 32, 16, 4, 256, 9216, 248320, tie=True, max_positions=262144),
     "qwen3.5-9b": Shape(4096, 32, 16, 4, 256, 12288, 248320, tie=False, max_positions=262144),

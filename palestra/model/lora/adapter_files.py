@@ -191,7 +191,8 @@ def _is_per_expert(file: Path) -> bool:
     with _opened(file) as stored:
         if SHARED_EXPERTS in (stored.metadata() or {}):
             return False
-        outer = [stored.get_slice(name).get_shape() for name in stored.keys() if _is_outer(name)]
+        names = stored.keys()
+        outer = [stored.get_slice(name).get_shape() for name in names if _is_outer(name)]
     return any(len(shape) != 3 or shape[0] > 1 for shape in outer)
 
 
@@ -279,7 +280,8 @@ def _load(file: Path) -> dict[str, Tensor]:
     if not file.is_file():
         raise AdapterError(f"{file}: no such file")
     with _opened(file) as stored:
-        return {name: stored.get_tensor(name) for name in stored.keys()}
+        names = stored.keys()
+        return {name: stored.get_tensor(name) for name in names}
 
 
 def _opened(file: Path) -> safe_open:

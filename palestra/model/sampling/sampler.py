@@ -504,6 +504,9 @@ def _step_graphs(decoder: Decoder, cache: KVCache, max_rows: int) -> StepGraphs 
     """None where steps are not recorded: without kernels, and for models with recurrent states."""
     if decoder.device.type != "cuda" or not has_kernels(decoder.spec, decoder.device, decoder.dtype):
         return None
+    if decoder.spec.experts:
+        log.warning("step_graphs_off family=%s: it has experts, so its steps are slower", decoder.spec.family)
+        return None
     if decoder.spec.delta_nets:
         log.warning("step_graphs_off family=%s: it has recurrent states, so its steps are slower", decoder.spec.family)
         return None

@@ -46,6 +46,7 @@ VARIANTS = {
     },
     "mistral": {"family": "mistral"},
     "qwen3_5": {"family": "qwen3_5"},
+    "qwen3_moe": {"family": "qwen3_moe"},
     "sharded": {"family": "qwen3", "shards": 3},
 }
 

@@ -156,7 +156,10 @@ def fuse(source, folder):
     ("change", "message"),
     [
         (lambda t: t.pop(f"{EXPERTS}.5.up_proj.weight"), r"no tensor named '.*experts\.5\.up_proj\.weight'"),
-        (lambda t: t.update({f"{EXPERTS}.5.up_proj.weight": torch.ones(3, 4)}), r"experts\.5\.up_proj.*has shape \[3, 4\]"),
+        (
+            lambda t: t.update({f"{EXPERTS}.5.up_proj.weight": torch.ones(3, 4)}),
+            r"experts\.5\.up_proj.*has shape \[3, 4\]",
+        ),
         (lambda t: t.update({f"{EXPERTS}.8.down_proj.weight": torch.ones(64, 48)}), "more experts than the 8"),
         (lambda t: t.update({"model.layers.0.mlp.gate.weight": torch.ones(4, 64)}), r"asks for \[8, 64\]"),
     ],
