@@ -269,6 +269,8 @@ SUPPORTED = (
     "qwen3_moe",
     "qwen3_moe_mixed",
     "qwen3_moe_fused",
+    "qwen3_5_moe",
+    "qwen3_next",
 )
 """Families that must pass; the others are not supported yet and are refused by name."""
 

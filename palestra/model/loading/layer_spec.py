@@ -42,6 +42,8 @@ class DeltaNetSpec:
     key_dim: int
     value_dim: int
     conv_kernel: int
+    is_interleaved: bool = False
+    """One projection has queries, keys, values and gates of each key head beside each other."""
 
     @property
     def key_size(self) -> int:

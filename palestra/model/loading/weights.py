@@ -36,7 +36,8 @@ class AttentionWeights:
 @dataclass(slots=True)
 class DeltaNetWeights:
     qkv: Tensor
-    z: Tensor
+    z: Tensor | None
+    """None where its rows stand among those of `qkv`."""
     ba: Tensor
     """[2 * value heads, hidden]: what becomes beta, and what becomes the decay."""
     conv: Tensor
@@ -139,17 +140,25 @@ class _Reader:
         )
 
     def delta_net(self, name: str, mixer: DeltaNetSpec) -> DeltaNetWeights:
-        h, heads = self.spec.hidden_size, mixer.n_value_heads
+        h, heads, values = self.spec.hidden_size, mixer.n_value_heads, mixer.value_size
+        if mixer.is_interleaved:
+            qkv, z = self.get(f"{name}.in_proj_qkvz.weight", mixer.conv_size + values, h), None
+            by_key_head = self.get(f"{name}.in_proj_ba.weight", 2 * heads, h).unflatten(0, (mixer.n_key_heads, 2, -1))
+            ba = by_key_head.transpose(0, 1).flatten(0, 2).contiguous()
+        else:
+            qkv = self.get(f"{name}.in_proj_qkv.weight", mixer.conv_size, h)
+            z = self.get(f"{name}.in_proj_z.weight", values, h)
+            ba = self.fused(name, [("in_proj_b", heads), ("in_proj_a", heads)])
         conv = self.get(f"{name}.conv1d.weight", mixer.conv_size, 1, mixer.conv_kernel, dtype=torch.float32)
         return DeltaNetWeights(
-            qkv=self.get(f"{name}.in_proj_qkv.weight", mixer.conv_size, h),
-            z=self.get(f"{name}.in_proj_z.weight", mixer.value_size, h),
-            ba=self.fused(name, [("in_proj_b", heads), ("in_proj_a", heads)]),
+            qkv=qkv,
+            z=z,
+            ba=ba,
             conv=conv[:, 0].T.contiguous(),
             neg_a=-self.get(f"{name}.A_log", heads, dtype=torch.float32).exp(),
             dt_bias=self.get(f"{name}.dt_bias", heads, dtype=torch.float32),
             norm=self.get(f"{name}.norm.weight", mixer.value_dim, dtype=torch.float32),
-            out=self.get(f"{name}.out_proj.weight", h, mixer.value_size),
+            out=self.get(f"{name}.out_proj.weight", h, values),
         )
 
     def dense(self, name: str, size: int, mlp: MlpSpec) -> MlpWeights:

@@ -21,7 +21,7 @@ Matrices = dict[str, Tensor]
 
 PREFIX = "base_model.model."
 ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
-DELTA_NET = frozenset({"in_proj_q", "in_proj_k", "in_proj_v", "in_proj_z", "out_proj", "in_proj_qkv"})
+DELTA_NET = frozenset({"in_proj_q", "in_proj_k", "in_proj_v", "in_proj_z", "out_proj", "in_proj_qkv", "in_proj_qkvz"})
 EXPERTS = frozenset({"w1", "w2", "w3"})
 MLP = frozenset({"gate_proj", "up_proj", "down_proj"}) | EXPERTS
 HEAD = "lm_head"

@@ -169,6 +169,9 @@ def _mixer_sites(spec: ModelSpec, n: int, layer: LayerSpec) -> list[tuple[str, i
         qkv = [(f"{name}.q_proj", q * (1 + mixer.is_gated)), (f"{name}.k_proj", kv), (f"{name}.v_proj", kv)]
         return [("qkv", h, qkv), ("o", q, [(f"{name}.o_proj", h)])]
     name, keys, values = f"model.layers.{n}.linear_attn", mixer.key_size, mixer.value_size
+    if mixer.is_interleaved:
+        joined = [(f"{name}.in_proj_qkvz", mixer.conv_size + values)]
+        return [("qkv", h, joined), ("o", values, [(f"{name}.out_proj", h)])]
     qkv = [(f"{name}.in_proj_q", keys), (f"{name}.in_proj_k", keys), (f"{name}.in_proj_v", values)]
     return [("qkv", h, qkv), ("z", h, [(f"{name}.in_proj_z", values)]), ("o", values, [(f"{name}.out_proj", h)])]
 

@@ -25,10 +25,20 @@ class DeltaNetMixer:
         assert inputs.recur is not None, "this model needs a recurrence"
         w, n = self.weights, self.n
         qkv = lora_linear(x, w.qkv, None, (n, "qkv"), plan)
-        z = lora_linear(x, w.z, None, (n, "z"), plan)
+        if w.z is None:
+            qkv, z = self._split_key_heads(qkv)
+        else:
+            z = lora_linear(x, w.z, None, (n, "z"), plan)
         b, a = linear(x, w.ba).float().chunk(2, dim=-1)
         decay = w.neg_a * softplus(a + w.dt_bias)
         mixed = inputs.recur(n, qkv, torch.sigmoid(b), decay, w.conv)
         normed = rms_norm(mixed, w.norm, self.spec.norm_eps)
         gated = normed * silu(z.float()).view_as(normed)
         return lora_linear(gated.flatten(1).to(x.dtype), w.out, None, (n, "o"), plan)
+
+    def _split_key_heads(self, qkvz: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries, keys, values and gates stand beside each other key head by key head."""
+        m = self.mixer
+        sizes = [size // m.n_key_heads for size in (m.key_size, m.key_size, m.value_size, m.value_size)]
+        *qkv, z = (part.flatten(1) for part in qkvz.unflatten(1, (m.n_key_heads, -1)).split(sizes, 2))
+        return torch.cat(qkv, 1), z
