@@ -25,13 +25,16 @@ def model() -> None:
 @model.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
-    "--family", default="qwen3", show_default=True, help="qwen3, qwen3_moe, qwen3_5, qwen2, llama or mistral."
+    "--family",
+    default="qwen3",
+    show_default=True,
+    help="qwen3, qwen3_moe, qwen3_5, qwen3_5_moe, qwen3_next, qwen2, llama or mistral.",
 )
 @click.option(
     "--shape",
     default="tiny",
     show_default=True,
-    help="micro, tiny, small, qwen3-0.6b, qwen3-4b, qwen3-8b, qwen3-30b-a3b, qwen3.5-4b or qwen3.5-9b.",
+    help="micro, tiny, small, qwen3-0.6b, qwen3-4b, qwen3-8b, qwen3-30b-a3b, qwen3.5-4b, qwen3.5-9b or qwen3.5-35b-a3b.",
 )
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same weights.")
 @click.option("--dtype", default="float32", show_default=True, help="float32, bfloat16 or float16.")

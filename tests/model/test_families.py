@@ -61,6 +61,9 @@ CASES: dict[str, dict] = {
     "qwen3_5": {"family": "qwen3_5"},
     "qwen3_5-tied": {"family": "qwen3_5", "tie": True, "overrides": {"linear_num_key_heads": 2}},
     "qwen3_moe": {"family": "qwen3_moe"},
+    "qwen3_moe-mixed": {"family": "qwen3_moe", "overrides": {"mlp_only_layers": [1]}},
+    "qwen3_5_moe": {"family": "qwen3_5_moe"},
+    "qwen3_next": {"family": "qwen3_next", "overrides": {"linear_num_key_heads": 2}},
     "qwen3_moe-shares": {"family": "qwen3_moe", "tie": True, "overrides": {"norm_topk_prob": False}},
     "mistral": {"family": "mistral", "overrides": {"sliding_window": 8}},
     "mistral-full": {"family": "mistral", "overrides": {"sliding_window": None}},
@@ -112,7 +115,7 @@ def test_gradients_equal_peft(get_bench, case, tmp_path):
 
 def take_parts(truth: dict[str, torch.Tensor], ours: dict[str, torch.Tensor]) -> None:
     """Of matrices that PEFT has joined, what is ours: its other blocks of B are zero, but not their gradients."""
-    for joined in [name for name in truth if "in_proj_qkv" in name]:
+    for joined in [name for name in truth if "in_proj_qkv." in name]:
         gradient, row, column = truth.pop(joined), 0, 0
         for part in (joined.replace("qkv", x) for x in "qkv"):
             rows, columns = ours[part].shape

@@ -20,6 +20,7 @@ from palestra.model.errors import AdapterError
 from palestra.model.lora.adapter_names import (
     ATTENTION,
     DELTA_NET,
+    DENSE,
     EXPERTS,
     HEAD,
     MLP,
@@ -75,9 +76,12 @@ def save_adapter(
     if is_tied:
         matrices = {f"{TIED_HEAD}{k.removeprefix(HEAD)}" if k.startswith(HEAD) else k: t for k, t in matrices.items()}
     tensors = {f"{PREFIX}{name}": t.cpu().contiguous() for name, t in matrices.items()}
-    parameters = [GATE_UP, DOWN] if form == "peft" and has_experts else []
-    leaves = {name.partition(".lora_")[0].rsplit(".", 1)[-1] for name in matrices}
-    modules = sorted(leaves - {"experts", "base_layer"})
+    leaves = {name.partition(".lora_")[0].rsplit(".", 1)[-1] for name in matrices} - {"experts", "base_layer"}
+    parameters = []
+    if form == "peft" and has_experts:  # PEFT would take a module named down_proj for the experts'
+        parameters = [GATE_UP, DOWN, *sorted(f"{leaf}.weight" for leaf in leaves & DENSE)]
+        leaves -= DENSE
+    modules = sorted(leaves)
     wholes = {name: n for name in (*modules, *parameters) if (n := _n_parts(name)) > 1}
     config = {
         "peft_type": "LORA",
@@ -209,9 +213,10 @@ def _n_parts(name: str) -> int:
 def _modules(raw: dict[str, Any], file: Path) -> set[str]:
     modules = raw["target_modules"] or []
     if parameters := raw.get("target_parameters"):
-        odd = [name for name in parameters if not name.endswith((GATE_UP, DOWN))]
+        known = (GATE_UP, DOWN, *sorted(f"{leaf}.weight" for leaf in DENSE))
+        odd = [name for name in parameters if not name.endswith(known)]
         if odd:
-            raise AdapterError(f"{file}: target_parameters names {odd[0]}; supported: {GATE_UP}, {DOWN}")
+            raise AdapterError(f"{file}: target_parameters names {odd[0]}; supported: {', '.join(known)}")
         modules = [modules] if isinstance(modules, str) else [*modules, *EXPERTS]
     if isinstance(modules, str):
         modules = ATTENTION | MLP if modules == "all-linear" else {modules}

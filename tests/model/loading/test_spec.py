@@ -71,7 +71,7 @@ def test_sizes_of_the_published_models():
     assert 4.0e9 < spec.n_parameters < 4.4e9
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_moe", "qwen3_5_moe", "qwen3_next"])
 def test_counted_parameters_are_those_of_the_files(random_model, family):
     from safetensors.torch import load_file
 
@@ -82,7 +82,7 @@ def test_counted_parameters_are_those_of_the_files(random_model, family):
 
 
 def test_every_architecture_has_a_family_of_its_own_name():
-    names = {"llama", "mistral", "qwen2", "qwen3", "qwen3_5", "qwen3_moe"}
+    names = {"llama", "mistral", "qwen2", "qwen3", "qwen3_5", "qwen3_moe", "qwen3_5_moe", "qwen3_next"}
     assert {family.name for family in FAMILIES.values()} == names
 
 
