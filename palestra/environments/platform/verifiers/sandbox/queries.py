@@ -1,6 +1,6 @@
 """The query builder of Fleet's SDK, as verifiers use it.
 
-Owns: queries and what they assert. Never touches: how rows are read.
+Owns: queries and their assertions. Never touches: how rows are read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Count(int):
 
 
 class QueryBuilder:
-    """Each method but the last gives another query, and leaves this one as it is."""
+    """Each method but the last returns another query, and does not change this one."""
 
     def __init__(self, database: MemoryDatabase, table: str) -> None:
         self._database, self._table = database, table
