@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import Any, Literal
 
 from palestra.chat.tool_calls import without_thinking
-from palestra.environments.bundled.draws import last_integer
+from palestra.environments.bundled.seeded_random import last_integer
 from palestra.environments.tasks import LazyTasks
 from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput
 from palestra.types.rollouts import Task

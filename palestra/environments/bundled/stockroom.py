@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from palestra.chat.tool_calls import ParsedCall, ParseFailure, parse_tool_call, without_thinking
-from palestra.environments.bundled.draws import last_integer
+from palestra.environments.bundled.seeded_random import last_integer
 from palestra.environments.bundled.stockroom_tasks import DONE, NO_CALL, Kind, answer, tasks, tool_error, tool_result
 from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput
 from palestra.environments.tools import ToolGroup, tool

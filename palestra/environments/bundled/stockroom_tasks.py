@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Literal
 
-from palestra.environments.bundled.draws import Draws
+from palestra.environments.bundled.seeded_random import SeededRandom
 from palestra.environments.tasks import LazyTasks
 from palestra.types.rollouts import Task
 
@@ -92,7 +92,7 @@ def solve(task: Task) -> list[str]:
 def is_held_out(kind: Kind, items: Sequence[str]) -> bool:
     """Whether a question is never trained on, whatever is in stock; the same holds for the two items the other way
     round."""
-    return Draws(f"stockroom/split/{kind}/{'/'.join(sorted(items))}").below(HELD_OUT) == 0
+    return SeededRandom(f"stockroom/split/{kind}/{'/'.join(sorted(items))}").below(HELD_OUT) == 0
 
 
 def tasks(split: Split) -> LazyTasks[int]:
@@ -100,7 +100,7 @@ def tasks(split: Split) -> LazyTasks[int]:
 
 
 def make_task(split: Split, index: int) -> Task:
-    draws = Draws(f"stockroom/{split}/{index}")
+    draws = SeededRandom(f"stockroom/{split}/{index}")
     kind = _kind(draws)
     stocked = draws.sample(ITEMS, STOCKED)
     while is_held_out(kind, items := stocked[: 1 if kind is Kind.ONE else 2]) != (split == "eval"):
@@ -118,7 +118,7 @@ def make_task(split: Split, index: int) -> Task:
     )
 
 
-def _kind(draws: Draws) -> Kind:
+def _kind(draws: SeededRandom) -> Kind:
     percent = draws.below(100)
     for kind, share in SHARES:
         percent -= share

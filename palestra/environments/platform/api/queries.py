@@ -15,7 +15,7 @@ from typing import Any
 
 from palestra.environments.platform.changes import Change, ChangeKind, changes, tables_of
 from palestra.environments.platform.instance import Instance
-from palestra.environments.platform.verifiers.sandbox.memory import part_of
+from palestra.environments.platform.verifiers.runtime.memory import part_of
 from palestra.util.json_types import JsonObject
 
 MAX_COPIES = 64  # of the instances that were read last

@@ -26,7 +26,7 @@ from palestra.environments.sandbox import process
 
 log = logging.getLogger(__name__)
 
-CHILD = "palestra.environments.platform.verifiers.sandbox.child"
+CHILD = "palestra.environments.platform.verifiers.runtime.child"
 MAX_ANSWER = 4 * 1024 * 1024  # bytes; printed text is cut long before
 
 _has_warned = False

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-from palestra.environments.platform.verifiers.sandbox.memory import MemoryDatabase, Row
+from palestra.environments.platform.verifiers.runtime.memory import MemoryDatabase, Row
 from palestra.util.json_types import JsonMapping, JsonObject
 
 Spec = JsonMapping

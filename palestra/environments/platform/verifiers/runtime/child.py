@@ -16,10 +16,10 @@ import string
 import sys
 from typing import Any
 
-from palestra.environments.platform.verifiers.sandbox import helpers
-from palestra.environments.platform.verifiers.sandbox.databases import DatabaseSnapshot
-from palestra.environments.platform.verifiers.sandbox.diffs import IgnoreConfig, SnapshotDiff
-from palestra.environments.platform.verifiers.sandbox.scores import score_of
+from palestra.environments.platform.verifiers.runtime import helpers
+from palestra.environments.platform.verifiers.runtime.databases import DatabaseSnapshot
+from palestra.environments.platform.verifiers.runtime.diffs import IgnoreConfig, SnapshotDiff
+from palestra.environments.platform.verifiers.runtime.scores import score_of
 from palestra.environments.sandbox import jail
 from palestra.util.json_types import JsonObject
 

@@ -9,7 +9,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from palestra.environments.platform.verifiers.sandbox.memory import MemoryDatabase, Row
+from palestra.environments.platform.verifiers.runtime.memory import MemoryDatabase, Row
 from palestra.util.json_types import JsonMapping
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from palestra.environments.platform.verifiers.sandbox.diffs import IgnoreConfig, SnapshotDiff
-from palestra.environments.platform.verifiers.sandbox.memory import MemoryDatabase, part_of
-from palestra.environments.platform.verifiers.sandbox.queries import QueryBuilder
+from palestra.environments.platform.verifiers.runtime.diffs import IgnoreConfig, SnapshotDiff
+from palestra.environments.platform.verifiers.runtime.memory import MemoryDatabase, part_of
+from palestra.environments.platform.verifiers.runtime.queries import QueryBuilder
 from palestra.util.json_types import JsonMapping
 
 

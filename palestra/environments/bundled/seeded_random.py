@@ -14,7 +14,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class Draws:
+class SeededRandom:
     """Works like a random generator that is seeded with a text."""
 
     def __init__(self, seed: str) -> None:
