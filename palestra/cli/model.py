@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import rich_click as click
 
 from palestra.cli.output import USAGE, bytes_text, count_text, fail, needs_extra, one_line_errors, print_json
+
+if TYPE_CHECKING:
+    from palestra.cli.model_facts import ExpertFacts
 
 
 @click.group()
@@ -20,12 +24,17 @@ def model() -> None:
 
 @model.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--family", default="qwen3", show_default=True, help="qwen3, qwen3_5, qwen2, llama or mistral.")
+@click.option(
+    "--family",
+    default="qwen3",
+    show_default=True,
+    help="qwen3, qwen3_moe, qwen3_5, qwen3_5_moe, qwen3_next, qwen2, llama or mistral.",
+)
 @click.option(
     "--shape",
     default="tiny",
     show_default=True,
-    help="micro, tiny, small, qwen3-0.6b, qwen3-4b, qwen3-8b, qwen3.5-4b or qwen3.5-9b.",
+    help="micro, tiny, small, qwen3-0.6b, qwen3-4b, qwen3-8b, qwen3-30b-a3b, qwen3.5-4b, qwen3.5-9b or qwen3.5-35b-a3b.",
 )
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same weights.")
 @click.option("--dtype", default="float32", show_default=True, help="float32, bfloat16 or float16.")
@@ -68,12 +77,16 @@ def info(folder: Path, as_json: bool) -> None:
     window = f", sliding window {facts.sliding_window}" if facts.sliding_window else ""
     scaling = "" if facts.rope_type == "default" else f", {facts.rope_type} scaling"
     kinds = "".join(f", {n} {kind}" for kind, n in facts.layer_kinds.items()) if len(facts.layer_kinds) > 1 else ""
+    dense = f", feed-forward {facts.intermediate_size}" if facts.intermediate_size else ""
+    experts = facts.experts
+    active = f", {count_text(facts.active_parameters)} of them active for a token" if experts else ""
     state = bytes_text(facts.state_bytes_per_sequence)
     more = f", {state} per further sequence" if facts.state_bytes_per_sequence else ""
     rows = {
         "architecture": f"{facts.architecture} (family {facts.family})",
-        "parameters": f"{count_text(facts.parameters)} in {facts.dtype}",
-        "layers": f"{facts.layers} of width {facts.hidden_size}, feed-forward {facts.intermediate_size}{kinds}",
+        "parameters": f"{count_text(facts.parameters)} in {facts.dtype}{active}",
+        "layers": f"{facts.layers} of width {facts.hidden_size}{dense}{kinds}",
+        **({"experts": _experts_text(experts)} if experts else {}),
         "heads": f"{facts.heads} query, {facts.kv_heads} key/value, {facts.head_dim} wide",
         "context": f"{facts.max_positions} tokens{window}",
         "rope": f"theta {facts.rope_theta:g}{scaling}",
@@ -89,3 +102,10 @@ def info(folder: Path, as_json: bool) -> None:
     }
     for name, text in rows.items():
         click.echo(f"{name:<14} {text}")
+
+
+def _experts_text(experts: ExpertFacts) -> str:
+    shared = f", beside one of {experts.shared_size} for all" if experts.shared_size else ""
+    return (
+        f"{experts.experts} of width {experts.size} in {experts.layers} layers, {experts.per_token} for a token{shared}"
+    )

@@ -24,16 +24,30 @@ TRAINING_COPIES = 4  # weight, gradient, and the two moments of Adam
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertFacts:
+    layers: int
+    experts: int
+    per_token: int
+    size: int
+    shared_size: int
+    """Width of the expert that every token visits; 0 without one."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFacts:
     architecture: str
     family: str
     parameters: int
+    active_parameters: int
+    """Those that one token needs: without the experts it does not visit."""
     dtype: str
     layers: int
     layer_kinds: dict[str, int]
     """How many layers there are of each kind."""
     hidden_size: int
     intermediate_size: int
+    experts: ExpertFacts | None
+    """None where all layers are dense."""
     heads: int
     kv_heads: int
     head_dim: int
@@ -67,11 +81,13 @@ def gather_facts(folder: Path) -> ModelFacts:
         architecture=spec.architecture,
         family=spec.family,
         parameters=parameters,
+        active_parameters=parameters - spec.n_idle_parameters,
         dtype=spec.dtype,
         layers=spec.n_layers,
         layer_kinds=_layer_kinds(spec),
         hidden_size=spec.hidden_size,
         intermediate_size=spec.intermediate_size,
+        experts=_expert_facts(spec),
         heads=spec.n_heads,
         kv_heads=spec.n_kv_heads,
         head_dim=spec.head_dim,
@@ -92,6 +108,13 @@ def gather_facts(folder: Path) -> ModelFacts:
         lora_bytes=lora * ADAPTER_BYTES,
         lora_training_bytes=lora * ADAPTER_BYTES * TRAINING_COPIES,
     )
+
+
+def _expert_facts(spec: ModelSpec) -> ExpertFacts | None:
+    if not spec.experts:
+        return None
+    mlp = next(iter(spec.experts.values()))
+    return ExpertFacts(len(spec.experts), mlp.n_experts, mlp.per_token, mlp.size, mlp.shared_size)
 
 
 def _layer_kinds(spec: ModelSpec) -> dict[str, int]:
@@ -129,7 +152,8 @@ def _parameters_in(file: Path) -> int:
 
 
 def _is_of_text_model(name: str) -> bool:
-    """Not so what is published beside it: a vision tower, layers that predict several tokens at once."""
+    """Whether a tensor belongs to the text model, and not to what is published beside it: a vision tower, layers that
+    predict several tokens at once."""
     return name != "__metadata__" and not name.startswith("mtp.") and "visual." not in name
 
 

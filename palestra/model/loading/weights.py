@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec
+from palestra.model.errors import WeightsError
+from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec, ExpertsSpec, MlpSpec
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weight_files import WeightFiles
 
@@ -35,7 +36,8 @@ class AttentionWeights:
 @dataclass(slots=True)
 class DeltaNetWeights:
     qkv: Tensor
-    z: Tensor
+    z: Tensor | None
+    """None where its rows stand among those of `qkv`."""
     ba: Tensor
     """[2 * value heads, hidden]: what becomes beta, and what becomes the decay."""
     conv: Tensor
@@ -49,14 +51,32 @@ class DeltaNetWeights:
 
 
 @dataclass(slots=True)
-class LayerWeights:
-    input_norm: Tensor
-    mixer: AttentionWeights | DeltaNetWeights
-    mlp_norm: Tensor
+class MlpWeights:
     gate_up: Tensor
     gate_up_bias: Tensor | None
     down: Tensor
     down_bias: Tensor | None
+
+
+@dataclass(slots=True)
+class ExpertsWeights:
+    router: Tensor
+    """[experts, hidden]"""
+    gate_up: Tensor
+    """[experts, 2 * size, hidden]"""
+    down: Tensor
+    """[experts, hidden, size]"""
+    shared: MlpWeights | None
+    shared_gate: Tensor | None
+    """[1, hidden]"""
+
+
+@dataclass(slots=True)
+class LayerWeights:
+    input_norm: Tensor
+    mixer: AttentionWeights | DeltaNetWeights
+    mlp_norm: Tensor
+    mlp: MlpWeights | ExpertsWeights
 
 
 @dataclass(slots=True)
@@ -91,19 +111,17 @@ class _Reader:
         )
 
     def layer(self, n: int) -> LayerWeights:
-        h, i = self.spec.hidden_size, self.spec.intermediate_size
-        layer, name = self.spec.layers[n], f"{self.prefix}layers.{n}"
-        mixer, mlp, gate_up = layer.mixer, f"{name}.mlp", [("gate_proj", i), ("up_proj", i)]
+        h, layer, name = self.spec.hidden_size, self.spec.layers[n], f"{self.prefix}layers.{n}"
+        mixer, mlp = layer.mixer, layer.mlp
         return LayerWeights(
             input_norm=self.norm(f"{name}.input_layernorm.weight", h),
             mixer=self.attention(f"{name}.self_attn", mixer)
             if isinstance(mixer, AttentionSpec)
             else self.delta_net(f"{name}.linear_attn", mixer),
             mlp_norm=self.norm(f"{name}.post_attention_layernorm.weight", h),
-            gate_up=self.fused(mlp, gate_up),
-            gate_up_bias=self.biases(mlp, gate_up, layer.mlp.has_bias),
-            down=self.get(f"{mlp}.down_proj.weight", h, i),
-            down_bias=self.biases(mlp, [("down_proj", h)], layer.mlp.has_bias),
+            mlp=self.dense(f"{name}.mlp", self.spec.intermediate_size, mlp)
+            if isinstance(mlp, MlpSpec)
+            else self.experts(f"{name}.mlp", mlp),
         )
 
     def attention(self, name: str, mixer: AttentionSpec) -> AttentionWeights:
@@ -122,18 +140,60 @@ class _Reader:
         )
 
     def delta_net(self, name: str, mixer: DeltaNetSpec) -> DeltaNetWeights:
-        h, heads = self.spec.hidden_size, mixer.n_value_heads
+        h, heads, values = self.spec.hidden_size, mixer.n_value_heads, mixer.value_size
+        if mixer.is_interleaved:
+            qkv, z = self.get(f"{name}.in_proj_qkvz.weight", mixer.conv_size + values, h), None
+            by_key_head = self.get(f"{name}.in_proj_ba.weight", 2 * heads, h).unflatten(0, (mixer.n_key_heads, 2, -1))
+            ba = by_key_head.transpose(0, 1).flatten(0, 2).contiguous()
+        else:
+            qkv = self.get(f"{name}.in_proj_qkv.weight", mixer.conv_size, h)
+            z = self.get(f"{name}.in_proj_z.weight", values, h)
+            ba = self.fused(name, [("in_proj_b", heads), ("in_proj_a", heads)])
         conv = self.get(f"{name}.conv1d.weight", mixer.conv_size, 1, mixer.conv_kernel, dtype=torch.float32)
         return DeltaNetWeights(
-            qkv=self.get(f"{name}.in_proj_qkv.weight", mixer.conv_size, h),
-            z=self.get(f"{name}.in_proj_z.weight", mixer.value_size, h),
-            ba=self.fused(name, [("in_proj_b", heads), ("in_proj_a", heads)]),
+            qkv=qkv,
+            z=z,
+            ba=ba,
             conv=conv[:, 0].T.contiguous(),
             neg_a=-self.get(f"{name}.A_log", heads, dtype=torch.float32).exp(),
             dt_bias=self.get(f"{name}.dt_bias", heads, dtype=torch.float32),
             norm=self.get(f"{name}.norm.weight", mixer.value_dim, dtype=torch.float32),
-            out=self.get(f"{name}.out_proj.weight", h, mixer.value_size),
+            out=self.get(f"{name}.out_proj.weight", h, values),
         )
+
+    def dense(self, name: str, size: int, mlp: MlpSpec) -> MlpWeights:
+        h, gate_up = self.spec.hidden_size, [("gate_proj", size), ("up_proj", size)]
+        return MlpWeights(
+            gate_up=self.fused(name, gate_up),
+            gate_up_bias=self.biases(name, gate_up, mlp.has_bias),
+            down=self.get(f"{name}.down_proj.weight", h, size),
+            down_bias=self.biases(name, [("down_proj", h)], mlp.has_bias),
+        )
+
+    def experts(self, name: str, mlp: ExpertsSpec) -> ExpertsWeights:
+        h, is_shared = self.spec.hidden_size, bool(mlp.shared_size)
+        gate_up, down = self.expert_stacks(f"{name}.experts", mlp)
+        return ExpertsWeights(
+            router=self.get(f"{name}.gate.weight", mlp.n_experts, h),
+            gate_up=gate_up,
+            down=down,
+            shared=self.dense(f"{name}.shared_expert", mlp.shared_size, MlpSpec()) if is_shared else None,
+            shared_gate=self.get(f"{name}.shared_expert_gate.weight", 1, h) if is_shared else None,
+        )
+
+    def expert_stacks(self, name: str, mlp: ExpertsSpec) -> tuple[Tensor, Tensor]:
+        """Files have two matrices for all experts, or three for each."""
+        n, h, i = mlp.n_experts, self.spec.hidden_size, mlp.size
+        if f"{name}.gate_up_proj" in self.files.file_of:
+            return self.get(f"{name}.gate_up_proj", n, 2 * i, h), self.get(f"{name}.down_proj", n, h, i)
+        if f"{name}.{n}.down_proj.weight" in self.files.file_of:
+            raise WeightsError(f"{self.files.folder}: {name} has more experts than the {n} that config.json asks for")
+        gate_up, down = (torch.empty(n, *m, dtype=self.dtype, device=self.device) for m in ((2 * i, h), (h, i)))
+        for e in range(n):
+            parts = {"gate_proj": gate_up[e, :i], "up_proj": gate_up[e, i:], "down_proj": down[e]}
+            for part, place in parts.items():
+                place.copy_(self.files.tensor(f"{name}.{e}.{part}.weight", tuple(place.shape)))
+        return gate_up, down
 
     def get(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return self.files.tensor(name, shape).to(device=self.device, dtype=dtype or self.dtype)

@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes: a live board in a terminal, a line for each step elsewhere.
+"""What a person sees of a run while it goes: a live display in a terminal, a line for each step elsewhere.
 
 Owns: rows, bars, sparklines. Never touches: the run.
 """
@@ -47,7 +47,7 @@ def open_display(kind: str, name: str, config: RunConfig) -> Iterator[RunListene
     if kind == "auto":
         kind = "board" if sys.stdout.isatty() else "lines"
     if kind == "board":
-        board = LiveBoard(name, config)
+        board = LiveDisplay(name, config)
         with Live(board, console=Console(), refresh_per_second=4):
             yield board
     else:
@@ -89,8 +89,8 @@ class JsonLines(Silence):
         click.echo(text, err=True)
 
 
-class LiveBoard:
-    """A board that is redrawn a few times a second from the events of the run."""
+class LiveDisplay:
+    """A display that is redrawn a few times a second from the events of the run."""
 
     def __init__(self, name: str, config: RunConfig) -> None:
         self._name, self._config = name, config
