@@ -1,4 +1,5 @@
-"""Conversations as tokens, and tool calls in what a model wrote. Begin at `tokenizer`, then `conversations`."""
+"""Converts conversations to tokens, and finds tool calls in model output. Begin at `tokenizer`, then
+`conversation_cache`."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """ChatTokenizer when it is asked for: environments parse tool calls where tokenizers and jinja2 are missing."""
+    """Imports ChatTokenizer on first use: environments parse tool calls where tokenizers and jinja2 are not
+    installed."""
     if name == "ChatTokenizer":
         from palestra.chat.tokenizer import ChatTokenizer
 

@@ -1,4 +1,4 @@
-"""How an answer is read, whichever format its model writes.
+"""Chooses how an answer is parsed, whichever format its model writes.
 
 Owns: the choice of a parser, where in an answer a prompt ends. Never touches: how a format works.
 """
@@ -19,7 +19,7 @@ OPENING = 32  # tokens at the end of a prompt that may open a think block, or a 
 def output_parser(
     form: CallFormat, tools: Sequence[JsonMapping] | None, start: AnswerStart = AnswerStart.FRESH
 ) -> OutputParser:
-    """`tools`: those that can be called, as OpenAI writes them; None where no calls are looked for."""
+    """`tools` are those that can be called, in OpenAI's format; None: no calls are searched for."""
     if isinstance(form, AnswerFormat):
         return form.parser(start=start, reads_calls=tools is not None)
     bound = None if tools is None else for_tools(form, tools)
@@ -27,7 +27,8 @@ def output_parser(
 
 
 def answer_start(tokenizer: ChatTokenizer, prompt: Sequence[int], begun: int) -> AnswerStart:
-    """By the end of the prompt; where an answer goes on, by the beginning it has, which is its last `begun` tokens."""
+    """Finds the start by the end of the prompt; if an answer is continued, by its beginning, which is the last `begun`
+    tokens of the prompt."""
     split = len(prompt) - begun
     before = tokenizer.decode(prompt[max(0, split - OPENING) : split], skip_special=False)
     beginning = tokenizer.decode(prompt[split:], skip_special=False)

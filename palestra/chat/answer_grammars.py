@@ -1,6 +1,7 @@
-"""Grammars of what is around the part of an answer that must look a certain way: thinking before it, text before calls.
+"""Grammars for what surrounds the constrained part of an answer: reasoning before it, text before calls.
 
-Owns: rules for thoughts and for free text, in llguidance's Lark dialect. Never touches: which requests ask for one.
+Owns: rules for reasoning and for free text, in llguidance's Lark dialect. Never touches: which requests ask for a
+grammar.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from palestra.chat.tool_parsers.lark import escaped, tag
 
 
 def answer_rules(tokenizer: ChatTokenizer, tools: ToolParser, top: str, *, start: AnswerStart, may_think: bool) -> str:
-    """As `AnswerFormat.layout`, for answers with think tags; `may_think`: unless the prompt has opened a thought."""
+    """Like `AnswerFormat.layout`, for answers with think tags. `may_think` allows a think block, unless the prompt has
+    opened one."""
     is_open = start is AnswerStart.IN_THOUGHT
     rules = text_or_calls(tokenizer, tools) if top == "text_or_calls" else ""
     if is_open or (tokenizer.thinks and may_think):
@@ -23,7 +25,7 @@ def answer_rules(tokenizer: ChatTokenizer, tools: ToolParser, top: str, *, start
 
 
 def thinking(tokenizer: ChatTokenizer, *, is_open: bool) -> str:
-    """Rule `thinking`: a think block, or none. `is_open`: the prompt has opened one."""
+    """Returns the rule `thinking`: a think block, or none. `is_open`: the prompt has opened one."""
     special = tokenizer.special_texts
     block = rf"thinking_text? {tag(END_THINK, special)} /\n{{1,2}}/?"
     top = block if is_open else f"({tag(THINK, special)} {block})?"
@@ -31,18 +33,18 @@ def thinking(tokenizer: ChatTokenizer, *, is_open: bool) -> str:
 
 
 def text_or_calls(tokenizer: ChatTokenizer, tools: ToolParser) -> str:
-    """Rule `text_or_calls`, for a grammar with a rule `calls`: any text in which neither a call nor a thought begins,
-    and then calls; one of the two may be missing. Where calls have no marker, it is one or the other."""
+    """Returns the rule `text_or_calls`, for a grammar with a rule `calls`: any text in which neither a call nor a think
+    block begins, and then calls; one of the two may be missing. If calls have no marker, it is either text or calls."""
     others = _plain_tokens(tokenizer, (THINK, END_THINK, *tools.tags))
     text = _text("text", (THINK, END_THINK, *tools.markers), others, not_first=tools.openings)
     return f"text_or_calls: {'text? | calls' if tools.openings else 'text? calls?'}\n{text}"
 
 
 def _text(name: str, excluded: Collection[str], others: str, not_first: Collection[str] = ()) -> str:
-    """A rule for any text in which none of `excluded` occurs, and that does not begin as one of `not_first` does. A
-    lexer takes as much as it can and never goes back: so a piece ends where something excluded may begin, and the next
-    one is nothing of the kind. Then only another such piece can follow, or it would go on to become what it must not.
-    """
+    """Returns a rule for any text in which none of `excluded` occurs, and that does not begin like one of `not_first`.
+    A lexer takes as much as it can and never goes back, so a piece ends where an excluded text may begin, and the next
+    piece starts with something that cannot continue it. After that only another such piece may follow, because
+    otherwise the excluded text could still be completed."""
     edge, piece = _class(excluded), name.upper()
     first = rf"[^{edge}{_class(not_first)}\s][^{edge}]*" if not_first else f"[^{edge}]+"
     going_on = f"({piece}_FROM{f' | {others} {piece}?' if others else ''})"
@@ -56,11 +58,11 @@ def _text(name: str, excluded: Collection[str], others: str, not_first: Collecti
 
 
 def _plain_tokens(tokenizer: ChatTokenizer, but: Collection[str]) -> str:
-    """Added tokens that are text like any other, as far as the model is concerned."""
+    """Returns a rule for added tokens that are ordinary text to the model."""
     plain = {token for text, token in tokenizer.special_texts.items() if text not in but} - tokenizer.special_ids()
     return f"<[{','.join(map(str, sorted(plain)))}]>" if plain else ""
 
 
 def _class(texts: Collection[str]) -> str:
-    """Their first characters."""
+    """Returns a character class of the first characters."""
     return escaped("".join(sorted({text[0] for text in texts})))

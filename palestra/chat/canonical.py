@@ -1,5 +1,5 @@
-"""What a message says, whoever wrote it down: clients send a history back with arguments in another order, content as
-parts, reasoning left out.
+"""A canonical form of messages: clients send a history back with arguments in another order, content as parts, or
+without reasoning.
 
 Owns: when two messages are the same. Never touches: tokens, templates.
 """
@@ -16,15 +16,16 @@ from palestra.chat.tool_calls import END_THINK, THINK, read_json
 from palestra.util.json_types import JsonMapping
 
 Message = JsonMapping
-"""As chat templates read them: `content` is text."""
+"""A message as chat templates read it: `content` is text."""
 REASONING_KEYS = ("reasoning_content", "reasoning")
 
 _OPENING = re.compile(rf"\s*{THINK}")
-_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))  # made once: every message of a request needs it
+# made once: it is needed for every message of a request
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 def chain(root: object, messages: Sequence[Message]) -> list[bytes]:
-    """For each length from 0 on, a name for the conversation up to there. `root`: what else it depends on."""
+    """Returns a name (a hash) for the conversation up to each length, from 0 on. `root` is what else it depends on."""
     names = [_digest(_dump(root))]
     for message in messages:
         names.append(extend(names[-1], message))
@@ -36,7 +37,8 @@ def extend(name: bytes, message: Message) -> bytes:
 
 
 def reasoning_of(message: Message) -> str | None:
-    """What it says was thought: in a field, or at the beginning of its content, as some clients write it."""
+    """Returns the reasoning of a message: from a field, or from the beginning of its content, as some clients write
+    it."""
     for key in REASONING_KEYS:
         if isinstance(text := message.get(key), str) and text.strip():
             return text.strip()
@@ -44,7 +46,7 @@ def reasoning_of(message: Message) -> str | None:
 
 
 def join(beginning: Message, rest: Message) -> Message:
-    """One message of two parts. A think block that the first leaves open is thought, not said."""
+    """Joins two parts of one message. A think block that the first part leaves open is reasoning, not content."""
     said = beginning.get("content") or ""
     opened = said.rfind(THINK)
     if opened < 0 or END_THINK in said[opened:]:
@@ -68,8 +70,9 @@ class _Parts(NamedTuple):
 
 
 def _parts(content: str) -> _Parts:
-    """Think blocks that it begins with are reasoning, which may be left out; one that nothing closes has no end.
-    Anywhere else such tags are text, as they are where the server itself tells them as content."""
+    """Splits content into reasoning and text. Think blocks at the beginning are reasoning, which may be left out; one
+    that is not closed has no end. Anywhere else such tags are text, as they are when the server itself returns them as
+    content."""
     thoughts: list[str] = []
     place = 0
     while opening := _OPENING.match(content, place):
@@ -81,7 +84,7 @@ def _parts(content: str) -> _Parts:
 
 def _said_text(message: Message) -> list[Any]:
     role, text = message["role"], message.get("content") or ""
-    if role == "assistant":  # frameworks strip what a model said; nobody else's words are touched
+    if role == "assistant":  # frameworks strip the text of the assistant; other roles are not changed
         text = _parts(text).said.strip()
     calls = [_call(call) for call in message.get("tool_calls") or ()]
     return [role, text, calls, message.get("name")]
@@ -100,7 +103,7 @@ def _parsed(arguments: object) -> object:
 
 
 def _numbers_alike(value: object) -> object:
-    """1.0 comes back as 1 from languages that have one kind of number."""
+    """Makes equal numbers the same: 1.0 comes back as 1 from languages that have one kind of number."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, Mapping):

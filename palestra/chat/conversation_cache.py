@@ -1,8 +1,8 @@
-"""Token-exact conversations: what was read and sampled stays as it was, only what is new is rendered.
+"""Token-exact conversations: tokens that were read and sampled stay as they were, and only new messages are rendered.
 
-A request's messages are matched against what was said before. Its prompt is the ids held for the longest match and the
-tokens of the messages after it; a history that was changed becomes a branch.
-Owns: the ids held, finding them again, how many are held, and of whom. Never touches: models, HTTP, databases.
+The messages of a request are matched against earlier conversations. The prompt is the cached ids of the longest match,
+followed by the tokens of the messages after it; a history that was changed becomes a branch. Owns: the cached ids,
+finding them again, how many are kept for each owner. Never touches: models, HTTP, databases.
 """
 
 from __future__ import annotations
@@ -47,32 +47,32 @@ __all__ = [
 @dataclass(frozen=True, slots=True)
 class SampledReply:
     message: Message
-    """As the client was told: it comes back like this, more or less."""
+    """The message as the client received it; it comes back like this, apart from small differences."""
     tokens: Sequence[int]
     place: SampleLocation
     by_length: bool = False
-    """What ended it; else a token or a string did."""
+    """Whether its length ended it; otherwise a token or a string did."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTurn:
-    """A turn as it is kept, and comes back once it was let go. A parent comes before its children."""
+    """A turn as it is stored, and restored after it was evicted. A parent comes before its children."""
 
     place: SampleLocation
     parent: SampleLocation | None
     read: Sequence[int]
-    """Since its parent; all of the prompt where it has none."""
+    """Token ids read since its parent; the whole prompt if it has none."""
     sampled: Sequence[int]
     name: bytes
     thoughts: Mapping[int, str]
-    """Those that its parent does not know of."""
+    """Reasoning that its parent does not have."""
     begun: int
     drift: bool
     by_length: bool
 
 
 Recall = Callable[[Sequence[bytes]], Iterable[tuple[bytes, Sequence[StoredTurn]]]]
-"""From names that are not held, the longest conversation first, to the traces that have one of them."""
+"""Looks up names that are not cached, the longest conversation first, and returns the traces that have one of them."""
 
 
 @dataclass(slots=True)
@@ -85,15 +85,15 @@ class _Conversation:
 
 @dataclass(slots=True)
 class _Share:
-    """What one owner has; the least recently used first."""
+    """The conversations of one owner, the least recently used first."""
 
     conversations: OrderedDict[str, _Conversation] = field(default_factory=OrderedDict)
     tokens: int = 0
 
 
 class ConversationCache:
-    """For any thread. A conversation, with its branches, is let go as a whole: the one used longest ago of the owner
-    who has the most, so that nobody pushes out the conversations of others."""
+    """A thread-safe cache. A conversation is evicted as a whole, with its branches: the least recently used one of the
+    owner who has the most, so that no owner evicts the conversations of others."""
 
     def __init__(
         self,
@@ -105,13 +105,13 @@ class ConversationCache:
     ) -> None:
         self._max_conversations, self._max_tokens, self._max_age_s = max_conversations, max_tokens, max_age_s
         self._clock = clock
-        self._lock = threading.Lock()  # protects all below; never held for as long as a history or a text takes
+        self._lock = threading.Lock()  # protects all fields below; never held while a long history or text is processed
         self._live: OrderedDict[str, _Conversation] = OrderedDict()
-        """By trace, the least recently used first."""
+        """Conversations by trace, the least recently used first."""
         self._shares: dict[str, _Share] = {}
-        """By owner."""
+        """Shares by owner."""
         self._turns: dict[bytes, list[CachedTurn]] = {}
-        """By name, the oldest first."""
+        """Turns by name, the oldest first."""
         self._tokens = 0
 
     def __len__(self) -> int:
@@ -141,19 +141,19 @@ class ConversationCache:
         turns = [_cached_turn(_answered(prompt, reply, read), prompt.parent) for reply in replies]
         with self._lock:
             if prompt.parent is not None and prompt.parent not in self._turns.get(prompt.parent.name, ()):
-                # It was let go meanwhile.
+                # It was evicted meanwhile.
                 turns = [replace(turn, parent=None, read=array("i", prompt.ids)) for turn in turns]
             for turn in turns:
                 self._add(prompt.owner, turn)
             self._let_go()
 
     def _named(self, name: bytes) -> list[CachedTurn]:
-        """One name at a time: nobody waits while a long history is looked through."""
+        """Looks up one name at a time, so that nobody waits while a long history is searched."""
         with self._lock:
             return list(self._turns.get(name, ()))
 
     def _revive(self, request: PromptRequest, trace: Sequence[StoredTurn]) -> MatchingTurns:
-        """Holds the turns of a trace again, and looks among them."""
+        """Caches the turns of a trace again, and searches them."""
         with self._lock:
             conversation = self._live.get(trace[0].place.trace_id) if trace else None
             turns = {} if conversation is None else dict(conversation.turns)
@@ -175,7 +175,7 @@ class ConversationCache:
             self._shares.setdefault(owner, _Share()).conversations[trace_id] = self._live[trace_id]
         self._touch(trace_id)
         if turn.place in self._live[trace_id].turns:
-            return  # its trace was revived meanwhile, with this turn
+            return  # its trace was restored meanwhile, including this turn
         self._live[trace_id].turns[turn.place] = turn
         self._turns.setdefault(turn.name, []).append(turn)
         self._count(trace_id, len(turn))
@@ -204,7 +204,8 @@ class ConversationCache:
             self._drop(self._oldest_of_the_greatest(lambda share: share.tokens))
 
     def _oldest_of_the_greatest(self, size: Callable[[_Share], int]) -> str:
-        """The greatest share; of equal ones the one whose oldest was used longest ago."""
+        """Returns the owner with the greatest share; among equals the one whose oldest conversation was used longest
+        ago."""
 
         def rank(share: _Share) -> tuple[int, float]:
             return size(share), -next(iter(share.conversations.values())).used_at
@@ -227,7 +228,7 @@ class ConversationCache:
 
 
 def _find(request: PromptRequest, named: Callable[[bytes], Sequence[CachedTurn]]) -> MatchingTurns:
-    """The longest beginning that ends with a turn of ours, and those it may be."""
+    """Returns the longest beginning that ends with a cached turn, and the turns that it may be."""
     for length in request.lengths:
         if turns := [turn for turn in named(request.names[length]) if request.may_mean(turn, length)]:
             return MatchingTurns(length, turns)

@@ -1,7 +1,7 @@
-"""Tokens as text while they are drawn.
+"""Converts tokens to text while they are sampled.
 
-Owns: characters that several tokens make up, special tokens that are text to whoever reads on. Never touches: what the
-text means.
+Owns: characters that consist of several tokens, special tokens that a later parser needs as text. Never touches: what
+the text means.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from collections.abc import Collection, Sequence
 from palestra.chat.tokenizer import ChatTokenizer
 
 UNKNOWN = "\ufffd"
-"""Stands for bytes that are no character; at the end of a text, for one that may not be complete."""
-LONG = 32  # tokens: a character has a few at most, so what is longer holds bytes that never become one
+"""The replacement for bytes that are no character; at the end of a text, for a character that may be incomplete."""
+LONG = 32  # tokens: a character has a few at most, so a longer sequence contains bytes that will never become one
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
-"""A byte, in vocabularies that fall back to them. What several of them mean is known when the last is."""
+"""A byte, in vocabularies with byte fallback. What several of them mean is known when the last one is."""
 
 
 class IncrementalDecoder:
-    """`feed` as tokens come, `finish` once at their end: joined, what `decode` makes of them all.
+    """Call `feed` as tokens arrive and `finish` once at the end; joined, the texts are what `decode` returns for all
+    tokens.
 
-    Special tokens are dropped, as `decode` does it, but not those in `keep`: unless told otherwise, think tags and
-    what the tokenizer's tool format is written with.
+    Special tokens are dropped, as by `decode`, except for those in `keep`; by default these are think tags and the tags
+    of the tokenizer's tool format.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, *, keep_special: bool = False, keep: Collection[str] | None = None):
@@ -30,10 +31,11 @@ class IncrementalDecoder:
         keep = tokenizer.spoken_tags if keep is None else keep
         self._dropped = frozenset() if keep_special else tokenizer.special_ids(but=keep)
         self._window: list[int] = []
-        """Tokens that are not told yet, behind some that are: the beginning of a text may be decoded differently."""
+        """Tokens that were not emitted yet, after some that were: the beginning of a text may be decoded
+        differently."""
         self._behind = 0
         self._emitted = ""
-        """What the window says so far."""
+        """Text of the window that was emitted so far."""
 
     def feed(self, tokens: Sequence[int]) -> str:
         new = [token for token in tokens if token not in self._dropped]
@@ -53,7 +55,7 @@ class IncrementalDecoder:
         return rest
 
     def _let_go(self, text: str) -> str:
-        """All but the last tokens, where these and those before them have no character in common."""
+        """Drops all but the last tokens, if these share no character with those before them."""
         for cut in range(len(self._window) - 1, self._behind, -1):
             first, second = self._decode(self._window[:cut]), self._decode(self._window[cut:])
             if first + second == text:
@@ -63,7 +65,7 @@ class IncrementalDecoder:
         return ""
 
     def _move(self, start: int) -> None:
-        """All is told; the next tokens are decoded behind those from `start`."""
+        """Notes that everything is emitted; the next tokens are decoded after those from `start` on."""
         self._window = self._window[start:]
         self._behind = len(self._window)
         self._emitted = self._decode(self._window)

@@ -1,6 +1,7 @@
-"""What a model says, taken apart while it speaks: thinking, text, tool calls.
+"""Splits model output into reasoning, text and tool calls while it is generated.
 
-Owns: telling them apart, left to right, the same whether the text comes at once or in pieces. Never touches: tokens.
+Owns: telling them apart, from left to right, with the same result whether the text comes at once or in pieces. Never
+touches: tokens.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ _END_THINK = Tags((END_THINK,))
 
 
 class ReasoningParser:
-    """`feed` as the text comes, `finish` once at its end; each gives the pieces that are certain by now.
+    """Call `feed` as the text arrives and `finish` once at its end; each returns the pieces that are certain by then.
 
-    From left to right: a think block ends where it is closed, or never, and what is written in it is no call. A block
-    of calls that cannot be read is text. Once a block of calls has begun, think tags are text.
+    From left to right: a think block ends where it is closed, or never, and there are no calls inside of it. A block of
+    calls that cannot be parsed is text. Once a block of calls has begun, think tags are text.
     """
 
     def __init__(self, tools: ToolParser | None, *, in_thought: bool = False):
-        """`tools`: None where no calls are looked for. `in_thought`: the prompt has opened a think block."""
+        """`tools`: None if no calls are searched for. `in_thought`: the prompt has opened a think block."""
         self._tools = tools
         markers = tools.markers if tools else ()
         self._tags, self._later_tags = Tags((THINK, *markers)), Tags(markers)
@@ -49,7 +50,7 @@ class ReasoningParser:
         self._pieces: list[Piece] = []
         self._unread: list[_Unread] = []
         self._buffer = ""
-        """What of the text read last is not told yet; in the end that which may begin a tag."""
+        """Text that was not emitted yet; in the end only what may begin a tag."""
         self._said, self._thought = _Spaced(), _Spaced()
         self._between_thoughts = ""
         self._has_thought = self._has_called = False
@@ -81,7 +82,7 @@ class ReasoningParser:
             while self._step(at_end and not self._unread):
                 pass
 
-    # Steps take what they can from the buffer; True: there is more to do, by the step that is set now.
+    # Each step takes what it can from the buffer. True: continue with the step that is set now.
 
     def _content(self, at_end: bool) -> bool:
         if self._said.is_empty and self._openings:
@@ -106,7 +107,7 @@ class ReasoningParser:
         return True
 
     def _opened_again(self, at_end: bool) -> bool:
-        """Some write the tag that their prompt ends with."""
+        """Skips a think tag at the beginning: some models repeat the tag that their prompt ends with."""
         self._buffer = self._buffer.lstrip()
         if not at_end and self._buffer != THINK and THINK.startswith(self._buffer):
             return False
@@ -169,16 +170,16 @@ class ReasoningParser:
 
 
 class _Spaced:
-    """Text whose spaces wait until something follows them."""
+    """Text whose trailing spaces wait until something follows them."""
 
     def __init__(self, is_trimmed: bool = False):
         self.is_trimmed = is_trimmed
-        """Spaces at its beginning are dropped."""
+        """Whether spaces at its beginning are dropped."""
         self.is_empty = True
         self._waiting: list[str] = []
 
     def add(self, text: str) -> str:
-        """What is certain by now."""
+        """Adds text and returns what is certain by now."""
         body = text.rstrip()
         if not body:
             self._waiting.append(text)
@@ -195,7 +196,7 @@ class _Spaced:
 
 
 class _Unread:
-    """A text that is read in slices, so that none is copied again and again."""
+    """A text that is read in slices, so that its rest is not copied again and again."""
 
     SLICE = 4096
 

@@ -1,4 +1,4 @@
-"""What an answer is made of: thinking, text and tool calls, in the order they were written.
+"""The pieces of an answer: reasoning, text and tool calls, in the order they were written.
 
 Owns: the records. Never touches: how they are told apart.
 """
@@ -23,7 +23,7 @@ class ContentPiece:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallPiece:
-    """Whole: a call is told when its end is known."""
+    """A complete tool call: it is emitted when its end is known."""
 
     call: ParsedCall
 
@@ -33,10 +33,10 @@ Piece = ReasoningPiece | ContentPiece | ToolCallPiece
 
 @dataclass(slots=True)
 class ParsedOutput:
-    """All pieces, put together."""
+    """All pieces joined."""
 
     reasoning: str | None = None
-    """None: it did not think. Empty: it opened a think block and closed it again."""
+    """None: there was no reasoning. Empty: a think block was opened and closed again."""
     content: str = ""
     calls: list[ParsedCall] = field(default_factory=list)
 

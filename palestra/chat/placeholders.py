@@ -1,6 +1,6 @@
-"""Short conversations in the place of long ones, with marks by which what a template made of them is found.
+"""Short conversations that replace long ones while a template renders, with marks by which its output is found.
 
-Owns: what stands in for a turn, for tools, for the end of an open answer. Never touches: templates, tokens.
+Owns: placeholders for a turn, for tools, for the end of an open answer. Never touches: templates, tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TemplatePlaceholders:
         self.tools = [{"type": "function", "function": function}]
 
     def turn(self, message: Message, thought: bool) -> JsonObject:
-        """A message of the same shape."""
+        """Returns a short message of the same shape."""
         calls = message.get("tool_calls") or ()
         words = self._words if message.get("content") or not calls else ""
         placeholder: JsonObject = {"role": "assistant", "content": words}
@@ -42,12 +42,12 @@ class TemplatePlaceholders:
         return placeholder
 
     def is_all_shown(self, placeholder: Message, text: str) -> bool:
-        """Whether all that a turn says is in a text."""
+        """Whether a text contains all parts of the placeholder."""
         marks = [placeholder["content"], placeholder.get("reasoning_content", "")]
         return all(mark in text for mark in marks) and ("tool_calls" not in placeholder or self._arguments in text)
 
     def after(self, text: str) -> str | None:
-        """What comes after a turn; None where none of it is shown."""
+        """Returns what comes after a turn; None if no part of the turn is shown."""
         ends = [found.end() for found in self._said.finditer(text)]
         return text[ends[-1] :] if ends else None
 
@@ -55,15 +55,15 @@ class TemplatePlaceholders:
         return self._tool in text
 
     def left_open(self, messages: Sequence[Message]) -> list[Message]:
-        """With a mark after the last word."""
+        """Returns the messages with a mark after the last word."""
         *before, last = messages
         if last["role"] != "assistant" or last.get("tool_calls"):
             raise ChatError("the last message cannot be continued: it must be the assistant's, without tool calls")
-        # The space shows whether the template strips what is said; transformers has the same trick.
+        # The space shows whether the template strips content; transformers uses the same trick.
         return [*before, {**last, "content": f"{last.get('content') or ''}{self._end} "}]
 
     def cut_at_end(self, text: str) -> str:
-        """Up to the last word of an answer that was left open."""
+        """Returns the text up to the last word of an answer that was left open."""
         before, found, after = text.rpartition(self._end)
         if not found:
             raise ChatError("the last message cannot be continued: the chat template does not show it")

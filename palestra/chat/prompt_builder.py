@@ -1,6 +1,6 @@
-"""A chat's prompt: the ids held for what was said before, and only what is new rendered.
+"""Builds the prompt of a chat: cached ids for the history, and only new messages rendered.
 
-Owns: how a prompt is put together. Never touches: who holds the ids, models, HTTP.
+Owns: how a prompt is put together. Never touches: who keeps the ids, models, HTTP.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _put_together(tokenizer: ChatTokenizer, request: PromptRequest, found: Match
 
 
 def _rendered(tokenizer: ChatTokenizer, request: PromptRequest, found: MatchingTurns) -> Prompt:
-    """Goes on from the last turn that is still there token for token."""
+    """Continues from the last turn whose tokens the template still renders unchanged."""
     ids = _encoded(tokenizer, request)
     newest = turn = found.turns[-1] if found.turns else None
     cached_ids = [] if turn is None else turn.ids()
@@ -56,7 +56,8 @@ def _rendered(tokenizer: ChatTokenizer, request: PromptRequest, found: MatchingT
 
 
 def _inside(tokenizer: ChatTokenizer, request: PromptRequest, found: MatchingTurns) -> Prompt | None:
-    """In the final message, which was sampled here. None: a stop string has cut off some of what was sampled."""
+    """Continues within the final message, which was sampled here. None: a stop string has cut off a part of what was
+    sampled."""
     turn = found.turns[-1]
     ids, begun = turn.ids(), turn.begun + len(turn.sampled)
     if turn.is_open:
@@ -71,7 +72,7 @@ def _inside(tokenizer: ChatTokenizer, request: PromptRequest, found: MatchingTur
 
 
 def _before(request: PromptRequest, turn: CachedTurn) -> MatchingTurns:
-    """The last turn before one that the messages still mean."""
+    """Returns the last turn before this one that the messages still match."""
     lengths = {name: length for length, name in enumerate(request.names)}
     parent = turn.parent
     while parent is not None and parent.name not in lengths:
@@ -83,7 +84,7 @@ def _going_on(
     tokenizer: ChatTokenizer, request: PromptRequest, ids: list[int], found: MatchingTurns, match: HistoryMatch
 ) -> Prompt:
     parent, start = found.turns[-1] if found.turns else None, len(ids)
-    if found.length > request.end:  # a prefix that the answer goes on in
+    if found.length > request.end:  # a prefix in which the answer continues
         return _prompt(request, found, ids[:-1] if ids[-1] in tokenizer.stop_ids else ids, match)
     following = tokenizer.following(
         request.messages[found.length - 1],
@@ -98,7 +99,7 @@ def _going_on(
     )
     is_as_written = bool(ids) and ids[-1] == following.end
     if not is_as_written and not (ids and ids[-1] in following.other_ends):
-        ids.append(following.end)  # its length or a stop string ended the turn: nobody drew its end
+        ids.append(following.end)  # the turn was ended by its length or a stop string, so its end token was not sampled
         is_as_written = True
     drift = parent is not None and (parent.drift or following.is_rewritten or not is_as_written)
     return _prompt(request, found, [*ids, *following.tokens], match, parent, start, drift=drift)
@@ -146,7 +147,7 @@ def _prompt(
 
 
 def _known(request: PromptRequest, found: MatchingTurns, parent: CachedTurn | None) -> int:
-    """How many of the messages the parent has."""
+    """Returns how many of the messages the parent has."""
     if parent is None:
         return 0
     if found.turns and parent is found.turns[-1]:

@@ -1,7 +1,7 @@
-"""What is asked, what is held and what is read, as records.
+"""Records of what is requested, what is cached and what is read.
 
-Owns: what a prompt depends on, when a turn is what a history says, what an answer is found by. Never touches: tokens'
-meaning, templates.
+Owns: what a prompt depends on, when a turn matches a history, the key by which an answer is found. Never touches: the
+meaning of tokens, templates.
 """
 
 from __future__ import annotations
@@ -18,83 +18,83 @@ from palestra.util.json_types import JsonMapping
 
 class HistoryMatch(StrEnum):
     NEW = "new"
-    """Nobody has answered in it yet."""
+    """There is no assistant message in it yet."""
     CONTINUED = "continued"
-    """Everything the assistant said in it was sampled here."""
+    """All assistant messages in it were sampled here."""
     BRANCHED = "branched"
-    """Only a beginning was; what comes after it was rendered."""
+    """Only a beginning was sampled here; what comes after it was rendered."""
     UNMATCHED = "unmatched"
-    """None of it: examples, a conversation of another server, or one whose trace is gone."""
+    """None of it was sampled here: examples, a conversation of another server, or one whose trace was deleted."""
     GIVEN = "given"
-    """None of it, but the ids of its beginning came with the request."""
+    """None of it was sampled here, but the ids of its beginning came with the request."""
 
 
 class HistoryMode(StrEnum):
     EXACT = "exact"
-    """What was read and sampled stays as it was."""
+    """Tokens that were read and sampled stay as they were."""
     TEMPLATE = "template"
-    """The chat template renders all of it anew."""
+    """The chat template renders the whole conversation again."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPrefix:
-    """Ids of a conversation's beginning, from a client that kept them itself."""
+    """Token ids of a conversation's beginning, from a client that kept them itself."""
 
     ids: Sequence[int]
     length: int
-    """In messages; the last of them is the assistant's."""
+    """Number of messages; the last of them is the assistant's."""
 
 
 @dataclass(frozen=True)
 class PromptRequest:
-    """A request, with everything its prompt depends on. `content` of messages is text."""
+    """A request, with everything that its prompt depends on. `content` of messages is text."""
 
     scope: tuple[str, ...]
-    """Whose conversations these are, the owner first: those of other scopes do not exist for it."""
+    """Whose conversations these are, the owner first: those of other scopes are never matched."""
     messages: Sequence[Message]
     tools: Sequence[JsonMapping] | None = None
     template_kwargs: JsonMapping = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    """The last message, the assistant's, is only a beginning."""
+    """Whether the last message, which is the assistant's, is to be continued."""
     history: HistoryMode | None = None
     """None: exact."""
     prefix: TokenPrefix | None = None
     max_tokens: int | None = None
-    """What is certain to have more is not encoded."""
+    """A conversation that certainly has more tokens is not encoded."""
 
     @cached_property
     def names(self) -> list[bytes]:
-        """For each length from 0 on, of the conversation up to there."""
+        """Names (hashes) of the conversation up to each length, from 0 on."""
         return chain([self.scope, self.tools, self.template_kwargs], self.messages)
 
     @cached_property
     def spoken(self) -> list[int]:
-        """Places of what the assistant said."""
+        """Indexes of the assistant messages."""
         return [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
 
     @property
     def lengths(self) -> list[int]:
-        """Lengths of the beginnings that an answer may be held for, the longest first."""
+        """Lengths of the beginnings for which an answer may be cached, the longest first."""
         least = 0 if self.prefix is None else self.prefix.length
         return [place + 1 for place in reversed(self.spoken) if place + 1 >= least]
 
     @cached_property
     def thoughts(self) -> dict[int, str]:
-        """By place; clients leave them out."""
+        """Reasoning by index of the message; clients may leave it out."""
         return {place: text for place in self.spoken if (text := reasoning_of(self.messages[place])) is not None}
 
     @property
     def end(self) -> int:
-        """The place of the answer."""
+        """Index of the answer."""
         return len(self.messages) - self.continue_final_message
 
     def is_whole(self, length: int) -> bool:
-        """Whether the first `length` messages have all that the assistant said before the answer."""
+        """Whether the first `length` messages contain all assistant messages before the answer."""
         return all(place < length for place in self.spoken if place < self.end)
 
     def may_mean(self, turn: CachedTurn, length: int) -> bool:
-        """Whether a turn of the same name is what its first messages say."""
+        """Whether a turn with the same name is what the first `length` messages say."""
         if any(turn.thoughts.get(place) != text for place, text in self.thoughts.items() if place < length):
             return False
         if self.prefix is None:
@@ -105,7 +105,7 @@ class PromptRequest:
 
 @dataclass(frozen=True, slots=True)
 class SampleLocation:
-    """Where a sample is in a trace."""
+    """The location of a sample in a trace."""
 
     trace_id: str
     turn: int
@@ -114,22 +114,22 @@ class SampleLocation:
 
 @dataclass(slots=True, eq=False)
 class CachedTurn:
-    """A turn: what was read since the one before it, and what was sampled."""
+    """A turn: what was read since the previous one, and what was sampled."""
 
     place: SampleLocation
     parent: CachedTurn | None
     read: array[int]
     sampled: array[int]
     name: bytes
-    """Name of the conversation up to and with this turn."""
+    """Name (hash) of the conversation up to and including this turn."""
     thoughts: Mapping[int, str]
-    """Up to and with this turn, by the place of the message; what is not known to have been thought is missing."""
+    """Reasoning up to and including this turn, by index of the message; unknown reasoning is missing."""
     begun: int = 0
-    """As its prompt's."""
+    """As in its prompt."""
     is_open: bool = False
-    """Its length ended it, and nothing that was sampled is kept from the client."""
+    """Whether its length ended it, and the client has received all that was sampled."""
     drift: bool = False
-    """Whether its prompt was another than the template would have written."""
+    """Whether its prompt differed from what the template would have rendered."""
 
     def __len__(self) -> int:
         return len(self.read) + len(self.sampled)
@@ -148,7 +148,7 @@ class CachedTurn:
 
 @dataclass(frozen=True, slots=True)
 class MatchingTurns:
-    """Turns that the first `length` messages may mean, the oldest first."""
+    """Turns that the first `length` messages may stand for, the oldest first."""
 
     length: int = 0
     turns: Sequence[CachedTurn] = ()
@@ -156,45 +156,47 @@ class MatchingTurns:
 
 @dataclass(frozen=True, slots=True)
 class AnswerKey:
-    """What an answer is found again by, once its conversation was let go."""
+    """The key by which an answer is found again after its conversation was evicted."""
 
     name: bytes
     thoughts: Mapping[int, str]
-    """Those that its parent does not know of."""
+    """Reasoning that its parent does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     ids: list[int]
     parent: CachedTurn | None
-    """The turn whose ids it begins with."""
+    """The turn whose ids the prompt begins with."""
     read: list[int]
     """The rest: what was rendered and encoded for this request."""
     messages: Sequence[Message]
-    """The request's, without those that its parent has."""
+    """The messages of the request, without those that its parent has."""
     match: HistoryMatch
     owner: str
     name: bytes
-    """Name of the conversation up to the answer."""
+    """Name (hash) of the conversation up to the answer."""
     thoughts: Mapping[int, str]
     length: int
-    """In messages: the place of the answer."""
+    """Index of the answer among the messages."""
     beginning: Message | None = None
-    """The beginning of the answer, where the request continues its final message."""
+    """The beginning of the answer, if the request continues its final message."""
     begun: int = 0
-    """How many of the ids, at their end, are that beginning; more or less, where it was not sampled here."""
+    """How many ids at the end are that beginning; an approximate number if it was not sampled here."""
     candidates: int = 0
-    """Turns that the history may mean; more than one is ambiguous, and the newest was taken."""
+    """Number of turns that the history may stand for; more than one is ambiguous, and the newest is used."""
     drift: bool = False
-    """The template would have rewritten what was read and sampled before; the held ids stand."""
+    """Whether the template would have rewritten what was read and sampled before; the cached ids are used all the
+    same."""
 
     @property
     def counts(self) -> list[str]:
-        """What this call counts as, in metrics."""
+        """The names under which metrics count this call."""
         return [self.match, *(["ambiguous"] if self.candidates > 1 else ()), *(["drift"] if self.drift else ())]
 
     def answered(self, message: Message) -> AnswerKey:
-        """`message`: as the client is told. It comes back like this, more or less."""
+        """Returns the key of an answer. `message` is what the client receives; it comes back like this, apart from
+        small differences."""
         whole = message if self.beginning is None else join(self.beginning, message)
         thought = reasoning_of(whole)
         thoughts = self.thoughts if thought is None else {**self.thoughts, self.length: thought}

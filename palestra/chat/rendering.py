@@ -1,6 +1,8 @@
-"""Conversations as text that an encoder can trust: special texts that others wrote have placeholders.
+"""Renders conversations to text that is safe to encode: texts of special tokens in messages are replaced by
+placeholders.
 
-Owns: rendering them, and a turn within a short placeholder for what came before it. Never touches: tokens.
+Owns: rendering them, and rendering what follows a turn with a short placeholder for what came before it. Never touches:
+tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ class TemplateInput:
 class RenderedChat:
     text: str
     hidden: Sequence[str] = ()
-    """What the placeholders in it stand for."""
+    """The texts that the placeholders in it stand for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,8 @@ class AfterTurn:
 
     rendered: RenderedChat
     is_rewritten: bool
-    """Whether the template shows the turn otherwise than it was read and sampled, now that something follows it."""
+    """Whether the template renders the turn differently from what was read and sampled, now that something follows
+    it."""
 
 
 class Renderer:
@@ -53,8 +56,9 @@ class Renderer:
         return RenderedChat(self._template.render(messages, tools, chat.add_generation_prompt, kwargs), hidden)
 
     def after_turn(self, turn: Message, chat: TemplateInput, *, thought: bool, opened: bool) -> AfterTurn:
-        """`chat`: from the turn's end on. `thought` and `opened` are `ChatTokenizer.following`'s. Tools that the
-        template would show again are left out: they were read before."""
+        """Renders what follows a turn. `chat` begins after the turn. `thought` and `opened` are those of
+        `ChatTokenizer.following`. Tools that the template would show again are left out, because they were read
+        before."""
         known = replace(chat, tools=self._placeholders.tools if chat.tools else chat.tools)
         shown, after = self._shown(turn, known, thought)
         is_rewritten = after.is_rewritten or (opened and not self._begins_as_read(after.rendered, known))
@@ -64,7 +68,7 @@ class Renderer:
         return AfterTurn(after.rendered, is_rewritten)
 
     def _shown(self, turn: Message, chat: TemplateInput, thought: bool) -> tuple[Message, AfterTurn]:
-        """As a turn that the template shows."""
+        """Renders a placeholder of the turn in a form that the template shows."""
         shown = self._placeholders.turn(turn, thought)
         try:
             rendered = self._behind(shown, chat)
@@ -72,7 +76,7 @@ class Renderer:
             rendered = RenderedChat("")
         if self._placeholders.after(rendered.text) is not None:
             return shown, AfterTurn(rendered, not self._placeholders.is_all_shown(shown, rendered.text))
-        # It only makes calls, which the template does not show, or more of them than it allows.
+        # The turn only makes calls, which the template does not show, or more calls than it allows.
         words = self._placeholders.turn(WORDS, thought=False)
         return words, AfterTurn(self._behind(words, chat), is_rewritten=True)
 
@@ -80,10 +84,10 @@ class Renderer:
         return self.render(replace(chat, messages=[HELLO, turn, *chat.messages]))
 
     def _begins_as_read(self, rendered: RenderedChat, chat: TemplateInput) -> bool:
-        """Whether what was read before the turn is still what the template writes there."""
+        """Whether the template still renders what was read before the turn."""
         before = self.render(replace(chat, messages=[HELLO], add_generation_prompt=True))
         return self.shown(rendered).startswith(self.shown(before))
 
     def shown(self, rendered: RenderedChat) -> str:
-        """With what was hidden."""
+        """Returns the text with placeholders replaced by what they stand for."""
         return self._text.show(rendered.text, rendered.hidden) if rendered.hidden else rendered.text

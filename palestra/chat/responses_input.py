@@ -1,6 +1,6 @@
-"""A Responses request as a chat request: its items as messages, its tools and its format in the words of a chat.
+"""Converts a Responses request to a chat request: its items to messages, its tools and its format to those of a chat.
 
-Everything the model said between two inputs is one message: its reasoning, its text, its calls.
+Everything that the model said between two inputs is one message: its reasoning, its text, its calls.
 
 Owns: the rules of both dialects in this direction. Never touches: which fields a request may have, HTTP.
 """
@@ -23,7 +23,7 @@ ROLES = ("user", "assistant", "system", "developer")
 INSTRUCTING = ("system", "developer")
 BLANK_LINE = {"type": "text", "text": "\n\n"}
 SCHEMA_FIELDS = ("name", "description", "schema", "strict")
-SHOWN = 100  # characters of what somebody sent, in a message
+SHOWN = 100  # characters of the request's text in an error message
 
 
 class ChatDialect(StrEnum):
@@ -31,19 +31,19 @@ class ChatDialect(StrEnum):
     """Our own chat API: it reads the parts of either API, takes reasoning as a field, and token ids with every turn of
     the model. An item with ids is the last one of its turn."""
     PLAIN = "plain"
-    """Any endpoint, by NeMo Gym's rules: what the model said is one text with its thoughts in think tags, a turn in
-    which it said nothing is left out, and of token ids only the last ones are sent."""
+    """Any endpoint, by NeMo Gym's rules: the model's output is one text with its reasoning in think tags, an empty turn
+    is left out, and only the last token ids are sent."""
 
 
 class ItemError(ChatError):
-    """An item, a tool or a choice that has no form in a chat."""
+    """An item, a tool or a choice that cannot be expressed in a chat request."""
 
     def __init__(
         self, place: Place, detail: str, *, field: str | None = None, is_unsupported: bool = False, given: object = None
     ) -> None:
         super().__init__(detail)
         self.place, self.field = place, field
-        """Where in the request; and the field of it, where it is one that is wrong."""
+        """The place in the request, and the wrong field there, if there is one."""
         self.is_unsupported = is_unsupported
         self.given = given
 
@@ -51,12 +51,12 @@ class ItemError(ChatError):
 class PlacedMessage(NamedTuple):
     message: JsonObject
     place: Place
-    """Where in the request it came from; of several items, the first."""
+    """Where in the request it came from; if from several items, the first."""
 
 
 @dataclass(slots=True)
 class _Turn:
-    """What the model said, so far."""
+    """What the model has said so far in this turn."""
 
     place: Place
     thoughts: list[str] = field(default_factory=list)
@@ -68,7 +68,7 @@ class _Turn:
 def chat_messages(
     given: str | Sequence[Item], instructions: str | None, dialect: ChatDialect, *, with_ids: bool = True
 ) -> list[PlacedMessage]:
-    """Raises ItemError."""
+    """Converts the input to messages. Raises ItemError."""
     reader = _Reader(dialect, with_ids)
     if isinstance(given, str):
         is_plain = dialect is ChatDialect.PLAIN
@@ -87,7 +87,7 @@ class _Reader:
         self._is_plain, self._with_ids = dialect is ChatDialect.PLAIN, with_ids
         self._turn: _Turn | None = None
         self._last_ids: tuple[JsonObject, JsonObject] | None = None
-        """A message and its ids, of the plain dialect."""
+        """A message and its ids, in the plain dialect."""
 
     def read(self, item: Item, place: Place) -> None:
         kind = item.get("type") or ("message" if "role" in item else None)
@@ -103,7 +103,7 @@ class _Reader:
 
     def end(self) -> None:
         self._flush()
-        if self._last_ids is not None:  # of several the last one counts: the others would only be bytes
+        if self._last_ids is not None:  # only the last ids count: others would only be more bytes
             message, ids = self._last_ids
             message |= ids
 
@@ -191,7 +191,8 @@ _KINDS: dict[str, Callable[[_Reader, Item, Place], None]] = {
 
 
 def _instructed(found: list[PlacedMessage], instructions: str, dialect: ChatDialect) -> list[PlacedMessage]:
-    """They and the system messages the input begins with are one: templates know one, at the beginning."""
+    """Joins the instructions and the system messages at the beginning: templates expect one system message, at the
+    beginning."""
     count = next((at for at, one in enumerate(found) if one.message["role"] not in INSTRUCTING), len(found))
     contents = [instructions, *(one.message["content"] for one in found[:count])]
     content: Any = [part for one in contents for part in (BLANK_LINE, *_parts(one))][1:]
@@ -204,12 +205,12 @@ def _instructed(found: list[PlacedMessage], instructions: str, dialect: ChatDial
 
 
 def _parts(content: object) -> list[Any]:
-    """What is no content at all is refused where messages are read."""
+    """Returns the parts; invalid content is refused where messages are read."""
     return content if isinstance(content, list) else [{"type": "text", "text": content}]
 
 
 def _text(content: object, place: Place) -> str:
-    """An assistant's; a turn of calls alone has none."""
+    """Returns the text of an assistant message; a turn that only makes calls has none."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list) or not all(isinstance(part, Mapping) for part in content):
@@ -248,7 +249,7 @@ def _text_part(part: object, place: Place) -> JsonObject:
 
 
 def _thoughts(item: Item, key: str, place: Place) -> list[str]:
-    """`content` has reasoning in full, `summary` what is shown of it."""
+    """Returns reasoning; `content` has it in full, `summary` what is shown of it."""
     parts = item.get(key) or []
     if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
         raise ItemError(place, f"{key} must be a list of texts")
@@ -256,7 +257,7 @@ def _thoughts(item: Item, key: str, place: Place) -> list[str]:
 
 
 def _tokens(item: Item, place: Place) -> JsonObject:
-    """All of them on the last item of a call, or none."""
+    """Returns the token ids, which are all on the last item of a call, or missing."""
     tokens = {key: value for key in TOKEN_FIELDS if (value := item.get(key)) is not None}
     if tokens and len(tokens) < len(TOKEN_FIELDS):
         missing = ", ".join(key for key in TOKEN_FIELDS if key not in tokens)
@@ -280,7 +281,8 @@ def _shown(value: object) -> str:
 
 
 def chat_tools(tools: Iterable[Any], without: Collection[str]) -> list[JsonObject]:
-    """Fields that say nothing are left out, as are those of `without`: templates show the rest to the model."""
+    """Converts tools. Empty fields and those in `without` are left out, because templates show the rest to the
+    model."""
     return [_chat_tool(tool, {"type", *without}, ("tools", at)) for at, tool in enumerate(tools)]
 
 
@@ -310,7 +312,7 @@ def chat_tool_choice(choice: Any, dialect: ChatDialect) -> object:
 
 
 def chat_format(asked: Any) -> JsonObject | None:
-    """`text.format` as `response_format`; None: text. Kinds that only an endpoint knows are its own matter."""
+    """Converts `text.format` to `response_format`; None: text. Kinds that only an endpoint knows are passed on."""
     match asked:
         case {"type": "json_schema"}:
             given = {key: asked[key] for key in SCHEMA_FIELDS if asked.get(key) is not None}

@@ -1,6 +1,6 @@
-"""An answer as the Responses API writes it: items, and around them the request told back.
+"""Writes an answer in the format of the Responses API: items, and around them the fields of the request.
 
-Owns: the JSON. Never touches: how an answer came about.
+Owns: the JSON. Never touches: how an answer was made.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ECHOED = (
     *("background", "instructions", "max_output_tokens", "max_tool_calls", "metadata", "previous_response_id"),
     *("prompt", "reasoning", "service_tier", "temperature", "text", "top_logprobs", "top_p", "truncation", "user"),
 )
-"""Fields of a request that its response has too, null where nothing was said."""
+"""Fields of a request that are repeated in its response, null if they were not given."""
 TOOL_FIELDS = ("tool_choice", "parallel_tool_calls", "tools")
 
 
@@ -33,7 +33,7 @@ def response_body(
     created_at: float | None = None,
     **more: object,
 ) -> JsonObject:
-    """`request` has its `ECHOED` and `TOOL_FIELDS`, as far as they were said."""
+    """`request` has the fields in `ECHOED` and `TOOL_FIELDS`, as far as they were given."""
     choice = request.get("tool_choice")
     return {
         "id": response_id or new_id("resp"),
@@ -54,13 +54,13 @@ def response_body(
 
 
 def ending(reason: str | None) -> JsonObject:
-    """`status` and `incomplete_details`; None: it is whole."""
+    """Returns `status` and `incomplete_details`; None: the answer is complete."""
     details = None if reason is None else {"reason": reason}
     return {"status": "completed" if reason is None else "incomplete", "incomplete_details": details}
 
 
 def usage_body(read: int, written: int, *, cached: int | None, reasoned: int | None) -> JsonObject:
-    """What was not counted stays null."""
+    """Counts that are not known are null."""
     return {
         "input_tokens": read,
         "input_tokens_details": {"cached_tokens": cached},
@@ -76,7 +76,7 @@ def usage_body(read: int, written: int, *, cached: int | None, reasoned: int | N
 def output_items(
     reasoning: JsonObject | None, message: JsonObject, calls: Iterable[JsonObject], *, has_text: bool
 ) -> list[JsonObject]:
-    """Reasoning, text, calls; an empty text only where there is nothing else."""
+    """Returns items for reasoning, text and calls; an empty text only if there is nothing else."""
     before = [] if reasoning is None else [reasoning]
     after = list(calls)
     said = [message] if has_text or not (before or after) else []
@@ -84,7 +84,7 @@ def output_items(
 
 
 def reasoning_item(item_id: str, texts: Iterable[str]) -> JsonObject:
-    """The whole of it as a summary: what clients show and send back."""
+    """Returns an item with all of the reasoning as its summary, which is what clients show and send back."""
     summary = [summary_part(text) for text in texts]
     return {"id": item_id, "type": "reasoning", "summary": summary, "encrypted_content": None}
 

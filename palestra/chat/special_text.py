@@ -1,4 +1,4 @@
-"""Texts of special tokens in what others wrote: hidden while a template renders, so that they stay text.
+"""Texts of special tokens in messages: they are hidden while a template renders, so that they remain text.
 
 Owns: finding them, placeholders for them. Never touches: tokenizers, templates.
 """
@@ -12,13 +12,14 @@ from typing import Any
 
 
 class SpecialText:
-    """Placeholders are letters and digits with 64 random bits: templates leave them alone and nobody can write one."""
+    """Finds and replaces such texts. Placeholders are letters and digits with 64 random bits: templates do not change
+    them and nobody can guess one."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         by_length = sorted(set(texts), key=len, reverse=True)
         # The longest first, as tokenizers match: "<|a|>b" before "<|a|>".
         self._pattern = re.compile("|".join(map(re.escape, by_length)) or r"(?!)")
-        # A word that begins like a token is no attempt at one.
+        # A word that begins like a token does not count as the beginning of one.
         marked = [text for text in by_length if not text[0].isalnum()]
         self._beginnings = {text[:length] for text in marked for length in range(1, len(text))}
         self._longest = max(map(len, by_length), default=0)
@@ -26,7 +27,7 @@ class SpecialText:
         self._placeholder = re.compile(f"Q{self._nonce}N([0-9]+)Q", re.IGNORECASE)
 
     def mark(self, letter: str, number: int = 0) -> str:
-        """A text that occurs nowhere else."""
+        """Returns a text that occurs nowhere else."""
         return f"Q{self._nonce}{letter}{number}Q"
 
     def first(self, text: str) -> str | None:
@@ -34,8 +35,8 @@ class SpecialText:
         return found[0] if found else None
 
     def is_in(self, value: object) -> bool:
-        """Whether any string of a nested value has one, or ends with the beginning of one: a template may put the
-        rest behind it."""
+        """Whether any string in a nested value contains one, or ends with the beginning of one: a template may add the
+        rest."""
         if isinstance(value, str):
             return self._pattern.search(value) is not None or self._open_end(value) != ""
         if isinstance(value, Mapping):
@@ -45,7 +46,7 @@ class SpecialText:
         return False
 
     def hide(self, value: object, hidden: list[str]) -> Any:
-        """A copy with a placeholder for each; `hidden` gets what they stand for."""
+        """Returns a copy with a placeholder for each; the hidden texts are appended to `hidden`."""
         if isinstance(value, str):
             bare, space = _split_end(value)
             open_end = self._open_end(value)
@@ -58,7 +59,7 @@ class SpecialText:
         return value
 
     def show(self, text: str, hidden: Sequence[str], cut: str = "") -> str:
-        """With `cut` after the first character of each."""
+        """Replaces the placeholders by their texts, with `cut` after the first character of each."""
         return self._placeholder.sub(lambda found: _cut(hidden[int(found[1])], cut), text)
 
     def replace(self, text: str, names: Mapping[str, str]) -> str:
@@ -69,7 +70,8 @@ class SpecialText:
         return self.mark("N", len(hidden) - 1)
 
     def _open_end(self, text: str) -> str:
-        """The beginning of a special text that `text` ends with, but for spaces: templates may strip those."""
+        """Returns the beginning of a special text that `text` ends with, ignoring spaces, because templates may strip
+        those."""
         bare, _ = _split_end(text)
         lengths = range(min(self._longest - 1, len(bare)), 0, -1)
         return next((bare[-length:] for length in lengths if bare[-length:] in self._beginnings), "")

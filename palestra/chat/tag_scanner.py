@@ -1,6 +1,6 @@
-"""Tags in a text that is still being written.
+"""Finds tags in a text that is still being generated.
 
-Owns: the first of several, and what may yet become one. Never touches: what a tag means.
+Owns: the first of several tags, and what may still become one. Never touches: what a tag means.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from dataclasses import dataclass
 class FoundTag:
     tag: str | None
     start: int
-    """Where the tag begins; without one, where something begins that may become one."""
+    """Where the tag begins; if there is none, where something begins that may become one."""
 
 
 class Tags:
     def __init__(self, texts: Sequence[str]):
-        # The shorter of two that begin alike: it is there first.
+        # If two tags begin alike, the shorter one wins, because it is complete first.
         shortest = [text for text in texts if not any(text != other and text.startswith(other) for other in texts)]
         self._pattern = re.compile("|".join(map(re.escape, shortest)) or r"(?!)")
         self._beginnings = tuple({text[:length] for text in shortest for length in range(1, len(text))})
 
     def find(self, text: str, at_end: bool) -> FoundTag:
-        """`at_end`: nothing follows `text`."""
+        """Finds the first tag. `at_end`: nothing follows `text`."""
         found = self._pattern.search(text)
         open_from = len(text) if at_end else self._open_from(text)
         if found is not None and found.start() < open_from:

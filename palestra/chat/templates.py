@@ -1,4 +1,4 @@
-"""Chat templates as `transformers` runs them, without it.
+"""Runs chat templates as `transformers` does, without it.
 
 Owns: where a folder keeps its template, the sandbox, what a template can use. Never touches: tokens.
 """
@@ -26,13 +26,13 @@ Tools = Sequence[JsonMapping]
 
 TEMPLATE_FILE = "chat_template.jinja"
 THINKING_KEY = re.compile(r"""[.'"]thinking\b""")
-"""As templates look at the reasoning of a message that call it so."""
+"""How templates refer to the reasoning of a message if they call it `thinking`."""
 WITH_TOOLS = "tool_use"
-"""The name of a second template, in folders that keep one for conversations with tools."""
+"""The name of a second template, in folders that have one for conversations with tools."""
 
 
 class ChatTemplate:
-    """Compiled once; `variables` are the special tokens that templates call by name."""
+    """A compiled template; `variables` are the special tokens that templates refer to by name."""
 
     def __init__(self, sources: Mapping[str, str], variables: Mapping[str, str], where: str) -> None:
         self._where = where
@@ -46,7 +46,7 @@ class ChatTemplate:
         self._read = frozenset[str]().union(*map(meta.find_undeclared_variables, parsed))
 
     def knows(self, variable: str) -> bool:
-        """Whether it ever looks at it: others would change nothing."""
+        """Whether the template reads this variable; others would change nothing."""
         return variable in self._read
 
     def render(self, messages: Messages, tools: Tools | None, add_generation_prompt: bool, kwargs: JsonMapping) -> str:
@@ -66,7 +66,7 @@ class ChatTemplate:
 
 
 def read_sources(folder: Path, tokenizer_config: JsonMapping) -> dict[str, str]:
-    """Templates by name; `default` is always there."""
+    """Returns templates by name; `default` is always there."""
     path = folder / TEMPLATE_FILE
     if path.is_file():
         return {"default": path.read_text(encoding="utf-8")}
@@ -85,8 +85,8 @@ def read_sources(folder: Path, tokenizer_config: JsonMapping) -> dict[str, str]:
 
 
 def _with_thinking(message: JsonMapping) -> JsonMapping:
-    """Reasoning under the name that gpt-oss's template has for it. That refuses text beside reasoning and calls, and
-    shows what stands before a call as reasoning: so both are."""
+    """Puts reasoning under the name that gpt-oss's template uses. The template refuses text beside reasoning and calls,
+    and shows what stands before a call as reasoning, so text becomes reasoning there."""
     thought, content = message.get("reasoning_content"), message.get("content")
     if not thought:
         return message
@@ -96,7 +96,7 @@ def _with_thinking(message: JsonMapping) -> JsonMapping:
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}…{% endgeneration %}` marks what the assistant says; here it is only its contents."""
+    """`{% generation %}…{% endgeneration %}` marks what the assistant says; here the tag just renders its contents."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja declares it so
 
@@ -120,7 +120,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own would escape HTML, which no model has seen."""
+    """Jinja's own filter would escape HTML, which no model has seen in training."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,4 +1,5 @@
-"""How much text a token stands for at the most: what is too long for a context is known before it is encoded.
+"""An upper bound for how many characters a token stands for: so a text that is too long for a context is refused before
+it is encoded.
 
 Owns: that bound. Never touches: encoding.
 """
@@ -13,15 +14,15 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from palestra.util.json_types import JsonMapping, JsonObject
 
-COMPOSED = 4  # characters that NFC makes one of, at the most: a letter and three marks
+COMPOSED = 4  # the most characters that NFC composes into one: a letter and three marks
 KEEPING = frozenset(("ByteLevel", "Split", "Digits", "Metaspace"))
-"""Pre-tokenizers that drop nothing, unless a `behavior` says so."""
+"""Pre-tokenizers that drop nothing, unless their `behavior` says so."""
 FALLBACK = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def longest_text(tokenizer: Tokenizer) -> int | None:
-    """The longest text of one token, in characters. None where nothing bounds it: some of the text may be
-    dropped, or any length of it become one unknown token."""
+    """Returns the length of the longest token in characters. None if there is no bound: a part of the text may be
+    dropped, or a text of any length become one unknown token."""
     facts = json.loads(tokenizer.to_str())
     vocabulary = tokenizer.get_vocab()
     steps = list(_steps(facts["pre_tokenizer"]))
@@ -32,7 +33,7 @@ def longest_text(tokenizer: Tokenizer) -> int | None:
     shrinking = [_shrinking(step) for step in _steps(facts["normalizer"])]
     if any(factor is None for factor in shrinking):
         return None
-    # Spelled byte by byte, a name is longer than its text, never shorter.
+    # Written byte by byte, a token's name is longer than its text, never shorter.
     return max(map(len, vocabulary)) * max((factor for factor in shrinking if factor is not None), default=1)
 
 
@@ -44,7 +45,7 @@ def _reads_all(model: JsonMapping, steps: list[JsonObject], vocabulary: Mapping[
 
 
 def _shrinking(step: JsonMapping) -> int | None:
-    """How many characters it may make one of; None: any number."""
+    """Returns how many characters a step may combine into one; None: any number."""
     match step:
         case {"type": "NFC"}:
             return COMPOSED
@@ -57,7 +58,7 @@ def _shrinking(step: JsonMapping) -> int | None:
 
 
 def _steps(part: JsonMapping | None) -> Iterator[JsonObject]:
-    """The steps of a sequence; one step, or none."""
+    """Returns the steps of a sequence; a single step, or none."""
     match part:
         case None:
             return

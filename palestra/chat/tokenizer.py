@@ -1,4 +1,4 @@
-"""Conversations as the exact tokens a model is given, and back.
+"""Converts conversations to the exact tokens that a model gets, and back.
 
 Owns: encoding whole conversations and what follows an assistant's turn; text that can never become a special token.
 Never touches: models, HTTP, transformers.
@@ -32,16 +32,18 @@ class TurnSuffix:
 
     tokens: list[int]
     end: int
-    """The token before them, which ends the turn: the model drew it, unless it was stopped."""
+    """The token before these ids, which ends the turn. The model has sampled it, unless it was stopped."""
     other_ends: Collection[int]
-    """Tokens that a model draws in its place, where the template writes them only at the end of a conversation."""
+    """Tokens that a model may sample instead, if the template writes them only at the end of a conversation."""
     is_rewritten: bool
-    """Whether the template shows the turn otherwise than it was read and sampled, now that something follows it."""
+    """Whether the template renders the turn differently from what was read and sampled, now that something follows
+    it."""
 
 
 class ChatTokenizer:
-    """Rendering depends on the whole conversation, so a history is never rendered again: a turn's tokens are kept as
-    they were sampled, and `observation` gives what comes between one turn and the next."""
+    """A tokenizer with its chat template. Rendering depends on the whole conversation, so a history is never rendered
+    again: a turn's tokens are kept as they were sampled, and `observation` returns what comes between one turn and the
+    next."""
 
     def __init__(self, files: TokenizerFiles) -> None:
         self._tokenizer = files.tokenizer
@@ -52,15 +54,15 @@ class ChatTokenizer:
         self._renderer = Renderer(self._template, self._text, self._placeholders)
         self._where = files.where
         self.tool_format: CallFormat = tool_format("hermes")
-        """How the model writes calls, by what its template shows; set another where that is wrong."""
+        """The format in which the model writes calls, detected from its template; assign another if that is wrong."""
         self.unknown_format = ""
-        """Why that is a guess: the template shows calls in a format that is not known."""
+        """Why the format is a guess: the template shows calls in an unknown format."""
         try:
             self.tool_format = detect(files.templates.get(WITH_TOOLS, files.templates["default"]))
         except ChatError as error:
             self.unknown_format = str(error)
         self.thinks = any(THINK in source for source in files.templates.values())
-        """Whether its template shows think blocks."""
+        """Whether the template shows think blocks."""
         self._turn_end_text = self._find_turn_end(files.named.get("eos_token"))
         self.turn_end = self._specials[self._turn_end_text]
         """The token that the template writes at the end of an assistant's turn."""
@@ -69,7 +71,7 @@ class ChatTokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> ChatTokenizer:
-        """Raises ChatError where the folder has no tokenizer or no chat template."""
+        """Loads tokenizer and template. Raises ChatError if the folder does not have both."""
         return cls(read_tokenizer(Path(folder)))
 
     def render(
@@ -94,8 +96,9 @@ class ChatTokenizer:
         template_kwargs: JsonMapping | None = None,
         max_tokens: int | None = None,
     ) -> list[int]:
-        """`continue_final_message`: only up to the last word of the last message, which is the assistant's. Raises
-        TooLongError where it is certain, before all is encoded, that `max_tokens` will not do."""
+        """Encodes a conversation. With `continue_final_message` it ends at the last word of the last message, which is
+        the assistant's. Raises TooLongError if it is certain, before everything is encoded, that there are more than
+        `max_tokens`."""
         if continue_final_message:
             messages, add_generation_prompt = self._placeholders.left_open(messages), False
         rendered = self._renderer.render(TemplateInput(messages, tools, add_generation_prompt, template_kwargs or {}))
@@ -110,8 +113,8 @@ class ChatTokenizer:
         tools: Tools | None = None,
         template_kwargs: JsonMapping | None = None,
     ) -> list[int]:
-        """The tokens between the end-of-turn token of an assistant's turn and the assistant's next, where `messages`
-        came in between. Prompt + turn + observation are the tokens of the whole conversation."""
+        """Returns the tokens between the end-of-turn token of an assistant's turn and the assistant's next turn, with
+        `messages` in between. Prompt + turn + observation are the tokens of the whole conversation."""
         return self.following(
             WORDS, messages, tools, add_generation_prompt=add_generation_prompt, template_kwargs=template_kwargs
         ).tokens
@@ -129,9 +132,11 @@ class ChatTokenizer:
         thought: bool = False,
         opened: bool = False,
     ) -> TurnSuffix:
-        """What comes after an assistant's turn. Only a short placeholder for the conversation before it is rendered.
+        """Returns what comes after an assistant's turn. Only a short placeholder for the conversation before it is
+        rendered.
 
-        `thought`: the turn, or one before it, had reasoning. `opened`: look at what was read before it, too."""
+        `thought`: the turn, or one before it, had reasoning. `opened`: look at what was read before it, too.
+        """
         if continue_final_message:
             messages, add_generation_prompt = self._placeholders.left_open(messages), False
         chat = TemplateInput(messages, tools, add_generation_prompt, template_kwargs or {})
@@ -139,12 +144,12 @@ class ChatTokenizer:
         end, after = self._split_at_end(shown.rendered.text)
         if continue_final_message:
             after = self._placeholders.cut_at_end(after)
-        # Encoded behind the token it follows: some tokenizers treat the beginning of a text differently.
+        # Encoded after the token that it follows: some tokenizers treat the beginning of a text differently.
         first, *tokens = self._encode(replace(shown.rendered, text=end + after), max_tokens)
         return TurnSuffix(tokens, first, self.stop_ids if self._past_end_text else (), shown.is_rewritten)
 
     def encode_text(self, text: str, max_tokens: int | None = None) -> list[int]:
-        """Never a special token, whatever the text says. `max_tokens`: as `encode_chat`'s."""
+        """Encodes text, never as a special token, whatever the text contains. `max_tokens`: as in `encode_chat`."""
         if self._text.first(text) is None:
             return self._encode(RenderedChat(text), max_tokens)
         hidden: list[str] = []
@@ -154,41 +159,41 @@ class ChatTokenizer:
         return self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special)
 
     def token_name(self, token: int) -> str:
-        """As the vocabulary spells it; empty for an id that it does not have."""
+        """Returns the token as the vocabulary spells it; empty for an unknown id."""
         return self._tokenizer.id_to_token(token) or ""
 
     @cached_property
     def special_texts(self) -> Mapping[str, int]:
-        """Texts that are one token wherever they stand, whether it is called special or not, and its id."""
+        """Returns texts that are always one token, whether it is called special or not, with its id."""
         return {token.content: number for number, token in self._tokenizer.get_added_tokens_decoder().items()}
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """What ends a turn: the eos ids of the folder's files, `turn_end` (a base model's files do not name it), and
-        what its format of answers ends with."""
+        """Tokens that end a turn: the eos ids of the folder's files, `turn_end` (the files of a base model do not name
+        it), and those of its answer format."""
         stops = self.tool_format.stops if isinstance(self.tool_format, AnswerFormat) else ()
         more = [self._specials[text] for text in stops if text in self._specials]
         return tuple(dict.fromkeys([*self._eos_ids, self.turn_end, *more]))
 
     @property
     def spoken_tags(self) -> tuple[str, ...]:
-        """What tells thinking, text and calls apart. Where these are special tokens, an answer decoded without them
-        cannot be understood."""
+        """Tags that separate reasoning, text and calls. If these are special tokens, an answer that is decoded without
+        them cannot be parsed."""
         return (THINK, END_THINK, *self.tool_format.tags)
 
     def special_ids(self, but: Collection[str] = ()) -> frozenset[int]:
-        """Ids of the tokens that decoding drops."""
+        """Returns the ids of the tokens that decoding drops."""
         return frozenset(token for text, token in self._specials.items() if text not in but)
 
     @cached_property
     def _ends(self) -> re.Pattern[str]:
-        """What ends a turn, as text. Where templates write no end, the next turn's first token may be one."""
+        """The texts that end a turn. If a template writes no end, the first token of the next turn may be one."""
         texts = [self._specials_by_id[token] for token in self.stop_ids if token in self._specials_by_id]
         texts += [self._past_end_text] if self._past_end_text else []
         return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)))
 
     def _split_at_end(self, text: str) -> tuple[str, str]:
-        """The end of the placeholder's turn, and what comes after it."""
+        """Splits at the end of the placeholder's turn."""
         rest = self._placeholders.after(text)
         if rest is None:
             raise ChatError(
@@ -211,7 +216,7 @@ class ChatTokenizer:
         )
 
     def _find_past_end(self) -> str:
-        """What ends a turn that others follow, where that is another token than the last turn's."""
+        """Returns the text that ends a turn if others follow it, in case this differs from the end of the last turn."""
         turn = self._placeholders.turn(WORDS, thought=False)
         try:
             last, past = (self._template.render([HELLO, turn, *more], None, False, {}) for more in ([], [HELLO]))
@@ -227,13 +232,13 @@ class ChatTokenizer:
             return _ids(self._tokenizer, rendered.text)
         tokens = self._encode_aliased(rendered)
         if any(token in self._specials_by_id for token in tokens):
-            # The tokenizer's model itself makes such a token of plain text: keep its characters apart.
+            # The tokenizer's model itself would make such a token of plain text, so its characters are separated.
             tokens = self._encode_aliased(rendered, cut=self._cut)
         cut = self._plain.token_to_id(self._cut)
         return [self._aliases_by_id.get(token, token) for token in tokens if token != cut]
 
     def _encode_aliased(self, rendered: RenderedChat, cut: str = "") -> list[int]:
-        """Special tokens that the template wrote under their aliases, what was hidden as the text it is."""
+        """Encodes special tokens that the template wrote by their aliases, and hidden texts as plain text."""
         text = self._text.replace(rendered.text, self._aliases)
         return _ids(self._plain, self._text.show(text, rendered.hidden, cut))
 
@@ -262,7 +267,8 @@ class ChatTokenizer:
 
     @cached_property
     def _plain(self) -> Tokenizer:
-        """A second one, for which special texts are text; each has an alias that is matched exactly as it would be."""
+        """A second tokenizer, for which special texts are plain text; each has an alias that is matched exactly like
+        it."""
         plain = Tokenizer.from_str(self._tokenizer.to_str())
         plain.encode_special_tokens = True
         flags = self._tokenizer.get_added_tokens_decoder()
@@ -279,5 +285,5 @@ class ChatTokenizer:
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The call for several texts, because it lets other threads go on meanwhile."""
+    """Uses the call for several texts, because it lets other threads run meanwhile."""
     return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids

@@ -1,4 +1,4 @@
-"""What a model folder says about its tokenizer, in one record.
+"""Reads what a model folder says about its tokenizer into one record.
 
 Owns: tokenizer.json, tokenizer_config.json, the eos ids of config.json and generation_config.json. Never touches:
 weights, transformers.
@@ -28,7 +28,7 @@ class TokenizerFiles:
     tokenizer: Tokenizer
     templates: dict[str, str]
     named: dict[str, str]
-    """`bos_token` and its like: templates use them under these names."""
+    """`bos_token` and the like, which templates use under these names."""
     specials: dict[str, int]
     """Text and id of each special token."""
     eos_ids: tuple[int, ...]
@@ -61,7 +61,7 @@ def _open_tokenizer(folder: Path) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
         raise ChatError(f"{path} cannot be read: {error}\n  fetch the file again, or name another folder") from error
-    # Some published files bring both along; a conversation must be neither cut nor filled.
+    # Some published files enable both; a conversation must be neither truncated nor padded.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -73,14 +73,14 @@ def _named_tokens(config: JsonMapping) -> dict[str, str]:
 
 
 def _text_of(token: object) -> str | None:
-    """A token is its text, or a record with its text as `content`."""
+    """Returns the text of a token, which is a string or a record with its text as `content`."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None
 
 
 def _add_specials(tokenizer: Tokenizer, config: JsonMapping, named: Mapping[str, str]) -> dict[str, int]:
-    """Special is what tokenizer.json calls so, and what tokenizer_config.json adds to it."""
+    """Special tokens are those that tokenizer.json marks as such, and those that tokenizer_config.json adds."""
     for text, entry in _declared(config):
         flags = {key: entry.get(key, False) for key in ("lstrip", "rstrip", "normalized", "special")}
         if tokenizer.token_to_id(text) is None:
@@ -116,7 +116,7 @@ def _eos_ids(folder: Path, named: Mapping[str, str], specials: Mapping[str, int]
 
 
 def _read_json(path: Path) -> JsonObject:
-    """Empty where there is no such file."""
+    """Returns the content of a file; empty if it does not exist."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -1,7 +1,8 @@
-"""Tool calls in what a model wrote: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`; and what it only thought.
+"""Finds tool calls in model output: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`; ignores those in its
+reasoning.
 
-Owns: finding calls, saying why a try at one is none, how deep JSON may be nested. Never touches: which tools exist,
-what becomes of a call.
+Owns: finding calls, saying why an attempt at one is invalid, how deep JSON may be nested. Never touches: which tools
+exist, what is done with a call.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from msgspec import Struct
 
 from palestra.util.json_types import JsonObject
 
-MAX_DEPTH = 100  # nobody means more; a few hundred, and whatever recurses over it fails
+MAX_DEPTH = 100  # no real call is deeper; at a few hundred, recursive code fails
 
 
 def is_too_deep(value: object) -> bool:
-    """Level by level: nothing here recurses."""
+    """Whether a value is nested too deeply. Works level by level, without recursion."""
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(MAX_DEPTH):
         level = [inner for outer in level for inner in _items(outer) if isinstance(inner, dict | list)]
@@ -30,29 +31,29 @@ def _items(outer: object) -> Any:
 
 
 TAGS = ("<tool_call>", "<function_call>")
-"""In the order they are tried: the first that holds a call wins."""
+"""Tags in the order they are tried: the first that contains a call wins."""
 ARGUMENTS = ("arguments", "parameters", "params")
-"""Keys that models write for them."""
+"""Keys that models use for the arguments."""
 THINK, END_THINK = "<think>", "</think>"
-SHOWN = 40  # characters of the model's own text in a reason: enough to find the place
+SHOWN = 40  # characters of the model's text in a reason: enough to find the place
 
 
 class ParsedCall(Struct, frozen=True, kw_only=True):
-    """A tool call that was read from what a model wrote."""
+    """A tool call that was parsed from model output."""
 
     name: str
     arguments: JsonObject
 
 
 class ParseFailure(Struct, frozen=True, kw_only=True):
-    """Why what a model wrote is no tool call."""
+    """Why an output is not a valid tool call."""
 
     reason: str
     """One line, for the model to read."""
 
 
 def parse_tool_call(text: str) -> ParsedCall | ParseFailure | None:
-    """The first call in `text`; None where it does not try to make one. What it only thought about does not count."""
+    """Returns the first call in `text`; None if there is no attempt at one. Calls in the reasoning do not count."""
     said = without_thinking(text)
     failure: ParseFailure | None = None
     for tag in TAGS:
@@ -71,7 +72,7 @@ def closing_of(tag: str) -> str:
 
 
 def read_json(text: str) -> object:
-    """None where it cannot be read, or only by those who can follow any depth; no call is null either."""
+    """Returns the parsed JSON; None if it is invalid, null or nested too deeply."""
     try:
         value, end = _decode(text, 0)
     except (ValueError, RecursionError):
@@ -80,14 +81,14 @@ def read_json(text: str) -> object:
 
 
 def call_of(value: object) -> ParsedCall | None:
-    """What a model wrote as JSON."""
+    """Converts JSON that a model wrote to a call."""
     call = _checked(value, "")
     return call if isinstance(call, ParsedCall) else None
 
 
 def without_thinking(text: str) -> str:
-    """`text` without its closed think blocks. One that a tool call stands before is part of an argument, and stays; an
-    end without a beginning closes a block that the chat template opened."""
+    """Returns `text` without its closed think blocks. A block after the beginning of a tool call is part of an argument
+    and stays; an end tag without a beginning closes a block that the chat template opened."""
     said: list[str] = []
     place, orphan = 0, text.find(END_THINK)
     if orphan >= 0 and THINK not in text[:orphan] and not _is_quoted(text, orphan):
@@ -102,13 +103,13 @@ def without_thinking(text: str) -> str:
 
 
 def _is_quoted(text: str, place: int) -> bool:
-    """Within the JSON of a call."""
+    """Whether the place is within the JSON of a call."""
     starts = [text.find(tag, 0, place) + len(tag) for tag in TAGS if tag in text[:place]]
     return any(_end_of_json(text, start) > place for start in starts)
 
 
 def _end_of_json(text: str, start: int) -> int:
-    """0 where there is none."""
+    """Returns where the JSON ends; 0 if there is none."""
     try:
         return _decode(text, start)[1]
     except (ValueError, RecursionError):
@@ -143,7 +144,8 @@ def _checked(call: object, tag: str) -> ParsedCall | ParseFailure:
 
 
 def _decode(text: str, start: int) -> tuple[Any, int]:
-    """The value and where it ends. The decoder finds that itself, so an argument may hold a closing tag."""
+    """Returns the value and where it ends. The decoder finds the end itself, so an argument may contain a closing
+    tag."""
     while start < len(text) and text[start].isspace():
         start += 1
     value, end = _DECODER.raw_decode(text, start)
@@ -153,7 +155,7 @@ def _decode(text: str, start: int) -> tuple[Any, int]:
 
 
 def _refuse_half_characters(value: object) -> None:
-    """A lone surrogate is no text: whoever sends it on would fail."""
+    """Refuses a lone surrogate: it is not valid text, and encoding it would fail later."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:

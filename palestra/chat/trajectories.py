@@ -1,4 +1,4 @@
-"""Calls of a model as training data: which call went on from which, by their ids alone.
+"""Converts the calls of a model to training data: which call continued which, by their token ids alone.
 
 Owns: joining calls by exact prefix, the loss mask. Never touches: text, rewards, databases.
 """
@@ -18,7 +18,7 @@ class SampledTokens(Struct, frozen=True, kw_only=True):
 
 class ModelCall(Struct, frozen=True, kw_only=True):
     prompt: Sequence[int]
-    """All of it."""
+    """The whole prompt."""
     samples: Sequence[SampledTokens]
 
 
@@ -28,20 +28,20 @@ class SampleRef(Struct, frozen=True):
 
 
 class Trajectory(Struct, frozen=True, kw_only=True):
-    """A whole conversation, up to an answer that nothing went on from."""
+    """A whole conversation, up to an answer that no call continued."""
 
     tokens: list[int]
     loss_mask: list[int]
-    """1 where a token was sampled. Branches share a beginning: its samples count in the first of them only, so that
-    every sampled token is in the loss of one trajectory."""
+    """1 for sampled tokens. Branches share a beginning: its samples count in the first of them only, so that every
+    sampled token is in the loss of exactly one trajectory."""
     logprobs: list[float]
-    """0 where a token was read."""
+    """0 for tokens that were read."""
     turns: list[SampleRef]
 
 
 def trajectories(calls: Sequence[ModelCall]) -> list[Trajectory]:
-    """A call goes on from the longest earlier sample whose prompt and tokens its own prompt begins with; of equal ones
-    from the newest. `calls` are in the order they were made."""
+    """Joins calls. A call continues the longest earlier sample whose prompt and tokens its own prompt begins with;
+    among equals the newest. `calls` are in the order they were made."""
     wholes: dict[bytes, SampleRef] = {}
     lengths: set[int] = set()
     parents: list[SampleRef | None] = []

@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes: a live board in a terminal, a line for each step elsewhere.
+"""What a person sees of a run while it goes: a live display in a terminal, a line for each step elsewhere.
 
 Owns: rows, bars, sparklines. Never touches: the run.
 """
@@ -90,7 +90,7 @@ class JsonLines(Silence):
 
 
 class LiveBoard:
-    """A board that is redrawn a few times a second from the events of the run."""
+    """A display that is redrawn a few times a second from the events of the run."""
 
     def __init__(self, name: str, config: RunConfig) -> None:
         self._name, self._config = name, config

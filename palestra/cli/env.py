@@ -71,7 +71,7 @@ def play(name: str, task_id: str | None, file: Path | None, max_turns: int | Non
 
 
 def _facts(name: str) -> JsonObject:
-    """An environment that cannot be loaded is listed with the reason."""
+    """Describes environments; one that cannot be loaded is listed with the reason."""
     from palestra.environments.registry import spec
 
     facts: JsonObject = {"name": name, "about": "", "train_tasks": 0, "eval_tasks": 0, "problem": None}
@@ -80,7 +80,7 @@ def _facts(name: str) -> JsonObject:
         tasks: Any = getattr(env_class, "tasks", None)
         if tasks is not None:
             facts |= {f"{split}_tasks": len(list(tasks(split))) for split in ("train", "eval")}
-    except Exception as error:  # of an environment's own module: listed with the reason
+    except Exception as error:  # boundary: an environment's own module; listed with the reason
         return facts | {"problem": " ".join(f"{type(error).__name__}: {error}".split())}
     lines = (env_class.__doc__ or "").strip().splitlines()
     return facts | {"about": lines[0] if lines else env_class.__name__}

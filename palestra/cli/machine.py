@@ -1,6 +1,6 @@
 """Facts about this machine and this installation, gathered without changing anything.
 
-Owns: looking. Never touches: judging and printing, which is `doctor`.
+Owns: gathering. Never touches: judging and printing, which `doctor` does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from palestra import __version__
 from palestra.config.cores import usable_cores
 
-# What the matrix kernels of torch profit from.
+# Instruction sets that make torch's matrix kernels faster.
 CPU_FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16", "i8mm")
 TOOLS = {
     "chromium": ("chromium", "chromium-browser", "google-chrome"),
@@ -58,7 +58,7 @@ class Gpu:
 class Torch:
     version: str
     build: str
-    """cpu, cuda 13.0, rocm 6.4."""
+    """For example cpu, cuda 13.0, rocm 6.4."""
     threads: int
     cpu_kernels: str
     """The instruction set torch chose, e.g. AVX512."""
@@ -76,7 +76,7 @@ class Package:
     name: str
     wanted: str
     installed: str | None
-    """None: not installed."""
+    """The installed version; None: not installed."""
 
     @property
     def is_fine(self) -> bool:

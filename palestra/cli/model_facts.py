@@ -152,7 +152,8 @@ def _parameters_in(file: Path) -> int:
 
 
 def _is_of_text_model(name: str) -> bool:
-    """Not so what is published beside it: a vision tower, layers that predict several tokens at once."""
+    """Whether a tensor belongs to the text model, and not to what is published beside it: a vision tower, layers that
+    predict several tokens at once."""
     return name != "__metadata__" and not name.startswith("mtp.") and "visual." not in name
 
 

@@ -52,7 +52,7 @@ def old_name(old: str, new: str) -> Callable[[F], F]:
         if value is not None:
             warn_of_old_name(old, new)
             ctx.params[name] = value
-            ctx.set_parameter_source(name, ParameterSource.COMMANDLINE)  # or the environment would win
+            ctx.set_parameter_source(name, ParameterSource.COMMANDLINE)  # otherwise the environment variable would win
 
     return click.option(old, hidden=True, expose_value=False, callback=hand_over)
 

@@ -71,7 +71,7 @@ def train(
     overrides = [argument for argument in arguments if "=" in argument]
     overrides += [f"{name}={value}" for name, value in flags.items() if value is not None]
     if key is not None:
-        os.environ["TINKER_API_KEY"] = key  # where all clients of a run look for it, and it is in no file
+        os.environ["TINKER_API_KEY"] = key  # all clients of a run look for it there, and it is stored in no file
     if resume and flags["name"]:
         raise fail("--resume continues an existing run; --name is for a new one", USAGE)
     if len(given) != (0 if resume else 1):
@@ -79,7 +79,7 @@ def train(
             "give one CONFIG, or --resume RUN; to see a bundled config: palestra train stockroom --dry-run", USAGE
         )
     is_server_new = resume is None or any(text.startswith("server=") for text in overrides)
-    if display != "none" and not dry_run:  # what comes now takes seconds
+    if display != "none" and not dry_run:  # the next part takes seconds
         click.echo(f"reading {resume or given[0]}", err=display == "json")
     from palestra.config import ConfigError, dump_config
     from palestra.runs.reader import RunError
@@ -155,13 +155,15 @@ def run(config: RunConfig, folder: RunFolder, display: str, *, with_parent: bool
 
 
 async def until_stopped(work: Coroutine[Any, Any, JsonObject], with_parent: bool) -> JsonObject:
-    """SIGTERM, which batch systems send, ends the run as Ctrl-C does; with `with_parent`, so does the end of stdin."""
+    """Runs until it is done. SIGTERM, which batch systems send, ends the run as Ctrl-C does; with `with_parent`, so
+    does the end of stdin."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, task.cancel)
     if with_parent:
         stdin = sys.stdin.fileno()
-        loop.add_reader(stdin, lambda: (loop.remove_reader(stdin), task.cancel()))  # readable means closed, for ever
+        # readable means closed, and stays so
+        loop.add_reader(stdin, lambda: (loop.remove_reader(stdin), task.cancel()))
     return await work
 
 

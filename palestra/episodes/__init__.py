@@ -1,5 +1,5 @@
 """Episodes: played anywhere, delivered exactly once. `board` is the state machine of the server, `client` the library
-of players and trainers; neither imports the other. What `client` exports can be had from here."""
+for players and trainers; neither imports the other. The names that `client` exports can be imported from here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """The client library when it is asked for: the server has no use for it. Modules are found without this."""
+    """Imports the client library on first use: the server does not need it. Modules are found without this."""
     if name == "__all__" or not (name.startswith("__") or find_spec(f"{__name__}.{name}")):
         client = import_module(f"{__name__}.client")
         if name in ("__all__", *client.__all__):

@@ -1,4 +1,4 @@
-"""Lost attempts: queued again after a pause, or parked; and weights that are too old.
+"""Lost attempts: they are queued again after a pause, or parked; and weights that are too old.
 
 Owns: what counts towards parking, back-off, the weight policy. Never touches: results.
 """
@@ -11,14 +11,14 @@ from palestra.episodes.state import PLAYING, BoardState
 from palestra.types.episodes import EpisodeState, WeightPolicy
 
 STRIKES = ("expired",)
-"""Losses that may be the episode's own doing. One that was given back by choice, or whose weights went stale, is not
-to blame."""
+"""Losses that the episode itself may have caused. One that was released by choice, or whose weights became stale, is
+not to blame."""
 WAITS = (*STRIKES, "released")
-"""Losses before a pause: a player that gives back at once, and claims again, would spin."""
+"""Losses that are followed by a pause: a player that releases at once and claims again would loop without a pause."""
 
 
 def lose(state: BoardState, episode: BoardEpisode, code: str, words: str, now: float) -> None:
-    """A leased one's attempt."""
+    """Ends the attempt of a leased episode as lost."""
     state.note_loss(episode, f"{code}: {words}", now)
     episode.lost += 1
     if code in STRIKES:
@@ -33,15 +33,15 @@ def lose(state: BoardState, episode: BoardEpisode, code: str, words: str, now: f
 
 
 def lose_stale(state: BoardState, run: BoardRun, now: float) -> None:
-    """Open leases whose weights are older than the policy allows, in the order of registration."""
+    """Ends open leases whose weights are older than the policy allows, in the order of registration."""
     for episode in sorted(run.leased.values(), key=lambda episode: (episode.group.serial, episode.index)):
-        # One that is parked may end its group, and with it the leases of the others.
+        # Parking one episode may end its group, and with it the leases of the others.
         if episode.state is EpisodeState.LEASED and is_stale(run, episode, run.version):
             lose(state, episode, "stale_weights", stale_words(run, episode, run.version), now)
 
 
 def deadline_passed(state: BoardState, group: BoardGroup, now: float) -> None:
-    """An open group's: what is not ended is too late."""
+    """Parks the members of an open group that have not ended when its deadline passes."""
     words = f"the group's deadline of {group.spec.deadline_s:g} s has passed"
     for episode in group.members:
         if episode.state in PLAYING:
@@ -51,7 +51,7 @@ def deadline_passed(state: BoardState, group: BoardGroup, now: float) -> None:
 
 
 def allowed_lag(run: BoardRun) -> int | None:
-    """None: any."""
+    """Returns how many versions the weights may be behind; None: any number."""
     match run.settings.weight_policy:
         case WeightPolicy.FINISH:
             return None
@@ -62,7 +62,7 @@ def allowed_lag(run: BoardRun) -> int | None:
 
 
 def is_stale(run: BoardRun, episode: BoardEpisode, version: int) -> bool:
-    """An episode without calls has no weights that could be old."""
+    """Whether the episode's weights are too old; an episode without model calls has none."""
     lag = allowed_lag(run)
     return lag is not None and episode.oldest_version is not None and version - episode.oldest_version > lag
 
@@ -75,5 +75,5 @@ def stale_words(run: BoardRun, episode: BoardEpisode, version: int) -> str:
 
 
 def _backoff_s(state: BoardState, episode: BoardEpisode) -> float:
-    doubled = min(max(episode.strikes - 1, 0), 30)  # far beyond any limit, and still a number
+    doubled = min(max(episode.strikes - 1, 0), 30)  # far beyond any limit, and still a finite number
     return min(episode.run.settings.backoff_s * 2.0**doubled, state.limits.max_backoff_s)

@@ -10,7 +10,7 @@ from palestra.types.episodes import ClaimBlocker, EpisodeInfo, EpisodeKind, Epis
 
 
 class RunProgress(Struct, frozen=True, gc=False):
-    """A run's newest group numbers, and who is to get them."""
+    """A run's newest group numbers, and the address they are pushed to."""
 
     delivered: int
     committed: int
@@ -30,9 +30,9 @@ class AttemptOutcome(Struct, frozen=True):
 
     over_at: float | None
     loss: str | None
-    """Why it came to nothing; None: it ended."""
+    """Why it was lost; None: it ended with a result."""
     state: EpisodeState
-    """The episode's, by now."""
+    """The present state of the episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ class AdmittedCall:
 
     run: str
     model: str | None
-    """The run's; None where it has none yet."""
+    """The run's model; None if it has none yet."""
     version: int
     bounds: SamplingBounds
 
 
 @dataclass(frozen=True, slots=True)
 class RunHold:
-    """Why nothing is claimed of a run."""
+    """Why nothing can be claimed from a run."""
 
     code: ClaimBlocker
     words: str
@@ -59,14 +59,14 @@ class RunHold:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeQueueState:
-    """The queue of one kind of episode in one run, for whoever watches."""
+    """The queue of one kind of episode in one run, for metrics."""
 
     owner: str
     run: str
     kind: EpisodeKind
     queued: int
     oldest_at: float | None
-    """When the one that waits longest was registered."""
+    """Time of registration of the episode that has waited longest."""
     leased: int
 
 
@@ -77,13 +77,13 @@ class EpisodeListing:
 
 
 class BoardEvents(Struct):
-    """Since the last time it was taken."""
+    """Events since the last call of `take_news`."""
 
     claimable: set[str] = field(default_factory=set)
-    """Owners for whom something was queued, or became due, or was resumed: those who wait for a claim try again."""
+    """Owners for whom something was queued, became due or was resumed: waiting claims try again."""
     delivered: set[tuple[str, str]] = field(default_factory=set)
-    """Owners' runs with another group to read."""
+    """Owner and name of runs with another group to read."""
     deleted: set[tuple[str, str]] = field(default_factory=set)
-    """Owners' runs: who waits for their groups waits in vain."""
+    """Owner and name of deleted runs: nobody needs to wait for their groups."""
     over: list[OpenLease] = field(default_factory=list)
-    """Leases that ended, in whatever way: their keys are void."""
+    """Leases that ended in any way: their keys are void."""

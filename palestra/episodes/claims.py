@@ -1,4 +1,4 @@
-"""Idempotent claims: which leases each got, and who holds how many.
+"""Idempotent claims: which leases each claim got, and how many each client holds.
 
 Owns: the answer to a repeated claim. Never touches: what is claimed next.
 """
@@ -11,7 +11,7 @@ from palestra.episodes.limits import EpisodeLimits
 from palestra.episodes.records import BoardEpisode
 
 ClaimKey = tuple[str, str, str]
-"""Owner, client, claim."""
+"""Owner, client id, claim id."""
 
 
 class ClaimHistory:
@@ -19,14 +19,14 @@ class ClaimHistory:
         self._limits = limits
         self._open: dict[ClaimKey, dict[str, BoardEpisode]] = {}
         self._over: OrderedDict[ClaimKey, None] = OrderedDict()
-        """Those without an open lease, the oldest first."""
+        """Claims without an open lease, the oldest first."""
         self._lease_counts: dict[tuple[str, str], int] = {}
 
     def lease_count(self, owner: str, client_id: str) -> int:
         return self._lease_counts.get((owner, client_id), 0)
 
     def leases_of(self, key: ClaimKey) -> list[BoardEpisode]:
-        """Those that are still open."""
+        """Returns the leases of a claim that are still open."""
         return list(self._open.get(key, {}).values())
 
     def is_over(self, key: ClaimKey) -> bool:

@@ -1,6 +1,6 @@
 """Deletes a run with all its episodes.
 
-Owns: what is remembered of it afterwards. Never touches: traces of its calls; they are purged like all others.
+Owns: what is remembered of it afterwards. Never touches: traces of its calls, which are purged like all others.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ WHY = "its run was deleted"
 
 
 def delete(state: BoardState, owner: str, name: str, now: float) -> int:
-    """How many episodes went. Ends of those that had ended are still known as repeated, and who plays is told."""
+    """Deletes a run and returns the number of its episodes. A repeated end of an episode is still recognised, and
+    players are informed."""
     run = state.runs.get(owner, {}).get(name)
     if run is None:
         return 0
     count = sum(run.counts.values())
     for group in list(run.groups.values()):
         if group.state is GroupState.OPEN:
-            group.state = GroupState.DROPPED  # its deadline is nobody's any more
+            group.state = GroupState.DROPPED  # so that its deadline has no effect any more
         for episode in group.members:
             if episode.state is EpisodeState.LEASED:
                 state.tombstones.put_cancelled(episode.episode_id, owner, episode.attempt, now)
@@ -33,5 +34,5 @@ def delete(state: BoardState, owner: str, name: str, now: float) -> int:
     state.outbox.run(run, is_gone=True)
     state.news.delivered.discard((owner, name))
     state.news.deleted.add((owner, name))
-    state.news.claimable.add(owner)  # who waits to play it waits in vain
+    state.news.claimable.add(owner)  # claims that wait for this run must be answered
     return count

@@ -47,7 +47,7 @@ def commit(state: BoardState, run: BoardRun, cursor: int, now: float) -> None:
 
 
 def commit_one(state: BoardState, run: BoardRun, number: int, now: float) -> None:
-    """Those before it stay; the cursor follows as far as nothing is left."""
+    """Commits one group; those before it stay. The cursor advances as far as no group is left."""
     if number not in run.log:
         return
     cursor = run.committed
@@ -59,7 +59,7 @@ def commit_one(state: BoardState, run: BoardRun, number: int, now: float) -> Non
 def _forget_all(state: BoardState, run: BoardRun, numbers: Iterable[int], cursor: int, now: float) -> None:
     was_open = run.is_open
     for number in numbers:
-        if number in run.log:  # it may have been committed alone
+        if number in run.log:  # it may have been committed by itself
             forget(state, run.log.pop(number), now)
     run.committed = cursor
     state.outbox.run(run)
@@ -74,7 +74,7 @@ def check_known(run: BoardRun, what: str, number: int) -> None:
 
 
 def _leave_out_stale(state: BoardState, group: BoardGroup, version: int, now: float) -> None:
-    """Evaluations are kept: they say how good those weights were."""
+    """Parks the stale members of a group. Evaluations are kept: they say how good those weights were."""
     if group.state is not GroupState.READY or group.spec.kind is EpisodeKind.EVAL:
         return
     for episode in group.members:
@@ -107,7 +107,7 @@ def _played(group: BoardGroup) -> PlayedGroup:
 
 
 def forget(state: BoardState, group: BoardGroup, now: float) -> None:
-    """All but what is needed to know a repeated request as one."""
+    """Deletes a group, except for what is needed to recognise a repeated request."""
     run = group.run
     for episode in group.members:
         if episode.result is not None:

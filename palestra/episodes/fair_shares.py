@@ -1,4 +1,4 @@
-"""Which run is claimed from next, by their shares.
+"""Decides which run is claimed from next, by the shares of the runs.
 
 Owns: fairness between runs. Never touches: the order within a run, leases, time.
 """
@@ -13,19 +13,22 @@ from palestra.types.episodes import EpisodeKind
 
 
 class StrideScheduler:
-    """Stride scheduling: of the runs that have something, the one that is least far goes next, and moves on by 1/share.
+    """Stride scheduling: of the runs with queued episodes, the one with the smallest pass value is served next, and its
+    value grows by 1/share.
 
-    One schedule for each owner and for each kind that is asked for, so that who asks for one kind alone does not move
-    the others' order. A run that was away (idle, paused) does not catch up."""
+    There is one schedule for each owner and for each kind that is requested, so that clients who request one kind alone
+    do not change the order of the others. A run that was absent (idle, paused) does not catch up.
+    """
 
     def __init__(self) -> None:
         self._clocks: dict[tuple[str, EpisodeKind | None], float] = {}
-        """How far the last one was that was served."""
+        """Pass value of the run that was served last."""
 
     def take(
         self, rooms: Mapping[BoardRun, int], owner: str, kind: EpisodeKind | None, most: int
     ) -> list[BoardEpisode]:
-        """Out of their queues. All runs are the owner's, and each has something. `rooms`: how many at most, of each."""
+        """Takes up to `most` episodes out of the queues. All runs are the owner's, and each has queued episodes.
+        `rooms` is the maximum for each run."""
         clock = self._clocks.get((owner, kind), 0.0)
         order = [(max(run.queue.passed.get(kind, 0.0), clock), run.name, run) for run in rooms]
         heapq.heapify(order)

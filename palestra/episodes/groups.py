@@ -1,6 +1,6 @@
-"""Groups: how they begin, what they do about lost members, and when they are complete.
+"""Groups: how they begin, how they react to lost members, and when they are complete.
 
-Owns: members and delivery numbers. Never touches: leases, beyond cancelling what a group no longer needs.
+Owns: members and delivery numbers. Never touches: leases, except for cancelling what a group no longer needs.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from palestra.episodes.records import BoardEpisode, BoardGroup, BoardRun, Staged
 from palestra.episodes.state import PLAYING, BoardState
 from palestra.types.episodes import EpisodeState, GroupState, NewGroup, OnLoss, Registered
 
-FULL_RETRY_S = 1.0  # a queue drains at the pace of its players: seconds
+FULL_RETRY_S = 1.0  # a queue drains within seconds, as its episodes are claimed
 
 
 class CheckedGroup(Struct):
-    """A group that may be registered."""
+    """A group that has passed the checks and may be registered."""
 
     spec: NewGroup
     text: str
@@ -38,7 +38,7 @@ def register(state: BoardState, run: BoardRun, groups: Sequence[NewGroup], now: 
     for vetted in new.values():
         staged = make(state, run, vetted, run.registered, now)
         run.registered += 1
-        show(state, staged, now)  # the run's count of them is found by their numbers
+        show(state, staged, now)  # restored runs count their groups by these numbers
     return answers(run, groups, set(new))
 
 
@@ -49,7 +49,7 @@ def check_not_staging(run: BoardRun) -> None:
 
 
 def vet(state: BoardState, run: BoardRun, group: NewGroup, new: dict[str, CheckedGroup]) -> None:
-    """Puts it to those that are new, if it is; refuses what cannot be registered."""
+    """Adds a group to `new` if it is new; refuses one that cannot be registered."""
     text, group_id = validation.check_group(group, state.limits), group.group_id
     known = new[group_id].text if group_id in new else _known_text(run, group_id)
     stone = state.tombstones.find(tombstone_name(run, group_id), run.owner)
@@ -70,7 +70,7 @@ def check_room(run: BoardRun, new: Iterable[CheckedGroup]) -> None:
 
 
 def make(state: BoardState, run: BoardRun, vetted: CheckedGroup, serial: int, now: float) -> StagedGroup:
-    """To be saved, and not seen by anybody yet."""
+    """Makes a group that is to be saved and is not visible yet."""
     group = BoardGroup(run=run, spec=vetted.spec, text=vetted.text, serial=serial, created_at=now)
     staged = StagedGroup(group, [_new_member(group, now) for _ in range(vetted.count)])
     state.outbox.group(group)
@@ -89,7 +89,7 @@ def show(state: BoardState, staged: StagedGroup, now: float) -> None:
 
 
 def forget_staged(state: BoardState, run: BoardRun) -> None:
-    """Nobody has seen them."""
+    """Deletes groups that were never visible."""
     while run.staged:
         staged = run.staged.popleft()
         state.outbox.group(staged.group, is_gone=True)
@@ -103,13 +103,13 @@ def answers(run: BoardRun, groups: Sequence[NewGroup], fresh: set[str]) -> list[
         kept = run.groups.get(group.group_id)
         ids = [] if kept is None else [member.episode_id for member in kept.members]
         is_new = group.group_id in fresh
-        fresh.discard(group.group_id)  # the same again in one batch is no longer new
+        fresh.discard(group.group_id)  # the same group again in one batch is no longer new
         made.append(Registered(group_id=group.group_id, episode_ids=ids, is_new=is_new, is_committed=kept is None))
     return made
 
 
 def settle(state: BoardState, group: BoardGroup, now: float, *, why: str = "lost", can_replace: bool = True) -> None:
-    """After members ended or were lost: makes it whole, fills it up, or drops it, where its rules say so."""
+    """Called after members ended or were lost: completes the group, adds members, or drops it, as its settings say."""
     if group.state is not GroupState.OPEN:
         return
     spec = group.spec
@@ -127,12 +127,12 @@ def settle(state: BoardState, group: BoardGroup, now: float, *, why: str = "lost
 
 
 def drop(state: BoardState, group: BoardGroup, reason: str, now: float) -> None:
-    """An open one."""
+    """Drops an open group."""
     _close(state, group, GroupState.DROPPED, reason, f"its group was dropped ({reason})", now)
 
 
 def cancel(state: BoardState, episode: BoardEpisode, reason: str, now: float) -> None:
-    """Without a look at its group."""
+    """Cancels an episode without looking at its group."""
     state.note_loss(episode, f"cancelled: {reason}", now)
     state.move(episode, EpisodeState.CANCELLED)
 
@@ -176,12 +176,13 @@ def _new_member(group: BoardGroup, now: float) -> BoardEpisode:
 
 
 def _member_id(run: BoardRun, serial: int, index: int) -> str:
-    """Rising within its run: the database appends, whatever is queued already."""
+    """Returns the id of a member. Ids increase within a run, so that the database only appends."""
     return f"{run.tag}-{serial:08x}-{index:x}"
 
 
 def _replace(state: BoardState, group: BoardGroup, missing: int, now: float) -> int:
-    """As many again as the group began with, no more: a task that nobody can play must end some day."""
+    """Adds members to replace lost ones, at most as many as the group began with: a task that nobody can play must come
+    to an end."""
     room = 2 * group.first_count - group.made
     replaced = missing if missing <= room else 0
     for _ in range(replaced):
@@ -197,5 +198,5 @@ def _close(state: BoardState, group: BoardGroup, to: GroupState, reason: str, re
     for episode in group.members:
         if episode.state in PLAYING:
             cancel(state, episode, rest, now)
-    state.outbox.group(group)  # its run's count of them is found by their numbers
+    state.outbox.group(group)  # restored runs count their groups by these numbers
     state.news.delivered.add((run.owner, run.name))

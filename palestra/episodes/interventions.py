@@ -19,13 +19,14 @@ S = EpisodeState
 def chosen(
     state: BoardState, run: BoardRun, episode_ids: Sequence[str], group_ids: Sequence[str]
 ) -> tuple[list[BoardGroup], list[BoardEpisode]]:
-    """Each once. 404 where one is unknown."""
+    """Returns the episodes and groups, each once. 404 if one is unknown."""
     named = [_group(run, group_id) for group_id in dict.fromkeys(group_ids)]
     return named, [_episode(state, run, episode_id) for episode_id in dict.fromkeys(episode_ids)]
 
 
 def cancel_group(state: BoardState, group: BoardGroup, reason: str, now: float) -> int:
-    """How many episodes were. One that is over, or forgotten meanwhile, stays as it is."""
+    """Cancels the episodes of a group and returns their number. A group that is over, or was deleted meanwhile, does
+    not change."""
     if group.state is not GroupState.OPEN:
         return 0
     words = _words(reason)
@@ -54,7 +55,7 @@ def requeue(state: BoardState, owner: str, episode_ids: Sequence[str], now: floa
             )
     for episode in episodes:
         episode.strikes = episode.lost = 0
-        episode.not_before = now  # from here on it waits
+        episode.not_before = now  # its waiting time counts from here
         state.move(episode, S.QUEUED)
         state.queue(episode, now)
     return len(episodes)
@@ -65,7 +66,7 @@ def _words(reason: str) -> str:
 
 
 def _cancel(state: BoardState, episode: BoardEpisode, words: str, now: float) -> bool:
-    """Whether there was anything left to cancel."""
+    """Cancels an episode; returns whether there was anything left to cancel."""
     if episode.state in (S.ENDED, S.CANCELLED):
         return False
     groups.cancel(state, episode, words, now)

@@ -31,10 +31,10 @@ HELD_RETRY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class NoLease:
-    """Why an attempt is not to be played on."""
+    """Why an attempt may not continue."""
 
     code: str
-    """lease_lost, cancelled, stale_weights, deadline, unknown."""
+    """One of lease_lost, cancelled, stale_weights, deadline, unknown."""
     words: str
 
     def __str__(self) -> str:
@@ -62,8 +62,8 @@ def claim(state: BoardState, owner: str, request: ClaimRequest, full: Mapping[st
 
 
 def why_nothing(state: BoardState, owner: str, request: ClaimRequest, full: Mapping[str, str]) -> RunHold | None:
-    """Why a claim got nothing, though something was queued. Among several runs, a spent share
-    comes first: it alone is no sign for other clients that wait for the same."""
+    """Returns why a claim got nothing, although something was queued. Among several runs, a client's used-up share
+    comes first, because it concerns only this client and not others that wait."""
     if request.run is not None:
         return _hold(state.run(owner, request.run), request, full)
     first = None
@@ -76,7 +76,7 @@ def why_nothing(state: BoardState, owner: str, request: ClaimRequest, full: Mapp
 
 
 def find(state: BoardState, owner: str, client_id: str | None, ref: LeaseRef | EndRequest) -> BoardEpisode | NoLease:
-    """The episode where the attempt is leased by this client."""
+    """Returns the episode if the attempt is leased by this client."""
     episode = state.episodes.get(ref.episode_id)
     if episode is None or episode.run.owner != owner:
         stone = state.tombstones.find(ref.episode_id, owner)
@@ -138,7 +138,7 @@ def _take(
     rooms = {run: room for run in runs if (room := _room(run, request, full)) > 0}
     if only is None:
         taken = state.shares.take(rooms, owner, kind, most)
-    else:  # who plays for one run has chosen: that does not move the order of the others
+    else:  # a client that plays for one run has chosen it: this does not change the order of the others
         taken, most = [], min(most, rooms.get(only, 0))
         while len(taken) < most and only.queue.has(kind):
             taken.append(only.queue.pop(kind, eval_first=only.settings.eval_first))
@@ -148,7 +148,7 @@ def _take(
 
 
 def _room(run: BoardRun, request: ClaimRequest, full: Mapping[str, str]) -> int:
-    """How many of it may be given."""
+    """Returns how many episodes of the run may be given."""
     if not run.is_open or run.engine in full or not run.queue.has(request.kind):
         return 0
     return run.room_of(request.client_id)
@@ -202,7 +202,7 @@ def _lease(episode: BoardEpisode, now: float) -> Lease:
 
 
 def _is_repeated(state: BoardState, owner: str, request: EndRequest, text: str) -> bool | None:
-    """Whether this attempt has ended with this very result, whatever became of it since. None: it has not ended."""
+    """Whether this attempt has ended with exactly this result, whatever has happened since. None: it has not ended."""
     episode = state.episodes.get(request.episode_id)
     if episode is None:
         stone = state.tombstones.find(request.episode_id, owner)

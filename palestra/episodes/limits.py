@@ -23,10 +23,10 @@ class EpisodeLimits:
     max_result_bytes: int = 1 << 20
     max_backoff_s: float = 600.0
     max_losses: int = 16
-    """Losses of any kind before an episode is parked; as many are kept with it."""
+    """Losses of any kind before an episode is parked; the same number is stored with it."""
     remember_s: float = 7 * DAY_S
-    """How long a repeated end of a committed episode is known."""
+    """How long a repeated end of a committed episode is recognised."""
     max_remembered: int = 200_000
-    """About 350 bytes each, in memory."""
+    """Number of committed episodes that are remembered, about 350 bytes each in memory."""
     max_claims_remembered: int = 16_384
-    """Claims whose leases are all over: repeated, they are refused, not served again."""
+    """Number of remembered claims whose leases are all over; if repeated, they are refused, not served again."""

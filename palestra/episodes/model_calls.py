@@ -1,4 +1,4 @@
-"""Model calls of an attempt: admitted, counted; the lease does not expire while they run.
+"""Model calls of an attempt: they are admitted and counted, and the lease does not expire while they run.
 
 Owns: which call may be answered. Never touches: the call itself.
 """
@@ -55,7 +55,7 @@ def call_over(state: BoardState, ref: LeaseRef, now: float) -> None:
 
 
 def _check_quotas(episode: BoardEpisode) -> None:
-    """Before each call: one that begins within them is finished."""
+    """Checked before each call: a call that begins within the quotas is finished."""
     settings = episode.run.settings
     for what, used, most in (
         ("max_calls", episode.calls, settings.max_calls),

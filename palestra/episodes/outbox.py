@@ -26,7 +26,7 @@ class Outbox:
         self._episodes[episode.episode_id] = None if is_gone else episode
 
     def forget(self, row: GroupRow | EpisodeRow) -> None:
-        """One that was found on disk, and means nothing."""
+        """Deletes a row that was found on disk and is not valid."""
         if isinstance(row, GroupRow):
             self._groups[row.owner, row.run, row.group_id] = None
         else:

@@ -12,8 +12,8 @@ from typing import Generic, Protocol, TypeVar
 
 from palestra.types.episodes import EpisodeKind, NewGroup
 
-SLACK = 64  # entries of a heap that may be dead before it is worth a look
-OTHERS = ""  # environments without a weight
+SLACK = 64  # dead entries that a heap may have before it is worth looking for them
+OTHERS = ""  # key of environments without a weight
 
 
 class QueuedGroup(Protocol):
@@ -25,7 +25,7 @@ class QueuedGroup(Protocol):
 
 
 class Queued(Protocol):
-    """What a queue looks at in an episode."""
+    """What a queue needs to know about an episode."""
 
     is_ready: bool
 
@@ -38,7 +38,7 @@ class Queued(Protocol):
 
 E = TypeVar("E", bound=Queued)
 Entry = tuple[int, int, int, int, E]
-"""Priority, group, index, how many were pushed before."""
+"""Priority, group, index, and how many were pushed before."""
 
 
 class EnvironmentQueue(Generic[E]):
@@ -46,13 +46,14 @@ class EnvironmentQueue(Generic[E]):
 
     def __init__(self) -> None:
         self.size = 0
-        """Episodes in it; the heap may have more entries."""
+        """Number of episodes; the heap may have more entries."""
         self._heap: list[Entry[E]] = []
         self._pushes = count()
 
     def push(self, episode: E) -> None:
         group = episode.group
-        # The members of a group stay together, and those that were lost or replace another come before later groups.
+        # The members of a group stay together, and those that were lost or that replace others come before later
+        # groups.
         entry = (-group.spec.priority, group.serial, episode.index, next(self._pushes), episode)
         heapq.heappush(self._heap, entry)
         episode.is_ready = True
@@ -74,7 +75,7 @@ class EnvironmentQueue(Generic[E]):
             heapq.heapify(self._heap)
 
     def urgency(self) -> int:
-        """Urgency of the first episode, which must exist; less is more urgent."""
+        """Urgency of the first episode, which must exist; a smaller number is more urgent."""
         while not self._heap[0][-1].is_ready:
             heapq.heappop(self._heap)
         return self._heap[0][0]
@@ -83,14 +84,15 @@ class EnvironmentQueue(Generic[E]):
         return list(self._live())
 
     def _live(self) -> dict[E, Entry[E]]:
-        """One that left and came back has several entries."""
+        """Returns one entry for each episode: one that left and came back has several entries."""
         return {entry[-1]: entry for entry in self._heap if entry[-1].is_ready}
 
 
 class EnvironmentQueues(Generic[E]):
     """The queues of one kind of episode: one for each environment that has a weight, and one for all others.
 
-    Among those whose first episode has the highest priority, stride scheduling decides, as between runs."""
+    Among those whose first episode has the highest priority, stride scheduling decides, as between runs.
+    """
 
     def __init__(self) -> None:
         self.size = 0
@@ -137,10 +139,10 @@ class RunQueue(Generic[E]):
         self._train, self._eval = EnvironmentQueues[E](), EnvironmentQueues[E]()
         self._queues = {EpisodeKind.TRAIN: self._train, EpisodeKind.EVAL: self._eval}
         self.passed: dict[EpisodeKind | None, float] = {}
-        """How far it is in the stride schedule of those who claim this kind, or any."""
+        """Pass value in the stride schedule of clients that claim this kind, or any kind."""
 
     def weigh(self, weights: Mapping[str, float]) -> None:
-        """Environments."""
+        """Sets the weights of environments."""
         for queues in self._queues.values():
             queues.weigh(weights)
 

@@ -1,7 +1,7 @@
-"""Runs, groups and episodes as the board holds them: mutable, linked, and put into rows and infos here. What is made
-with each call is a `Struct`: these are made several times as fast as dataclasses.
+"""Runs, groups and episodes as the board holds them: mutable and linked; here they are converted to rows and infos.
+Objects that are made with each call are a `Struct`, which is made several times as fast as a dataclass.
 
-Owns: what is known of each. Never touches: rules.
+Owns: what is known about each. Never touches: rules.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class BoardRun:
     owner: str
     name: str
     tag: str
-    """What its episodes' ids begin with."""
+    """Beginning of its episodes' ids."""
     settings: RunSettings
     model: str | None
     created_at: float
@@ -48,25 +48,25 @@ class BoardRun:
     delivered: int = 0
     registered: int = 0
     groups: dict[str, BoardGroup] = field(default_factory=dict)
-    """In the order of registration."""
+    """Groups in the order of registration."""
     log: dict[int, BoardGroup] = field(default_factory=dict)
-    """Whole or dropped, not committed: by number."""
+    """Groups that are complete or dropped and not committed, by number."""
     leased: dict[str, BoardEpisode] = field(default_factory=dict)
     holders: dict[str, int] = field(default_factory=dict)
-    """Clients, with how many they hold."""
+    """Number of leases by client."""
     counts: dict[EpisodeState, int] = field(default_factory=lambda: dict.fromkeys(EpisodeState, 0))
     queued: dict[EpisodeKind, int] = field(default_factory=lambda: dict.fromkeys(EpisodeKind, 0))
     queue: RunQueue[BoardEpisode] = field(default_factory=RunQueue)
     is_staging: bool = False
-    """A registration is under way in parts."""
+    """Whether a registration is under way in parts."""
     staged: deque[StagedGroup] = field(default_factory=deque)
-    """Its groups that are saved, or soon will be, and are not seen by anybody yet."""
+    """Its groups that are saved, or soon will be, and are not visible yet."""
     engine: str = ""
-    """That its last model call went to. Of memory alone."""
+    """The engine that its last model call went to. Kept in memory only."""
 
     @property
     def is_open(self) -> bool:
-        """Whether anything may be claimed, if something waits."""
+        """Whether something may be claimed, if something is queued."""
         return not self.is_paused and len(self.log) < self.settings.max_ready
 
     @property
@@ -80,7 +80,7 @@ class BoardRun:
         return RunHold(ClaimBlocker.TRAINER_BEHIND, f"{words} {self.settings.max_ready}")
 
     def room_of(self, client_id: str) -> int:
-        """How many more the client may hold."""
+        """Returns how many more leases the client may hold."""
         if self.settings.client_share >= 1:
             return ANY_NUMBER
         open_ones = self.counts[EpisodeState.QUEUED] + self.counts[EpisodeState.LEASED]
@@ -107,8 +107,8 @@ class BoardRun:
         return EpisodeQueueState(self.owner, self.name, kind, self.queued[kind], self._queued_since(kind), leased)
 
     def _queued_since(self, kind: EpisodeKind) -> float | None:
-        """Since when the oldest has been queued. Members are no older than their group, so the first groups have it:
-        100,000 may be queued."""
+        """Returns since when the oldest episode has been queued. Members are not older than their group, so looking at
+        the first groups is enough: 100,000 episodes may be queued."""
         oldest = math.inf
         for group in self.groups.values() if self.queued[kind] else ():
             if oldest <= group.created_at:
@@ -138,7 +138,7 @@ class BoardGroup(msgspec.Struct, eq=False):
     run: BoardRun
     spec: NewGroup
     text: str
-    """The spec as JSON, keys sorted."""
+    """The spec as JSON with sorted keys."""
     serial: int
     created_at: float
     state: GroupState = GroupState.OPEN
@@ -147,7 +147,7 @@ class BoardGroup(msgspec.Struct, eq=False):
     made: int = 0
     members: list[BoardEpisode] = msgspec.field(default_factory=list)
     playing: int = 0
-    """Members that are queued or leased."""
+    """Number of members that are queued or leased."""
     ended: int = 0
 
     @property
@@ -182,7 +182,7 @@ class BoardGroup(msgspec.Struct, eq=False):
 
 
 class StagedGroup(msgspec.Struct, eq=False):
-    """Complete, but for its run and the board."""
+    """A complete group that is not yet part of its run and the board."""
 
     group: BoardGroup
     episodes: list[BoardEpisode]
@@ -209,20 +209,20 @@ class BoardEpisode(msgspec.Struct, eq=False):
     oldest_version: int | None = None
     calls: int = 0
     sampled: int = 0
-    """Tokens, in this attempt."""
+    """Number of sampled tokens in this attempt."""
     losses: list[AttemptLoss] = msgspec.field(default_factory=list)
     result: str | None = None
-    # Of memory alone
+    # Kept in memory only
     is_ready: bool = False
-    """In the queue: neither in back-off nor elsewhere."""
+    """Whether it is in the queue: neither in back-off nor elsewhere."""
     expires_at: float = 0.0
     """When the lease expires, if it ages."""
     left_s: float = 0.0
-    """What is left of the lease while its run is paused."""
+    """Remaining time of the lease while its run is paused."""
     open_calls: int = 0
-    """Model calls that run: the lease does not age."""
+    """Model calls that run: the lease does not age meanwhile."""
     armed_at: float | None = None
-    """When the timer looks at the lease."""
+    """When the timer will look at the lease."""
 
     @property
     def kind(self) -> EpisodeKind:
@@ -294,10 +294,10 @@ class BoardEpisode(msgspec.Struct, eq=False):
 
 
 def queued_since(one: BoardEpisode | EpisodeInfo, attempt: int, claimed_at: float) -> float:
-    """When this attempt could first be claimed: when the episode was made, or the attempt before it was lost, and its
-    back-off was over, or it was queued by hand."""
+    """Returns when this attempt could first be claimed: when the episode was made, or the back-off after the previous
+    attempt was over, or it was requeued by hand."""
     if not one.losses and not one.not_before:
         return min(one.created_at, claimed_at)
     known = [one.created_at, one.not_before, *(loss.at for loss in one.losses if loss.attempt < attempt)]
-    # Of a lost one, `not_before` is the next attempt's.
+    # In a lost episode, `not_before` belongs to the next attempt.
     return max((at for at in known if at <= claimed_at), default=claimed_at)

@@ -18,14 +18,14 @@ _spec = msgspec.json.Decoder(NewGroup)
 
 
 def fill(state: BoardState, saved: SavedRows, open_calls: Mapping[LeaseRef, int], now: float) -> None:
-    """An empty one. The rows' order does not matter."""
+    """Fills an empty board. The order of the rows does not matter."""
     for row in saved.runs:
         state.runs.setdefault(row.owner, {})[row.run] = _run(row, state.tag(row.owner, row.run, row.created_at))
     for row in sorted(saved.groups, key=lambda row: row.serial):
         run = state.runs[row.owner][row.run]
         if row.serial < run.registered or not run.is_staging:
             _add_group(state, run, row)
-        else:  # of a registration that did not come to its end
+        else:  # part of a registration that was not finished
             state.outbox.forget(row)
     for row in sorted(saved.episodes, key=lambda row: row.index):
         if row.group_id in state.runs[row.owner][row.run].groups:
@@ -93,7 +93,7 @@ def _add_episode(state: BoardState, row: EpisodeRow, open_calls: Mapping[LeaseRe
         attempt=row.attempt,
         strikes=row.strikes,
         lost=row.lost,
-        # No longer than any back-off: the system's clock may have been set back since.
+        # Never longer than a back-off: the system's clock may have been set back since.
         not_before=min(row.not_before, now + state.limits.max_backoff_s),
         client_id=row.client_id,
         claim_id=row.claim_id,
@@ -113,5 +113,5 @@ def _add_episode(state: BoardState, row: EpisodeRow, open_calls: Mapping[LeaseRe
     elif episode.state is EpisodeState.LEASED:
         episode.open_calls = open_calls.get(episode.ref, 0)
         state.open_lease(episode)
-        # Nobody could beat while there was no board: the lease begins anew.
+        # No client could send a heartbeat while there was no board, so the lease starts again.
         state.renew(episode, now)

@@ -1,6 +1,6 @@
 """Runs: settings, weights, pauses.
 
-Owns: what a trainer says about its run as a whole. Never touches: groups and what was played.
+Owns: what a trainer sets for its run as a whole. Never touches: groups and what was played.
 """
 
 from __future__ import annotations

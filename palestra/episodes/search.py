@@ -14,8 +14,8 @@ import msgspec
 from palestra.episodes.records import BoardEpisode, BoardGroup
 from palestra.types.episodes import EpisodeInfo, EpisodeResult, EpisodeState
 
-PART = 1000  # episodes looked at in one go: some milliseconds, where 100,000 may wait
-PART_SIZE = 1 << 22  # of tasks and results that are read in one go: some 10 ms, where each may have a MiB
+PART = 1000  # episodes examined in one step: a few milliseconds, while 100,000 may be queued
+PART_SIZE = 1 << 22  # characters of tasks and results read in one step: about 10 ms, while each may have a MiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,14 +25,14 @@ class EpisodeSearch:
     reward_min: float | None = None
     reward_below: float | None = None
     error: str | None = None
-    """Text of the error it ended with, or of why it was parked or cancelled; upper and lower case are the same. Empty:
-    any."""
+    """Text in the error it ended with, or in the reason why it was parked or cancelled; upper and lower case are the
+    same. Empty: any error."""
     task: str | None = None
     """Text anywhere in its task: id, environment, prompt, extras. Upper and lower case are the same."""
 
     @property
     def is_plain(self) -> bool:
-        """Counts that exist anyway tell how many there are."""
+        """Whether the number of matches follows from counts that exist anyway."""
         return all(one is None for one in (self.reward_min, self.reward_below, self.error, self.task))
 
     def has_task(self, group: BoardGroup) -> bool:
@@ -70,19 +70,19 @@ class EpisodeSearch:
 
 
 class RunningSearch:
-    """A search under way. Others may be served between two steps: each episode is told as it was when looked at."""
+    """A search under way. Other calls may come between two steps; each episode is returned as it was when examined."""
 
     def __init__(self, groups: Sequence[BoardGroup], search: EpisodeSearch, *, limit: int | None, offset: int):
         self._search, self._from, self._to = search, offset, math.inf if limit is None else offset + limit
-        # Those of a group that is committed meanwhile, too: it lets go of them then.
+        # Copied, because a group lets go of its members if it is committed meanwhile.
         self._left = self._members([(group, group.members) for group in groups])
         self._read = 0
-        """Characters, in this step."""
+        """Number of characters read in this step."""
         self.found: list[EpisodeInfo] = []
         self.total = 0
 
     def step(self) -> bool:
-        """Looks at some more. False: that was the last of them."""
+        """Examines some more episodes. Returns False after the last ones."""
         self._read = 0
         for looked, member in enumerate(self._left, 1):
             if member is not None:
@@ -92,7 +92,7 @@ class RunningSearch:
         return False
 
     def take(self) -> list[EpisodeInfo]:
-        """What was found since the last time."""
+        """Returns what was found since the last call."""
         taken, self.found = self.found, []
         return taken
 
@@ -105,7 +105,7 @@ class RunningSearch:
         self.total += 1
 
     def _members(self, groups: Sequence[tuple[BoardGroup, list[BoardEpisode]]]) -> Iterator[BoardEpisode | None]:
-        """None for a group whose task is another: to look at it takes time, too."""
+        """Yields episodes; None for a group whose task does not match, because examining it takes time, too."""
         for group, members in groups:
             self._read += 0 if self._search.task is None else len(group.text)
             if self._search.has_task(group):

@@ -1,11 +1,10 @@
-"""Calls that are too large for one write: in parts, with turns for everybody else between them.
+"""Calls that are too large for one write: they are done in parts, and other calls may come between them.
 
-Owns: what may be seen of a call that is under way. Never touches: rules of groups, who drives the parts.
+Owns: what is visible of a call that is under way. Never touches: rules of groups, who drives the parts.
 
-Each is a generator that stops after a part; its caller makes that durable, and goes on. A registration is saved under
-serial numbers that its run has not counted yet, and is nowhere to be seen; the last part counts them. So it is there
-as a whole or not at all: of a run that was taking one, a restart forgets what it finds under a number that was not
-counted.
+Each is a generator that stops after a part; its caller makes the part durable, and continues. A registration is saved
+under serial numbers that its run has not counted yet, and is not visible; the last part counts them. So it exists as a
+whole or not at all: after a crash during a registration, a restart deletes groups whose number was not counted.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ T = TypeVar("T")
 
 Parts = Generator[None, None, T]
 
-PART = 1000  # episodes: some 20 ms of the loop, and 30 of the disk
+PART = 1000  # episodes: about 20 ms of the event loop and 30 ms of the disk
 
 
 def register(state: BoardState, run: BoardRun, new_groups: Sequence[NewGroup], now: float) -> Parts[list[Registered]]:
@@ -56,13 +55,13 @@ def register(state: BoardState, run: BoardRun, new_groups: Sequence[NewGroup], n
         run.is_staging = False
         if _is_there(state, run):
             state.outbox.run(run)
-        while is_counted and run.staged:  # given up in the middle: it is registered all the same
+        while is_counted and run.staged:  # closed in the middle: it is registered all the same
             _show_some(state, run, now)
         groups.forget_staged(state, run)
 
 
 def commit(state: BoardState, run: BoardRun, cursor: int, now: float) -> Parts[None]:
-    """Each part is a commit of its own, up to an earlier cursor."""
+    """Commits in parts; each part is a commit of its own, up to an earlier cursor."""
     delivery.check_known(run, "cursor", cursor)
     while run.committed < cursor:
         size, upto = 0, run.committed
@@ -77,7 +76,7 @@ def commit(state: BoardState, run: BoardRun, cursor: int, now: float) -> Parts[N
 def cancel(
     state: BoardState, run: BoardRun, episode_ids: Sequence[str], group_ids: Sequence[str], reason: str, now: float
 ) -> Parts[int]:
-    """Groups in parts; those of a name that is unknown are refused before the first."""
+    """Cancels groups in parts; unknown names are refused before the first part."""
     chosen, episodes = interventions.chosen(state, run, episode_ids, group_ids)
     count = size = 0
     for group in chosen:

@@ -1,6 +1,6 @@
 """The state of the board, and the few ways in which it changes.
 
-Owns: transitions of episodes with their counts and indexes. Never touches: when a move is due.
+Owns: transitions of episodes with their counts and indexes. Never touches: when a transition is due.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class BoardState:
     def __init__(self, limits: EpisodeLimits, salt: bytes) -> None:
         self.limits, self.salt = limits, salt
         self.runs: dict[str, dict[str, BoardRun]] = {}
-        """By owner and name."""
+        """Runs by owner and name."""
         self.episodes: dict[str, BoardEpisode] = {}
         self.waiting: dict[str, dict[str, BoardRun]] = {}
-        """By owner: runs with something in their queues."""
+        """Runs with something in their queues, by owner and name."""
         self.shares = StrideScheduler()
         self.claims = ClaimHistory(limits)
         self.timers = Timers()
@@ -37,7 +37,8 @@ class BoardState:
         self.news = BoardEvents()
 
     def tag(self, owner: str, name: str, created_at: float) -> str:
-        """No other run has it, in this database or another one, nor had one of this name that was deleted."""
+        """Returns a tag that no other run has, in this database or another one, and that no deleted run of this name
+        had."""
         return validation.digest(self.salt.hex(), owner, name, repr(created_at), size=8).hex()
 
     def run(self, owner: str, name: str) -> BoardRun:
@@ -55,14 +56,15 @@ class BoardState:
         return episode
 
     def add(self, episode: BoardEpisode) -> None:
-        """As it is: new, or restored."""
+        """Adds a new or restored episode."""
         self.episodes[episode.episode_id] = episode
         episode.group.members.append(episode)
         self._count(episode, +1)
 
     def remove(self, group: BoardGroup) -> None:
-        """A group that is over, with its episodes."""
-        members, group.members = group.members, []  # each holds the other: only the collector would free them
+        """Removes a group that is over, with its episodes."""
+        # group and members refer to each other: otherwise only the garbage collector would free them
+        members, group.members = group.members, []
         for episode in members:
             del self.episodes[episode.episode_id]
             self._count(episode, -1)
@@ -86,7 +88,7 @@ class BoardState:
         self.outbox.episode(episode)
 
     def queue(self, episode: BoardEpisode, now: float) -> None:
-        """One that is queued: now, or when its back-off is over."""
+        """Puts a queued episode into its queue: now, or when its back-off is over."""
         if episode.not_before > now:
             self.timers.watch_backoff(episode)
             return
@@ -119,7 +121,8 @@ class BoardState:
 
     def note_loss(self, episode: BoardEpisode, reason: str, now: float) -> None:
         loss = AttemptLoss(attempt=episode.attempt, at=now, reason=reason, client_id=episode.client_id)
-        episode.losses = [*episode.losses, loss][-self.limits.max_losses :]  # a new one: rows have the old
+        # a new list, because saved rows hold the old one
+        episode.losses = [*episode.losses, loss][-self.limits.max_losses :]
 
     def _close_lease(self, episode: BoardEpisode) -> None:
         run = episode.run
@@ -128,7 +131,7 @@ class BoardState:
         if remaining:
             run.holders[episode.client_id] = remaining
         if run.settings.client_share < 1 and run.queue.has(None):
-            self.news.claimable.add(run.owner)  # its client may have waited for that
+            self.news.claimable.add(run.owner)  # its client may have waited for a free lease
         self.claims.remove(episode)
         episode.open_calls = 0
         episode.armed_at = None

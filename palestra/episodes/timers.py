@@ -16,7 +16,7 @@ from palestra.types.episodes import EpisodeState, GroupState
 SLACK = 1024  # entries before it is worth looking for dead ones
 
 Entry = tuple[float, int, int, int, BoardEpisode | BoardGroup]
-"""When; at the same time in the order of registration, deadlines first; a tie-break; what."""
+"""Time; then the order of registration, with deadlines first; a tie-break; the object."""
 
 
 class Timers:
@@ -25,10 +25,11 @@ class Timers:
         self._pushes = count()
         self._look_at = SLACK
         self.earliest = math.inf
-        """Nothing is due before it: as `next`, but dead ones count, too."""
+        """Nothing is due before this time. Like `next`, but dead entries count, too."""
 
     def watch_lease(self, episode: BoardEpisode) -> None:
-        """One entry for each lease: a beat only moves its end, and the entry follows when it is due."""
+        """Keeps one entry for each lease: a heartbeat only moves the lease's end, and the entry follows when it is
+        due."""
         if episode.armed_at is None or episode.armed_at > episode.expires_at:
             episode.armed_at = episode.expires_at
             self._push(episode.expires_at, episode)
@@ -41,8 +42,8 @@ class Timers:
             self._push(group.deadline, group)
 
     def due(self, now: float) -> Iterator[BoardEpisode | BoardGroup]:
-        """Leases that are over, episodes whose back-off is, open groups whose deadline has passed: by time. What is
-        added meanwhile comes too."""
+        """Yields, by time, leases that have expired, episodes whose back-off is over and open groups whose deadline has
+        passed. Entries that are added meanwhile are included."""
         while self._heap and self._heap[0][0] <= now:
             entry = self._pop()
             if not _is_live(entry):
@@ -51,7 +52,7 @@ class Timers:
             if isinstance(what, BoardEpisode) and what.state is EpisodeState.LEASED:
                 what.armed_at = None
                 if not what.does_age:
-                    continue  # watched again when it ages again
+                    continue  # it is watched again when it ages again
                 if what.expires_at > when:
                     self.watch_lease(what)
                     continue

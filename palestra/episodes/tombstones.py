@@ -18,9 +18,9 @@ class Tombstones:
     def __init__(self, limits: EpisodeLimits, outbox: Outbox) -> None:
         self._limits, self._outbox = limits, outbox
         self._stones: OrderedDict[str, Tombstone] = OrderedDict()
-        """The oldest first."""
+        """Tombstones, the oldest first."""
         self.earliest = math.inf
-        """Nothing is to be forgotten before it."""
+        """Nothing has to be forgotten before this time."""
 
     def restore(self, stones: Iterable[Tombstone]) -> None:
         for stone in sorted(stones, key=lambda stone: (stone.until, stone.name)):
@@ -38,7 +38,7 @@ class Tombstones:
         self.earliest = now if len(self._stones) > self._limits.max_remembered else min(self.earliest, until)
 
     def put_cancelled(self, name: str, owner: str, attempt: int, now: float) -> None:
-        """An attempt that was played when its run was deleted: it has no result."""
+        """Remembers an attempt that was being played when its run was deleted; it has no result."""
         self.put(name, owner, attempt, b"", now)
 
     def find(self, name: str, owner: str) -> Tombstone | None:

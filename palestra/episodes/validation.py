@@ -21,15 +21,15 @@ MAX_REASON = 500
 MAX_MODEL = 1000
 SEED_BITS = 53  # every language's JSON reads such a number exactly
 INT32 = 2**31
-MAX_WEIGHTS = 64  # each has a queue of its own, and a claim looks at all of them
+MAX_WEIGHTS = 64  # each environment has a queue of its own, and a claim looks at all of them
 
 
 class ResultInvalid(ValueError):
-    """Says why."""
+    """A result is not valid; the message says why."""
 
 
 def digest(*parts: str, size: int = 16) -> bytes:
-    """("ab", "c") and ("a", "bc") are different parts."""
+    """Hashes the parts; ("ab", "c") and ("a", "bc") are different."""
     described = b""
     for part in parts:
         data = part.encode()
@@ -100,7 +100,7 @@ def _check_bounds(bounds: SamplingBounds) -> None:
 
 
 def check_group(group: NewGroup, limits: EpisodeLimits) -> str:
-    """Its canonical text."""
+    """Checks a group and returns its canonical text."""
     check_id("group_id", group.group_id)
     if (wrong := _what_is_wrong(group, limits)) is not None:
         raise BoardError(400, f"group {group.group_id}: {wrong}")
@@ -115,7 +115,8 @@ def check_group(group: NewGroup, limits: EpisodeLimits) -> str:
 
 
 def _what_is_wrong(group: NewGroup, limits: EpisodeLimits) -> str | None:
-    """In words, which are made for nobody else: thousands come in a second."""
+    """Returns what is wrong, in words. They are made only for a refused group, because thousands of groups arrive in a
+    second."""
     size, count = group.size, group.size if group.count is None else group.count
     if size < 1:
         return f"size: 1 or more is allowed, found {size}"
@@ -148,7 +149,7 @@ def check_claim(request: ClaimRequest, limits: EpisodeLimits) -> None:
 
 
 def result_text(result: EpisodeResult, limits: EpisodeLimits) -> str:
-    """Canonical. `InvalidResult` where it cannot be taken."""
+    """Returns the canonical text of a result. Raises `ResultInvalid` if it cannot be accepted."""
     values = [*result.step_rewards, *result.agent_rewards.values(), *result.metrics.values()]
     values.append(0.0 if result.reward is None else result.reward)
     if not all(map(math.isfinite, values)):
@@ -156,7 +157,7 @@ def result_text(result: EpisodeResult, limits: EpisodeLimits) -> str:
     if result.reward is None and result.error is None and not result.step_rewards and not result.agent_rewards:
         raise ResultInvalid("it has no reward; give reward, step_rewards or agent_rewards, or an error")
     try:
-        if {*map(type, values)} != {float}:  # a caller in this process may have said 1 where the wire says 1.0
+        if {*map(type, values)} != {float}:  # a caller in this process may have passed 1 where a client sends 1.0
             result = msgspec.json.decode(msgspec.json.encode(result), type=EpisodeResult)
         text = canonical(result)
     except (TypeError, ValueError, RecursionError) as error:

@@ -16,7 +16,7 @@ from palestra.gym.search_folders import did_you_mean
 
 
 class CatalogKind(StrEnum):
-    """In the words of the command line; `folder` is where they lie."""
+    """Kinds in the words of the command line; `folder` is where they are."""
 
     RESOURCES_SERVERS = "resources-servers"
     AGENTS = "agents"
@@ -37,12 +37,12 @@ class CatalogEntry(Struct, frozen=True):
     kind: CatalogKind
     name: str
     configs: list[str]
-    """Below its root, as `-c` takes them."""
+    """Paths relative to its root, as `-c` takes them."""
     root: str
 
 
 def catalog(kinds: Sequence[CatalogKind], roots: Sequence[Path]) -> list[CatalogEntry]:
-    """By kind and name. Of one name the first root's counts, as when it is run."""
+    """Returns entries by kind and name. If several roots have a name, the first counts, as when it is run."""
     found: dict[tuple[CatalogKind, str], CatalogEntry] = {}
     for kind in kinds:
         for root in roots:
@@ -52,7 +52,7 @@ def catalog(kinds: Sequence[CatalogKind], roots: Sequence[Path]) -> list[Catalog
 
 
 def config_named(kind: CatalogKind, name: str, roots: Sequence[Path]) -> str:
-    """The file that `NAME` or `NAME/FLAVOUR` stands for. Raises GymConfigError with the nearest name."""
+    """Returns the file for `NAME` or `NAME/FLAVOUR`. Raises GymConfigError with the nearest name."""
     plain, _, flavour = name.partition("/")
     if kind.is_server:
         candidates = [f"{kind.folder}/{plain}/configs/{flavour or plain}.yaml"]

@@ -1,4 +1,4 @@
-"""What the code of a server imports: by its syntax, from the entrypoint on.
+"""Finds out what the code of a server imports: by its syntax, from the entrypoint on.
 
 Owns: reading imports, following those of the server's own folder and of other servers beside it. Never touches: running
 any of that code.
@@ -19,13 +19,13 @@ _ABSENT = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 @dataclass(frozen=True, slots=True)
 class CodeImport:
     module: str
-    """Absolute, with dots."""
+    """The absolute name, with dots."""
     name: str | None
-    """What is taken from the module; None where it is imported as a whole."""
+    """The name that is imported from the module; None if the module is imported as a whole."""
     file: Path
     line: int
     is_optional: bool
-    """The code goes on without it: it catches the ImportError."""
+    """Whether the code works without it: it catches the ImportError."""
 
     @property
     def text(self) -> str:
@@ -37,8 +37,9 @@ class CodeImport:
 
 
 def imports_of(entrypoint: Path) -> list[CodeImport]:
-    """All that the file imports, and the files that it reaches: of its folder, and of other servers below the same
-    root. `nemo_gym` is never followed: a checkout has it at its root, but a server gets the stand-in."""
+    """Returns all imports of the file and of the files that it reaches: those in its folder, and those of other servers
+    below the same root. `nemo_gym` is never followed: a checkout has it at its root, but a server gets the
+    compatibility package."""
     roots = (entrypoint.parent, entrypoint.parent.parents[1])
     found: list[CodeImport] = []
     reached: set[Path] = set()
@@ -55,7 +56,7 @@ def imports_of(entrypoint: Path) -> list[CodeImport]:
 
 
 def parsed(file: Path) -> ast.Module:
-    """Empty where it cannot be parsed: whoever runs it will say so, and what Python finds doubtful in it."""
+    """Parses a file; returns an empty module if it cannot be parsed, because running it will report the error."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -74,7 +75,7 @@ def _read(file: Path, root: Path) -> Iterator[CodeImport]:
 
 
 def _walked(nodes: Iterable[ast.AST], is_optional: bool) -> Iterator[tuple[ast.AST, bool]]:
-    """Every statement below them that may run, and whether an ImportError there would be caught."""
+    """Yields every statement below the nodes that may run, and whether an ImportError there would be caught."""
     for node in nodes:
         if not isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
             continue
@@ -107,8 +108,8 @@ def _absolute(node: ast.ImportFrom, file: Path, root: Path) -> str:
 
 
 def _files(one: CodeImport, roots: Sequence[Path]) -> Iterator[Path]:
-    """Where it is below the roots: the module, the packages around it, and what is taken from it if that is a
-    module."""
+    """Yields the files of an import below the roots: the module, its parent packages, and the imported name if that is
+    a module."""
     parts = [*one.module.split("."), *([one.name] if one.name else [])]
     for root in roots:
         for length in range(1, len(parts) + 1):

@@ -1,6 +1,6 @@
 """One server as its callers see it, over HTTP or inside the process.
 
-Owns: the session of a call, the rollout prefix of a path, the form of an exception for the caller. Never touches:
+Owns: the session of a call, the rollout prefix of a path, how an exception is reported to the caller. Never touches:
 sockets, JSON.
 """
 
@@ -33,12 +33,12 @@ class ServerEndpoint:
         self.signer = SessionSigner(server.cookie_name, secret)
 
     async def answer(self, call: GymRequest) -> GymResponse:
-        """Whatever happens: an answer, with the session's cookie."""
+        """Always returns an answer, with the session's cookie."""
         call.session_id = self.signer.session_from(call.cookies)
         try:
             _take_prefix(call)
             found = await self.server.answer(call)
-        except Exception as error:  # a server's own code: callers get an answer
+        except Exception as error:  # boundary: a server's own code; callers get an answer
             found = self._failure(call, error)
         cookies = {**found.cookies, self.signer.name: self.signer.signed(call.session_id)}
         return GymResponse(status=found.status, body=found.body, cookies=cookies, content_type=found.content_type)

@@ -1,6 +1,6 @@
 """Errors of a gym, by the boundary that failed.
 
-Owns: the error tree, and the failure class of each. Never touches: the form of an error over HTTP.
+Owns: the error classes, and the failure class of each. Never touches: how an error is written over HTTP.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from palestra.types.gym_failures import FailureClass, RowFailure, is_refusal, pl
 
 MODEL_PATHS = ("/v1/responses", "/v1/chat/completions", "/v1/messages")
 WRONG_REQUEST = frozenset({400, 413, 422})
-"""Statuses by which a model server refuses a row. Others, as of a wrong key or model, are no row's fault."""
+"""Statuses by which a model server refuses a row. Others, e.g. for a wrong key or model, are not caused by the row."""
 
 
 class GymConfigError(GymError, ValueError):
@@ -18,15 +18,15 @@ class GymConfigError(GymError, ValueError):
 
 
 class ServerStartError(GymError):
-    """A server did not become healthy. The message has its last words."""
+    """A server did not become healthy. The message has its last output."""
 
 
 class WrongServerSettings(ServerStartError, ValueError):
-    """It never will with what the config says of it."""
+    """A server cannot become healthy with the given settings."""
 
 
 class UnreachableServer(GymError):
-    """A peer gave no answer, within its time and its retries. The rollout failed, and may be tried again."""
+    """A server gave no answer within its time and its retries. The rollout failed, and may be tried again."""
 
     def __init__(self, name: str, reason: str, kind: FailureClass = FailureClass.SERVER_UNREACHABLE) -> None:
         super().__init__(f"{name}: {reason}")
@@ -35,10 +35,11 @@ class UnreachableServer(GymError):
 
 
 class PeerFailed(GymError):
-    """A peer answered with an error status where an answer was needed."""
+    """A server answered with an error status where a result was needed."""
 
     def __init__(self, name: str, path: str, status: int, body: bytes, kind: FailureClass | None = None) -> None:
-        """`kind`: what it is, where that is known; else what the answer says, or its path and status mean."""
+        """`kind` is the failure class, if it is known; otherwise it follows from the answer, or from path and
+        status."""
         if kind is None:
             self.failure = answer_failure(name, path, status, body)
         else:
@@ -50,7 +51,7 @@ class PeerFailed(GymError):
 
 
 class BadReply(GymError, ValueError):
-    """A peer answered with success, and with something else than an answer."""
+    """A server answered with success, but not with a valid answer."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -58,7 +59,7 @@ class BadReply(GymError, ValueError):
 
 
 class RolloutTimeout(GymError):
-    """A rollout took longer than its agent lets it."""
+    """A rollout took longer than its agent allows."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -66,7 +67,7 @@ class RolloutTimeout(GymError):
 
 
 class BadCall(GymError):
-    """What was asked for cannot be answered. `status` and `detail` are the answer, in FastAPI's shape."""
+    """A request cannot be answered. `status` and `detail` are the answer, in FastAPI's format."""
 
     def __init__(self, status: int, detail: object) -> None:
         super().__init__(f"{status}: {detail}")
@@ -75,7 +76,8 @@ class BadCall(GymError):
 
 
 class UnknownSession(GymError):
-    """The state of a session is gone: it was never seeded here, aged out, or the server was started anew since."""
+    """The state of a session does not exist: it was never seeded here, has expired, or the server was restarted
+    since."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -83,16 +85,17 @@ class UnknownSession(GymError):
 
 
 class JudgeError(GymError):
-    """A judge gave no verdict. The row goes to the failures, it is no wrong answer."""
+    """A judge gave no verdict. The row goes to the failures; it does not count as a wrong answer."""
 
 
 def answer_failure(name: str, path: str, status: int, body: bytes) -> RowFailure:
-    """The failure that a server's error answer stands for."""
+    """Returns the failure that a server's error answer stands for."""
     return RowFailure.answered(f"{name}{path}", status, body, _kind_of(path, status))
 
 
 def _kind_of(path: str, status: int) -> FailureClass:
-    """What an error is that says nothing about itself: as of NeMo Gym's servers, or of a world that broke."""
+    """Returns the class of an error that does not state it: e.g. from NeMo Gym's servers, or from a world that
+    failed."""
     if path.endswith("/verify"):
         return FailureClass.VERIFIER_REFUSED if is_refusal(status) else FailureClass.VERIFIER_ERROR
     if path.endswith(MODEL_PATHS):
@@ -101,7 +104,7 @@ def _kind_of(path: str, status: int) -> FailureClass:
 
 
 class CollectError(GymError):
-    """The collection cannot begin or go on. The message says what to do."""
+    """The collection cannot begin or continue. The message says what to do."""
 
 
 Place = tuple[str | int, ...]
@@ -115,7 +118,7 @@ class BadRequest(BadCall):
 
 
 class BadAnswer(PeerFailed):
-    """An endpoint answered with success, and with something else than an answer."""
+    """An endpoint answered with success, but not with a valid answer."""
 
     def __init__(self, name: str, path: str, why: str, body: bytes) -> None:
         super().__init__(name, path, 502, body, FailureClass.BAD_ANSWER)

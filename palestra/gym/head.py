@@ -32,7 +32,7 @@ def head_app(
     instances: Callable[[], list[JsonObject]],
     is_ready: Callable[[], bool],
 ) -> Starlette:
-    """`instances` gives the list of servers as it is now, `is_ready` whether all are healthy."""
+    """`instances` returns the present list of servers, `is_ready` whether all are healthy."""
 
     async def health(_: Request) -> Response:
         return _described({"status": "ok"})
@@ -74,8 +74,8 @@ def _has_key(request: Request, admin_key: str | None) -> bool:
 
 
 def _is_from_here(request: Request) -> bool:
-    """The name it was called by counts, too: a web page can make a browser here ask, but by the page's own name. And
-    nobody passed it on for another."""
+    """Whether a request comes from this machine. Its host name counts, too: a web page can make a local browser send
+    requests, but under the page's own name. Forwarded requests do not count."""
     headers = request.headers
     client, own = ((request.scope.get(one) or ("",))[0] for one in ("client", "server"))
     name = headers.get("host", "").rpartition("@")[2]

@@ -26,7 +26,7 @@ from palestra.gym.servers.base import GymServer
 from palestra.gym.start import BAD_CODE, BAD_SETTINGS, ProcessStart, read_start
 from palestra.net.serving import HttpServer
 
-KEEP_ALIVE_S = 30  # NeMo Gym's
+KEEP_ALIVE_S = 30  # NeMo Gym's value
 GOODBYE_S = 1  # for answers under way
 CLOSE_S = 2.0  # for what a server does after its last call
 FILES = 65535
@@ -78,7 +78,7 @@ async def _run(start: ProcessStart) -> None:
 
 
 def _made(instances: list[ServerInstance], peers: GymPeers) -> list[GymServer]:
-    """All of them, or an error that has the mistakes in the settings of all."""
+    """Makes all servers, or raises an error with the mistakes in the settings of all."""
     made: list[GymServer] = []
     mistakes: dict[str, GymConfigError] = {}
     for instance in instances:
@@ -86,7 +86,7 @@ def _made(instances: list[ServerInstance], peers: GymPeers) -> list[GymServer]:
             made.append(load_class(instance)(instance, peers))
         except GymConfigError as error:
             mistakes[instance.name] = error
-        except Exception as error:  # a server's own code, told by its name
+        except Exception as error:  # boundary: a server's own code; the error names it
             raise GymHostError(instance.name, error) from error
     if mistakes:
         raise GymHostError(", ".join(mistakes), GymConfigError("\n".join(map(str, mistakes.values()))))
@@ -96,12 +96,12 @@ def _made(instances: list[ServerInstance], peers: GymPeers) -> list[GymServer]:
 async def _opened(server: GymServer) -> None:
     try:
         await server.open()
-    except Exception as error:  # a server's own code, told by its name
+    except Exception as error:  # boundary: a server's own code; the error names it
         raise GymHostError(server.name, error) from error
 
 
 async def _serve(servers: list[tuple[GymServer, int]], secret: str, stop: asyncio.Event) -> None:
-    """Until told to stop, or until one of them ends: then all do, and the supervisor starts the process anew."""
+    """Serves until it is stopped, or until one of them ends: then all end, and the supervisor restarts the process."""
     fronts = [(_front(server, secret), socket.socket(fileno=number)) for server, number in servers]
     serving = [asyncio.create_task(front.serve([listener])) for front, listener in fronts]
     stopping = asyncio.create_task(stop.wait())

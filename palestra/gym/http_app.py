@@ -1,8 +1,8 @@
 """A gym server over HTTP: one Starlette endpoint for all paths.
 
 Owns: bodies and their limits, cookies as headers, health routes, `/openapi.json`. Never touches: sessions and
-exceptions (`endpoint.py`), what a path means: servers say that themselves, as most of their calls come from within the
-process and never pass here. Whoever starts it opens and closes the server.
+exceptions (`endpoint.py`), what a path means: servers decide that themselves, because most of their calls come from
+within the process and never pass here. The caller opens and closes the server.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ log = logging.getLogger(__name__)
 
 HEALTH = frozenset({"/", "/health", "/healthz", "/livez", "/readyz"})
 MAX_BODY_BYTES = 256 << 20  # a long rollout carries all its token ids, three lists of them for each turn
-MAX_BYTES_IN_ALL = 1 << 30  # of bodies that are on their way: whoever reaches the port may send some
+MAX_BYTES_IN_ALL = 1 << 30  # of all bodies that are being read: whoever reaches the port may send some
 SERVER_HEADER = "x-gym-server"
-"""Whose answer it is: what a supervisor looks at before it believes that a port is healthy."""
+"""Names the server that answers: a supervisor checks it before it believes that a port is healthy."""
 SESSION_COOKIE = f"; path=/; Max-Age={MAX_AGE_S}; httponly; samesite=lax"
 PLAIN_COOKIE = "; path=/; samesite=lax"
 
 
 class GymHttpApp:
-    """ASGI over one server."""
+    """An ASGI app for one server."""
 
     def __init__(self, server: GymServer, secret: str, *, max_body_bytes: int = MAX_BODY_BYTES) -> None:
         self.server = server
@@ -71,7 +71,7 @@ class GymHttpApp:
             return GymResponse(body=openapi(self.server))
         try:
             found = await self.server.look(path)
-        except Exception as error:  # a server's own code: callers get an answer
+        except Exception as error:  # boundary: a server's own code; callers get an answer
             log.error("%s%s broke", self.server.name, path, exc_info=error)
             return GymResponse(status=500, body=repr(error))
         if found is None:
@@ -83,7 +83,7 @@ class GymHttpApp:
     def _response(self, answer: GymResponse) -> Response:
         try:
             body = answer.raw()
-        except TypeError as error:  # orjson's: a server answered with what is no JSON
+        except TypeError as error:  # from orjson: a server answered with something that is not JSON
             log.error("%s returned an answer that is not JSON", self.server.name, exc_info=error)
             answer = GymResponse(status=500, body=repr(error), cookies=answer.cookies)
             body = answer.raw()

@@ -1,11 +1,11 @@
-"""The stand-in for NeMo Gym: where it is, which names it has, and which of them a server lacks.
+"""The compatibility package for NeMo Gym: where it is, which names it has, and which of them a server lacks.
 
-Owns: the path of a stock server's process, the stand-in's names as read from its code, packages that NeMo Gym would
-bring along. Never touches: running either, installing.
+Owns: the path of a stock server's process, the package's names as read from its code, packages that NeMo Gym would
+install. Never touches: running either, installing.
 
-The stand-in is a distribution of its own. A clone has it below `integrations`, our wheel beside `palestra`; both under
-a name that nobody imports, so that `import nemo_gym` finds a NeMo Gym that is installed everywhere but in the
-processes of stock servers.
+The compatibility package is a distribution of its own. A clone has it below `integrations`, our wheel beside
+`palestra`; both under a name that nobody imports, so that `import nemo_gym` finds an installed NeMo Gym everywhere but
+in the processes of stock servers.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ _LAZY = "_PUBLIC"
 
 
 def stock_path(folder: Path) -> str:
-    """A stock server's `PYTHONPATH`: the stand-in, its folder and the root of that, then whatever was set."""
+    """Returns a stock server's `PYTHONPATH`: the compatibility package, its folder and the root of that, then whatever
+    was set."""
     path = [str(COMPAT), str(folder), str(folder.parents[1]), os.environ.get("PYTHONPATH", "")]
     return os.pathsep.join(one for one in path if one)
 
 
 def missing_names(entrypoint: Path) -> list[CodeImport]:
-    """Imports of the server, and of what it reaches, that would fail with the stand-in."""
+    """Returns imports of the server, and of what it reaches, that would fail with the compatibility package."""
     used = (one for one in imports_of(entrypoint) if one.package == STOCK_PACKAGE and not one.is_optional)
     return [one for one in used if not has_name(one.module, one.name)]
 
@@ -46,7 +47,7 @@ def has_name(module: str, name: str | None) -> bool:
 
 @cache
 def compat_names(module: str) -> frozenset[str] | None:
-    """None where the stand-in has no such module."""
+    """Returns the names of a module; None if the compatibility package has no such module."""
     place = COMPAT.joinpath(*module.split("."))
     file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
     if not file.is_file():
@@ -56,7 +57,7 @@ def compat_names(module: str) -> frozenset[str] | None:
 
 
 def _bound(statements: Iterable[ast.stmt]) -> Iterator[str]:
-    """Names that a module has once it was imported."""
+    """Yields the names that a module has after its import."""
     for one in statements:
         match one:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
@@ -98,11 +99,11 @@ PROVIDED = {
     "tqdm": "tqdm",
     "wandb": "wandb",
 }
-"""By the name they are imported under, what to install. NeMo Gym's own requirements and some of theirs."""
+"""What to install, by import name: NeMo Gym's own requirements and some of theirs."""
 
 
 def provided_packages(entrypoint: Path) -> list[str]:
-    """Requirements beyond those that the folder names."""
+    """Returns requirements in addition to those that the folder names."""
     found = {one.package for one in imports_of(entrypoint)}
     missing = [name for name in PROVIDED if name in found and importlib.util.find_spec(name) is None]
     return [PROVIDED[name] for name in missing]

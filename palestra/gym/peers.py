@@ -1,9 +1,9 @@
 """How servers reach each other by name: within the process, else over HTTP.
 
-Owns: finding a server, time limits, bounded retries, connections. Never touches: what is said.
+Owns: finding a server, time limits, bounded retries, connections. Never touches: the content of calls.
 
 Within the process a call goes through the same endpoint as over HTTP, with the same cookies and the same errors, but
-its body and its answer are handed over as they are.
+its body and its answer are passed as they are.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from palestra.types.gym_failures import FailureClass
 from palestra.util.json_types import JsonMapping
 from palestra.util.suggest import did_you_mean
 
-TIMEOUT_S = 3600.0  # for one answer, where the caller says nothing; `peer_timeout_s`
-RECONNECT_S = 60.0  # how long a server may be away, being started again; `peer_reconnect_s`
+TIMEOUT_S = 3600.0  # for one answer, if the caller sets no limit; `peer_timeout_s`
+RECONNECT_S = 60.0  # how long a server may be unreachable while it is restarted; `peer_reconnect_s`
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 2.0
-REPEATS = 2  # of what broke on its way, where that may be said again
+REPEATS = 2  # retries of a request whose connection broke, if it may be repeated
 CONNECTIONS, CONNECTIONS_PER_HOST = 102_400, 1_024  # NeMo Gym's defaults
 
 REPEATABLE = frozenset({"/seed_session", "/verify", "/aggregate_metrics", "/reset", "/close", "/close_session"})
-"""Said twice they do what they do once. A tool may not: its call is not sent again once it may have begun."""
+"""Paths that may be repeated without harm. A tool may not: its call is not sent again once it may have begun."""
 
 
 class GymPeers:
-    """All servers of a gym; those of `local` without a hop."""
+    """All servers of a gym; those of `local` are called directly."""
 
     def __init__(self, config: GymConfig, local: Iterable[GymServer] = ()) -> None:
         self._config = config
@@ -58,7 +58,8 @@ class GymPeers:
         return SessionSigner(name, self._config.secret, purpose)
 
     def add(self, server: GymServer) -> None:
-        """It runs in this process. Servers need their peers to be made, so they come one after another."""
+        """Adds a server that runs in this process. Servers need their peers when they are made, so they are added one
+        after another."""
         self._doors[server.name] = ServerEndpoint(server, self._config.secret)
 
     async def __aenter__(self) -> Self:
@@ -107,8 +108,8 @@ class GymPeers:
     async def _persist(
         self, peer: ServerInstance, path: str, data: bytes, cookies: Cookies | None, may_repeat: bool
     ) -> GymResponse:
-        """A server that is being started again refuses connections for a while: nothing has begun, so it is asked
-        again. A connection that breaks later may have begun something."""
+        """Sends a request, with retries. A server that is being restarted refuses connections for a while: nothing has
+        begun, so the request is sent again. A connection that breaks later may have begun something."""
         now = asyncio.get_running_loop().time
         give_up_at, wait_s, repeats = now() + self._reconnect_s, FIRST_WAIT_S, 0
         while True:
@@ -134,7 +135,7 @@ def _may_repeat(peer: ServerInstance, path: str, body: object) -> bool:
     if path.startswith(ROLLOUT_PREFIX):
         path = "/" + path.split("/", 3)[-1]
     if peer.kind is ServerKind.MODEL:
-        return True  # it keeps nothing
+        return True  # it stores nothing
     return path in REPEATABLE or (path == "/step" and isinstance(body, dict) and STEP_ID in body)
 
 

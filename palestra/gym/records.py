@@ -16,11 +16,11 @@ from palestra.util.json_types import JsonObject
 ROW_INDEX = "_rowidx"
 STEP_ID = "_ng_step_request_id"
 ROLLOUT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-"""What a rollout's id looks like, all of it: it becomes part of paths and file names."""
+"""The form of a rollout's id: it becomes part of paths and file names."""
 
 
 class ServerKind(StrEnum):
-    """As the files spell it, which is also the folder where implementations are looked for."""
+    """The kind as the files spell it, which is also the folder where implementations are searched."""
 
     MODEL = "responses_api_models"
     AGENT = "responses_api_agents"
@@ -37,18 +37,19 @@ class ServerInstance(Struct, frozen=True, kw_only=True):
     """One server of a gym."""
 
     name: str
-    """Unique; what references, `agent_ref` and `NEMO_GYM_CONFIG_PATH` say."""
+    """The unique name, used by references, `agent_ref` and `NEMO_GYM_CONFIG_PATH`."""
     kind: ServerKind
     implementation: str
     settings: JsonObject
-    """The innermost mapping, interpolated: entrypoint, references, and what the implementation knows."""
+    """The innermost mapping, interpolated: entrypoint, references, and the implementation's settings."""
     host: str
     port: int
     isolation: Isolation = Isolation.SHARED
     folder: Path | None = None
-    """Where its entrypoint is. None: built in, by name."""
+    """The folder of its entrypoint. None: built in, by name."""
     is_stock: bool = False
-    """Its code imports `nemo_gym`: it runs in a process of its own, with the stand-in on its path."""
+    """Whether its code imports `nemo_gym`: then it runs in a process of its own, with the compatibility package on its
+    path."""
 
     @property
     def url(self) -> str:
@@ -65,11 +66,12 @@ class GymConfig(Struct, frozen=True, kw_only=True):
 
     servers: dict[str, ServerInstance]
     settings: JsonObject
-    """Everything the files and the command line said, interpolated, with hosts and ports filled in. Has secrets."""
+    """All settings of the files and the command line, interpolated, with hosts and ports filled in. Contains
+    secrets."""
     head_host: str
     head_port: int
     secret: str
-    """Signs session cookies; made anew for each start, given to every child."""
+    """Signs session cookies; made for each start, and passed to every child."""
 
     def of_kind(self, kind: ServerKind) -> list[ServerInstance]:
         return [one for one in self.servers.values() if one.kind is kind]

@@ -23,7 +23,7 @@ OURS = {
     ServerKind.AGENT: ("simple_agent", "gymnasium_agent", "remote_agent"),
     ServerKind.MODEL: ("vllm_model", "openai_model"),
 }
-"""Taken from us even where a folder of that name lies nearer, unless `gym.use_stock` names them."""
+"""Implementations that are ours even if a folder of that name is nearer, unless `gym.use_stock` names them."""
 
 _OURS = re.compile(r"^\s*(?:from|import)\s+palestra\b", re.MULTILINE)
 _STOCK = re.compile(r"^\s*(?:from|import)\s+(?:nemo_gym|resources_servers|responses_api_\w+)\b", re.MULTILINE)
@@ -38,7 +38,7 @@ class Implementation:
 def locate(
     kind: ServerKind, implementation: str, entrypoint: str, roots: Sequence[Path], use_stock: Sequence[str]
 ) -> Implementation:
-    """Raises GymConfigError where no root has it."""
+    """Finds a server's code. Raises GymConfigError if no root has it."""
     is_ours = implementation in OURS.get(kind, ()) and implementation not in use_stock
     searched = [SHIPPED] if is_ours else list(roots)
     if implementation in use_stock:
@@ -58,7 +58,7 @@ def implementations(kind: ServerKind, roots: Sequence[Path]) -> list[str]:
 
 
 def is_stock(entrypoint: Path) -> bool:
-    """It, or a file beside it, imports NeMo Gym or another of its servers; and it does not import us."""
+    """Whether it, or a file beside it, imports NeMo Gym or another of its servers; and it does not import Palestra."""
     if _OURS.search(_text(entrypoint)):
         return False
     return any(_STOCK.search(_text(file)) for file in {entrypoint, *entrypoint.parent.glob("*.py")})
@@ -69,7 +69,7 @@ def _text(file: Path) -> str:
 
 
 def load_class(instance: ServerInstance) -> type[GymServer]:
-    """The one server class of its entrypoint. Raises GymConfigError where there is none, or more than one."""
+    """Returns the server class of its entrypoint. Raises GymConfigError if there is none, or more than one."""
     module = _load_module(instance)
     chosen = getattr(module, "SERVER", None)
     found = [chosen] if chosen is not None else _classes(module)
@@ -106,8 +106,8 @@ def _load_module(instance: ServerInstance) -> ModuleType:
 
 
 def _load_file(file: Path, package: str) -> ModuleType:
-    """As a module of a package of its own: files beside it are `from .name import …`, so that two servers in one
-    process may each have a `checks.py`."""
+    """Loads a file as a module of its own package: files beside it are imported by `from .name import …`, so that two
+    servers in one process may each have a `checks.py`."""
     name = f"{package}.{file.stem}"
     if name in sys.modules:
         return sys.modules[name]

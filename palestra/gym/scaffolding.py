@@ -1,4 +1,4 @@
-"""New server folders from a working skeleton, and checks of a folder without a model.
+"""Makes new server folders from a working skeleton, and checks a folder without a model.
 
 Owns: names, the files of the skeleton, the checks that every folder must pass. Never touches: what a server does, its
 own tests.
@@ -27,14 +27,14 @@ from palestra.types.gym_failures import plain_words
 from palestra.util.json_types import JsonObject
 
 SKELETON = Path(__file__).parent / "skeleton"
-"""A folder for each kind that can be made; `NAME` in a file's name is the server's."""
+"""A folder for each kind that can be made; `NAME` in a file's name is replaced by the server's name."""
 SUFFIX = ".txt"
 MAKE_ROWS = "data/make_rows.py"
 NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 
 def make_server(name: str, below: Path, kind: ServerKind = ServerKind.RESOURCES) -> list[Path]:
-    """The files that were written. Raises GymConfigError; nothing that exists is touched."""
+    """Returns the files that were written. Raises GymConfigError; existing files are not touched."""
     if not NAME.fullmatch(name) or keyword.iskeyword(name) or name in RESERVED:
         raise GymConfigError(
             f"{name!r} cannot be a server's name; use lower-case letters, digits and _, beginning with a letter"
@@ -63,7 +63,7 @@ EXAMPLES = "data/example.jsonl"
 
 
 def check_folder(folder: Path) -> list[str]:
-    """What was found, in words. Raises GymConfigError."""
+    """Returns what was found, in words. Raises GymConfigError."""
     file = folder / EXAMPLES
     rows = read_rows(file) if file.is_file() else {}
     said = [f"{file}: {len(rows)} rows"] if rows else []
@@ -80,7 +80,7 @@ def check_folder(folder: Path) -> list[str]:
 
 
 def read_rows(file: Path) -> dict[int, JsonObject]:
-    """By line. Raises GymConfigError with the first that is no row."""
+    """Returns rows by line number. Raises GymConfigError with the first invalid one."""
     rows: dict[int, JsonObject] = {}
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         try:
@@ -94,7 +94,7 @@ def read_rows(file: Path) -> dict[int, JsonObject]:
 
 
 def own_settings(folder: Path) -> JsonObject:
-    """What its own config says of it; a value that another file has to fill in is left out."""
+    """Returns its settings in its own config, without values that another file has to fill in."""
     configured = _configured(folder)
     return {name: value for name, value in configured.items() if "???" not in str(value) and "${" not in str(value)}
 

@@ -1,6 +1,6 @@
 """The folders in which files and servers of a gym are searched.
 
-Owns: the order of the folders, finding below them, the nearest names. Never touches: what the files say.
+Owns: the order of the folders, finding below them, the nearest names. Never touches: the content of files.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from difflib import get_close_matches
 from pathlib import Path
 
 SHIPPED = Path(__file__).parent / "shipped"
-"""Our own servers, in folders of NeMo Gym's shape: `<kind>/<implementation>/{app.py,configs,data}`."""
+"""Our own servers, in folders of NeMo Gym's structure: `<kind>/<implementation>/{app.py,configs,data}`."""
 
 EXTRA_ROOTS = "NEMO_GYM_EXTRA_ROOTS"
 
 
 def search_roots(extra: Iterable[Path] = ()) -> list[Path]:
-    """First come those given, then the environment's, then the current folder, then ours."""
+    """Returns the given folders, then those of the environment, then the current folder, then ours."""
     from_environment = [Path(one) for one in os.environ.get(EXTRA_ROOTS, "").split(os.pathsep) if one]
     roots = [Path(one).absolute() for one in (*extra, *from_environment, Path.cwd(), SHIPPED)]
     return list(dict.fromkeys(roots))
 
 
 def find_below(roots: Sequence[Path], relative: str | Path) -> Path | None:
-    """The first that exists. An absolute path is taken as it is."""
+    """Returns the first that exists. An absolute path is used as it is."""
     found = (root / relative for root in roots)
     return next((path for path in found if path.exists()), None)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A line for the end of a message; empty where nothing is near."""
+    """Returns a line for the end of a message; empty if no name is near."""
     near = get_close_matches(word, sorted({str(one) for one in known}), n=3, cutoff=0.6)
     return f"\n  did you mean: {', '.join(near)}?" if near else ""

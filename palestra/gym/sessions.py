@@ -2,9 +2,8 @@
 
 Owns: signing and reading it. Never touches: HTTP, the state that a server keeps for a session.
 
-NeMo Gym signs with the cookie's own name, which everybody knows. Here the key is made of the gym's secret, so that
-nobody outside can make up a session; the cookie's name is part of it, so that one server's cookie is worthless to
-another.
+NeMo Gym signs with the cookie's own name, which everybody knows. Here the key is derived from the gym's secret, so that
+nobody outside can forge a session; the cookie's name is part of it, so that one server's cookie is invalid for another.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ SIGNATURE_BYTES = 16
 
 
 class SessionSigner:
-    """For one server, and for one purpose where there are several."""
+    """Signs for one server, and for one purpose if there are several."""
 
     __slots__ = ("_key", "name")
 
@@ -32,13 +31,13 @@ class SessionSigner:
         return f"{session_id}.{self._signature(session_id)}"
 
     def session_of(self, text: str) -> str | None:
-        """None: nobody here signed that."""
+        """Returns the session id; None: the signature is not ours."""
         session_id, _, signature = text.rpartition(".")
         is_ours = hmac.compare_digest(signature.encode(), self._signature(session_id).encode())
         return session_id if session_id and is_ours else None
 
     def session_from(self, cookies: Mapping[str, str]) -> str:
-        """The one of the cookie, else a fresh one: as in NeMo Gym a bad cookie is no error."""
+        """Returns the session of the cookie, else a new one: as in NeMo Gym an invalid cookie is no error."""
         found = cookies.get(self.name)
         return (found and self.session_of(found)) or str(uuid4())
 

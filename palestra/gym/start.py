@@ -1,9 +1,9 @@
-"""The start message of a process with servers: the whole gym, which servers are its own, their sockets.
+"""The start message of a process with servers: the whole gym, which servers it runs, their sockets.
 
-Owns: that message. Never touches: the pipe it goes through.
+Owns: that message. Never touches: the pipe it is sent through.
 
-It goes through the process's standard input, which stays open after it: its end is the end of whoever started us.
-Neither the environment nor a file would do; it has the gym's secrets.
+It is sent through the process's standard input, which stays open afterwards: it closes when the starting process ends.
+The environment or a file would not do, because the message has the gym's secrets.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BAD_SETTINGS, BAD_CODE = 78, 70
 class ProcessStart(Struct, frozen=True, kw_only=True):
     config: GymConfig
     sockets: dict[str, int]
-    """File descriptors, listening, by the name of the server: those of this process."""
+    """Listening file descriptors of this process's servers, by name."""
 
 
 def to_bytes(start: ProcessStart) -> bytes:
@@ -33,7 +33,7 @@ def to_bytes(start: ProcessStart) -> bytes:
 
 
 def read_start(pipe: BinaryIO) -> ProcessStart:
-    """Raises EOFError where the starter is gone already."""
+    """Reads the message. Raises EOFError if the starting process is gone already."""
     length = int.from_bytes(_exactly(pipe, LENGTH_BYTES), "big")
     return msgspec.msgpack.decode(_exactly(pipe, length), type=ProcessStart, dec_hook=_from_plain)
 

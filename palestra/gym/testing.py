@@ -29,11 +29,11 @@ from palestra.types.gym import PARAMS
 from palestra.util.json_types import JsonObject
 
 Script = Callable[[GymRequest], Any]
-"""What a peer does with a call: it returns the body of its answer, or an Answer."""
+"""What a peer does with a call: it returns the body of its answer, or a GymResponse."""
 
 
 class OpenedServer:
-    """A server, and the loop it lives on."""
+    """A server, and the event loop it runs on."""
 
     def __init__(self, server: GymServer, peers: GymPeers, runner: asyncio.Runner) -> None:
         self.server = server
@@ -50,14 +50,14 @@ class OpenedServer:
 
 
 class SessionCaller:
-    """Somebody with a session, as an agent has it: cookies go back to whoever set them."""
+    """A caller with a session, like an agent: cookies are sent back to the server that set them."""
 
     def __init__(self, opened: OpenedServer) -> None:
         self._opened = opened
         self.cookies: dict[str, str] = {}
 
     def post(self, path: str, body: object) -> GymResponse:
-        """Whatever its status; the body is JSON, as over a socket."""
+        """Sends a POST, and returns the answer whatever its status; the body goes through JSON, as over a socket."""
         answer = self._opened.post(path, body, self.cookies)
         self.cookies |= answer.cookies
         return GymResponse(
@@ -65,7 +65,7 @@ class SessionCaller:
         )
 
     def verify(self, response: JsonObject, **fields: object) -> JsonObject:
-        """The judged row. Raises PeerFailed where there is none."""
+        """Returns the judged row. Raises PeerFailed if there is none."""
         row = {PARAMS: {"input": ""}, **fields, "response": response}
         answer = self.post("/verify", row)
         if not answer.is_ok:
@@ -87,7 +87,7 @@ class _Scripted(GymServer):
 def opened(
     server_class: type[GymServer], *, peers: Mapping[str, Script] | None = None, **settings: Any
 ) -> Iterator[OpenedServer]:
-    """`peers`: what others answer, by their name."""
+    """`peers` has the answers of other servers, by name."""
     named = {name: _instance(name, ServerKind.MODEL, {}) for name in peers or {}}
     instance = _instance("tested", server_class.kind, settings)
     config = GymConfig(
@@ -113,7 +113,7 @@ def _instance(name: str, kind: ServerKind, settings: JsonObject) -> ServerInstan
 
 
 def server_beside(test_file: str) -> type[GymServer]:
-    """The server whose folder has this file in its `tests`."""
+    """Returns the server whose folder has this file in its `tests`."""
     folder = Path(test_file).absolute().parents[1]
     kind = ServerKind(folder.parent.name)
     made = _instance(folder.name, kind, {"entrypoint": "app.py"})
@@ -124,7 +124,7 @@ def server_beside(test_file: str) -> type[GymServer]:
 
 
 def said(text: str, *calls: tuple[str, JsonObject]) -> JsonObject:
-    """A Responses object: calls that were made, with their arguments, then what was said."""
+    """Makes a Responses object: tool calls with their arguments, then the text."""
     made = [
         {"type": "function_call", "call_id": f"call_{n}", "name": name, "arguments": encoded(arguments).decode()}
         for n, (name, arguments) in enumerate(calls)

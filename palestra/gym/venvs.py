@@ -3,8 +3,9 @@
 Owns: reading requirements, building an environment once, sharing it between processes and starts. Never touches: the
 server's code.
 
-An environment is named for what is in it. It counts only with its mark, which is set last: one that was left half
-built is built anew. It sees our packages behind its own, so that what NeMo Gym brings need not be installed again.
+An environment is named by a hash of its content. It counts only with its mark, which is set last: one that was left
+half built is built again. It sees our packages after its own, so that what NeMo Gym requires need not be installed
+again.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ _OTHER_FILE = re.compile(r"(-r|--requirement|-c|--constraint)[\s=]*(?P<file>\S+)
 
 
 def has_requirements(folder: Path) -> bool:
-    """More than NeMo Gym itself."""
+    """Whether it requires more than NeMo Gym itself."""
     return bool(requirements_of(folder))
 
 
 def requirements_of(folder: Path) -> list[str]:
-    """As pip reads them, without NeMo Gym. Raises GymConfigError where they cannot be read."""
+    """Returns requirements as pip reads them, without NeMo Gym. Raises GymConfigError if they cannot be read."""
     listed, project = folder / "requirements.txt", folder / "pyproject.toml"
     if listed.is_file() and project.is_file():
         raise GymConfigError(f"{folder}: has both requirements.txt and pyproject.toml; keep one")
@@ -66,7 +67,7 @@ def _dependencies(project: Path) -> list[str]:
 
 
 def _beside(line: str, folder: Path) -> str:
-    """A file that is named in a requirements file is beside it."""
+    """Resolves a file that is named in a requirements file, relative to it."""
     found = _OTHER_FILE.fullmatch(line)
     return line if found is None else line.replace(found["file"], str((folder / found["file"]).absolute()))
 
@@ -78,9 +79,11 @@ async def interpreter_for(
     more: Sequence[str] = (),
     alone: Sequence[str] = (),
 ) -> str:
-    """Its path; ours where nothing is required. May take minutes the first time. Raises ServerStartError.
+    """Returns its path; ours if nothing is required. May take minutes the first time. Raises ServerStartError.
 
-    `more` is required beside what the folder says; `alone` too, where it is another Python that cannot see ours."""
+    `more` is required in addition to the folder's own; so is `alone`, if it is another Python that cannot see our
+    packages.
+    """
     venvs = settings.get("uv_venv_dir")
     own = [Path(venvs, *folder.parts[-2:]) if venvs else folder, folder]
     if settings.get("skip_venv_if_present"):
@@ -130,7 +133,7 @@ def _root(folder: Path, settings: JsonObject) -> Path:
 
 @asynccontextmanager
 async def _locked(path: Path) -> AsyncIterator[None]:
-    """One process at a time builds; the others wait, and find it built. The lock goes with its process."""
+    """Lets one process at a time build; the others wait, and find it built. The lock ends with its process."""
     while True:
         try:
             lock = FileLock(path)
@@ -154,7 +157,8 @@ async def _build(venv: Path, folder: Path, lines: list[str], version: str, setti
         install = [uv, "pip", "install", "--python", str(venv / "bin/python")]
         install += ["--override", str(overrides)] if overrides.is_file() else []
     else:
-        has_pip = importlib.util.find_spec("pip") is not None  # ours can install into it, and a copy takes seconds
+        # our pip can install into it, and copying pip takes seconds
+        has_pip = importlib.util.find_spec("pip") is not None
         await _run([interpreter, "-m", "venv", *(["--without-pip"] if has_pip else []), str(venv)], folder, settings)
         python = str(venv / "bin/python")
         install = [
@@ -164,14 +168,14 @@ async def _build(venv: Path, folder: Path, lines: list[str], version: str, setti
     if is_same:
         _see_ours(venv)
     else:
-        lines = [*lines, str(COMPAT)]  # for what it needs itself
+        lines = [*lines, str(COMPAT)]  # for its own requirements
     listed.write_text("\n".join(lines) + "\n")
     verbose = ["-v"] if settings.get("pip_install_verbose") else []
     await _run([*install, *verbose, "-r", str(listed)], folder, settings)
 
 
 def _see_ours(venv: Path) -> None:
-    """Our packages, behind its own; with `addsitedir`, so that what is installed to be edited counts."""
+    """Makes our packages visible after its own; by `addsitedir`, so that editable installs count."""
     ours = dict.fromkeys([sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]])
     lines = [f"import site; site.addsitedir({folder!r})\n" for folder in ours]
     for site in venv.glob("lib/python*/site-packages"):

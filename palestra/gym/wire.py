@@ -2,8 +2,8 @@
 
 Owns: the two records, JSON. Never touches: sockets, sessions, what a path means.
 
-Within one process bodies are handed over as they are, without a copy: **nobody changes a body it was given.** Who wants
-another one makes a new mapping (`{**row, "response": response}`).
+Within one process bodies are passed as they are, without a copy: **nobody changes a body it was given.** To change one,
+make a new mapping (`{**row, "response": response}`).
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ class GymRequest(Struct, kw_only=True):
     """One POST, as a server gets it."""
 
     path: str
-    """`/verify`, `/v1/responses`, `/<tool>`; a prefix `/ng-rollout/<id>` is taken off."""
+    """`/verify`, `/v1/responses`, `/<tool>`; a prefix `/ng-rollout/<id>` is removed."""
     body: Any
-    """Parsed JSON. Read only."""
+    """Parsed JSON; read only."""
     cookies: Cookies = NO_COOKIES
-    """All that the caller sent: agents pass them on."""
+    """All cookies that the caller sent: agents pass them on."""
     session_id: str = ""
-    """From this server's own cookie, or fresh. Filled in by the server's front."""
+    """From this server's own cookie, or new. Set by the server's endpoint."""
     rollout_id: str | None = None
     """From the path's prefix."""
     captures_tokens: bool = False
-    """The prefix went on with `/training-token-capture`."""
+    """Whether the prefix continued with `/training-token-capture`."""
     headers: Mapping[str, str] = NO_HEADERS
-    """By lower-case name; empty within a process."""
+    """Headers by lower-case name; empty within a process."""
 
 
 class GymResponse(Struct, kw_only=True):
     status: int = 200
     body: Any = None
-    """JSON-able; or `bytes`: sent as they are, of `content_type`."""
+    """A JSON value; or `bytes`, which are sent as they are, with `content_type`."""
     cookies: dict[str, str] = field(default_factory=dict)
-    """To be set at the caller, beside the session's own which the front adds."""
+    """Cookies to set at the caller, in addition to the session's own, which the endpoint adds."""
     content_type: str = "application/json"
 
     @property
@@ -53,11 +53,11 @@ class GymResponse(Struct, kw_only=True):
         return 200 <= self.status < 300
 
     def raw(self) -> bytes:
-        """The body as it goes over a socket."""
+        """Returns the body as it is sent over a socket."""
         return self.body if isinstance(self.body, bytes) else encoded(self.body)
 
     def value(self) -> Any:
-        """The body as parsed JSON. Raises BadReply where it is none."""
+        """Returns the body as parsed JSON. Raises BadReply if it is not JSON."""
         if not isinstance(self.body, bytes):
             return self.body
         try:
@@ -67,5 +67,5 @@ class GymResponse(Struct, kw_only=True):
 
 
 def encoded(value: object) -> bytes:
-    """JSON; numbers of numpy and dataclasses pass, NaN becomes null."""
+    """Encodes JSON; numbers of numpy and dataclasses are accepted, NaN becomes null."""
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn.functional import silu
 
 from palestra.model import kernels
 from palestra.model.attention.rope import rotate
-from palestra.model.loading.spec import ModelSpec
 
 Heads = tuple[int, int, int]
 """Heads of q, k and v."""
@@ -41,6 +41,12 @@ class SwiGlu(Protocol):
         ...
 
 
+class GatedNorm(Protocol):
+    def __call__(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, /) -> Tensor:
+        """RMSNorm of each head of x, float32 [tokens, heads, dim], times silu(gate): [tokens, heads * dim]."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class BlockOps:
     """The elementwise pieces of a block for one kind of device."""
@@ -48,16 +54,16 @@ class BlockOps:
     add_rms_norm: AddRmsNorm
     rotate_heads: RotateHeads
     swiglu: SwiGlu
+    gated_norm: GatedNorm
 
     @classmethod
-    def of(cls, spec: ModelSpec, device: torch.device | str, dtype: torch.dtype) -> BlockOps:
-        """The kernels rotate whole heads and round before a norm's weight: other models take the plain code."""
-        has_kernels = spec.rope.dim == spec.head_dim and not spec.has_offset_norms
-        if has_kernels and kernels.can_run(device, dtype):
+    def of(cls, device: torch.device | str, dtype: torch.dtype) -> BlockOps:
+        if kernels.can_run(device, dtype):
             from palestra.model.kernels import block
+            from palestra.model.kernels import gated_norm as heads
 
-            return cls(block.add_rms_norm, block.rotate_heads, block.swiglu)
-        return cls(add_rms_norm, rotate_heads, swiglu)
+            return cls(block.add_rms_norm, block.rotate_heads, block.swiglu, heads.gated_norm)
+        return cls(add_rms_norm, rotate_heads, swiglu, gated_norm)
 
 
 def add_rms_norm(hidden: Tensor, update: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -108,6 +114,11 @@ class _RmsNorm(Function):
         return g.addcmul_(normed, inner, value=-1).mul_(rstd).to(x.dtype), None, None
 
 
+def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    normed = rms_norm(x, weight, eps)
+    return (normed * silu(gate.float()).view_as(normed)).flatten(1).to(gate.dtype)
+
+
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates the first dimensions of each head, as many as there are angles."""
     if (n := cos.shape[-1]) < x.shape[-1]:
@@ -134,7 +145,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
     if torch.is_grad_enabled() and gate_up.requires_grad:
         return _SwiGlu.apply(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
-    return torch.nn.functional.silu(gate).mul_(up)
+    return silu(gate).mul_(up)
 
 
 class _SwiGlu(Function):
@@ -142,7 +153,7 @@ class _SwiGlu(Function):
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
         ctx.save_for_backward(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
-        return torch.nn.functional.silu(gate).mul_(up)
+        return silu(gate).mul_(up)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -150,6 +161,6 @@ class _SwiGlu(Function):
         gate, up = gate_up.chunk(2, dim=-1)
         out = torch.empty_like(gate_up)
         d_gate, d_up = out.chunk(2, dim=-1)
-        torch.mul(torch.nn.functional.silu(gate), grads[0], out=d_up)
+        torch.mul(silu(gate), grads[0], out=d_up)
         torch.ops.aten.silu_backward.grad_input(grads[0] * up, gate, grad_input=d_gate)
         return out

@@ -44,7 +44,7 @@ class Decoder:
         self.spec, self.weights = spec, weights
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
         self.rotary = Rotary.of(spec, self.device)
-        self.ops = BlockOps.of(spec, self.device, self.dtype)
+        self.ops = BlockOps.of(self.device, self.dtype)
         self.mixers = [self._mixer(n) for n in range(spec.n_layers)]
         self.mlps = [self._mlp(n) for n in range(spec.n_layers)]
 
@@ -83,8 +83,8 @@ class Decoder:
         match self.spec.layers[n].mixer, self.weights.layers[n].mixer:
             case AttentionSpec() as mixer, AttentionWeights() as weights:
                 return AttentionMixer(n, self.spec, mixer, weights, self.ops)
-            case DeltaNetSpec() as mixer, DeltaNetWeights() as weights:
-                return DeltaNetMixer(n, self.spec, mixer, weights)
+            case DeltaNetSpec(), DeltaNetWeights() as weights:
+                return DeltaNetMixer(n, self.spec, weights, self.ops)
         raise TypeError(f"the weights of layer {n} are not those its spec asks for")
 
     def _mlp(self, n: int) -> DenseMlp | ExpertsMlp:

@@ -1,4 +1,4 @@
-"""The HTTP application: routes, errors as the clients expect them, the bound on bodies.
+"""The HTTP application: routes, errors in the format that clients expect, the limit on bodies.
 
 Owns: how they are combined. Never touches: what a route does.
 """
@@ -50,7 +50,7 @@ from palestra.util.json_types import JsonObject
 log = structlog.get_logger()
 
 DATA_ROUTES = frozenset(f"/api/v1/{name}" for name in ("forward_backward", "forward", "asample", "sample"))
-MAX_OTHER_BYTES = 16 << 20  # of all other calls
+MAX_OTHER_BYTES = 16 << 20  # limit for all other routes
 
 
 def create_app(services: ServerServices) -> RequestLog:
@@ -74,7 +74,8 @@ def _routed(services: ServerServices, authenticator: Authenticator) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         responses=refusals(ErrorResponse),
-        telemetry={"tracing": False, "metrics": False, "logs": False},  # ours are elsewhere; asking costs each request
+        # we have our own; asking for these costs time in each request
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     config = services.config
     lookup = Lookup(services.core)
@@ -121,7 +122,7 @@ async def _healthz() -> dict[str, str]:
 
 
 async def _readyz(request: Request) -> Response:
-    """200 when every engine is there and the disks take writes; else 503 with the reasons."""
+    """200 if every engine is up and the disks are writable; else 503 with the reasons."""
     core: Core = request.app.state.core
     samplers = core.sampling.runners
     away = [worker.name for worker in core.all_workers if not (worker.link.is_up and samplers[worker].is_up)]
@@ -133,7 +134,7 @@ async def _readyz(request: Request) -> Response:
 
 
 async def _metrics(request: Request) -> Response:
-    """Metrics in Prometheus' text format. They name all owners, so a trainer's key does not open them."""
+    """Metrics in Prometheus' text format. They contain all owners, so a trainer's key is not enough."""
     await request.app.state.authenticator.admit(request, rights=(Rights.ADMIN, Rights.METRICS))
     return Response(request.app.state.core.metrics.render(), media_type=CONTENT_TYPE)
 
@@ -155,7 +156,7 @@ async def _malformed(request: Request, error: Exception) -> Response:
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
-    """400, not FastAPI's 422: one permanent status for every malformed request."""
+    """Answers 400, not FastAPI's 422: one permanent status for every malformed request."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"] if part != "body")
@@ -163,7 +164,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 
 def _error_response(path: str, status: int, detail: str) -> JsonObject:
-    """In the envelope of whose path it is, for what no route of its own answers."""
+    """Returns an error that no route has made, in the format of the API that the path belongs to."""
     if path.startswith(anthropic_routes.PATHS):
         return anthropic_envelope(status, detail)
     return envelope(status, detail) if path.startswith(openai_routes.PREFIXES) else {"detail": detail}
@@ -185,15 +186,16 @@ async def _broken(request: Request, error: Exception) -> Response:
 
 
 class BodyMiddleware:
-    """Reads a body only for somebody who has a key of any kind (FastAPI reads it before a route looks at the key), and
-    stops where it is too long, whatever its headers say."""
+    """Reads a body only for callers with a key of any kind (FastAPI reads it before a route checks the key), and stops
+    where it is too long, whatever its headers say."""
 
     def __init__(self, app: ASGIApp, authenticator: Authenticator, max_bytes: int):
         self.app, self.authenticator, self.max_bytes = app, authenticator, max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope) if scope["type"] == "http" else {}
-        if "content-length" not in headers and "transfer-encoding" not in headers:  # then there is none
+        # without these headers there is no body
+        if "content-length" not in headers and "transfer-encoding" not in headers:
             await self.app(scope, receive, send)
             return
         limit = self.max_bytes if scope["path"] in DATA_ROUTES else min(self.max_bytes, MAX_OTHER_BYTES)
@@ -220,5 +222,5 @@ class BodyMiddleware:
     async def _admit(self, scope: Scope) -> None:
         try:
             await self.authenticator.admit(HTTPConnection(scope), rights=tuple(Rights))
-        except Refusal as error:  # as an exception that FastAPI lets pass while it reads
+        except Refusal as error:  # raised through FastAPI, which lets this exception pass while it reads
             raise HTTPException(error.status, error.detail) from None

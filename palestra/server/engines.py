@@ -55,7 +55,7 @@ def _runner(core: Core, worker: WorkerHandle, model: ModelConfig) -> SampleRunne
     from palestra.server.vllm.runner import VllmRunner
 
     async def until_saved(kept: KeptSampler) -> None:
-        """Or until it is sure that they never will be."""
+        """Waits until the weights are saved, or until it is certain that they never will be."""
         model = core.training.models.get(kept.model_id)
         future = model.futures.get(kept.seq_id) if model is not None else None
         while future is not None and not future.is_done and not core.is_stopping:
@@ -74,7 +74,7 @@ def _runner(core: Core, worker: WorkerHandle, model: ModelConfig) -> SampleRunne
 
 
 def _folder_name(state: Path, names: list[str]) -> str:
-    """By name, not by number: another model served from the same state must not meet this one's snapshots. Any of its
-    names will do, so that they may come in another order."""
+    """Returns the name of a model's folder. It is found by name, not by number, because another model that is served
+    from the same state must not find its snapshots. Any of its names will do, so that their order may change."""
     folders = ["worker-" + re.sub(r"[^A-Za-z0-9._-]", "_", name) for name in names]
     return next((f for f in folders if (state / f).is_dir()), folders[0])

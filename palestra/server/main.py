@@ -29,19 +29,21 @@ log = structlog.get_logger()
 
 BACKLOG = 4096
 GARBAGE_AFTER = 10_000
-"""New objects. Python looks for garbage after 700, which is amid the calls of 64 clients: a sixth of their CPU."""
+"""Number of new objects before the garbage collector runs. Python's default of 700 is reached during the calls of 64
+clients, and costs a sixth of their CPU."""
 
 
 class ServeError(Exception):
-    """One line that says why."""
+    """The server cannot start or run; one line says why."""
 
 
 def run(config: ServeConfig, *, with_parent: bool = False) -> int:
-    """`with_parent`: stop when stdin closes, which it does when the process at its other end is gone."""
+    """Runs the server. `with_parent`: stop when stdin closes, which happens when the process at its other end is
+    gone."""
     set_up_logs(config.log_level, as_json=config.log_json)
     _raise_file_limit()
     gc.set_threshold(GARBAGE_AFTER)
-    gc.freeze()  # all that is imported stays, and is not looked through for garbage again
+    gc.freeze()  # imported objects stay, and need not be examined for garbage again
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(config, with_parent))
@@ -102,7 +104,7 @@ async def _until_stopped(config: ServeConfig, listeners: list[socket.socket], st
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         log.info("stopping")
-        await services.agentjet_trainer.close()  # while there is a server it can say goodbye to
+        await services.agentjet_trainer.close()  # while the server still runs, so that the trainer can log off
         services.begin_shutdown()
         server.should_exit = True
         stopping.cancel()
@@ -110,7 +112,7 @@ async def _until_stopped(config: ServeConfig, listeners: list[socket.socket], st
 
 
 def _bind(host: str, port: int, setting: str) -> socket.socket:
-    """Before anything slow: a port in use is told at once."""
+    """Binds before anything slow happens, so that a port in use is reported at once."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(found[0], socket.SOCK_STREAM)
@@ -127,7 +129,7 @@ def _url(listener: socket.socket) -> str:
 
 
 async def _first_key(config: ServeConfig, store: Store) -> str | None:
-    """Beyond loopback there must be a key; the first start makes one."""
+    """Makes a key at the first start if the address is not loopback, because a key is needed there."""
     if config.is_loopback and config.require_key == "auto":
         return None
     if await store.read(list_keys):
@@ -137,7 +139,7 @@ async def _first_key(config: ServeConfig, store: Store) -> str | None:
 
 
 def _announce(services: ServerServices, urls: list[str], first_key: str | None, seconds: float) -> None:
-    """`urls`: its own, and TinkerScript's where there is one."""
+    """`urls`: the server's own, and TinkerScript's if there is one."""
     names = ", ".join(_served(services, model) for model in services.config.models)
     besides = "".join(f"; TinkerScript at {url}" for url in urls[1:])
     if first_key is not None:
@@ -160,7 +162,7 @@ def _loop_factory():
 
 
 def _raise_file_limit() -> None:
-    """A client may hold thousands of polls open."""
+    """Raises the limit of open files: a client may hold thousands of polls open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = 65536 if hard == resource.RLIM_INFINITY else hard
     if soft < limit:

@@ -61,7 +61,7 @@ class ServerServices:
             yield services
 
     def begin_shutdown(self) -> None:
-        """Answers waiting polls at once, and takes no new requests."""
+        """Answers waiting polls at once, and accepts no new requests."""
         self.core.begin_shutdown()
         self.episodes.begin_shutdown()
 

@@ -1,6 +1,6 @@
-"""Pages for people who come with a browser: what there is, and the API to try out. They need no internet.
+"""Pages for people with a browser: what there is, and the API to try out. They need no internet.
 
-Owns: `/`, `/docs` and its files. Never touches: anything that belongs to somebody, since no key is asked for.
+Owns: `/`, `/docs` and its files. Never touches: anything that belongs to an owner, since no key is required.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fastapi.staticfiles import StaticFiles
 ASSETS = "docs-assets"
 SWAGGER_UI = Path(str(files("fastapi_swagger.resources")))
 
-# Nothing may come from elsewhere: a browser that is told so asks nobody else.
+# Tells the browser to load nothing from elsewhere.
 ONLY_FROM_HERE = {
     "Content-Security-Policy": "default-src 'self'; script-src 'self' 'unsafe-inline'; "
     "style-src 'self' 'unsafe-inline'; img-src 'self' data:"
@@ -45,7 +45,7 @@ code { background: #8882; padding: .1em .3em; border-radius: .2em }
 
 
 def add_pages(app: FastAPI) -> None:
-    """The app is made without FastAPI's own pages, which fetch their scripts from a CDN."""
+    """Adds the pages; the app is made without FastAPI's own, which fetch their scripts from a CDN."""
     for path, page in (("/", _welcome), ("/docs", _docs)):
         app.add_api_route(path, page, methods=["GET", "HEAD"], include_in_schema=False)
     app.mount(f"/{ASSETS}", StaticFiles(directory=SWAGGER_UI), name=ASSETS)

@@ -1,9 +1,10 @@
-"""What must survive: the database (sessions, models, samplers, checkpoints, keys) and the journal of requests.
+"""What must survive a restart: the database (sessions, models, samplers, checkpoints, keys) and the journal of
+requests.
 
 Owns: durability, migrations, one server per database. Never touches: HTTP, engines, the files of a checkpoint.
 
-Queries are functions of a `Connection` in modules of their own, handed to `Store.write` and `Store.read`:
-`await store.write(lambda conn: sessions.insert_session(conn, session))`.
+Queries are functions that take a `Connection`. They live in modules of their own and are passed to `Store.write` and
+`Store.read`: `await store.write(lambda conn: sessions.insert_session(conn, session))`.
 
 Begin at `database` and `journal`.
 """

@@ -1,4 +1,4 @@
-"""The last request of each model that its client was told is safe, in one small file.
+"""The last request of each model that was acknowledged to its client, in one small file.
 
 A journal that has lost its end does not know that it had more; this file does. It is written in place when the journal
 has the request on disk, without a sync of its own: after a kill it is exact, after a power cut it may be behind, and it
@@ -18,13 +18,15 @@ from palestra.store.errors import JournalError
 log = logging.getLogger(__name__)
 
 _SLOT = struct.Struct("<Iq116s")
-"""crc32 of the rest, number, id. A slot that does not match its crc is free: empty, or torn by a power cut."""
+"""Layout of a slot: crc32 of the rest, request number, model id. A slot that does not match its crc is free: it is
+empty, or was torn by a power cut."""
 _CRC_BYTES = 4
 NOTHING = -1
 
 
 class AcknowledgedRequests:
-    """One slot for each model. What cannot be written is not noticed when it is missing, and that is all."""
+    """Keeps one slot for each model. If a slot cannot be written, the only effect is that a loss would not be
+    noticed."""
 
     def __init__(self, file: Path):
         self.file = file
@@ -49,11 +51,12 @@ class AcknowledgedRequests:
             self._free.append(slot)
 
     def last(self, model_id: str) -> int:
-        """-1 when nothing is known of it."""
+        """Returns the number of the last acknowledged request of a model; -1 if none is known."""
         return self._seqs.get(model_id, NOTHING)
 
     def note(self, model_id: str, seq_id: int) -> None:
-        """Everything up to this number is in the journal, or was given up there. Never goes back."""
+        """Notes that everything up to this number is in the journal, or was given up there. The number never
+        decreases."""
         if seq_id <= self.last(model_id):
             return
         slot = self._slots.get(model_id)
@@ -77,7 +80,7 @@ class AcknowledgedRequests:
 
     def close(self) -> None:
         os.close(self._fd)
-        self._fd = -1  # or what comes late would go into another file
+        self._fd = -1  # otherwise a late note would go into another file
 
     def _write(self, slot: int, record: bytes) -> None:
         try:

@@ -11,7 +11,8 @@ from palestra.store.tables import aliases as t
 
 
 def put_alias(conn: Connection, *, owner: str, name: str, model: str, now: float) -> Alias:
-    """Made or moved; where it points there already it stays as it is, so that a repeated request counts once."""
+    """Makes or moves an alias. If it already points at this model it is not changed, so that a repeated request counts
+    once."""
     found = fetch_one(conn, Alias, select(t).where(t.c.owner == owner, t.c.name == name))
     if found is None:
         made = Alias(owner=owner, name=name, model=model, created_at=now, updated_at=now)
@@ -26,7 +27,7 @@ def put_alias(conn: Connection, *, owner: str, name: str, model: str, now: float
 
 
 def list_aliases(conn: Connection) -> list[Alias]:
-    """The aliases of all owners, by name."""
+    """Returns the aliases of all owners, by name."""
     return fetch_all(conn, Alias, select(t).order_by(t.c.owner, t.c.name))
 
 

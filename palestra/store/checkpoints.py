@@ -1,9 +1,9 @@
-"""Checkpoints: what a tinker:// path leads to, and the saves under way.
+"""Checkpoints: what a tinker:// path refers to, and the saves under way.
 
-Owns: names, overwriting, expiry. Never touches: files; it says which folder nothing leads to any more.
+Owns: names, overwriting, expiry. Never touches: files; it only says which folder is no longer referred to.
 
-A save is a row of its own from `begin_checkpoint` until it completes or fails. The checkpoint it will replace serves
-its old folder until then; the switch is one write.
+A save is a row of its own from `begin_checkpoint` until it completes or fails. Until then, the checkpoint that it will
+replace still refers to its old folder; the switch is one write.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from palestra.types import LoraConfig
 def begin_checkpoint(
     conn: Connection, save: PendingSave, *, owner: str, base_model: str, lora: LoraConfig, overwrite: bool = False
 ) -> PendingSave:
-    """The save as it is stored: this one, or the first of that request. `CheckpointExists` when the name is taken."""
+    """Returns the save as it is stored: this one, or an earlier one of the same request. Raises `CheckpointExists` if
+    the name is taken."""
     earlier = fetch_one(conn, PendingSave, select(saves).where(saves.c.request_id == save.request_id))
     if earlier is not None:
         return earlier
@@ -68,7 +69,8 @@ def begin_checkpoint(
 
 
 def complete_checkpoint(conn: Connection, request_id: str, *, size_bytes: int, now: float) -> SaveCompletion | None:
-    """The path leads to the new folder from now on. None when no such save is under way: it was said before."""
+    """Makes the path refer to the new folder from now on. Returns None if no such save is under way, which means that
+    it has been completed before."""
     save = _take_save(conn, request_id)
     if save is None:
         return None
@@ -95,7 +97,8 @@ def complete_checkpoint(conn: Connection, request_id: str, *, size_bytes: int, n
 
 
 def fail_checkpoint(conn: Connection, request_id: str, *, error: str) -> PendingSave | None:
-    """A checkpoint it would have replaced stays as it is. None when no such save is under way."""
+    """Removes a save that has failed; a checkpoint that it would have replaced stays as it is. Returns None if no such
+    save is under way."""
     save = _take_save(conn, request_id)
     if save is None:
         return None
@@ -106,7 +109,8 @@ def fail_checkpoint(conn: Connection, request_id: str, *, error: str) -> Pending
 
 
 def saves_under_way(conn: Connection) -> list[PendingSave]:
-    """Oldest first. After a crash: those whose request is not in the journal will never end."""
+    """Returns the saves under way, oldest first. After a crash, those whose request is not in the journal will never
+    end."""
     return fetch_all(conn, PendingSave, select(saves).order_by(saves.c.created_at, saves.c.seq_id))
 
 
@@ -121,7 +125,8 @@ def copy_checkpoint(
     ttl_s: float | None,
     now: float,
 ) -> CheckpointRow | None:
-    """A completed checkpoint under another path; `folder` holds the copied files. None when the source is not there."""
+    """Stores a completed checkpoint under another path; `folder` holds the copied files. Returns None if the source
+    does not exist."""
     there = get_checkpoint(conn, target)
     if there is not None:
         if there.request_id == request_id:
@@ -163,7 +168,8 @@ def list_checkpoints(
     limit: int | None = None,
     offset: int = 0,
 ) -> Page[CheckpointRow]:
-    """Completed ones, newest first; of every owner and model when none is named. `alive_at`: not expired by then."""
+    """Returns completed checkpoints, newest first; without `owner` or `model_id` those of all owners or models.
+    `alive_at` leaves out those that have expired by then."""
     query = select(t).where(t.c.status == CheckpointStatus.COMPLETED)
     if alive_at is not None:
         query = query.where(is_alive(alive_at))
@@ -183,7 +189,8 @@ def last_checkpoints(
     visible_to: str | None = None,
     alive_at: float | None = None,
 ) -> dict[str, CheckpointRow]:
-    """The newest completed one of each model that has any. `visible_to`: of other owners only public ones."""
+    """Returns the newest completed checkpoint of each model that has one. `visible_to` names an owner; of other owners
+    only public checkpoints are considered."""
     condition = (t.c.model_id.in_(model_ids)) & (t.c.kind == kind) & (t.c.status == CheckpointStatus.COMPLETED)
     if visible_to is not None:
         condition &= (t.c.owner == visible_to) | t.c.public
@@ -202,7 +209,8 @@ def expired_checkpoints(conn: Connection, now: float) -> list[CheckpointRow]:
 
 
 def checkpoint_folders(conn: Connection) -> set[str]:
-    """Where any path or save leads. Other folders of the checkpoint root were left behind by a crash."""
+    """Returns the folders that any path or save refers to. Other folders below the checkpoint root were left behind by
+    a crash."""
     return set(conn.execute(union_all(select(t.c.folder), select(saves.c.folder))).scalars())
 
 
@@ -210,7 +218,8 @@ def checkpoint_folders(conn: Connection) -> set[str]:
 
 
 def delete_checkpoint(conn: Connection, key: CheckpointKey) -> CheckpointRow | None:
-    """What the path led to, its folder to be deleted. A save under way goes on and appears when it is done."""
+    """Deletes a path and returns its row, so that the caller can delete the folder. A save under way continues and
+    appears when it is done."""
     there = get_checkpoint(conn, key)
     if there is None or there.status == CheckpointStatus.PENDING:
         return None
@@ -222,12 +231,13 @@ def delete_checkpoint(conn: Connection, key: CheckpointKey) -> CheckpointRow | N
 
 
 def publish_checkpoint(conn: Connection, key: CheckpointKey, *, public: bool) -> bool:
-    """False when no completed checkpoint is there."""
+    """Makes a checkpoint public or private. Returns False if there is no completed checkpoint."""
     return _change_completed(conn, key, public=public)
 
 
 def set_ttl(conn: Connection, key: CheckpointKey, ttl_s: float | None, *, now: float) -> bool:
-    """Counted from now; None: kept until deleted. False when no completed checkpoint is there."""
+    """Sets the time to live, counted from now; None keeps the checkpoint until it is deleted. Returns False if there is
+    no completed checkpoint."""
     return _change_completed(conn, key, expires_at=None if ttl_s is None else now + ttl_s)
 
 

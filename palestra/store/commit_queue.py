@@ -1,4 +1,4 @@
-"""Group commit's queue: callers put, one thread takes everything there is."""
+"""The queue of the group commit: callers put jobs in, and one thread takes all that are there."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ T = TypeVar("T")
 
 
 class GroupQueue(Generic[T]):
-    """Once closed, `put` answers False, and `take` hands out what is left and then nothing."""
+    """A queue that can be closed. Afterwards `put` returns False, and `take` returns what is left, and then nothing."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[T | None] = SimpleQueue()
-        self._closing = threading.Lock()  # nothing may be put behind the end mark
+        self._closing = threading.Lock()  # protects the end mark: nothing may be put behind it
         self._closed = False
 
     def put(self, item: T) -> bool:
@@ -24,13 +24,14 @@ class GroupQueue(Generic[T]):
             return not self._closed
 
     def take(self) -> list[T]:
-        """Blocks until there is something. Empty: closed, and all was handed out."""
+        """Waits until there is a job and returns all of them. An empty list means that the queue is closed and
+        empty."""
         group: list[T] = []
         while (item := self._queue.get()) is not None:
             group.append(item)
-            if self._queue.empty():  # nobody else takes
+            if self._queue.empty():  # safe to test: nobody else takes from the queue
                 return group
-        self._queue.put(None)  # the end mark, for the next call
+        self._queue.put(None)  # keep the end mark for the next call
         return group
 
     def close(self) -> None:

@@ -42,12 +42,12 @@ class _Job(Generic[T]):
     work: Callable[[Connection], T]
     tell: Callable[[WriteOutcome[T]], None]
     loop: asyncio.AbstractEventLoop | None
-    """Where it is told. None: on the writer's thread."""
+    """The event loop on which the caller is informed. None: on the writer's thread."""
     is_given_up: Callable[[], bool] | None = None
 
 
 class Store:
-    """`async with Store.open(url) as store`, or `with` where there is no loop."""
+    """Use as `async with Store.open(url) as store`, or with a plain `with` where there is no event loop."""
 
     def __init__(self, database: Database, *, lock: bool, patience_s: float) -> None:
         self._database = database
@@ -56,15 +56,15 @@ class Store:
         self._writes = database.writer()
         self._reads = database.readers()
         self._conn: Connection | None = None
-        """The writer thread's, once it runs."""
+        """The writer thread's connection, once it runs."""
         self._queue: GroupQueue[_Job[Any]] = GroupQueue()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="store-reader")
         self._writer = threading.Thread(target=self._run_writer, name="store-writer", daemon=True)
 
     @classmethod
     def open(cls, url: str, *, lock: bool = True, patience_s: float = math.inf) -> Self:
-        """Creates folders and file, migrates, and takes the lock. Without `lock` it works beside a running server.
-        `patience_s`: errors of writes are lasting when nothing could be written for so long."""
+        """Creates folders and file, migrates the schema and takes the lock. Without `lock` it works beside a running
+        server. Errors of writes count as lasting when nothing could be written for `patience_s`."""
         store = cls(database_of(url), lock=lock, patience_s=patience_s)
         try:
             store._conn = store._connect()
@@ -77,7 +77,8 @@ class Store:
         return store
 
     async def write(self, work: Callable[[Connection], T]) -> T:
-        """Durable when it returns. Of a failing `work` nothing is kept, and its error is raised here."""
+        """Runs `work` in a transaction, which is durable when this returns. If `work` fails, nothing of it is kept and
+        its error is raised here."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
         self._submit(_Job(work, partial(_settle, done), loop, done.cancelled))
@@ -89,7 +90,7 @@ class Store:
         return done.result()
 
     async def read(self, work: Callable[[Connection], T]) -> T:
-        """One consistent view, not held up by writes."""
+        """Runs `work` on one consistent view of the database, without waiting for writes."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, self.read_now, work)
 
     def read_now(self, work: Callable[[Connection], T]) -> T:
@@ -97,7 +98,7 @@ class Store:
             return work(conn)
 
     async def close(self) -> None:
-        """After everything queued is written."""
+        """Closes the store after everything that is queued has been written."""
         await asyncio.to_thread(self.close_now)
 
     def close_now(self) -> None:
@@ -126,7 +127,8 @@ class Store:
 
     def _run_writer(self) -> None:
         while group := self._queue.take():
-            # One whose caller has gone meanwhile is left out; who goes from here on changes nothing.
+            # Skip jobs whose caller has been cancelled meanwhile. A caller that is cancelled from here on changes
+            # nothing.
             if group := [job for job in group if job.is_given_up is None or not job.is_given_up()]:
                 _tell_all(group, self._commit(group))
         self._disconnect()
@@ -144,7 +146,8 @@ class Store:
         return outcomes
 
     def _failed(self, count: int, error: Exception) -> StoreError:
-        """As far as is known nothing was kept, and the next group starts afresh."""
+        """Returns the error for the callers of a group that failed. As far as is known nothing was kept, and the next
+        group starts afresh."""
         log.error("a group of %d writes failed", count, exc_info=error)
         self._disconnect()
         failed = StoreError(f"cannot write to the database: {_reason(error)}")
@@ -152,14 +155,15 @@ class Store:
         return failed
 
     def _run(self, group: list[_Job[Any]], conn: Connection) -> list[WriteOutcome[Any]]:
-        """All in one transaction, each in a savepoint. What it raises is the group's failure: nothing was kept."""
+        """Runs all jobs in one transaction, each in a savepoint. An exception here is the failure of the whole group:
+        nothing was kept."""
         with conn.begin() as transaction:
             if len(group) == 1:
                 return [self._run_alone(conn, transaction, group[0])]
             return [self._run_one(conn, job) for job in group]
 
     def _run_alone(self, conn: Connection, transaction: RootTransaction, job: _Job[Any]) -> WriteOutcome[Any]:
-        """Without a savepoint: the transaction is as good, and two statements cheaper."""
+        """Runs a single job without a savepoint: the transaction alone protects as well, and saves two statements."""
         try:
             return WriteOutcome(result=job.work(conn))
         except BaseException as e:
@@ -181,7 +185,7 @@ class Store:
         return WriteOutcome(result=result)
 
     def _connect(self) -> Connection:
-        """Locked and migrated."""
+        """Opens the writer's connection, takes the lock and migrates."""
         conn = self._writes.connect()
         try:
             if self._lock:
@@ -190,7 +194,7 @@ class Store:
                 is_current = schema.is_current(conn)
             if is_current:
                 return conn
-            if not self._lock:  # no migration under the feet of a running server
+            if not self._lock:  # a schema must not be migrated while another server uses it
                 self._database.lock(conn)
             with conn.begin():
                 schema.migrate(conn)
@@ -210,7 +214,7 @@ class Store:
 
 
 def _tell_all(group: list[_Job[Any]], outcomes: list[WriteOutcome[Any]]) -> None:
-    """A loop is woken once for all of its own."""
+    """Informs the callers of all jobs, and wakes up each event loop only once."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Job[Any], WriteOutcome[Any]]]] = {}
     for job, outcome in zip(group, outcomes, strict=True):
         if job.loop is None:
@@ -225,21 +229,21 @@ def _tell_on(loop: asyncio.AbstractEventLoop, tell: Callable[[T], None], outcome
     try:
         loop.call_soon_threadsafe(tell, outcomes)
     except RuntimeError:
-        pass  # it is closed, and nobody waits there
+        pass  # the loop is closed, so nobody waits there
 
 
 def _tell_each(outcomes: list[tuple[_Job[Any], WriteOutcome[Any]]]) -> None:
     for job, outcome in outcomes:
         try:
             job.tell(outcome)
-        except Exception:  # the others are told all the same
+        except Exception:  # the callers of the other jobs must be informed all the same
             log.exception("the caller of a write is gone; its result is dropped")
 
 
 def _settle(done: Future[T] | asyncio.Future[T], outcome: WriteOutcome[T]) -> None:
-    if done.done():  # its caller has gone
+    if done.done():  # its caller was cancelled
         return
-    if isinstance(outcome.error, StopIteration):  # no future takes one
+    if isinstance(outcome.error, StopIteration):  # a future does not accept a StopIteration
         done.set_exception(RuntimeError(f"the work of a write raised {outcome.error!r}"))
     elif outcome.error is not None:
         done.set_exception(outcome.error)
@@ -248,6 +252,6 @@ def _settle(done: Future[T] | asyncio.Future[T], outcome: WriteOutcome[T]) -> No
 
 
 def _reason(error: BaseException) -> str:
-    """The driver's own words, in one line."""
+    """Returns the message of the database driver, in one line."""
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     return " ".join(str(cause).split())

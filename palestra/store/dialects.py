@@ -17,10 +17,11 @@ from sqlalchemy.exc import ArgumentError
 from palestra.store.errors import StoreError, StoreLocked
 from palestra.util.locks import FileLock, Locked
 
-READERS = 4  # reads are short; more only compete for the interpreter
+READERS = 4  # reads are short; more readers would only compete for the interpreter
 BUSY_MS = 10_000  # the CLI writes beside a server, a few milliseconds at a time
-BEGIN = "BEGIN IMMEDIATE"  # waits for its turn here; a transaction that turns writer later cannot wait
-ADVISORY_LOCK = 0x50414C4553545241  # "PALESTRA"; PostgreSQL keeps these apart by database
+# waits for the lock at once: a read transaction that later becomes a write transaction cannot wait
+BEGIN = "BEGIN IMMEDIATE"
+ADVISORY_LOCK = 0x50414C4553545241  # "PALESTRA" in ASCII; in PostgreSQL these locks belong to one database
 
 
 class Database(ABC):
@@ -35,14 +36,16 @@ class Database(ABC):
 
     @abstractmethod
     def lock(self, conn: Connection) -> None:
-        """Until the writer's connection `conn` is closed and `release` called. `StoreLocked` when another has it."""
+        """Takes the lock, which is held until the writer's connection `conn` is closed and `release` is called. Raises
+        `StoreLocked` if another server holds it."""
 
     @abstractmethod
     def release(self) -> None: ...
 
     @abstractmethod
     def is_in_transaction(self, conn: Connection) -> bool:
-        """Asks the driver: some errors (a full disk, a lost connection) end a transaction behind our back."""
+        """Asks the driver whether a transaction is open: some errors (a full disk, a lost connection) end one without
+        being asked."""
 
     def _locked(self, by: str) -> StoreLocked:
         return StoreLocked(f"another server uses the database {self.url!r}{by}; stop it, or use another database")
@@ -57,7 +60,8 @@ class SqliteDatabase(Database):
         self._lock: FileLock | None = None
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            # For the owner alone: it holds the server's secret. SQLite gives its side files the same mode.
+            # Readable by its owner alone, since it holds the server's secret. SQLite gives its side files the same
+            # mode.
             os.close(os.open(self.file, os.O_RDWR | os.O_CREAT, 0o600))
         except OSError as e:
             raise StoreError(f"cannot use the database file {self.file}: {e.strerror}") from e
@@ -75,7 +79,7 @@ class SqliteDatabase(Database):
     def _settings(self, engine: Engine, *, begin: str, **pragmas: str) -> None:
         @event.listens_for(engine, "connect")
         def on_connect(raw: Any, _record: Any) -> None:
-            raw.isolation_level = None  # or the driver begins transactions its own way, without savepoints
+            raw.isolation_level = None  # otherwise the driver begins transactions in its own way, without savepoints
             raw.execute(f"PRAGMA busy_timeout={BUSY_MS}")
             for name, value in pragmas.items():
                 raw.execute(f"PRAGMA {name}={value}")
@@ -104,7 +108,8 @@ class SqliteDatabase(Database):
 
 
 class PostgresDatabase(Database):
-    """The lock belongs to the writer's connection: who loses that can neither write nor keep the lock."""
+    """PostgreSQL. The lock belongs to the writer's connection: a server that loses the connection can neither write nor
+    keep the lock."""
 
     def __init__(self, url: URL) -> None:
         super().__init__(url if "connect_timeout" in url.query else url.update_query_dict({"connect_timeout": "10"}))
@@ -115,7 +120,7 @@ class PostgresDatabase(Database):
         return create_engine(self.url, poolclass=NullPool)
 
     def readers(self) -> Engine:
-        # REPEATABLE READ: a page and its total come from one snapshot, as with SQLite.
+        # REPEATABLE READ: a page and its total count come from one snapshot, as with SQLite.
         engine = create_engine(self.url, pool_size=READERS, max_overflow=0, pool_pre_ping=True)
         return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 

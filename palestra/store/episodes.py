@@ -1,6 +1,6 @@
-"""Episodes on disk: rows written as the board's changes come, and read back as a whole.
+"""Episodes on disk: rows that are written as the board changes, and read back as a whole.
 
-Owns: how the board's rows lie in tables. Never touches: what they mean.
+Owns: how the rows of the board are stored in tables. Never touches: what they mean.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _upsert(table: Table, dialect: str) -> Insert:
 
 @cache
 def _delete(table: Table) -> Delete:
-    """Names of parameters are not those of columns: SQLAlchemy keeps these for itself."""
+    """The names of the parameters differ from those of the columns, because SQLAlchemy reserves the latter."""
     return delete(table).where(*(column == bindparam(f"key_{column.name}") for column in table.primary_key))
 
 

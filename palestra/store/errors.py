@@ -1,4 +1,4 @@
-"""What can go wrong with the state we keep. Messages are one line and say what to do."""
+"""Errors of stored state. Each message is one line and says what to do."""
 
 from __future__ import annotations
 
@@ -30,4 +30,4 @@ class JournalError(Exception):
     """The journal is damaged, or cannot be written now."""
 
     is_lasting = False
-    """As of `StoreError`."""
+    """Whether nothing could be written for longer than `write_wait_s`."""

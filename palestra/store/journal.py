@@ -1,6 +1,7 @@
-"""The journal: append-only records that are on disk before anyone is told, and go when nobody holds them.
+"""The journal: append-only records that are on disk before a request is acknowledged, and are deleted when nobody holds
+them.
 
-Owns: order, group fsync, what is held, deleting segments. Never touches: what a record means.
+Owns: order, group fsync, which records are held, deleting segments. Never touches: what a record means.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Position:
     segment: int
     offset: int
     size: int
-    """Size of the record, without what the journal adds."""
+    """Size of the record in bytes, without the header that the journal adds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,9 @@ class SegmentInfo:
 class _Segment:
     size_bytes: int
     pending: dict[int, Position] = field(default_factory=dict)
-    """By offset, in order."""
+    """Positions of the records that are still held, by offset and in order."""
     is_pinned: bool = True
-    """Active, or not recovered yet: stays even if nothing is held."""
+    """Whether the segment stays even if nothing in it is held: it is active, or not recovered yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,30 +56,30 @@ class _Append:
 
 
 _Outcome = tuple[_Append, Position | JournalError]
-"""Where it is, or why it is not."""
+"""The position of an appended record, or the reason why it was not written."""
 
 
 class _Sweep:
-    """Asks the writer thread to delete what nobody needs."""
+    """Asks the writer thread to delete segments that nobody needs."""
 
 
 class Journal:
     def __init__(self, folder: Path, segment_bytes: int, patience_s: float) -> None:
         self.folder = folder
         self._segment_bytes, self._failing = segment_bytes, WriteFailures(patience_s)
-        self._state = threading.Lock()  # protects _segments: the writer adds, callers release
+        self._state = threading.Lock()  # protects _segments: the writer thread adds to it, callers release records
         self._segments: dict[int, _Segment] = {}
         self._recoverable: list[int] = []
         self._next = 1
         self._active: files.SegmentWriter | None = None
-        """None until something is appended."""
+        """The segment that is written to; None until something is appended."""
         self._queue: GroupQueue[_Append | _Sweep] = GroupQueue()
         self._writer = threading.Thread(target=self._run_writer, name="journal-writer", daemon=True)
 
     @classmethod
     def open(cls, folder: Path, *, segment_bytes: int = 64 << 20, patience_s: float = math.inf) -> Self:
-        """Cuts off what a crash left half written. Nothing found is deleted before `recover` has passed it.
-        `patience_s`: errors of writes are lasting when nothing could be written for so long."""
+        """Opens the journal and cuts off what a crash left half written. No segment is deleted before `recover` has
+        passed it. Errors of writes count as lasting when nothing could be written for `patience_s`."""
         journal = cls(folder, segment_bytes, patience_s)
         try:
             journal._look()
@@ -97,10 +98,11 @@ class Journal:
         for segment in found:
             self._segments[segment] = _Segment(size_bytes=self._path(segment).stat().st_size)
         self._recoverable = found
-        self._next = found[-1] + 1 if found else 1  # what was there stays as it is
+        self._next = found[-1] + 1 if found else 1  # existing segments are never appended to
 
     def recover(self) -> Iterator[tuple[Position, bytes]]:
-        """Once, oldest first. All of it is held then, also what an earlier life had released in files that remained."""
+        """Yields all records once, oldest first. All of them are held afterwards, even those that an earlier process
+        had released in files that remained."""
         while self._recoverable:
             number = self._recoverable.pop(0)
             for offset, payload in files.scan(self._path(number)):
@@ -115,11 +117,12 @@ class Journal:
                 self._queue.put(_Sweep())
 
     async def append(self, record: bytes) -> Position:
-        """On disk and held when it returns. Cancelled meanwhile, it may be in the file, held by nobody."""
+        """Appends a record, which is on disk and held when this returns. If the call is cancelled, the record may be in
+        the file although nobody holds it."""
         return await self.append_soon(record)
 
     def append_soon(self, record: bytes) -> asyncio.Future[Position]:
-        """The same without waiting: order in the file is order of the calls. Needs a running loop."""
+        """Appends without waiting; records are in the file in the order of the calls. Needs a running event loop."""
         if len(record) > files.MAX_RECORD_BYTES:
             raise JournalError(f"a record of {len(record)} bytes is larger than a journal can hold")
         done: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
@@ -128,11 +131,12 @@ class Journal:
         return done
 
     def read(self, position: Position) -> bytes:
-        """Blocks for one small read. `JournalError` when it is damaged or was released."""
+        """Reads a record, which blocks for one small read. Raises `JournalError` if it is damaged or was released."""
         return files.read_record(self._path(position.segment), position.offset, position.size)
 
     def release(self, position: Position) -> None:
-        """No longer needed; saying so twice does no harm. A segment without held entries is deleted."""
+        """Releases a record that is no longer needed; releasing it twice does no harm. A segment without held records
+        is deleted."""
         with self._state:
             segment = self._segments.get(position.segment)
             if segment is None:
@@ -148,7 +152,7 @@ class Journal:
             return sum(segment.size_bytes for segment in self._segments.values())
 
     def segments(self) -> list[SegmentInfo]:
-        """Oldest first."""
+        """Returns the segments, oldest first."""
         with self._state:
             return [
                 SegmentInfo(
@@ -158,7 +162,7 @@ class Journal:
             ]
 
     async def close(self) -> None:
-        """After everything queued is written."""
+        """Closes the journal after everything that is queued has been written."""
         self._queue.close()
         await asyncio.to_thread(self._writer.join)
 
@@ -180,12 +184,13 @@ class Journal:
             self._active.close()
 
     def _write_some(self, appends: list[_Append]) -> list[_Append]:
-        """Writes what goes into one segment and answers the rest. After an error there is none: all are refused."""
+        """Writes as many records as go into one segment and returns the rest. After an error nothing is left: all are
+        refused."""
         try:
             active = self._ready()
             batch = appends[: self._count_fitting(appends, active.size_bytes)]
             positions = self._write(active, batch)
-        except Exception as e:  # whatever it is, callers must not wait for ever
+        except Exception as e:  # boundary: whatever the error is, callers must not wait for ever
             reason = e.strerror if isinstance(e, OSError) else repr(e)
             error = f"cannot write to the journal in {self.folder}: {reason}"
             log.error("%s; %d records refused", error, len(appends))
@@ -197,7 +202,7 @@ class Journal:
         return appends[len(batch) :]
 
     def _ready(self) -> files.SegmentWriter:
-        """The active segment with room in it."""
+        """Returns the active segment, or a new one if it is full."""
         active = self._active
         if active is not None and active.size_bytes < self._segment_bytes:
             return active
@@ -213,7 +218,8 @@ class Journal:
         return following
 
     def _count_fitting(self, appends: list[_Append], size_bytes: int) -> int:
-        """One at least. A segment is full when it has reached its size; the last record may go beyond."""
+        """Returns how many records go into a segment of this size, at least one. A segment is full when it has reached
+        its size; the last record may go beyond."""
         for count, append in enumerate(appends):
             if count and size_bytes >= self._segment_bytes:
                 return count
@@ -242,23 +248,23 @@ class Journal:
             for number in free:
                 self._path(number).unlink(missing_ok=True)
             sync(self.folder)
-        except OSError as e:  # it is found at the next start and goes then
+        except OSError as e:  # the segment is found at the next start and deleted then
             log.error("cannot delete from the journal: %s", e)
 
     def _tell(self, outcomes: list[_Outcome]) -> None:
-        """One wake-up for each loop, however many wait there."""
+        """Informs the callers, and wakes up each event loop only once."""
         by_loop: dict[asyncio.AbstractEventLoop, list[_Outcome]] = {}
         for outcome in outcomes:
             by_loop.setdefault(outcome[0].done.get_loop(), []).append(outcome)
         for loop, of_loop in by_loop.items():
             try:
                 loop.call_soon_threadsafe(self._settle, of_loop)
-            except RuntimeError:  # the loop is closed: nobody will ever release them
+            except RuntimeError:  # the loop is closed: nobody will ever release these records
                 for _, outcome in of_loop:
                     self._disown(outcome)
 
     def _settle(self, outcomes: list[_Outcome]) -> None:
-        """On the loop of those who wait."""
+        """Sets the results of the futures. Runs on the event loop of the callers."""
         for append, outcome in outcomes:
             if append.done.cancelled():
                 self._disown(outcome)

@@ -1,7 +1,7 @@
 """The journal's files: format, scanning, writing. One segment is `%012d.journal`.
 
-A header (magic, version), then records: u32 length, u32 crc32 of length and payload, payload; little-endian. The
-length is under the crc so that a tail of zeros, which a power cut may leave, is no row of empty records.
+A header (magic, version), then records: u32 length, u32 crc32 of length and payload, payload; little-endian. The crc
+covers the length, so that a tail of zeros, which a power cut may leave, is not read as a series of empty records.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from palestra.util.files import sync
 HEADER = struct.pack("<8sI", b"PALESTRA", 1)
 PREFIX_BYTES = 8
 MAX_RECORD_BYTES = (1 << 32) - 1
-_IOV_MAX = 1024  # buffers in one writev, by Linux
+_IOV_MAX = 1024  # the largest number of buffers in one writev on Linux
 _READ_BYTES = 1 << 20
 
 
@@ -29,7 +29,7 @@ def segment_path(folder: Path, segment: int) -> Path:
 
 
 def find_segments(folder: Path) -> list[int]:
-    """Oldest first."""
+    """Returns the numbers of the segments in a folder, oldest first."""
     return sorted(int(file.stem) for file in folder.glob("*.journal") if file.stem.isdecimal())
 
 
@@ -39,7 +39,7 @@ def prefix_of(payload: bytes) -> bytes:
 
 
 def scan(file: Path) -> Iterator[tuple[int, bytes]]:
-    """Offset and payload of each record. `JournalError` at the first byte that cannot be one."""
+    """Yields offset and payload of each record. Raises `JournalError` at the first byte that cannot belong to one."""
     with file.open("rb", buffering=_READ_BYTES) as stream:
         end = os.fstat(stream.fileno()).st_size
         if stream.read(len(HEADER)) != HEADER:
@@ -57,7 +57,7 @@ def scan(file: Path) -> Iterator[tuple[int, bytes]]:
 
 
 class TornRecord(JournalError):
-    """Here the file stops making sense: a crash during the last write, or damage."""
+    """From this place on the file is not readable: a crash during the last write, or damage."""
 
     def __init__(self, file: Path, offset: int) -> None:
         super().__init__(
@@ -67,12 +67,12 @@ class TornRecord(JournalError):
 
 
 def mend_last(file: Path) -> int:
-    """Cuts off what a crash left half written at the end of the last segment; how many bytes that were."""
+    """Cuts off what a crash left half written at the end of the last segment. Returns the number of bytes cut off."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         header = stream.read(len(HEADER))
     if not header.strip(b"\0") or (len(header) < len(HEADER) and HEADER.startswith(header)):
-        file.unlink()  # it was being created: the header is durable before any record
+        file.unlink()  # the file was just being created: a header is durable before any record is written
         sync(file.parent)
         return size
     try:
@@ -90,13 +90,14 @@ def mend_last(file: Path) -> int:
 
 
 class SegmentWriter:
-    """Appends to a new segment; its header is on disk before anything else. Errors are the system's."""
+    """Appends to a new segment, whose header is on disk before anything else. Errors are those of the operating
+    system."""
 
     def __init__(self, folder: Path, segment: int) -> None:
         self.segment = segment
         self.size_bytes = len(HEADER)
         self._has_torn_tail = False
-        """A write failed and could not be undone yet."""
+        """Whether a write failed and could not be undone yet."""
         self._fd = os.open(segment_path(folder, segment), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         try:
             _write_all(self._fd, [HEADER])
@@ -107,7 +108,8 @@ class SegmentWriter:
             raise
 
     def write(self, records: Sequence[bytes]) -> list[int]:
-        """Their offsets, once they are on disk: one write, one fsync. After an error the file is as before."""
+        """Writes records with one write and one fsync, and returns their offsets when they are on disk. After an error
+        the file is as before."""
         buffers, offsets, end = [], [], self.size_bytes
         for record in records:
             buffers += [prefix_of(record), record]
@@ -120,7 +122,7 @@ class SegmentWriter:
             os.fdatasync(self._fd)
         except BaseException:
             self._has_torn_tail = True
-            with suppress(OSError):  # else before the next write
+            with suppress(OSError):  # if it fails, it is tried again before the next write
                 self._cut_tail()
             raise
         self.size_bytes = end
@@ -139,7 +141,7 @@ def _write_all(fd: int, buffers: Sequence[bytes]) -> None:
     remaining = iter(buffers)
     while batch := list(islice(remaining, _IOV_MAX)):
         written = os.writev(fd, batch)
-        if written < sum(map(len, batch)):  # a signal, or the disk is nearly full
+        if written < sum(map(len, batch)):  # interrupted by a signal, or the disk is nearly full
             rest = memoryview(b"".join(batch))[written:]
             while rest:
                 rest = rest[os.write(fd, rest) :]

@@ -1,4 +1,4 @@
-"""API keys: 256 random bits each, of which only the SHA-256 is kept."""
+"""API keys: 256 random bits each, of which only the SHA-256 is stored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PREFIX = "tml-"  # the SDK insists on it
 
 
 def create_key(conn: Connection, *, name: str, owner: str, rights: Rights, now: float) -> NewKey:
-    if conn.dialect.name == "postgresql":  # two may be counting; SQLite has one writer anyway
+    if conn.dialect.name == "postgresql":  # two transactions may count at the same time; SQLite has one writer anyway
         conn.execute(text("LOCK TABLE keys IN SHARE ROW EXCLUSIVE MODE"))
     taken = fetch_one(conn, Key, select(t).where(t.c.name == name, t.c.revoked_at.is_(None)))
     if taken is not None:
@@ -30,18 +30,18 @@ def create_key(conn: Connection, *, name: str, owner: str, rights: Rights, now: 
 
 
 def find_key(conn: Connection, key_text: str) -> Key | None:
-    """Unless it is revoked."""
+    """Returns the key with this text, unless it is revoked."""
     return fetch_one(conn, Key, select(t).where(t.c.key_hash == hash_key(key_text), t.c.revoked_at.is_(None)))
 
 
 def list_keys(conn: Connection, *, revoked: bool = False) -> list[Key]:
-    """Those in use, or all."""
+    """Returns the keys in use, or with `revoked` all keys."""
     query = select(t).order_by(t.c.key_id)
     return fetch_all(conn, Key, query if revoked else query.where(t.c.revoked_at.is_(None)))
 
 
 def revoke_key(conn: Connection, which: int | str, *, now: float) -> Key | None:
-    """By number or by name; None when no key in use is meant."""
+    """Revokes a key by number or by name. Returns None if no such key is in use."""
     meant = t.c.key_id == which if isinstance(which, int) else t.c.name == which
     key = fetch_one(conn, Key, select(t).where(meant, t.c.revoked_at.is_(None)))
     if key is None:

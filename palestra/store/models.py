@@ -1,4 +1,4 @@
-"""Models: the training runs, what became of them, and up to where a snapshot covers each."""
+"""Models: the training runs, their state, and up to which request a snapshot covers each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from palestra.store.tables import models as t
 
 
 def insert_model(conn: Connection, model: ModelRow) -> ModelRow:
-    """What is stored then: this one, or the first of that id."""
+    """Stores a model and returns the stored row: this one, or an earlier one with the same id."""
     if insert_once(conn, t, msgspec.to_builtins(model)):
         return model
     stored = get_model(conn, model.model_id)
@@ -28,7 +28,7 @@ def get_model(conn: Connection, model_id: str) -> ModelRow | None:
 
 
 def models_of_session(conn: Connection, session_id: str) -> list[ModelRow]:
-    """In order of creation."""
+    """Returns the models of a session, in order of creation."""
     query = select(t).where(t.c.session_id == session_id).order_by(t.c.created_at, t.c.model_id)
     return fetch_all(conn, ModelRow, query)
 
@@ -39,7 +39,7 @@ def models_in(conn: Connection, statuses: Collection[ModelStatus]) -> list[Model
 
 
 def corrupted_models(conn: Connection) -> list[ModelRow]:
-    """Those whose state was lost."""
+    """Returns the models whose state was lost."""
     return fetch_all(conn, ModelRow, select(t).where(t.c.corrupted))
 
 
@@ -52,8 +52,8 @@ def list_models(
     limit: int | None = None,
     offset: int = 0,
 ) -> Page[ModelRow]:
-    """Newest first; of every owner and project when none is named. `public_at`: beside the owner's also those of others
-    with a checkpoint that is public then."""
+    """Returns models, newest first; without `owner` or `project_id` those of all owners or projects. `public_at` adds
+    models of others that have a public checkpoint at this time."""
     query = select(t).order_by(t.c.created_at.desc(), t.c.model_id.desc())
     if owner is not None:
         query = query.where(t.c.owner == owner if public_at is None else (t.c.owner == owner) | _is_public(public_at))
@@ -63,7 +63,7 @@ def list_models(
 
 
 def is_public(conn: Connection, model_id: str, now: float) -> bool:
-    """Whether one of its checkpoints is."""
+    """Whether one of the model's checkpoints is public at this time."""
     return conn.execute(select(t.c.model_id).where(t.c.model_id == model_id, _is_public(now))).first() is not None
 
 
@@ -82,7 +82,7 @@ def mark_corrupted(conn: Connection, model_id: str) -> bool:
 
 
 def advance_snapshots(conn: Connection, seqs: Mapping[str, int]) -> None:
-    """Model id to the last request its snapshot covers. Never goes back."""
+    """Stores, by model id, the last request that the model's snapshot covers. Numbers never decrease."""
     if not seqs:
         return
     seq = bindparam("seq", type_=t.c.snapshot_seq.type)
@@ -91,7 +91,7 @@ def advance_snapshots(conn: Connection, seqs: Mapping[str, int]) -> None:
 
 
 def touch_models(conn: Connection, requests: Mapping[str, float]) -> None:
-    """Model id to the time of its last request. Never goes back."""
+    """Stores, by model id, the time of its last request. Times never decrease."""
     if not requests:
         return
     at = bindparam("at", type_=t.c.last_request_at.type)

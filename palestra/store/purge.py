@@ -1,4 +1,4 @@
-"""Letting go of rows nobody will ask for: the database does not grow for ever."""
+"""Deletes rows that nobody will ask for, so that the database does not grow for ever."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from palestra.store.tables import checkpoints, models, samplers, saves, sessions
 
 
 def purge(conn: Connection, before: float) -> None:
-    """Samplers that are gone, runs without any checkpoint, sessions without runs: those that ended before `before`."""
+    """Deletes samplers that were dropped, runs without checkpoints and sessions without runs, if they ended before
+    `before`."""
     m, s = models.c, sessions.c
     conn.execute(delete(samplers).where(samplers.c.status == SamplerStatus.GONE, samplers.c.created_at < before))
     is_loaded = m.status.in_((ModelStatus.PENDING, ModelStatus.READY))

@@ -1,4 +1,4 @@
-"""Rows as typed records: what the query modules take and give. Times are seconds since the epoch, UTC."""
+"""Rows as typed records, which the query modules take and return. Times are seconds since the epoch, UTC."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ T = TypeVar("T")
 class SessionStatus(StrEnum):
     ACTIVE = "active"
     FINISHED = "finished"
-    """Its client said so."""
+    """Its client has said that it is finished."""
     EXPIRED = "expired"
-    """No heartbeat for too long."""
+    """There was no heartbeat for too long."""
 
 
 class SessionRow(Struct, frozen=True, kw_only=True):
@@ -40,22 +40,22 @@ class SessionRow(Struct, frozen=True, kw_only=True):
 class StatusFilter(Struct, frozen=True, kw_only=True):
     status: SessionStatus
     finish_reasons: list[str] | None = None
-    """For finished ones; None: any."""
+    """Reasons of finished sessions to search for; None: any."""
 
 
 class SearchCursor(Struct, frozen=True, kw_only=True):
-    """The last session of the page before."""
+    """Points at the last session of the previous page."""
 
     created_at: float
     session_id: str
 
 
 class SessionSearch(Struct, frozen=True, kw_only=True):
-    """All of it must hold, except that `session_id` and `display_name` together mean either."""
+    """Conditions that must all hold, except that of `session_id` and `display_name` one is enough."""
 
     session_id: str | None = None
     display_name: str | None = None
-    """Each word somewhere in the name, in any case."""
+    """Each word must occur somewhere in the name; upper and lower case are the same."""
     owners: list[str] | None = None
     project_ids: list[str] | None = None
     user_metadata: dict[str, str] = {}
@@ -71,7 +71,7 @@ class SessionSummary(Struct, frozen=True, kw_only=True):
 
 
 class SessionPage(Struct, frozen=True, kw_only=True):
-    """Newest first."""
+    """One page of sessions, newest first."""
 
     sessions: list[SessionSummary]
     next_cursor: SearchCursor | None
@@ -99,7 +99,7 @@ class ModelRow(Struct, frozen=True, kw_only=True):
     status: ModelStatus = ModelStatus.PENDING
     error: str | None = None
     snapshot_seq: int = -1
-    """Requests up to this number are settled: each of the snapshots on disk covers them."""
+    """Requests up to this number are settled: every snapshot on disk covers them."""
     corrupted: bool = False
 
 
@@ -109,7 +109,8 @@ class SamplerStatus(StrEnum):
 
 
 class SamplerRow(Struct, frozen=True, kw_only=True):
-    """Samples a base model, a saved checkpoint (`model_path`, `folder`), or what a model was after request `seq_id`."""
+    """Samples from a base model, a saved checkpoint (`model_path`, `folder`), or the state of a model after request
+    `seq_id`."""
 
     sampler_id: str
     session_id: str
@@ -124,7 +125,7 @@ class SamplerRow(Struct, frozen=True, kw_only=True):
 
 
 class CheckpointKind(StrEnum):
-    """The middle part of a tinker:// path."""
+    """The kind of a checkpoint, which is the middle part of a tinker:// path."""
 
     WEIGHTS = "weights"
     SAMPLER = "sampler_weights"
@@ -148,7 +149,7 @@ class CheckpointKey(Struct, frozen=True):
 
 
 class CheckpointRow(Struct, frozen=True, kw_only=True):
-    """What a path leads to. While it is replaced it goes on serving its `folder`; see `Save`."""
+    """What a path refers to. While it is being replaced it still refers to its old `folder`; see `PendingSave`."""
 
     model_id: str
     kind: CheckpointKind
@@ -160,7 +161,7 @@ class CheckpointRow(Struct, frozen=True, kw_only=True):
     lora: LoraConfig
     request_id: str
     seq_id: int
-    """The model's request that saved it."""
+    """Number of the model's request that saved it."""
     created_at: float
     size_bytes: int = 0
     error: str | None = None
@@ -185,7 +186,7 @@ class PendingSave(Struct, frozen=True, kw_only=True):
     folder: str
     created_at: float
     ttl_s: float | None = None
-    """Counted from completion; None: kept until deleted."""
+    """Time to live, counted from completion; None: kept until deleted."""
     user_metadata: dict[str, str] | None = None
 
     @property
@@ -196,7 +197,7 @@ class PendingSave(Struct, frozen=True, kw_only=True):
 class SaveCompletion(Struct, frozen=True, kw_only=True):
     checkpoint: CheckpointRow
     obsolete_folder: str | None
-    """Nothing leads there any more (live samplers may still)."""
+    """Folder that no path refers to any more; live samplers may still use it."""
 
 
 class Rights(StrEnum):
@@ -219,22 +220,22 @@ class Key(Struct, frozen=True, kw_only=True):
 
 class NewKey(Struct, frozen=True, kw_only=True):
     text: str
-    """Shown once; only its hash is kept."""
+    """The key itself, which is shown once; only its hash is stored."""
     key: Key
 
 
 class Alias(Struct, frozen=True, kw_only=True):
-    """A name of its owner's for a base model, a checkpoint's path or a sampling session."""
+    """A name that an owner has given to a base model, a checkpoint's path or a sampling session."""
 
     owner: str
     name: str
     model: str
-    """What it points at."""
+    """What the alias points at."""
     created_at: float
     updated_at: float
-    """When it last moved."""
+    """Time when it was last moved."""
     version: int = 1
-    """Moves, its making among them."""
+    """How many times it was set, including the first time."""
 
 
 class Page(Struct, Generic[T], frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Between rows and records, in one place for both databases."""
+"""Converts between rows and records, in one place for both databases."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ def fetch_one(conn: Connection, kind: type[R], query: Select[Any]) -> R | None:
 
 def fetch_all(conn: Connection, kind: type[R], query: Select[Any]) -> list[R]:
     found = conn.execute(query)
-    names = list(map(str, found.keys()))  # quoted ones are of a type that msgspec does not take
+    names = list(map(str, found.keys()))  # names are a subclass of str when quoted, which msgspec does not accept
     return [msgspec.convert(dict(zip(names, row, strict=True)), kind) for row in found]
 
 
 def fetch_page(conn: Connection, kind: type[R], query: Select[Any], *, limit: int | None, offset: int) -> Page[R]:
-    """The query with its order; the count does not mind."""
+    """Returns one page of a query, with the total count. The query includes its order."""
     total = conn.execute(select(func.count()).select_from(query.order_by(None).subquery())).scalar_one()
     return Page(items=fetch_all(conn, kind, query.limit(limit).offset(offset)), total=total)
 
 
 def insert_once(conn: Connection, table: Table, values: JsonMapping) -> bool:
-    """False when the primary key is there already: a client repeated itself, the first row stays."""
+    """Inserts a row. Returns False if the primary key exists already: a client has repeated its request, and the first
+    row stays."""
     insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
     return conn.execute(insert(table).values(**values).on_conflict_do_nothing()).rowcount > 0

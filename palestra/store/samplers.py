@@ -1,4 +1,4 @@
-"""Samplers: what a sampling session samples from."""
+"""Samplers: the weights that a sampling session samples from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from palestra.store.tables import samplers as t
 
 
 def insert_sampler(conn: Connection, sampler: SamplerRow) -> SamplerRow:
-    """What is stored then: this one, or the first of that id."""
+    """Stores a sampler and returns the stored row: this one, or an earlier one with the same id."""
     if insert_once(conn, t, msgspec.to_builtins(sampler)):
         return sampler
     stored = get_sampler(conn, sampler.sampler_id)
@@ -26,7 +26,7 @@ def get_sampler(conn: Connection, sampler_id: str) -> SamplerRow | None:
 
 
 def samplers_of_session(conn: Connection, session_id: str) -> list[SamplerRow]:
-    """In order of creation, also those that are gone."""
+    """Returns the samplers of a session in order of creation, including those that were dropped."""
     query = select(t).where(t.c.session_id == session_id).order_by(t.c.created_at, t.c.sampler_id)
     return fetch_all(conn, SamplerRow, query)
 
@@ -37,5 +37,5 @@ def live_samplers(conn: Connection) -> list[SamplerRow]:
 
 
 def drop_samplers(conn: Connection, sampler_ids: Collection[str]) -> None:
-    """They are gone; their records stay."""
+    """Marks samplers as dropped; their rows stay."""
     conn.execute(update(t).where(t.c.sampler_id.in_(sampler_ids)).values(status=SamplerStatus.GONE))

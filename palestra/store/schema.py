@@ -1,4 +1,4 @@
-"""The schema's version: which one a database has, and bringing it to ours."""
+"""The version of the schema: finds out which one a database has, and migrates it to the newest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 
 
 def is_current(conn: Connection) -> bool:
-    """Whether no migration is missing. `StoreTooNew` when the database has one that we do not know."""
+    """Whether no migration is missing. Raises `StoreTooNew` if the database has a migration that this version does not
+    know."""
     script = ScriptDirectory(str(MIGRATIONS))
     found = MigrationContext.configure(conn).get_current_revision()
     if found is not None and found not in {step.revision for step in script.walk_revisions()}:
@@ -29,7 +30,8 @@ def is_current(conn: Connection) -> bool:
 
 
 def migrate(conn: Connection, version: str = "head") -> None:
-    """To the newest version, or another one, in the transaction of the connection: all of it or nothing."""
+    """Migrates to the newest version, or to another one. All of it happens in the transaction of the connection, or
+    nothing."""
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = conn

@@ -1,4 +1,4 @@
-"""Finding sessions by what they are called, whose they are and how they ended."""
+"""Searches sessions by name, owner and how they ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from palestra.store.tables import sessions as t
 
 
 def search_sessions(conn: Connection, search: SessionSearch) -> SessionPage:
-    """Newest first, one page; what is created meanwhile does not shift the next one."""
+    """Returns one page, newest first. Sessions that are created meanwhile do not shift the next page."""
     query = select(t).where(*_conditions(conn, search)).order_by(t.c.created_at.desc(), t.c.session_id.desc())
     found = fetch_all(conn, SessionRow, query.limit(search.limit + 1))
     page = found[: search.limit]
@@ -60,7 +60,7 @@ def _has_status(status: StatusFilter) -> ColumnElement[bool]:
 def _has_metadata(conn: Connection, key: str, value: str) -> ColumnElement[bool]:
     if conn.dialect.name == "postgresql":
         return t.c.user_metadata[key].as_string() == value
-    # Not a JSON path: SQLite has no way to quote every key in one.
+    # This is not a JSON path, because SQLite cannot quote every key in one.
     entry = func.json_each(t.c.user_metadata).table_valued("key", "value")
     return exists(select(column("key")).select_from(entry).where(entry.c.key == key, entry.c.value == value))
 

@@ -1,4 +1,4 @@
-"""Sessions: a client's stay, alive while its heartbeats come."""
+"""Sessions of Tinker clients, which are alive as long as heartbeats arrive."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from palestra.store.tables import sessions as t
 
 
 def insert_session(conn: Connection, session: SessionRow) -> SessionRow:
-    """What is stored then: this one, or the first of that id."""
-    # To the microsecond: a search cursor goes through a datetime and must come back equal.
+    """Stores a session and returns the stored row: this one, or an earlier one with the same id."""
+    # Rounded to the microsecond: a search cursor goes through a datetime and must come back equal.
     session = msgspec.structs.replace(session, created_at=round(session.created_at, 6))
     if insert_once(conn, t, msgspec.to_builtins(session)):
         return session
@@ -30,7 +30,7 @@ def get_session(conn: Connection, session_id: str) -> SessionRow | None:
 def list_sessions(
     conn: Connection, *, owner: str | None = None, limit: int | None = None, offset: int = 0
 ) -> Page[SessionRow]:
-    """Newest first; of every owner when none is named."""
+    """Returns sessions, newest first; without `owner` those of all owners."""
     query = select(t).order_by(t.c.created_at.desc(), t.c.session_id.desc())
     if owner is not None:
         query = query.where(t.c.owner == owner)
@@ -42,7 +42,8 @@ def active_sessions(conn: Connection) -> list[SessionRow]:
 
 
 def touch_sessions(conn: Connection, heartbeats: Mapping[str, float]) -> None:
-    """Session id to time of its last heartbeat. Never goes back; sessions that ended stay as they are."""
+    """Stores, by session id, the time of its last heartbeat. Times never decrease; sessions that have ended are not
+    changed."""
     if not heartbeats:
         return
     at = bindparam("at", type_=t.c.last_heartbeat_at.type)
@@ -52,7 +53,7 @@ def touch_sessions(conn: Connection, heartbeats: Mapping[str, float]) -> None:
 
 
 def finish_session(conn: Connection, session_id: str, *, reason: str, detail: str | None) -> bool:
-    """The client is done. The first end of a session is its end: False for any later one."""
+    """Marks a session as finished. Only its first end counts; returns False for any later one."""
     return _end(conn, session_id, status=SessionStatus.FINISHED, finish_reason=reason, finish_detail=detail)
 
 

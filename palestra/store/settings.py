@@ -1,4 +1,4 @@
-"""Values the server keeps beside everything else, e.g. the secret it signs with."""
+"""Values that the server keeps in the database, such as the secret that it signs with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def get_setting(conn: Connection, name: str) -> str | None:
 
 
 def setting_once(conn: Connection, name: str, make: Callable[[], str]) -> str:
-    """The stored value, made at the first call."""
+    """Returns the stored value; the first call makes it."""
     stored = get_setting(conn, name)
     if stored is not None:
         return stored
@@ -24,12 +24,12 @@ def setting_once(conn: Connection, name: str, make: Callable[[], str]) -> str:
 
 
 def put_setting(conn: Connection, name: str, value: str) -> None:
-    """Made, or replaced."""
+    """Makes or replaces a value."""
     if not insert_once(conn, t, {"name": name, "value": value}):
         conn.execute(update(t).where(t.c.name == name).values(value=value))
 
 
 def settings_under(conn: Connection, prefix: str) -> dict[str, str]:
-    """By name, those that begin so."""
+    """Returns the values whose names begin with `prefix`, by name."""
     found = conn.execute(select(t.c.name, t.c.value).where(t.c.name.startswith(prefix, autoescape=True)))
     return {row.name: row.value for row in found}

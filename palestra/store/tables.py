@@ -25,7 +25,7 @@ from sqlalchemy import (
     true,
 )
 
-# Constraints need names, or a migration cannot speak of them.
+# Constraints need names, otherwise a migration cannot refer to them.
 NAMES = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
     "uq": "uq_%(table_name)s_%(column_0_N_name)s",
@@ -41,7 +41,7 @@ def _json() -> JSON:
 
 
 class JsonText(TypeDecorator[Any]):
-    """JSON in a column of text."""
+    """A column of text that holds JSON."""
 
     impl = Text
     cache_ok = True
@@ -189,7 +189,8 @@ answers = Table(
     Column("thoughts", LargeBinary, nullable=False),
 )
 
-# Of episodes' attempts: kept, and not known to have reached who asked. Few, and empty where nothing is under way.
+# Turns of attempts at episodes whose answers are not known to have reached their client. There are few of them, and
+# none where no call is running.
 unanswered_turns = Table(
     "unanswered_turns",
     metadata,
@@ -239,7 +240,7 @@ episode_groups = Table(
     Column("created_at", Double, nullable=False),
 )
 
-# Only ever read as a whole: the server looks things up in memory.
+# This table is only ever read as a whole: the server looks things up in memory.
 episodes = Table(
     "episodes",
     metadata,

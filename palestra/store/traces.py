@@ -1,7 +1,7 @@
-"""Traces: the calls of a model that belong together, each as the ids it read and sampled.
+"""Traces: the calls of a model that belong together, each as the token ids it read and sampled.
 
-A turn keeps what it read since its parent; its prompt is the parent's prompt, the parent's sample, and that. An answer
-has a name that its conversation is found by when it goes on.
+A turn stores what it read since its parent; its prompt is the parent's prompt, the parent's sample and this. Each
+answer has a name (a hash), by which it is found when its conversation continues.
 """
 
 from __future__ import annotations
@@ -30,49 +30,50 @@ class Trace(Struct, frozen=True, kw_only=True):
     trace_id: str
     owner: str
     model: str
-    """As the client called it."""
+    """The name of the model as the client gave it."""
     created_at: float
     updated_at: float
     turns: int = 0
     origin: str | None = None
-    """The attempt of an episode that made it, as "episode_id#attempt". None: of no episode."""
+    """The attempt at an episode that made the call, as "episode_id#attempt"; None if it belongs to no episode."""
 
 
 class TurnSample(Struct, frozen=True, kw_only=True):
     tokens: list[int]
     logprobs: list[float]
-    """Under the distribution they were drawn from, at the turn's temperature; one for each token."""
+    """Log-probabilities under the distribution that was sampled from, at the turn's temperature; one for each token."""
     stop_reason: str
 
 
 class TurnFacts(Struct, frozen=True, kw_only=True):
-    """What is known of a call beside its ids."""
+    """What is known about a call in addition to its token ids."""
 
     response_id: str
     route: str
     base_model: str
     weights: str
-    """Exactly which: two turns with the same text here were sampled from the same weights."""
+    """Identifies the weights exactly: two turns with the same text here were sampled from the same weights."""
     version: int | None = None
     """Version of the weights of an episode's run, as its trainer counts them."""
     temperature: float
     match: str
-    """How its prompt was found: new, continued, branched, unmatched, given."""
+    """How the prompt was found: new, continued, branched, unmatched, given."""
     started_at: float
     """Seconds since the epoch."""
     prepare_s: float
-    """To find and encode its prompt."""
+    """Time to find and encode the prompt."""
     sample_s: float
-    """From there until it was sampled, waiting included."""
+    """Time from then until the answer was sampled, including waiting."""
     compute_s: float
-    """Time that the engine computed."""
+    """Time that the engine spent computing."""
     begun: int = 0
-    """How many of the prompt's tokens begin the answer, where the request continued its final message."""
+    """How many tokens at the end of the prompt begin the answer, if the request continued its final message."""
     drift: bool = False
-    """The chat template would have rewritten what was read and sampled before; the ids that were held stand."""
+    """Whether the chat template would have rewritten what was read and sampled before. The stored ids were used all the
+    same."""
     cached_tokens: int = 0
     params: JsonObject = {}
-    """Sampling parameters, as far as they differ from the defaults."""
+    """Sampling parameters that differ from the defaults."""
     user: str | None = None
     metadata: JsonObject | None = None
     heard: str = ""
@@ -83,33 +84,33 @@ class TurnFacts(Struct, frozen=True, kw_only=True):
 
 class TraceTurn(Struct, frozen=True, kw_only=True):
     prompt: list[int]
-    """All of it."""
+    """The whole prompt."""
     samples: list[TurnSample]
     facts: TurnFacts
     number: int = -1
-    """In its trace; given when it is kept."""
+    """Number of the turn within its trace, given when it is stored."""
     parent: int | None = None
     parent_sample: int | None = None
 
 
 class KeptAnswer(Struct, frozen=True, kw_only=True):
-    """What a sample is found again by."""
+    """The key by which a sample is found again."""
 
     name: bytes
-    """A hash of the conversation up to and with it, and of its owner."""
+    """A hash of the owner and of the conversation up to and including this answer."""
     thoughts: dict[int, str]
-    """What was thought in it, by the place of the message, as far as the parent does not know."""
+    """Reasoning by index of the message, as far as the parent does not have it."""
 
 
 class FoundAnswer(Struct, frozen=True, kw_only=True):
-    """A sample with all that is needed to go on from it."""
+    """A sample with all that is needed to continue from it."""
 
     number: int
     sample: int
     parent: int | None
     parent_sample: int | None
     read: Sequence[int]
-    """Since its parent."""
+    """Token ids read since the parent."""
     tokens: Sequence[int]
     stop_reason: str
     answer: KeptAnswer
@@ -118,12 +119,12 @@ class FoundAnswer(Struct, frozen=True, kw_only=True):
 
 
 class Purge(Struct, frozen=True, kw_only=True):
-    """What of the traces may stay."""
+    """Which traces may stay."""
 
     before: float
-    """Those nothing was added to since then go."""
+    """Traces to which nothing was added since this time are deleted."""
     max_turns: int
-    """Turns that each owner may have; the traces that were used longest ago go first."""
+    """How many turns each owner may keep; the least recently used traces are deleted first."""
 
 
 class TurnKey(Struct, frozen=True):
@@ -131,7 +132,7 @@ class TurnKey(Struct, frozen=True):
     number: int
 
 
-# Built once: this happens for every answer of the model, and building costs as much as running.
+# Built once: this runs for every answer of the model, and building the statement costs as much as running it.
 _COUNT = select(t.c.turns).where(t.c.trace_id == bindparam("trace"))
 _BEGIN, _ADD_TURN, _ADD_ANSWERS = insert(t), insert(u), insert(a)
 _WAIT = insert(w)
@@ -148,9 +149,10 @@ def append_turn(
     *,
     is_new: bool = False,
 ) -> TurnKey:
-    """Where it is then. `read`: the end of its prompt that its parent does not have. A turn without a parent begins the
-    trace; one whose trace was purged meanwhile begins another, with its whole prompt. `answers`: one for each sample,
-    or none. `is_new`: nothing was ever kept under this trace's id."""
+    """Stores a turn and returns where it is. `read` is the end of its prompt that its parent does not have. A turn
+    without a parent begins the trace; one whose trace was purged meanwhile begins another, with its whole prompt.
+    `answers` has one entry for each sample, or none. `is_new` says that nothing was ever stored under this trace's id.
+    """
     found = None if is_new else conn.execute(_COUNT, {"trace": trace.trace_id}).scalar_one_or_none()
     if found is None:
         if turn.parent is not None:
@@ -175,7 +177,7 @@ def append_turn(
 
 
 def note_unanswered(conn: Connection, turns: Sequence[TurnKey]) -> None:
-    """With their turns, before their answers are given."""
+    """Notes turns as unanswered; written together with the turns, before their answers are sent."""
     conn.execute(_WAIT, [{"trace_id": turn.trace_id, "number": turn.number} for turn in turns])
 
 
@@ -184,7 +186,7 @@ def note_answered(conn: Connection, turns: Sequence[TurnKey]) -> None:
 
 
 def unanswered_of(conn: Connection, trace_ids: Sequence[str]) -> set[TurnKey]:
-    """Turns that nobody may have seen the answer of."""
+    """Returns the turns whose answers may not have reached their client."""
     found: set[TurnKey] = set()
     for start in range(0, len(trace_ids), MAX_NAMED):
         part = list(trace_ids[start : start + MAX_NAMED])
@@ -201,7 +203,7 @@ def get_trace(conn: Connection, trace_id: str, owner: str) -> Trace | None:
 
 
 def list_traces(conn: Connection, owner: str, *, limit: int, offset: int = 0, origin: str | None = None) -> Page[Trace]:
-    """The last used first; all of them, or those of an attempt."""
+    """Returns traces, the most recently used first; all of them, or those of one attempt."""
     query = select(t).where(t.c.owner == owner).order_by(t.c.updated_at.desc(), t.c.trace_id)
     if origin is not None:
         query = query.where(t.c.origin == origin)
@@ -209,13 +211,13 @@ def list_traces(conn: Connection, owner: str, *, limit: int, offset: int = 0, or
 
 
 def traces_of(conn: Connection, origin: str, owner: str) -> list[Trace]:
-    """Those of an attempt, the first made first."""
+    """Returns the traces of an attempt, in order of creation."""
     query = select(t).where(t.c.origin == origin, t.c.owner == owner).order_by(t.c.created_at, t.c.trace_id)
     return fetch_all(conn, Trace, query)
 
 
 def turns_of(conn: Connection, trace_id: str) -> list[TraceTurn]:
-    """In the order they were kept: a parent comes before its children."""
+    """Returns the turns of a trace in the order they were stored, so that a parent comes before its children."""
     turns: list[TraceTurn] = []
     for row in conn.execute(select(u).where(u.c.trace_id == trace_id).order_by(u.c.number)):
         before: list[int] = []
@@ -237,7 +239,8 @@ def turns_of(conn: Connection, trace_id: str) -> list[TraceTurn]:
 
 
 def answers_of(conn: Connection, trace_id: str) -> list[FoundAnswer]:
-    """Those that have a name, in the order they were kept: a parent comes before its children."""
+    """Returns the answers that have a name, in the order they were stored, so that a parent comes before its
+    children."""
     names: dict[int, list[Any]] = {}
     for row in conn.execute(select(a).where(a.c.trace_id == trace_id).order_by(a.c.number, a.c.sample)):
         names.setdefault(row.number, []).append(row)
@@ -266,7 +269,8 @@ def answers_of(conn: Connection, trace_id: str) -> list[FoundAnswer]:
 
 
 def traces_named(conn: Connection, names: Sequence[bytes], *, most: int) -> list[tuple[bytes, str]]:
-    """Traces that have an answer of one of the names: in their order, the last used first, `most` for each name."""
+    """Returns traces that have an answer with one of the names: in the order of the names, the most recently used
+    first, at most `most` for each name."""
     rank = func.row_number().over(partition_by=a.c.name, order_by=(t.c.updated_at.desc(), t.c.trace_id))
     found: list[tuple[bytes, str]] = []
     for start in range(0, len(names), MAX_NAMED):
@@ -280,7 +284,7 @@ def traces_named(conn: Connection, names: Sequence[bytes], *, most: int) -> list
 
 
 def purge_traces(conn: Connection, purge: Purge) -> int:
-    """How many went. Those of episodes that are not committed stay."""
+    """Deletes traces and returns how many. Traces of episodes that are not committed stay."""
     newer = func.sum(t.c.turns).over(partition_by=t.c.owner, order_by=(t.c.updated_at.desc(), t.c.trace_id))
     ranked = select(t.c.trace_id, t.c.updated_at, t.c.origin, newer.label("up_to_here")).subquery()
     is_over = (ranked.c.updated_at < purge.before) | (ranked.c.up_to_here > purge.max_turns)
@@ -301,7 +305,7 @@ def _episode_of(origin: str) -> str:
 
 
 def _still_here(conn: Connection, episode_ids: set[str]) -> set[str]:
-    """Those that their trainer has not committed: it may read their tokens yet."""
+    """Returns the episodes that their trainer has not committed: it may still read their tokens."""
     names, found = sorted(episode_ids), set[str]()
     for start in range(0, len(names), MAX_NAMED):
         part = names[start : start + MAX_NAMED]
@@ -309,7 +313,7 @@ def _still_here(conn: Connection, episode_ids: set[str]) -> set[str]:
     return found
 
 
-MAX_NAMED = 500  # in one statement: SQLite may be built for 999
+MAX_NAMED = 500  # names in one statement: SQLite may be built with a limit of 999
 
 
 class _PackedSample(Struct, frozen=True, array_like=True):

@@ -1,11 +1,11 @@
-"""Writes that fail one after another: for how long by now."""
+"""Counts for how long writes have been failing, one after another."""
 
 from __future__ import annotations
 
 import math
 import time
 
-PAUSE_S = 60.0  # two failures further apart say nothing about the time between; clients come again every 30 s
+PAUSE_S = 60.0  # failures further apart than this are counted separately; clients try again every 30 s
 
 
 class WriteFailures:
@@ -14,7 +14,7 @@ class WriteFailures:
         self._since = self._last = -math.inf
 
     def failed(self) -> bool:
-        """Whether nothing could be written for longer than the patience."""
+        """Notes a failure. Returns whether nothing could be written for longer than the patience."""
         now = time.monotonic()
         if now - self._last > PAUSE_S:
             self._since = now

@@ -15,19 +15,19 @@ import httpx
 from palestra.episodes.client.http_exchange import CONNECT_S
 from palestra.util.json_types import JsonObject
 
-TIMEOUT_S = 10.0  # a step waits for it
+TIMEOUT_S = 10.0  # a training step waits for this call
 LOCAL_KEY = "tml-local"
-"""On loopback any key will do; elsewhere TINKER_API_KEY is the user's."""
+"""The key for a server on loopback, where any key is accepted. Elsewhere the user sets TINKER_API_KEY."""
 OURS = ("model_not_found", "alias_not_found")
-"""Codes of a 404 that are about an alias, not about a route that is not there."""
+"""Codes of a 404 that concern an alias, not a missing route."""
 
 
 class AliasError(Exception):
-    """What the server says, or that it says nothing."""
+    """The error that the server reports, or that it does not answer."""
 
 
 class UnknownAlias(AliasError, LookupError):
-    """You have no alias of that name, or there is no such model."""
+    """There is no alias with this name, or no such model."""
 
 
 class AliasesSilent(AliasError, ConnectionError):
@@ -35,7 +35,7 @@ class AliasesSilent(AliasError, ConnectionError):
 
 
 class NoAliases(AliasError):
-    """A Tinker API without these routes, such as the hosted one."""
+    """The server's Tinker API does not have these routes, such as the hosted one."""
 
 
 def api_key() -> str:
@@ -43,7 +43,8 @@ def api_key() -> str:
 
 
 class AliasClient:
-    """`open` makes it. Aliases come and go as the server tells them: id, model, version, updated_at."""
+    """A client for the alias routes of a server; `open` makes one. Aliases are dictionaries as the server returns them:
+    id, model, version, updated_at."""
 
     def __init__(self, http: httpx.AsyncClient, url: str) -> None:
         self._http, self.url = http, url
@@ -82,7 +83,8 @@ class AliasClient:
 
 
 def _content(answer: httpx.Response) -> JsonObject:
-    """Empty where it is not ours: what else listens there may say anything."""
+    """Returns the JSON body, empty if the answer is not from our server: another program at that address may answer
+    anything."""
     try:
         content = answer.json()
     except ValueError:
@@ -91,7 +93,7 @@ def _content(answer: httpx.Response) -> JsonObject:
 
 
 class RunAlias:
-    """One run's. What goes wrong is told once."""
+    """The alias of one run. A problem with it is reported once."""
 
     def __init__(self, client: AliasClient, name: str, note: Callable[[str], None]) -> None:
         self._client, self.name, self._note = client, name, note
@@ -101,7 +103,7 @@ class RunAlias:
     @classmethod
     @asynccontextmanager
     async def open(cls, url: str, name: str | None, note: Callable[[str], None]) -> AsyncIterator[RunAlias | None]:
-        """None: not wanted, or not to be had there."""
+        """Opens the alias; None if it is not requested or not available at this server."""
         if name is None:
             yield None
             return
@@ -113,16 +115,16 @@ class RunAlias:
                 yield None
                 return
             except AliasError:
-                pass  # it may be better at the first move, and is told there if not
+                pass  # it may work at the first move; if not, it is reported there
             yield cls(client, name, note)
 
     async def move(self, model: str) -> None:
-        """To weights that live as long as the run."""
+        """Points the alias at weights that live as long as the run."""
         if await self._put(model):
             self._tell(f"the newest weights are model {self.name!r} at {self._client.url}/v1")
 
     async def settle(self, model: str) -> None:
-        """To weights that stay."""
+        """Points the alias at weights that stay after the run."""
         if await self._put(model):
             self._tell(f"the alias {self.name!r} stays at {model}")
 

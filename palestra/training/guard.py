@@ -1,4 +1,4 @@
-"""Work that is ended when something it depends on has ended.
+"""Ends work when something that it depends on has ended.
 
 Owns: watching beside the work, ending it with a reason. Never touches: the work.
 """
@@ -21,7 +21,7 @@ LOOK_EVERY_S = 5.0
 
 @contextmanager
 def guarded(watch: Coroutine[Any, Any, str], error: type[PolicyError] = PolicyError) -> Iterator[None]:
-    """When `watch` returns, whatever the current task is doing inside ends in an `error` with its words."""
+    """When `watch` returns, the block is cancelled and raises `error` with the returned text as its message."""
     task = asyncio.current_task()
     assert task is not None
     watching = asyncio.create_task(watch, name="guard")
@@ -43,7 +43,8 @@ def guarded(watch: Coroutine[Any, Any, str], error: type[PolicyError] = PolicyEr
 
 
 async def until_unreachable(url: str, patience_s: float) -> str:
-    """The SDK tries again for very long, which is right while a server is restarted. This says when to stop."""
+    """Returns a message when the server has not been reachable for `patience_s`. The SDK itself retries for very long,
+    which is right while a server is restarted."""
     loop = asyncio.get_running_loop()
     last_seen = loop.time()
     while loop.time() - last_seen < patience_s:
@@ -54,8 +55,8 @@ async def until_unreachable(url: str, patience_s: float) -> str:
 
 
 def check_server(url: str) -> None:
-    """That a Tinker API answers there. A wrong address is told in seconds: nobody waits for a server that may never
-    come. Raises PolicyError (ServerUnreachable where nobody answers), or ValueError where it is no address."""
+    """Checks that a Tinker API answers at this address, so that a wrong address is reported within seconds. Raises
+    PolicyError (ServerUnreachable if nothing answers), or ValueError if it is not an address."""
     try:
         with EpisodeClient(url) as client:
             client.do(api.health(REACH_S), retry_s=REACH_S)
@@ -67,7 +68,7 @@ def check_server(url: str) -> None:
 
 
 async def wait_reachable(url: str, patience_s: float, note: Callable[[str], None]) -> None:
-    """The SDK would try for ever, and block the loop meanwhile."""
+    """Waits until the server answers. The SDK would try for ever and block the event loop meanwhile."""
     loop = asyncio.get_running_loop()
     deadline, has_said = loop.time() + patience_s, False
     note(f"looking for {url}")

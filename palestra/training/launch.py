@@ -44,16 +44,16 @@ from palestra.util.json_types import JsonObject
 
 
 class SetupError(ValueError):
-    """The run cannot begin: what is missing, and what to type."""
+    """The run cannot begin; the message says what is missing, and what to type."""
 
 
 RUN_ERRORS = (SetupError, ChatError, DatasetError, PolicyError, SamplingError, StateError, TrainingError, RunError)
-"""What a run may end with that is not a bug of ours."""
+"""Errors that may end a run and are not bugs of Palestra."""
 
 
 async def train(config: RunConfig, run: RunFolder, listener: RunListener) -> JsonObject:
-    """From the newest checkpoint in the run's folder, or from the beginning; returns the summary. What ends the run
-    before its time is recorded, then raised."""
+    """Trains from the newest checkpoint in the run's folder, or from the beginning, and returns the summary. An error
+    that ends the run early is recorded and then raised."""
     try:
         async with open_session(config, run, listener) as session:
             status = await loop_of(config, session)
@@ -66,7 +66,7 @@ async def train(config: RunConfig, run: RunFolder, listener: RunListener) -> Jso
 
 
 def check(config: RunConfig) -> None:
-    """All that can be wrong before anything is started or written. Raises ValueError."""
+    """Checks everything that can be checked before anything is started or written. Raises ValueError."""
     folder = tokenizer_folder(config)
     if config.server is None:
         check_model(model_folder(config.model))
@@ -85,7 +85,8 @@ def check(config: RunConfig) -> None:
 
 
 def check_model(folder: Path) -> None:
-    """For a server of our own: there, and not larger than the memory. Its worker would be killed without a word."""
+    """Checks that a model for a server of our own exists and fits into memory; otherwise its worker would be killed
+    without a message."""
     if not (folder / "config.json").is_file():
         raise SetupError(f"model.name: {folder} is not a model folder; to make a small one: palestra model random DIR")
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
@@ -132,14 +133,14 @@ async def open_session(config: RunConfig, run: RunFolder, listener: RunListener)
             listener.note(f"continuing after step {state.step}")
         alias = await stack.enter_async_context(RunAlias.open(url, config.alias, listener.note))
         policy = await stack.enter_async_context(TinkerPolicy.open(url, name, start, alias))
-        run.change_config(config)  # only now: a resume that cannot begin must not spoil what is saved
+        run.change_config(config)  # only now: a resume that cannot begin must not change what is saved
         trackers = stack.enter_context(reporting_the_end(open_trackers(config.trackers, run)))
         yield TrainingSession(policy, tokenizer, run, checkpoints, state or RunState(), listener, trackers, url)
 
 
 async def first_weights(config: RunConfig, run: RunFolder, listener: RunListener, url: str) -> str | None:
-    """What the config names, or what has been learned by imitation: an SFT run in the run's folder, at the same server,
-    which goes on where it was if it was interrupted."""
+    """Returns the weights that the config names, or those learned by imitation: an SFT run in the run's folder, at the
+    same server, which is continued if it was interrupted."""
     if not isinstance(config, GrpoConfig) or config.imitation is None:
         return config.model.start_from
     imitation, path = config.imitation, run.path / IMITATION
@@ -150,7 +151,7 @@ async def first_weights(config: RunConfig, run: RunFolder, listener: RunListener
     with RunFolder.open(path) if is_begun else RunFolder.create(run.path, IMITATION, sft) as within:
         await train(sft, within, ImitationNotes(listener, sft.steps))
     newest = RunCheckpoints(path / "checkpoints", keep=1).newest()
-    assert newest is not None  # the last step is kept in any case
+    assert newest is not None  # the last step is always saved
     run.event(EventKind.IMITATED, steps=newest.step, address=newest.address)
     return newest.address
 

@@ -22,22 +22,22 @@ class Stage(StrEnum):
 
 class RunListener(Protocol):
     def stage(self, stage: Stage, done: int, total: int) -> None:
-        """Work within a step has got so far."""
+        """Reports the progress of a stage within a step."""
         ...
 
     def step(self, step: int, metrics: dict[str, float]) -> None:
-        """A step is over."""
+        """Reports that a step is over."""
         ...
 
     def evaluated(self, step: int, metrics: dict[str, float]) -> None: ...
 
     def note(self, text: str) -> None:
-        """Something a person should know."""
+        """Reports something that a person should know."""
         ...
 
 
 class Silence:
-    """Tells nobody."""
+    """Ignores all reports."""
 
     def stage(self, stage: Stage, done: int, total: int) -> None: ...
 
@@ -49,7 +49,7 @@ class Silence:
 
 
 class StageClock:
-    """Seconds in each stage of one step."""
+    """Measures the seconds of each stage of one step."""
 
     def __init__(self) -> None:
         self.seconds: dict[Stage, float] = {}

@@ -31,15 +31,17 @@ async def own_process(
     note: Callable[[str], None],
     environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[str]:
-    """What it prints after `ready`, its address. Raises PolicyError with its own words when it cannot start, and in the
-    middle of whatever is being done when it ends. `note` gets a line every few seconds until it is ready."""
+    """Starts a process and gives what it prints after `ready`, which is its address. Raises PolicyError with its output
+    if it cannot start, and cancels the block with PolicyError when it ends. `note` gets a line every few seconds until
+    it is ready."""
     note(f"starting {name}; its log is {log}")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out:
         began_at = out.tell()
         process = await processes.spawn(
             *command,
-            stdin=processes.PIPE,  # closes when we end, however we end: --with-parent
+            # it closes when this process ends for whatever reason; the child notices (--with-parent)
+            stdin=processes.PIPE,
             stdout=processes.PIPE,
             stderr=out,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},

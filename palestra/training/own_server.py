@@ -20,12 +20,13 @@ READY = "Palestra is ready at "
 async def own_server(
     model: str, name: str, state: Path, log: Path, note: Callable[[str], None], *, device: str
 ) -> AsyncIterator[str]:
-    """Its address. `model`: a folder. Raises PolicyError when it cannot start, and when it ends."""
+    """Starts a server and gives its address. `model` is a folder. Raises PolicyError if it cannot start, and when it
+    ends."""
     command = [sys.executable, "-m", "palestra.cli", "serve", "--model", model, "--name", name, "--port", "0"]
     command += ["--state", str(state), "--device", device, "--with-parent"]
     if not device.startswith("cuda"):
         # One core is left to the trainer and its environments. On two cores the demo takes as long with one thread as
-        # with two, and on a busy machine a fraction of it: two threads wait for each other at every product.
+        # with two, and much less on a busy machine: two threads wait for each other at every matrix product.
         command.append(f"models.0.threads={max(1, usable_cores() - 1)}")
     note(f"loading {name}")
     async with own_process(command, READY, log, "the server for this run", note) as url:

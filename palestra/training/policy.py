@@ -1,6 +1,6 @@
 """The policy as a training loop sees it: it can be sampled, trained, published and saved.
 
-Owns: the protocol between loops and the engine. Never touches: how any of it is done (`tinker_policy` does).
+Owns: the protocol between loops and the engine. Never touches: how each of them is done (`tinker_policy` does it).
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from palestra.types.rollouts import TrainSequence
 
 
 class PolicyError(Exception):
-    """The engine refused or is gone: the run ends here, and can be resumed."""
+    """The engine refused a request or is gone: the run ends, and can be resumed."""
 
 
 class ServerUnreachable(PolicyError, ConnectionError):
-    """Nobody answers at the server's address."""
+    """Nothing answers at the server's address."""
 
 
 class SamplingError(Exception):
-    """One request could not be answered, and asking again at once will not help."""
+    """One request could not be answered, and repeating it at once will not help."""
 
 
 class PolicySampler(Protocol):
-    """Weights that do not change any more."""
+    """Weights that do not change any more, to sample from."""
 
     @property
     def version(self) -> int: ...
 
     @property
     def model(self) -> str:
-        """What the server's model endpoint calls them."""
+        """The name of these weights at the server's model endpoint."""
         ...
 
     async def sample(self, prompt: Sequence[int], params: SamplingParams, count: int = 1) -> list[SampledSequence]:
-        """Raises SamplingError."""
+        """Samples `count` sequences. Raises SamplingError."""
         ...
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
-        """The logprob of each token but the first, which gets 0. Raises SamplingError."""
+        """Returns the logprob of each token; the first one gets 0. Raises SamplingError."""
         ...
 
 
 class PolicyStart(Struct, kw_only=True):
-    """What a policy begins with: a fresh adapter, or what was saved at an address."""
+    """What a policy begins with: a new adapter, or the state that was saved at an address."""
 
     rank: int
     seed: int
@@ -57,40 +57,40 @@ class PolicyStart(Struct, kw_only=True):
 
 
 class PolicyUpdate(Struct, kw_only=True):
-    """What one pass over a batch found."""
+    """The result of one pass over a batch."""
 
     metrics: dict[str, float]
     logprobs: list[list[float]]
-    """For each sequence, of `tokens[1:]` by the trainer's own forward, before any step."""
+    """For each sequence, the logprobs of `tokens[1:]` by the trainer's own forward pass, before the optimizer step."""
 
 
 class Policy(Protocol):
-    """Every method raises PolicyError."""
+    """A model in training. Every method raises PolicyError."""
 
     async def update(
         self, batch: Sequence[TrainSequence], loss: str, loss_config: dict[str, float], adam: AdamParams
     ) -> PolicyUpdate:
-        """One optimizer step. For cross_entropy the advantages are the weights."""
+        """Makes one optimizer step. For cross_entropy the advantages are the weights."""
         ...
 
     async def forward(self, batch: Sequence[TrainSequence]) -> PolicyUpdate:
-        """Cross entropy, changing nothing."""
+        """Computes cross entropy and changes nothing."""
         ...
 
     async def publish(self, version: int) -> PolicySampler:
-        """Freeze the weights as they are now."""
+        """Returns a sampler with the weights as they are now."""
         ...
 
     async def base(self) -> PolicySampler:
-        """The model without the adapter."""
+        """Returns a sampler of the model without the adapter."""
         ...
 
     async def frozen(self, address: str) -> PolicySampler:
-        """Weights as they were saved, whatever has become of the policy since."""
+        """Returns a sampler of saved weights, whatever the policy has become since."""
         ...
 
     async def save(self, name: str) -> str:
-        """Weights and optimizer; the address to start from again."""
+        """Saves weights and optimizer, and returns the address to start from again."""
         ...
 
     async def delete(self, address: str) -> None: ...

@@ -8,7 +8,8 @@ SEED_BITS = 63  # the Tinker API takes signed 64-bit seeds
 
 
 def derive_seed(*parts: str | int) -> int:
-    """The same for the same parts, for ever. "1" and 1 are different parts, and so are ("ab", "c") and ("a", "bc")."""
+    """Returns the same seed for the same parts, for ever. "1" and 1 are different parts, and so are ("ab", "c") and
+    ("a", "bc")."""
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
         text = f"{type(part).__name__}:{part}".encode(errors="surrogatepass")

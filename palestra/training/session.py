@@ -29,11 +29,12 @@ class TrainingSession(Struct):
     """Address of the server."""
 
     async def track(self, step: int, metrics: dict[str, float]) -> None:
-        """Trackers may talk to a network: not in the loop's own thread."""
+        """Sends metrics to the trackers in another thread, because they may use the network."""
         await asyncio.to_thread(self.trackers.log, step, metrics)
 
     async def save_evaluation(self, *, is_last: bool = False) -> None:
-        """So that a resumed run does not evaluate again. `is_last`: the run ends here, so its weights are saved too."""
+        """Saves that this step was evaluated, so that a resumed run does not evaluate it again. `is_last`: the run ends
+        here, so its weights are saved too."""
         if not self.checkpoints.amend(self.state) and is_last:
             await self.save()
 

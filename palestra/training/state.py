@@ -14,16 +14,16 @@ from palestra.training.policy import Policy, PolicyError
 
 
 class StateError(ValueError):
-    """A checkpoint cannot be read; says which."""
+    """A checkpoint cannot be read; the message says which."""
 
 
 class RunState(msgspec.Struct, kw_only=True):
     step: int = 0
-    """Steps done; also the version of the weights."""
+    """Number of steps done; also the version of the weights."""
     position: int = 0
-    """In the order of tasks or data."""
+    """Position in the order of tasks or data."""
     pending: list[int] = []
-    """Positions before it that were begun and not used (asynchronous runs)."""
+    """Earlier positions that were begun and not used (asynchronous runs)."""
     address: str = ""
     """Address of weights and optimizer on the server."""
     evaluated: int = -1
@@ -32,7 +32,8 @@ class RunState(msgspec.Struct, kw_only=True):
     """Best value of the metric that may end the run early."""
     evaluations_since_best: int = 0
     cursor: int = 0
-    """In the log of played groups, where rollouts are episodes: all up to it is in these weights, or set aside."""
+    """Position in the log of played groups, if rollouts are episodes: everything up to it is in these weights, or set
+    aside."""
 
 
 class RunCheckpoints:
@@ -40,7 +41,8 @@ class RunCheckpoints:
         self._folder, self._keep = folder, keep
 
     async def save(self, state: RunState, policy: Policy) -> str:
-        """Weights first, then the pointer: a kill in between leaves the older pointer, which still holds."""
+        """Saves the weights, then the pointer to them: a kill in between leaves the older pointer, which is still
+        valid."""
         state.address = await policy.save(f"step_{state.step:06d}")
         write_json(self._file(state), msgspec.to_builtins(state))
         for old in self._files()[: -self._keep]:
@@ -49,11 +51,11 @@ class RunCheckpoints:
             try:
                 await policy.delete(address)
             except PolicyError:
-                pass  # another server's, or gone already: nothing of ours points to it any more
+                pass  # it belongs to another server or is gone: nothing points to it any more
         return state.address
 
     def amend(self, state: RunState) -> bool:
-        """What became known about a step after it was saved; False if it was not."""
+        """Adds to a saved state what became known later; returns False if the step was not saved."""
         if not (file := self._file(state)).exists():
             return False
         write_json(file, msgspec.to_builtins(state))

@@ -19,16 +19,16 @@ from palestra.training.policy import PolicyError, PolicyStart, PolicyUpdate, Sam
 from palestra.types import AdamParams, SampledSequence, SamplingParams, StopReason
 from palestra.types.rollouts import TrainSequence
 
-os.environ.setdefault("TINKER_TELEMETRY", "0")  # a run on one's own machine tells nobody
+os.environ.setdefault("TINKER_TELEMETRY", "0")  # a run on one's own machine reports to nobody
 
 GOODBYE_S = 5.0
 SETTLE_S = 60.0
 FINAL = "final"
-"""The last weights, saved for sampling."""
+"""Name of the last weights, saved for sampling."""
 
 
 class TinkerServer(TypedDict):
-    """What every client of the SDK is opened with."""
+    """The arguments that every client of the SDK is opened with."""
 
     base_url: str | None
     api_key: str
@@ -48,7 +48,7 @@ class TinkerSampler:
 
     @property
     def model(self) -> str:
-        return self._client._sampling_session_id  # the SDK (0.36) tells its id nowhere else
+        return self._client._sampling_session_id  # the SDK (0.36) offers the id nowhere else
 
     async def sample(self, prompt: Sequence[int], params: SamplingParams, count: int = 1) -> list[SampledSequence]:
         params_out = types.SamplingParams(
@@ -75,7 +75,7 @@ class TinkerSampler:
 
 
 class TinkerPolicy:
-    """One LoRA model in training. `open` makes it."""
+    """One LoRA model in training; `open` makes it."""
 
     def __init__(
         self,
@@ -93,7 +93,8 @@ class TinkerPolicy:
     async def open(
         cls, url: str | None, base_model: str, start: PolicyStart, alias: RunAlias | None = None
     ) -> AsyncIterator[TinkerPolicy]:
-        """`url`: None is hosted Tinker, or what TINKER_BASE_URL says. `alias` follows what is published."""
+        """`url`: None means hosted Tinker, or the address in TINKER_BASE_URL. `alias` is moved to each published
+        version."""
         server = TinkerServer(base_url=url, api_key=api_key())
         with translated(PolicyError, f"{base_model} cannot be trained at {url or 'Tinker'}"):
             service = tinker.ServiceClient(user_metadata={"client": "palestra"}, **server)
@@ -106,7 +107,7 @@ class TinkerPolicy:
             finally:
                 await policy._settle(SETTLE_S if status == "success" else GOODBYE_S)
         finally:
-            with suppress(tinker.TinkerError, TimeoutError):  # a server that is gone needs no goodbye
+            with suppress(tinker.TinkerError, TimeoutError):  # a server that is gone needs no message
                 async with asyncio.timeout(GOODBYE_S):
                     await service.close(status)
 
@@ -115,7 +116,7 @@ class TinkerPolicy:
     ) -> PolicyUpdate:
         data = [to_datum(sequence, loss) for sequence in batch]
         with translated(PolicyError, "the training step failed"):
-            # Both are sent before either is awaited: the engine goes from one to the next without us.
+            # Both are sent before either is awaited: the engine continues with the second without waiting for us.
             passed = await self._model.forward_backward_async(data, loss, loss_config or None)  # pyright: ignore[reportArgumentType]
             stepped = await self._model.optim_step_async(to_adam(adam))
             output, step = await asyncio.gather(passed.result_async(), stepped.result_async())
@@ -136,7 +137,7 @@ class TinkerPolicy:
         return sampler
 
     async def _settle(self, patience_s: float) -> None:
-        """Sampling sessions end with the run: the alias goes to a checkpoint, which stays."""
+        """Moves the alias to a checkpoint, which stays; sampling sessions end with the run."""
         if self._alias is None:
             return
         try:
@@ -152,7 +153,8 @@ class TinkerPolicy:
 
     async def frozen(self, address: str) -> TinkerSampler:
         with translated(PolicyError, f"{address} cannot be sampled"):
-            # Saved states can be trained, not sampled: a model that is never trained is made of it, and published.
+            # Saved states can be trained but not sampled: load one into a model that is never trained, and publish
+            # that.
             model = await self._service.create_training_client_from_state_async(address)
             return TinkerSampler(await model.save_weights_and_get_sampling_client_async(), 0)
 
@@ -176,7 +178,7 @@ async def create_model(service: tinker.ServiceClient, base_model: str, start: Po
 
 
 def to_datum(sequence: TrainSequence, loss: str) -> types.Datum:
-    """Position i of a datum speaks about predicting token i + 1."""
+    """Converts a sequence. Position i of a datum is about predicting token i + 1."""
     inputs: dict[str, list[int] | list[float]] = {"target_tokens": sequence.tokens[1:]}
     if loss == "cross_entropy":
         inputs["weights"] = sequence.advantages[1:]

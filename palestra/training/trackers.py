@@ -1,7 +1,7 @@
 """Sends a run's metrics to experiment trackers.
 
-Owns: the interface to Weights & Biases, MLflow and TensorBoard. Never touches: the run's own files, which stay the
-truth: a tracker that breaks is a warning, never the end of a run.
+Owns: the interface to Weights & Biases, MLflow and TensorBoard. Never touches: the run's own files, which remain the
+record: a tracker that fails is a warning, never the end of a run.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from palestra.util.json_types import JsonObject
 log = logging.getLogger(__name__)
 
 PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "tensorboard": "tensorboardX"}
-MLFLOW_BATCH = 1000  # what one call of its API takes
+MLFLOW_BATCH = 1000  # the most that one call of its API accepts
 MLFLOW_PARAMS = 100
 
 
 class Tracker(Protocol):
-    """Both may block on a network: call them beside an event loop, not in it."""
+    """An experiment tracker. Both methods may block on the network: call them outside of the event loop."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
@@ -38,7 +38,8 @@ class Tracker(Protocol):
 
 
 class Trackers:
-    """All of a run's, as one that never raises. The first failure of each is noted among the run's events."""
+    """All trackers of a run, combined into one that never raises. The first failure of each is noted in the run's
+    events."""
 
     def __init__(self, run: RunFolder, trackers: Sequence[tuple[str, Tracker]]) -> None:
         self._run, self._trackers = run, trackers
@@ -56,14 +57,15 @@ class Trackers:
     def _try(self, kind: str, action: Callable[[], None]) -> None:
         try:
             action()
-        except Exception as error:  # other people's code, other people's servers
+        except Exception as error:  # boundary: code and servers of others
             if kind not in self._complained:
                 self._complained.add(kind)
                 warn(self._run, kind, error)
 
 
 def open_trackers(configs: Sequence[TrackerConfig], run: RunFolder) -> Trackers:
-    """Raises RunError for one that is not installed; one that cannot be reached is left out, with a warning."""
+    """Opens the trackers. Raises RunError for one that is not installed; one that cannot be reached is left out, with a
+    warning."""
     opened: list[tuple[str, Tracker]] = []
     for config in configs:
         try:
@@ -86,7 +88,7 @@ def warn(run: RunFolder, kind: str, error: Exception) -> None:
 
 
 class WandbTracker:
-    """Options as of `wandb.init`. A resumed run goes on in the same one there."""
+    """Weights & Biases; options are those of `wandb.init`. A resumed run continues the same W&B run."""
 
     def __init__(self, run: RunFolder, options: JsonObject) -> None:
         wandb: Any = import_module("wandb")
@@ -108,7 +110,8 @@ class WandbTracker:
 
 
 class MlflowTracker:
-    """Options: `tracking_uri` (default: MLFLOW_TRACKING_URI, or mlflow.db beside the runs), `experiment`, `tags`."""
+    """MLflow; options: `tracking_uri` (default: MLFLOW_TRACKING_URI, or mlflow.db beside the runs), `experiment`,
+    `tags`."""
 
     def __init__(self, run: RunFolder, options: JsonObject) -> None:
         mlflow: Any = import_module("mlflow")
@@ -152,7 +155,8 @@ class MlflowTracker:
 
 
 class TensorboardTracker:
-    """Options as of tensorboardX's SummaryWriter. Files in the run's folder: `tensorboard --logdir runs`."""
+    """TensorBoard; options are those of tensorboardX's SummaryWriter. Files are in the run's folder: `tensorboard
+    --logdir runs`."""
 
     def __init__(self, run: RunFolder, options: JsonObject) -> None:
         self._open = import_module("tensorboardX").SummaryWriter
@@ -160,7 +164,7 @@ class TensorboardTracker:
         self._writer: Any = None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        if self._writer is None:  # only now is it known from which step a resumed run writes anew
+        if self._writer is None:  # only now is it known from which step a resumed run writes again
             self._writer = self._open(**{"purge_step": step, **self._options})
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)

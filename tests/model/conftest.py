@@ -101,7 +101,7 @@ class Bench:
         tokens = torch.tensor([t for s in sequences for t in s])
         positions = torch.cat([torch.arange(n) for n in lengths])
         with torch.no_grad():
-            recur = packed_recurrence(lengths, self.model.spec, "cpu")
+            recur = packed_recurrence(lengths, self.model.spec, "cpu", decoder.dtype)
             hidden = decoder(tokens, positions, PackedAttention(lengths, self.model.spec.windows), plan, recur)
             return list(_unembed(self.model, hidden, plan).split(lengths))
 

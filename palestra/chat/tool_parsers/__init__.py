@@ -1,4 +1,4 @@
-"""How families of models write tool calls, by name. Begin at `registry`."""
+"""How model families write tool calls, by name. Begin at `registry`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`<|channel|>…<|message|>…<|end|>`: the messages that gpt-oss makes an answer of, each in a channel.
+"""`<|channel|>…<|message|>…<|end|>`: the messages of which gpt-oss composes an answer, each in a channel.
 
 Owns: its tokens, its grammar, where a prompt ends in it. Never touches: other formats.
 """
@@ -39,8 +39,8 @@ class HarmonyFormat:
         return HarmonyParser(start=start, reads_calls=reads_calls)
 
     def grammar(self, tools: Sequence[JsonMapping], *, parallel: bool, special: Mapping[str, int]) -> str:
-        """One call: its last token ends the answer. Both ways to say whom it is for, as templates and models write
-        it."""
+        """Returns a grammar for one call: its last token ends the answer. It allows both places for the recipient, as
+        templates and models write it."""
         channel, constrain, message = _tokens(special, CHANNEL, CONSTRAIN, MESSAGE)
         kind = f'("commentary json" | "commentary " {constrain} "json")'
 

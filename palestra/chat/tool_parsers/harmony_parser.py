@@ -1,6 +1,6 @@
-"""Answers of gpt-oss, taken apart while they are written: messages with a header, each in a channel.
+"""Parses answers of gpt-oss while they are generated: messages with a header, each in a channel.
 
-Owns: headers, which channel is thinking and which is text. Never touches: grammars, other formats.
+Owns: headers, which channel is reasoning and which is text. Never touches: grammars, other formats.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from palestra.chat.tool_parsers.protocol import AnswerStart
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 ANALYSIS, FUNCTIONS = "analysis", "functions."
-LONGEST = 512  # characters of a header; what is longer is none
+LONGEST = 512  # characters of a header; a longer text is not one
 
 _IN_HEADER = Tags((MESSAGE, END, CALL, RETURN))
 _IN_BODY = Tags((START, CHANNEL, END, CALL, RETURN))
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
 _BEGINNINGS = (START, CHANNEL, MESSAGE, END, CALL, RETURN, "assistant", "to=")
-"""What a header, or what is between two messages, begins with."""
+"""Tokens with which a header, or the text between two messages, begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Header:
     text: str
     channel: str = ""
     recipient: str = ""
-    """Empty: the user."""
+    """Empty: the message is for the user."""
 
     @property
     def is_thought(self) -> bool:
@@ -40,7 +40,7 @@ class Header:
 
 
 def header_of(text: str) -> Header:
-    """The recipient may stand before the channel or after it."""
+    """Parses a header. The recipient may stand before or after the channel."""
     channel, recipient = _CHANNEL.search(text), _RECIPIENT.search(text)
     return Header(
         text.strip().removeprefix(f"{START}assistant"), channel[1] if channel else "", recipient[1] if recipient else ""
@@ -48,9 +48,9 @@ def header_of(text: str) -> Header:
 
 
 class HarmonyParser:
-    """A message to a function is a call, whatever its channel; one in the analysis channel is thinking; all others are
-    text. Several thoughts, and several texts, are joined by a line break. A call that cannot be read is text, with its
-    header. What has no header is text."""
+    """A message to a function is a call, whatever its channel; one in the analysis channel is reasoning; all others are
+    text. Several reasoning messages, and several texts, are joined by a line break. A call that cannot be parsed is
+    text, including its header. A text without a header is text."""
 
     def __init__(self, *, start: AnswerStart, reads_calls: bool) -> None:
         self._reads_calls = reads_calls
@@ -59,7 +59,7 @@ class HarmonyParser:
         self._call: list[str] = []
         self._has_thought = self._has_said = False
         self._is_first = True
-        """Nothing of this message was told yet."""
+        """Whether nothing of this message was emitted yet."""
         self._message = Header("", ANALYSIS if start is AnswerStart.IN_THOUGHT else "")
         self._step: Callable[[bool], bool] = self._header if start is AnswerStart.FRESH else self._body
 
@@ -80,7 +80,7 @@ class HarmonyParser:
         pieces, self._pieces = self._pieces, []
         return pieces
 
-    # Steps take what they can from the buffer; True: the step that is set now has something to do.
+    # Each step takes what it can from the buffer. True: the step that is set now has something to do.
 
     def _header(self, at_end: bool) -> bool:
         stripped = self._buffer.lstrip()
@@ -93,7 +93,7 @@ class HarmonyParser:
             self._tell(self._take(LONGEST))
             return True
         if found.tag is None:
-            # Half a header says nothing; without any token of one it is text.
+            # An incomplete header is dropped; a text without any token of a header is text.
             has_text = stripped and START not in stripped and CHANNEL not in stripped
             return at_end and bool(has_text) and self._begin(Header(""))
         text = self._take(found.start)
@@ -111,7 +111,7 @@ class HarmonyParser:
             self._tell(text)
         if found.tag is None:
             return False
-        if found.tag not in (START, CHANNEL):  # which begin the next header
+        if found.tag not in (START, CHANNEL):  # those two begin the next header
             self._take(len(found.tag))
         self._end_message()
         self._step = self._header

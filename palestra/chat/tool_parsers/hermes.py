@@ -1,4 +1,4 @@
-"""`<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen, and most since.
+"""`<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen, and most later models.
 
 Owns: its blocks and its grammar. Never touches: other formats.
 """
@@ -34,7 +34,8 @@ class HermesToolParser:
 
 
 class _Reader:
-    """A call is over with its closing tag; at the next tag, or the end, where the model forgot it."""
+    """Reads a block. A call ends with its closing tag; if the model forgot it, at the next opening tag or at the
+    end."""
 
     def __init__(self, closing: str) -> None:
         self._closing = closing
@@ -69,6 +70,7 @@ class _Reader:
         return ToolCallBlock(calls=[call], rest=after) if rest[:1] in ("<", "") else self._unreadable()
 
     def _unreadable(self) -> ToolCallBlock:
-        """Up to its first closing tag, which may be one that an argument holds: there is no telling."""
+        """Returns the block as text up to its first closing tag. This tag may be part of an argument; one cannot
+        know."""
         fed = self._json.fed if self._call is None else self._written + "".join(self._after)
         return ToolCallBlock(rest=fed, until=self._closing)

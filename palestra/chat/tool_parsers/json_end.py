@@ -1,6 +1,6 @@
-"""A JSON object or list, while it is being written.
+"""Finds the end of a JSON object or list while it is being generated.
 
-Owns: where it ends. Never touches: what it says; whether it is valid is for a decoder to find out.
+Owns: where it ends. Never touches: its content; whether it is valid is decided by a decoder.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ _IN_STRING = re.compile(r'[^"\\\x00-\x1f]*')
 
 class EndedJson(Struct, frozen=True):
     text: str
-    """With the spaces before it; where it is broken, up to what no JSON can have there."""
+    """The text with the spaces before it; if it is broken, up to the first character that JSON cannot have there."""
     rest: str
     is_broken: bool
 
 
 class JsonEnd:
-    """Each character is looked at once, however the text is cut."""
+    """Finds the end; each character is examined once, however the text is cut into pieces."""
 
     def __init__(self, beginning: str = "") -> None:
         self._parts = [beginning]
         self._depth = len(beginning)
-        """Brackets that are open."""
+        """Number of open brackets."""
         self._in_string = False
         self._is_escaped = False
 
@@ -35,7 +35,7 @@ class JsonEnd:
         return "".join(self._parts)
 
     def feed(self, text: str) -> EndedJson | None:
-        """None: it goes on."""
+        """Takes the next piece; None: the JSON is not complete yet."""
         self._parts.append(text)
         at = 0 if self._depth else len(text) - len(text.lstrip())
         while at < len(text):
@@ -50,7 +50,7 @@ class JsonEnd:
         return None
 
     def _is_legal(self, char: str) -> bool:
-        """Takes a character that means something."""
+        """Takes a structural character; returns whether it is allowed here."""
         if self._is_escaped:
             self._is_escaped = False
         elif self._in_string:

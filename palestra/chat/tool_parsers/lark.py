@@ -1,6 +1,6 @@
-"""Pieces of grammars in llguidance's Lark dialect.
+"""Parts of grammars in llguidance's Lark dialect.
 
-Owns: quoting, tokens by id, calls by their schemas. Never touches: which format puts them where.
+Owns: quoting, tokens by id, calls by their schemas. Never touches: how a format uses them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from palestra.util.json_types import JsonMapping
 
 PUNCTUATION = re.compile(r"[\\.+*?()|\[\]{}^$#&~/-]")
 AS_TRAINED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON as Python and the chat templates write it. Free spaces would let a small model write them for ever."""
+"""JSON as Python and the chat templates write it. If spaces were free, a small model could write them for ever."""
 
 
 def json_text(value: object) -> str:
@@ -27,17 +27,17 @@ def literal(text: str) -> str:
 
 
 def tag(text: str, special: Mapping[str, int]) -> str:
-    """By id where it is a token: the pieces of its name would be another text to the model."""
+    """Returns a tag, by token id if it is one token: its characters would be different tokens for the model."""
     return f"<[{special[text]}]>" if text in special else literal(text)
 
 
 def escaped(text: str) -> str:
-    """As part of a regular expression."""
+    """Escapes a text for a regular expression."""
     return PUNCTUATION.sub(r"\\\g<0>", text).replace("\n", r"\n")
 
 
 def rules(tops: Sequence[str], tools: Sequence[JsonMapping], one_call: Callable[[str, str], str]) -> str:
-    """A grammar whose arguments are JSON."""
+    """Returns a grammar whose arguments are JSON."""
     return grammar(tops, tools, one_call, _json_rules)
 
 
@@ -47,8 +47,9 @@ def grammar(
     one_call: Callable[[str, str], str],
     arguments: Callable[[str, JsonMapping], Sequence[str]],
 ) -> str:
-    """A grammar: `tops`, then a rule `calls_one` for a call of any tool. `one_call` writes it, from the tool's name and
-    the name of the rule of its arguments; `arguments` writes that rule, from its name and their schema."""
+    """Returns a grammar: `tops`, then a rule `calls_one` for a call of any tool. `one_call` writes a call, from the
+    tool's name and the name of the rule of its arguments; `arguments` writes that rule, from its name and the
+    schema."""
     if not tools:
         raise ChatError("a call needs at least one tool to call")
     functions = [function_of(tool) for tool in tools]
@@ -63,7 +64,7 @@ def several(rule: str, between: str) -> str:
 
 
 def call_object(name: str, key: str, arguments: str) -> str:
-    """`{"name": …, key: …}`, as most write a call."""
+    """Returns a rule for `{"name": …, key: …}`, which is how most models write a call."""
     head = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": '
     return f'{literal(head)} {arguments} "}}"'
 
@@ -73,7 +74,8 @@ def _json_rules(rule: str, schema: JsonMapping) -> list[str]:
 
 
 def _schema(function: JsonMapping) -> JsonMapping:
-    """Without `parameters` a function takes none, says OpenAI. Arguments are an object, whatever else is left open."""
+    """Returns the schema of the arguments. According to OpenAI a function without `parameters` takes none. Arguments
+    are always an object."""
     none = {"type": "object", "properties": {}, "additionalProperties": False}
     schema = function.get("parameters")
     return {"x-guidance": AS_TRAINED, "type": "object"} | dict(none if schema is None else schema)

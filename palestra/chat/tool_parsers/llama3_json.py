@@ -1,4 +1,4 @@
-"""`{"name": …, "parameters": {…}}` and nothing else: Llama 3, where its template asks for JSON.
+"""`{"name": …, "parameters": {…}}` and nothing else: Llama 3, if its template asks for JSON.
 
 Owns: its blocks and its grammar. Never touches: other formats.
 """
@@ -20,7 +20,7 @@ SEPARATORS = "; \t\r\n"
 
 class Llama3JsonToolParser:
     """From the tag, or the beginning of the answer, to its end there are calls and nothing else. Otherwise all of it is
-    text: it may be the JSON that a user asked for."""
+    text, because it may be JSON that a user asked for."""
 
     name = "llama3_json"
     markers = (PYTHON_TAG,)
@@ -40,11 +40,11 @@ class Llama3JsonToolParser:
 class _Reader:
     def __init__(self, beginning: str) -> None:
         self._beginning = beginning
-        """What the marker has of the first object."""
+        """The part of the first object that is in the marker."""
         self._json: JsonEnd | None = JsonEnd(beginning)
         self._calls: list[ParsedCall] = []
         self._read: list[str] = []
-        """Objects, and what is between them."""
+        """Objects, and the text between them."""
 
     def feed(self, text: str) -> ToolCallBlock | None:
         while text := self._skip(text):
@@ -78,6 +78,6 @@ class _Reader:
 
 
 def _call(value: object) -> ParsedCall | None:
-    """Much JSON has a name; a call also says with which arguments."""
+    """Returns a call if the object has arguments: much other JSON also has a name."""
     is_call = isinstance(value, dict) and ("parameters" in value or "arguments" in value)
     return call_of(value) if is_call else None

@@ -15,7 +15,7 @@ from palestra.chat.tool_parsers.protocol import ToolCallBlock, ToolCallReader
 from palestra.util.json_types import JsonMapping
 
 MARKER, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
-LONGEST = 256  # characters before the JSON: what is longer than any name is none
+LONGEST = 256  # characters before the JSON; a longer text is not a name
 HEAD = re.compile(r"\s*(?:(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\s*\w*\s*)?(?:\[ARGS\]\s*)?(?=\{)|(?=[\[{]))")
 
 
@@ -29,7 +29,7 @@ class MistralToolParser:
         return _Reader()
 
     def grammar(self, tools: Sequence[JsonMapping], *, parallel: bool, special: Mapping[str, int]) -> str:
-        """The newer way for tokenizers that have its tokens."""
+        """Returns a grammar: of the newer format, if the tokenizer has its tokens."""
         marker = lark.tag(MARKER, special)
         if ARGS in special:
             args = lark.tag(ARGS, special)
@@ -67,7 +67,7 @@ class _Reader:
         return ToolCallBlock(calls=calls, text="" if calls else self._head + ended.text, rest=ended.rest)
 
     def _calls(self, value: object) -> list[ParsedCall]:
-        """None of them where one cannot be read."""
+        """Returns the calls; none if one of them cannot be parsed."""
         if self._name is not None:
             return [ParsedCall(name=self._name, arguments=value)] if isinstance(value, dict) else []
         calls = [call_of(one) for one in (value if isinstance(value, list) else [value])]

@@ -1,6 +1,6 @@
-"""What a way of writing tool calls, or all of an answer, has to say of itself.
+"""Protocols for formats of tool calls, and for formats of whole answers.
 
-Owns: the protocols, and what becomes of a block. Never touches: any one format.
+Owns: the protocols, and the result of reading a block. Never touches: any particular format.
 """
 
 from __future__ import annotations
@@ -17,73 +17,77 @@ from palestra.util.json_types import JsonMapping
 
 
 class ToolCallBlock(Struct, frozen=True, kw_only=True):
-    """A block of calls that is over: its calls, or none. Then it stays text."""
+    """A block that has ended, with its calls. Without calls it stays text."""
 
     calls: list[ParsedCall] = []
     text: str = ""
-    """Without calls: what of the text after the marker is no call for certain, so that nothing is looked for in it."""
+    """If there are no calls: the part of the text after the marker that is certainly not a call, so that it is not
+    searched."""
     rest: str = ""
-    """What was fed and comes after all this."""
+    """Text that was fed and comes after the block."""
     until: str = ""
-    """Without calls: where not empty, nothing is looked for in the rest either, up to the end of the first of these."""
+    """If there are no calls and this is not empty: the rest is not searched either, up to the end of the first
+    occurrence of this text."""
 
 
 class ToolCallReader(Protocol):
-    """Reads one block, from behind its marker. Its answer depends on the text alone, not on how it was cut."""
+    """Reads one block, from after its marker. The result depends on the text alone, not on how it was cut into
+    pieces."""
 
     def feed(self, text: str) -> ToolCallBlock | None:
-        """None: it is not over yet."""
+        """Takes the next piece of text; None: the block has not ended yet."""
         ...
 
     def finish(self) -> ToolCallBlock:
-        """Nothing comes any more."""
+        """Says that the text has ended."""
         ...
 
 
 class ToolParser(Protocol):
-    """How a family of models writes tool calls: what to look for, how to read it, how to demand it. What it thinks
-    stands in think tags, and all else is text."""
+    """The format in which a model family writes tool calls: what to search for, how to parse it, how to enforce it by a
+    grammar. Reasoning is in think tags, and everything else is text."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Texts that a block of calls begins with."""
+        """Texts with which a block of calls begins."""
         ...
 
     @property
     def openings(self) -> tuple[str, ...]:
-        """The same, but only where nothing was said before it."""
+        """The same, but only at the beginning of the content."""
         ...
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """All that it is written with: decoding keeps these even where they are special tokens."""
+        """All tags of the format: decoding keeps them even if they are special tokens."""
         ...
 
     def block(self, marker: str) -> ToolCallReader:
-        """For the text that follows `marker`, one of `markers` or `openings`."""
+        """Returns a reader for the text that follows `marker`, which is one of `markers` or `openings`."""
         ...
 
     def grammar(self, tools: Sequence[JsonMapping], *, parallel: bool, special: Mapping[str, int]) -> str:
-        """llguidance's Lark dialect: one call of one of `tools` (as OpenAI writes them), or several in a row. Its top
-        rule is `calls`, the names of the others begin with `calls_`; it has no `start`, and so can be part of a larger
-        grammar. `special`: texts that are one token to the tokenizer, and its id, which a grammar has to name."""
+        """Returns a grammar in llguidance's Lark dialect for one call of one of `tools` (in OpenAI's format), or
+        several in a row. Its top rule is `calls`, the names of the others begin with `calls_`; it has no `start`, and
+        so can be part of a larger grammar. `special` maps texts that are one token to the token's id, which a grammar
+        has to use."""
         ...
 
 
 @runtime_checkable
 class SchemaToolParser(Protocol):
-    """What a tool format also has in which values are plain text: only the tools' schemas tell their types."""
+    """A format in which values are plain text, so that only the tools' schemas say which types they have."""
 
     def for_tools(self, tools: Sequence[JsonMapping]) -> ToolParser:
-        """The same format, for calls of these tools (as OpenAI writes them)."""
+        """Returns the same format, for calls of these tools (in OpenAI's format)."""
         ...
 
 
 def for_tools(parser: ToolParser, tools: Sequence[JsonMapping]) -> ToolParser:
-    """The format as it reads calls of these tools; itself, where schemas change nothing."""
+    """Returns the format that parses calls of these tools; the same format if it does not use schemas."""
     return parser.for_tools(tools) if isinstance(parser, SchemaToolParser) else parser
 
 
@@ -91,13 +95,14 @@ class AnswerStart(StrEnum):
     """Where in an answer the prompt ends."""
 
     FRESH = "fresh"
-    """Before all of it."""
+    """Before the answer."""
     IN_THOUGHT = "in_thought"
     IN_TEXT = "in_text"
 
 
 class OutputParser(Protocol):
-    """`feed` as the text comes, `finish` once at its end; each gives the pieces that are certain by now."""
+    """Call `feed` as the text arrives and `finish` once at its end; each returns the pieces that are certain by
+    then."""
 
     def feed(self, text: str) -> list[Piece]: ...
 
@@ -106,7 +111,7 @@ class OutputParser(Protocol):
 
 @runtime_checkable
 class AnswerFormat(Protocol):
-    """How a family of models writes all of an answer, where that is not text with think tags and calls in it."""
+    """The format in which a model family writes a whole answer, if that is not text with think tags and calls in it."""
 
     @property
     def name(self) -> str: ...
@@ -122,11 +127,11 @@ class AnswerFormat(Protocol):
         ...
 
     def start(self, prompt_end: str) -> AnswerStart:
-        """From the last words of a prompt, special tokens and all."""
+        """Finds the start from the end of a prompt, including its special tokens."""
         ...
 
     def parser(self, *, start: AnswerStart, reads_calls: bool) -> OutputParser:
-        """`reads_calls`: else they are text."""
+        """`reads_calls`: whether calls are parsed; otherwise they are text."""
         ...
 
     def grammar(self, tools: Sequence[JsonMapping], *, parallel: bool, special: Mapping[str, int]) -> str:
@@ -134,10 +139,11 @@ class AnswerFormat(Protocol):
         ...
 
     def layout(self, top: str, *, start: AnswerStart, special: Mapping[str, int]) -> str:
-        """Rule `start` of a grammar for all of an answer, thinking included, and the rules it needs. `top` is what has
-        to come in it: `calls` (a rule that is added), `@answer` (another grammar), one of both, or `text_or_calls`."""
+        """Returns the rule `start` of a grammar for a whole answer, including reasoning, and the rules it needs. `top`
+        is what the answer has to contain: `calls` (a rule that is added), `@answer` (another grammar), one of both, or
+        `text_or_calls`."""
         ...
 
 
 CallFormat = ToolParser | AnswerFormat
-"""Either kind of format: what the registry holds by name."""
+"""Either kind of format, as the registry stores them by name."""

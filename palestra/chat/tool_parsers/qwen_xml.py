@@ -19,7 +19,7 @@ END_CALL, END_FUNCTION, END_PARAMETER = "</tool_call>", "</function>", "</parame
 
 
 def _lines(value: str) -> str:
-    """A value stands on lines of its own."""
+    """Strips the line breaks around a value, which stands on lines of its own."""
     return value.removeprefix("\n").removesuffix("\n")
 
 
@@ -36,7 +36,8 @@ def _syntax(head: str, until: str) -> TagSyntax:
 
 
 SYNTAX = {CALL: _syntax(rf"\s*{FUNCTION}", until=END_CALL), FUNCTION: _syntax("", until="")}
-"""By the marker of a block. Some models leave out the first tag; the second alone may well be only mentioned."""
+"""The syntax by the marker of a block. Some models leave out the first tag; but if only the second one is there, it may
+be mentioned in text."""
 
 
 class QwenXmlToolParser:

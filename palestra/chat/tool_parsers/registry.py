@@ -1,4 +1,4 @@
-"""Tool formats by name, and by what a chat template writes.
+"""Tool formats by name, and by the chat template.
 
 Owns: the names. Never touches: how a format works.
 """
@@ -28,25 +28,26 @@ MARKS: tuple[tuple[str, CallFormat], ...] = (
     (MARKER, MistralToolParser()),
     (PYTHON_TAG, LLAMA3_JSON),
 )
-"""What shows a format in a template, in the order it is looked for: several begin a call as Hermes does."""
+"""Texts in a template that show its format, in the order they are searched for: several formats begin a call as Hermes
+does."""
 LLAMA_CALL = re.compile(r'"name\\?": [^{}]{0,40}"parameters\\?": ')
-"""As templates that ask for JSON describe a call."""
+"""How templates that ask for JSON describe a call."""
 WRITES_CALLS = re.compile(r"\btool_calls\b")
-"""As templates name the calls of a message."""
+"""How templates refer to the calls of a message."""
 PARTS = ("name", "markers", "openings", "tags", "block", "grammar")
 TOOL_FORMATS: dict[str, CallFormat] = {}
-"""The formats that are known, by name."""
+"""The known formats, by name."""
 
 
 def register(tools: CallFormat) -> None:
-    """One of the same name is replaced."""
+    """Registers a format; one of the same name is replaced."""
     if not isinstance(tools, AnswerFormat):
         _check_parts(tools)
     TOOL_FORMATS[tools.name] = tools
 
 
 def tool_format(name: str) -> CallFormat:
-    """By the name it is registered with, or as `module:attribute`."""
+    """Returns a format by its registered name, or by `module:attribute`."""
     if name in TOOL_FORMATS:
         return TOOL_FORMATS[name]
     if ":" in name:
@@ -60,8 +61,8 @@ def tool_format(name: str) -> CallFormat:
 
 
 def detect(template_source: str) -> CallFormat:
-    """The format that a chat template shows. Most that show no calls at all were trained on Hermes' too. Raises
-    ChatError where calls are shown in a format that is not known."""
+    """Returns the format that a chat template shows. Most models whose template shows no calls were trained on the
+    Hermes format as well. Raises ChatError if calls are shown in an unknown format."""
     for mark, tools in MARKS:
         if mark in template_source:
             return tools
@@ -87,7 +88,7 @@ def _check_parts(tools: ToolParser) -> None:
 
 
 def _imported(name: str) -> CallFormat:
-    """Registered on the way, so that a second look finds the same one."""
+    """Imports a format and registers it, so that a second lookup returns the same object."""
     module, _, attribute = name.partition(":")
     try:
         found = getattr(import_module(module), attribute)

@@ -1,4 +1,4 @@
-"""Values that a model wrote as plain text, with the types that a tool's JSON schema says.
+"""Converts values that a model wrote as plain text to the types of a tool's JSON schema.
 
 Owns: which types a schema allows, what a text means under them. Never touches: how a call is written.
 """
@@ -12,8 +12,8 @@ from palestra.util.json_types import JsonMapping
 
 STRING = frozenset({"string"})
 PYTHON = {"True": True, "False": False, "None": None, "null": None}
-"""Scalars as Python writes them, which some models learned from their templates; `read_json` has no null."""
-MAX_HOPS = 32  # references and alternatives within each other; only a circle has more
+"""Scalars as Python writes them, which some models learned from their templates; `read_json` does not return null."""
+MAX_HOPS = 32  # nested references and alternatives; only a cycle has more
 
 
 def function_of(tool: JsonMapping) -> JsonMapping:
@@ -21,7 +21,7 @@ def function_of(tool: JsonMapping) -> JsonMapping:
 
 
 def parameters_of(tools: Sequence[JsonMapping], name: str) -> JsonMapping:
-    """Schema of a tool's arguments; empty for a tool that nobody offered."""
+    """Returns the schema of a tool's arguments; empty for an unknown tool."""
     for tool in tools:
         if function_of(tool).get("name") == name:
             return function_of(tool).get("parameters") or {}
@@ -29,14 +29,15 @@ def parameters_of(tools: Sequence[JsonMapping], name: str) -> JsonMapping:
 
 
 def property_of(parameters: JsonMapping, key: str) -> JsonMapping:
-    """Schema of one argument; empty where the tool says nothing about it."""
+    """Returns the schema of one argument; empty if the tool does not describe it."""
     root = resolved(parameters, parameters)
     found = (root.get("properties") or {}).get(key, root.get("additionalProperties"))
     return found if isinstance(found, Mapping) else {}
 
 
 def typed(text: str, schema: JsonMapping, root: JsonMapping) -> object:
-    """Text stays text where only strings are allowed. Else it is the JSON it reads as, if the schema allows that."""
+    """Converts a value. If only strings are allowed it stays text; otherwise it is parsed as JSON, if the schema allows
+    the result."""
     types, options = types_of(schema, root), options_of(schema, root)
     if types == STRING or text in options:
         return text
@@ -47,7 +48,7 @@ def typed(text: str, schema: JsonMapping, root: JsonMapping) -> object:
 
 
 def types_of(schema: JsonMapping, root: JsonMapping, hops: int = 0) -> frozenset[str] | None:
-    """Names of JSON types; None: any."""
+    """Returns the names of the allowed JSON types; None: any."""
     schema = resolved(schema, root)
     if options := options_of(schema, root):
         return _union(_kinds(option) for option in options)
@@ -62,14 +63,14 @@ def types_of(schema: JsonMapping, root: JsonMapping, hops: int = 0) -> frozenset
 
 
 def options_of(schema: JsonMapping, root: JsonMapping) -> list[object]:
-    """The values that it lists; empty where it lists none."""
+    """Returns the values that the schema enumerates; empty if it has no enumeration."""
     schema = resolved(schema, root)
     listed = schema.get("enum")
     return [schema["const"]] if "const" in schema else listed if isinstance(listed, list) else []
 
 
 def resolved(schema: JsonMapping, root: JsonMapping) -> JsonMapping:
-    """What its `$ref` points at, in the same document."""
+    """Returns the schema that its `$ref` points at, in the same document."""
     for _ in range(MAX_HOPS):
         reference = schema.get("$ref")
         if not isinstance(reference, str):
@@ -87,7 +88,7 @@ def _union(parts: Iterable[frozenset[str] | None]) -> frozenset[str] | None:
 
 
 def _kinds(value: object) -> frozenset[str]:
-    """The types that a value is of."""
+    """Returns the JSON types of a value."""
     match value:
         case None:
             return frozenset({"null"})

@@ -1,6 +1,6 @@
-"""Calls whose arguments are texts between tags, while they are being written.
+"""Parses calls whose arguments are texts between tags, while they are generated.
 
-Owns: where a value ends, what its block holds. Never touches: what the tags are, grammars.
+Owns: where a value ends, what its block contains. Never touches: what the tags are, grammars.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from palestra.chat.tool_parsers.protocol import ToolCallBlock
 from palestra.chat.tool_parsers.schema_values import parameters_of, property_of, typed
 from palestra.util.json_types import JsonMapping, JsonObject
 
-LONGEST = 512  # characters of a name, or of what is between two values: what is longer is no call
-SPACES = 16  # between a value's closing tag and what shows that it is one; templates write one at most
+LONGEST = 512  # characters of a name, or between two values; a longer text is not a call
+SPACES = 16  # between a value's closing tag and the tag that confirms it; templates write one space at most
 END = ""
-"""In `follows`: nothing comes any more."""
+"""In `follows`: the end of the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class TagSyntax:
     head: re.Pattern[str]
-    """Up to the call's `name`."""
+    """Matches up to the call's `name`."""
     between: re.Pattern[str]
-    """What is between two values: the next one's `key`, or without one the end of the call."""
+    """Matches what is between two values: with the next one's `key`, or without a key the end of the call."""
     closing: str
-    """Ends a value, if one of `follows` comes next: a value may hold the text of this tag."""
+    """Ends a value if one of `follows` comes next: a value itself may contain the text of this tag."""
     follows: Sequence[Sequence[str]]
-    """Tags, one after another, with spaces between them."""
+    """Sequences of tags, with spaces between them."""
     block_closing: str
     """Ends the block; some models forget it."""
     until: str
-    """In a block that cannot be read, nothing is looked for up to here."""
+    """In a block that cannot be parsed, nothing is searched for up to this text."""
     clean: Callable[[str], str]
-    """Takes off what the template writes around a value."""
+    """Removes what the template writes around a value."""
 
 
 class TaggedValuesReader:
-    """One call, from behind its marker."""
+    """Reads one call, from after its marker."""
 
     def __init__(self, syntax: TagSyntax, tools: Sequence[JsonMapping]) -> None:
         self._syntax, self._tools = syntax, tools
@@ -67,7 +67,7 @@ class TaggedValuesReader:
             pass
         return self._ended
 
-    # Steps take what they can from the buffer; True: the step that is set now has something to do.
+    # Each step takes what it can from the buffer. True: the step that is set now has something to do.
 
     def _head(self, at_end: bool) -> bool:
         if (found := self._found(self._syntax.head)) is None:
@@ -130,7 +130,7 @@ class TaggedValuesReader:
 
 
 def _follows(text: str, tags: Sequence[str], at_end: bool) -> bool | None:
-    """Whether a text begins with these tags; None: that depends on what comes."""
+    """Whether a text begins with these tags; None: that depends on what follows."""
     for tag in tags:
         stripped = text.lstrip()
         if len(text) - len(stripped) > SPACES:

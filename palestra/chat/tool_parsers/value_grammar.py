@@ -1,6 +1,6 @@
 """Grammars of arguments that are texts between tags.
 
-Owns: what a schema says of a value that is not written as JSON. Never touches: what the tags are.
+Owns: what a schema means for a value that is not written as JSON. Never touches: what the tags are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from palestra.util.json_types import JsonMapping
 
 TEXT_KEYS = {"type", "minLength", "maxLength", "pattern", "nullable", "enum", "const"}
 NOTES = {"title", "description", "default", "examples", "$ref", "$schema", "$id", "$comment", "x-guidance"}
-"""Keys of any schema that bind nothing, or were followed before."""
+"""Keys of a schema that constrain nothing, or were handled before."""
 EMPTY = '""'
 OBJECT_KEYS = {"type", "properties", "required", "additionalProperties", "strict", "$defs", "definitions"}
 
@@ -24,23 +24,23 @@ OBJECT_KEYS = {"type", "properties", "required", "additionalProperties", "strict
 @dataclass(frozen=True, slots=True)
 class ValueSyntax:
     opening: Callable[[str], str]
-    """From a key to what comes before its value, in Lark."""
+    """Returns for a key what comes before its value, in Lark."""
     any_opening: str
-    """The same for whatever key."""
+    """The same for any key."""
     closing: str
-    """The text behind a value, which no value holds."""
+    """The text after a value, which no value contains."""
     closing_token: int | None = None
-    """Where that is one token."""
+    """The token id of that text, if it is one token."""
     after: str = ""
-    """Behind `closing`."""
+    """What comes after `closing`."""
 
 
 def value_rules(rule: str, parameters: JsonMapping, syntax: ValueSyntax) -> list[str]:
-    """A rule for all arguments of a tool, in the order of its schema, and those of their values."""
+    """Returns a rule for all arguments of a tool, in the order of its schema, and the rules of their values."""
     schema = resolved(parameters, parameters)
     _refuse_unknown(schema, parameters, OBJECT_KEYS, "the arguments")
     properties, required = schema.get("properties") or {}, set(schema.get("required") or ())
-    # Who lists properties, even none, means these.
+    # A schema that lists properties, even none, allows only these.
     if not properties and schema.get("additionalProperties", "properties" not in schema) is not False:
         return [f"{rule}: ({syntax.any_opening} {rule}_any)*", *_text(f"{rule}_any", {}, syntax)]
     values, rules = list[str](), list[str]()
@@ -69,7 +69,7 @@ def _value(rule: str, schema: JsonMapping, root: JsonMapping, syntax: ValueSynta
 
 
 def _text(rule: str, schema: JsonMapping, syntax: ValueSyntax) -> list[str]:
-    """Any text in which `closing` does not occur, within the bounds of a schema."""
+    """Returns a rule for any text in which `closing` does not occur, within the limits of a schema."""
     closing = "" if syntax.closing_token is not None else lark.escaped(syntax.closing)
     bounds = [f"/{bound}{closing}/" for bound in _bounds(schema)]
     terminal = f"{rule.upper()}_TEXT"
@@ -99,7 +99,7 @@ def _end(syntax: ValueSyntax) -> str:
 
 
 def _refuse_unknown(schema: JsonMapping, root: JsonMapping, known: set[str], what: str) -> None:
-    """Unless what a grammar cannot say may be left open."""
+    """Refuses schema keys that a grammar cannot express, unless they may be ignored."""
     unknown = sorted(schema.keys() - known - NOTES)
     if unknown and not (root.get("x-guidance") or {}).get("lenient"):
         raise ChatError(f"{unknown[0]!r} of {what} cannot be followed in this model's tool format")

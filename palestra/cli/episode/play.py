@@ -70,7 +70,7 @@ def play(config_file: str | None, names: tuple[str, ...], server: str, key: str 
 
     def leave(reason: str) -> None:
         unknown.append(reason)
-        os.kill(os.getpid(), signal.SIGTERM)  # what is being played is finished
+        os.kill(os.getpid(), signal.SIGTERM)  # episodes that are being played are finished
 
     with one_line_errors(EpisodeClientError, ValueError), open_environments(config) as environments:
         player = EnvironmentPlayer(environments, RolloutSettings.of(config.rollout), leave)

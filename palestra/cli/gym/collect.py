@@ -32,7 +32,7 @@ WRITTEN = click.Path(path_type=Path, dir_okay=False)
 
 
 class Repeats(click.ParamType):
-    """`4`, or `agent=4,_default=1`."""
+    """Parses `4`, or `agent=4,_default=1`."""
 
     name = "N or AGENT=N,…"
 
@@ -46,7 +46,7 @@ class Repeats(click.ParamType):
 
 
 class Shard(click.ParamType):
-    """`0/4`: the first of four."""
+    """Parses `0/4`: the first of four shards."""
 
     name = "I/N"
 
@@ -202,7 +202,7 @@ def collect(
 
 
 def _found(data: Path, roots: tuple[Path, ...]) -> Path:
-    """The data file, searched for in the same folders as the data files that configs name."""
+    """Returns the data file, searched for in the same folders as the data files that configs name."""
     from palestra.gym.search_folders import find_below, search_roots
 
     folders = search_roots(roots)
@@ -236,7 +236,7 @@ async def _collect(
 
 @asynccontextmanager
 async def open_gym(key: str | None, **given: Any) -> AsyncIterator[tuple[HttpClient, ServerDirectory]]:
-    """A running gym, or one that is started for this command, and a pool with enough connections to it."""
+    """Gives a running gym, or one that is started for this command, and a pool with enough connections to it."""
     from palestra.environments.gym.directory import ServerDirectory
     from palestra.net.http_client import HttpClient
 

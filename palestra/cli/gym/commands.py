@@ -50,13 +50,13 @@ def gym() -> None:
 
 
 def head_options(*, default: str | None = HEAD, hint: str = "") -> Callable[[F], F]:
-    """Options that say which gym is meant; they arrive as `server` and `key`."""
+    """Adds the options that say which gym is meant; they arrive as `server` and `key`."""
     about = f"Address of the head server of a running gym.{hint}"
     return server_options(help=about, default=default, envvar=None, key_envvar="PALESTRA_GYM_KEY", old="--head")
 
 
 def search_dir_option(help: str) -> Callable[[F], F]:  # noqa: A002
-    """Option for the folders to search first; it arrives as `roots`."""
+    """Adds the option for the folders to search first; it arrives as `roots`."""
     folder = click.Path(path_type=Path, file_okay=False, exists=True)
     return click.option(
         "--search-dir", "roots", multiple=True, type=folder, help=f"{help}; may be repeated. [NEMO_GYM_EXTRA_ROOTS]"
@@ -64,7 +64,7 @@ def search_dir_option(help: str) -> Callable[[F], F]:  # noqa: A002
 
 
 def source_options(command: F) -> F:
-    """Options that say where a gym's config comes from; `sources(**kwargs)` takes them."""
+    """Adds the options that say where a gym's config comes from; `sources(**kwargs)` takes them."""
     options = [
         click.option(
             *("-c", "--config", "files"),
@@ -143,7 +143,8 @@ async def until_stopped(work: Coroutine[Any, Any, None], *, with_parent: bool = 
     stopped = asyncio.Event()
     if with_parent:
         stdin = sys.stdin.fileno()
-        loop.add_reader(stdin, lambda: (loop.remove_reader(stdin), stopped.set()))  # readable means closed, for ever
+        # readable means closed, and stays so
+        loop.add_reader(stdin, lambda: (loop.remove_reader(stdin), stopped.set()))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stopped.set)
     waiting = asyncio.create_task(stopped.wait())

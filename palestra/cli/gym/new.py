@@ -70,7 +70,7 @@ def test(name: str, roots: tuple[Path, ...], pytest_args: tuple[str, ...]) -> No
             return
         command, environment = pytest_command(folder)
     code = subprocess.run([*command, *pytest_args], cwd=folder, env=environment, check=False).returncode
-    raise SystemExit(FAILED if code else 0)  # pytest's own codes mean other things than ours
+    raise SystemExit(FAILED if code else 0)  # pytest's own exit codes have other meanings than ours
 
 
 def find_folder(name: str, roots: tuple[Path, ...]) -> Path:

@@ -24,7 +24,7 @@ from palestra.util.json_types import JsonObject
 if TYPE_CHECKING:
     from palestra.gym.collect.reverifying import ReverifyRequest, ReverifyStatus
 
-SHOWN = 10  # tasks of a comparison
+SHOWN = 10  # number of tasks shown in a comparison
 
 
 @click.command()

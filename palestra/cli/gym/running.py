@@ -30,8 +30,8 @@ def gym_options(command: F) -> F:
 
 @asynccontextmanager
 async def running_gym(server: str | None = None, **given: Any) -> AsyncIterator[str]:
-    """The address of the gym's head server. With files, a gym is started that lives as long as this block; the block is
-    cancelled if one of its servers cannot be kept running. Raises GymError."""
+    """Gives the address of the gym's head server. With config files, a gym is started that lives as long as this block;
+    the block is cancelled if one of its servers cannot be kept running. Raises GymError."""
     from palestra.gym.config import ReservedPorts, load_gym
     from palestra.gym.supervisor import Supervisor
 

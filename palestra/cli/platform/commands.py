@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 MIB = 1 << 20
 SPLITS = ["train", "eval"]
-LISTED, EXPORTED = 3, 20  # of each template, where nobody says how many
+LISTED, EXPORTED = 3, 20  # tasks of each template, if no number is given
 
 
 @click.group(cls=LazyGroup, aliases={"tasks": "task"})
@@ -152,7 +152,7 @@ def mcp(key: str, data: str | None) -> None:
         world = open_world(key, data, lambda verdict: tell_verdict(key, verdict))
     tell(f"{world.title} in {world.instance.seed.key}, by MCP on standard input and output, until the input ends")
     incoming, outgoing = sys.stdin.buffer, sys.stdout.buffer
-    with redirect_stdout(sys.stderr):  # a stray word among the messages would end the connection
+    with redirect_stdout(sys.stderr):  # any other output among the messages would end the connection
         serve_lines(world, incoming, outgoing)
 
 

@@ -43,7 +43,7 @@ COMMANDS = ("tools", "task", "diff", "reset", "done", "quit", "help")
 
 def play_task(key: str, *, as_json: bool) -> None:
     if "-" not in key:
-        app_of(key)  # what is no app either is told the nearest
+        app_of(key)  # raises for an unknown app, with the nearest name
     task = make_task(drawn(key) if key in APPS else key)
     game = HumanPlay(task, is_silent=as_json)
     try:
@@ -202,7 +202,7 @@ def value_of(schema: JsonObject, text: str) -> object:
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
-        return text  # the tool says what is wrong with it
+        return text  # the tool reports what is wrong with it
 
 
 def shown(result: ToolResult) -> str:

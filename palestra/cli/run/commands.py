@@ -29,7 +29,7 @@ from palestra.util.json_types import JsonObject
 if TYPE_CHECKING:
     from palestra.runs.reader import RunReader
 
-# What one looks at first, as far as a run has it.
+# The metrics that are looked at first, as far as a run has them.
 KEY_METRICS = (
     "reward/mean",
     "reward/best_of_group",

@@ -43,7 +43,7 @@ FIELDS = [
 ]
 LONGEST = 1000
 ORDER = {ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}
-# Text is skipped, then a lone = is what people mean by ==.
+# Quoted text is skipped; elsewhere a single = means ==.
 LONE_EQUALS = re.compile(r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?<![<>=!])=(?!=)""")
 
 

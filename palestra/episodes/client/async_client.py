@@ -162,7 +162,7 @@ class AsyncEpisodeClient:
                 raise
             return Claimed(
                 leases=[], retry_after_s=0.0
-            )  # they ran out before they were told of: nothing is left but to claim anew
+            )  # they expired before this client heard of them: the only way is to claim again
 
     async def _refuse(self, asking: Future[Claimed]) -> None:
         """Gives back leases whose claim was cancelled."""
@@ -174,7 +174,7 @@ class AsyncEpisodeClient:
         except (EpisodeClientError, TimeoutError) as error:
             log.info("a claim was cancelled: %s", error or "it has no leases")
 
-    # Training and looking on
+    # Training and queries
 
     async def run(self, name: str, settings: RunSettings | None = None, *, model: str | None = None) -> AsyncRun:
         """Makes a run, or changes the given settings of an existing one."""
@@ -271,6 +271,6 @@ class ClaimPace:
         if self._deadline is not None and now >= self._deadline:
             return None
         if now - self._begun > self._asked_s / 2:
-            return 0.0  # it did wait: the next request stands in line for this one
+            return 0.0  # the request did wait, so the next one can follow at once
         pause_s = min(max(claimed.retry_after_s, LEAST_PAUSE_S), POLL_S)
         return pause_s if self._deadline is None else min(pause_s, self._deadline - now)

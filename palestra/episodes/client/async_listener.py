@@ -93,7 +93,7 @@ class ListenSocket:
         self.address: str = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     async def close(self) -> None:
-        """Up to a second, while the last answer is on its way."""
+        """Closes the socket; waits up to a second while the last answer is on its way."""
         await asyncio.to_thread(self._end)
 
     def _end(self) -> None:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Facade(Generic[A]):
-    """One side of a client: `inner` is the other, for coroutines."""
+    """The part of a client for threads; `inner` is the same part for coroutines."""
 
     def __init__(self, inner: A):
         self.inner = inner
@@ -35,7 +35,8 @@ def waits(method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Callab
 def waits_for(
     make: Callable[[T], R], method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]
 ) -> Callable[Concatenate[Facade[A], P], R]:
-    """`make` turns what the coroutine returns into what is for threads."""
+    """Makes a blocking method of a coroutine method. `make` converts what the coroutine returns into its counterpart
+    for threads."""
 
     @wraps(method)
     def wait(self: Facade[A], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,6 +1,6 @@
 """Heartbeats for leases: one thread renews all leases of a client.
 
-Owns: when to send, what is known of each lease. Never touches: what is played.
+Owns: when to send, what is known about each lease. Never touches: what is played.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from palestra.types.episodes import EndAnswer, EndRequest, EndStatus, EpisodeRes
 
 log = logging.getLogger(__name__)
 
-BEATS = 3  # in a lease: two may get lost
+BEATS = 3  # heartbeats during one lease: two may get lost
 LONGEST_TRY_S = 10.0
-AGAIN_S = 1.0  # after a beat that was not answered
+AGAIN_S = 1.0  # pause after a heartbeat that was not answered
 
 
 @dataclass(slots=True, eq=False)
@@ -32,11 +32,12 @@ class HeldLease:
     can_continue: bool = True
     reason: str = ""
     is_over: bool = False
-    """Ended or released by this client."""
+    """Whether this client has ended or released it."""
     result: EpisodeResult | None = None
-    """As it was sent last. Its answer tells: a beat that comes between finds the attempt ended."""
+    """The result that was sent last. Only its own answer counts: a heartbeat in between finds that the attempt has
+    ended."""
     ended: EndAnswer | None = None
-    """What the server made of it."""
+    """The server's answer to the result."""
 
     @classmethod
     def of(cls, lease: Lease) -> HeldLease:
@@ -58,7 +59,7 @@ class HeldLease:
     def settle(self, ended: EndAnswer) -> EndAnswer:
         """Records the server's answer to a result. A late result is logged; a mistake of the player is raised."""
         name = self.lease.episode_id
-        if ended.status is EndStatus.INVALID:  # it may be ended again, better
+        if ended.status is EndStatus.INVALID:  # the player may end it again with a valid result
             raise InvalidResult(f"episode {name}: {ended.detail or ended.status}")
         self.ended, self.is_over = ended, True
         if ended.status is EndStatus.CONFLICT:
@@ -70,7 +71,7 @@ class HeldLease:
 
 
 Send = Callable[[Sequence[LeaseRef], float], list[HeartbeatAnswer]]
-"""Leases and a time limit in; raises what a call raises, and does not repeat itself."""
+"""Sends heartbeats; takes leases and a time limit. It raises what a call raises, and does not retry."""
 
 
 class HeartbeatThread:
@@ -78,7 +79,7 @@ class HeartbeatThread:
 
     def __init__(self, send: Send):
         self._send = send
-        self._changed = threading.Condition()  # protects all below
+        self._changed = threading.Condition()  # protects all fields below
         self._leases: dict[LeaseRef, HeldLease] = {}
         self._thread: threading.Thread | None = None
 
@@ -97,14 +98,14 @@ class HeartbeatThread:
             self._changed.notify()
 
     def clear(self) -> list[HeldLease]:
-        """The thread ends; returns what it held."""
+        """Ends the thread and returns the leases that it held."""
         with self._changed:
             lease, self._leases = list(self._leases.values()), {}
             self._changed.notify()
         return lease
 
     def take_in(self, beats: Sequence[HeartbeatAnswer], asked_at: float) -> None:
-        """What the server said, whoever asked."""
+        """Takes over answers of the server, whoever sent the request."""
         with self._changed:
             for beat in beats:
                 lease = self._leases.get(LeaseRef(episode_id=beat.episode_id, attempt=beat.attempt))
@@ -119,7 +120,8 @@ class HeartbeatThread:
             self._beat(batch)
 
     def _next_batch(self) -> list[HeldLease]:
-        """Waits until one is due, and takes those along that soon will be. Empty: there is no lease left."""
+        """Waits until a lease is due, and returns it with those that will be due soon. Empty: there is no lease
+        left."""
         with self._changed:
             while self._leases:
                 now = time.monotonic()
@@ -134,7 +136,7 @@ class HeartbeatThread:
     def _beat(self, batch: Sequence[HeldLease]) -> None:
         now = time.monotonic()
         shortest_s = min(lease.lease.lease_s for lease in batch) / BEATS
-        for lease in batch:  # unless the answer says otherwise
+        for lease in batch:  # assumed to be lost, unless the answer says otherwise
             lease.due = now + min(AGAIN_S, lease.lease.lease_s / BEATS)
         try:
             beats = self._send([lease.ref for lease in batch], min(max(shortest_s, AGAIN_S), LONGEST_TRY_S))
@@ -142,14 +144,14 @@ class HeartbeatThread:
             if error.status >= 500:
                 log.warning("heartbeat: %s", error)
                 return
-            with self._changed:  # this client may not play any more, and trying again would not help
+            with self._changed:  # this client may not play any more, and retrying would not help
                 for lease in batch:
                     self._lose(lease, f"refused: {error.detail}")
             return
         except EpisodeClientError as error:
             log.info("heartbeat: %s", error)
             return
-        except Exception:  # without this thread every lease would be lost
+        except Exception:  # boundary: without this thread every lease would be lost
             log.exception("heartbeat")
             return
         self.take_in(beats, now)

@@ -20,15 +20,15 @@ from palestra.episodes.client import loop_thread
 from palestra.episodes.client.api import ApiCall
 from palestra.episodes.client.errors import ServerSilent
 
-CONNECT_S = 3.0  # an address where nobody is, is told within 5 s
+CONNECT_S = 3.0  # a wrong address is reported within 5 s
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=8, keepalive_expiry=15.0)
-"""Few are kept: with each request httpx looks at all that are idle, so that a call beside 15 others took 4.3 ms of CPU
-where 16 were kept, and 3.1 with 8. And for less time than a call waits: after one that was lost with its connection, no
-other old one is tried."""
+"""Few idle connections are kept, because httpx looks at all of them with each request: a call beside 15 others took 4.3
+ms of CPU with 16 kept connections, and 3.1 ms with 8. They are kept for less time than a call waits, so that after a
+call that was lost with its connection no other old connection is tried."""
 THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 CUT_OFF = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
 
-# httpx logs every request, heartbeats too, at INFO. Ours are the ones of this thread.
+# httpx logs every request at INFO, including heartbeats. This filter drops those of this thread.
 logging.getLogger("httpx").addFilter(lambda record: record.threadName != loop_thread.NAME)
 
 
@@ -38,11 +38,11 @@ class ExchangeBroken(Exception):
     def __init__(self, reason: str, *, is_reached: bool):
         super().__init__(reason)
         self.reason, self.is_reached = reason, is_reached
-        """Reached: somebody was there."""
+        """Whether a server was reached at all."""
 
 
 class HttpExchange:
-    """On the shared event loop only."""
+    """Sends requests to one server. Use it on the shared event loop only."""
 
     def __init__(self, url: str, key: str | None, *, tls: ssl.SSLContext | None, proxy: str | None):
         check_url(url)
@@ -57,7 +57,7 @@ class HttpExchange:
         parts = urlsplit(self.url)
         if parts.scheme == "https":
             self._tls = self._tls or ssl.create_default_context()
-        trusted = self._tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # where none is needed, none is read
+        trusted = self._tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # without TLS the certificates need not be read
         try:
             return httpx.AsyncClient(
                 headers=self._headers,
@@ -70,7 +70,8 @@ class HttpExchange:
             raise ValueError(f"the proxy is not a URL: {error}") from None
 
     async def send(self, call: ApiCall[Any]) -> httpx.Response:
-        """Raises Broken. A kept connection may be dead already: what is cut off is sent again, once, on another."""
+        """Sends a call. Raises ExchangeBroken. A kept connection may be dead already, so a request that is cut off is
+        sent once more on another connection."""
         request = self._request(call)
         try:
             try:
@@ -82,7 +83,7 @@ class HttpExchange:
 
     @asynccontextmanager
     async def stream(self, call: ApiCall[Any]) -> AsyncIterator[httpx.Response]:
-        """The answer while it comes. Raises Broken, also while it is read."""
+        """Gives the answer while it arrives. Raises ExchangeBroken, also while the answer is read."""
         try:
             answer = await self._client.send(self._request(call), stream=True)
             try:
@@ -97,7 +98,7 @@ class HttpExchange:
 
     @property
     def _client(self) -> httpx.AsyncClient:
-        if self._owner != os.getpid():  # forked: these connections are the parent's
+        if self._owner != os.getpid():  # after a fork the connections belong to the parent
             self._http, self._owner = self._open(), os.getpid()
         return self._http
 
@@ -114,7 +115,7 @@ class HttpExchange:
 
     def _error_of(self, error: httpx.RequestError) -> ExchangeBroken | ServerSilent:
         cause = _first_cause(error)
-        if isinstance(cause, ssl.SSLCertVerificationError):  # to try again does not change a certificate
+        if isinstance(cause, ssl.SSLCertVerificationError):  # retrying does not change a certificate
             hint = "tls=ssl.create_default_context(cafile=…) trusts another certificate"
             return ServerSilent(f"{self.url} is not trusted: {cause.verify_message}; {hint}")
         is_reached = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError)
@@ -122,7 +123,7 @@ class HttpExchange:
 
 
 async def lines(answer: httpx.Response) -> AsyncGenerator[bytes, None]:
-    """As they come. Raises Broken for half a line at the end."""
+    """Yields lines as they arrive. Raises ExchangeBroken for an incomplete line at the end."""
     rest = b""
     async for part in answer.aiter_bytes():
         *whole, rest = (rest + part).split(b"\n")
@@ -145,7 +146,7 @@ def check_url(url: str) -> None:
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """Under httpx are httpcore, anyio and asyncio."""
+    """Returns the first cause: below httpx there are httpcore, anyio and asyncio."""
     while (below := error.__cause__ or error.__context__) is not None:
         error = below.exceptions[0] if isinstance(below, BaseExceptionGroup) else below
     return error
@@ -154,6 +155,6 @@ def _first_cause(error: BaseException) -> BaseException:
 def _words(error: httpx.RequestError, cause: BaseException) -> str:
     if isinstance(error, httpx.TimeoutException):
         return "timed out"
-    if isinstance(cause, OSError) and cause.errno and cause.errno > 0:  # asyncio says it in words of its own
+    if isinstance(cause, OSError) and cause.errno and cause.errno > 0:  # asyncio has its own wording; take the system's
         return f"[Errno {cause.errno}] {os.strerror(cause.errno)}"
     return str(cause if isinstance(cause, OSError) else error) or type(error).__name__

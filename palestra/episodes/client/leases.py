@@ -22,7 +22,7 @@ from palestra.types.episodes import EndAnswer, EpisodeResult, HeartbeatAnswer, L
 
 log = logging.getLogger(__name__)
 
-GOODBYE_S = 5.0  # a server that is gone finds out by itself
+GOODBYE_S = 5.0  # a server that is gone notices the end of a lease by itself
 
 
 class ClientLeases:
@@ -36,7 +36,7 @@ class ClientLeases:
         return held_leases
 
     def forget(self, lease: HeldLease) -> None:
-        """This client does nothing more about it: no lease is kept that nobody plays under."""
+        """Stops renewing a lease: this client does nothing more about it."""
         lease.is_over = True
         self.heartbeat.drop(lease)
 
@@ -45,7 +45,7 @@ class ClientLeases:
         return self._settle(lease, answer.ended[0])
 
     async def end_many(self, results: Sequence[tuple[HeldLease, EpisodeResult]]) -> list[EndAnswer]:
-        """What is refused is told in its place, not raised."""
+        """Ends episodes. A refusal is returned in its place, not raised."""
         answers: list[EndAnswer] = []
         for batch in api.batches([lease.end_request(result) for lease, result in results]):
             answers += (await self.calls.do(api.end(self.client_id, batch))).ended
@@ -57,7 +57,7 @@ class ClientLeases:
         return answers
 
     async def release(self, leases: Iterable[HeldLease], reason: str, *, retry_s: float | None = None) -> None:
-        """Those that are over already stay so."""
+        """Releases leases; those that are over are not changed."""
         open_leases = [one for one in leases if not one.is_over]
         for one in open_leases:
             one.reason = reason
@@ -71,7 +71,7 @@ class ClientLeases:
         self.heartbeat.take_in(answer.beats, asked_at)
 
     async def close(self) -> None:
-        """Those that are still open are given back."""
+        """Releases the leases that are still open."""
         open_leases = self.heartbeat.clear()
         try:
             await self.release(open_leases, "the client was closed", retry_s=GOODBYE_S)
@@ -86,7 +86,7 @@ class ClientLeases:
                 self.forget(lease)
 
     def _beat(self, leases: Sequence[LeaseRef], timeout_s: float) -> list[HeartbeatAnswer]:
-        """In the heartbeat's thread."""
+        """Sends heartbeats; runs in the heartbeat thread."""
         return SHARED.wait(self.calls.do(api.heartbeat(self.client_id, leases, timeout_s), retry_s=0)).beats
 
 
@@ -95,6 +95,6 @@ def new_id() -> str:
 
 
 def new_client_id() -> str:
-    """Tells people which machine and process it was."""
+    """Returns an id that contains the machine's name and the process id, for people who read it."""
     host = re.sub(r"[^A-Za-z0-9.-]", "-", platform.node())[:64]
     return f"{host or 'client'}:{os.getpid()}:{secrets.token_hex(4)}"

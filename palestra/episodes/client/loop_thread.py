@@ -34,8 +34,8 @@ class LoopThread:
         self.forget()
 
     def forget(self) -> None:
-        """After a fork: the child has the memory of the thread, but not the thread."""
-        self._lock = threading.Lock()  # of those below
+        """Resets the object after a fork: the child has the memory of the thread, but not the thread."""
+        self._lock = threading.Lock()  # protects the fields below
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -52,8 +52,9 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """For any other thread. Ctrl-C interrupts it at once, and cancels the work."""
-        if self._thread is threading.current_thread():  # by the garbage collector, perhaps
+        """Runs `work` on the loop and waits for it; for any other thread. Ctrl-C interrupts it at once, and cancels the
+        work."""
+        if self._thread is threading.current_thread():  # e.g. called by the garbage collector
             work.close()
             raise RuntimeError(f"thread {self.name} cannot wait for itself")
         future = self.start(work)
@@ -64,13 +65,14 @@ class LoopThread:
             raise
 
     async def join(self, work: Coroutine[Any, Any, T]) -> T:
-        """For coroutines of any event loop, this one too. Cancelled, it cancels the work."""
+        """Runs `work` on the loop; for coroutines of any event loop, including this one. If it is cancelled, so is the
+        work."""
         if asyncio.get_running_loop() is self.loop:
             return await work
         return await asyncio.wrap_future(self.start(work))
 
     async def follow(self, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-        """The same for what comes one by one."""
+        """Like `join`, for an asynchronous generator."""
         try:
             while True:
                 yield await self.join(_next(items))
@@ -80,17 +82,17 @@ class LoopThread:
             await self.join(_close(items))
 
     def each(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
-        """As `wait`, for what comes one by one."""
+        """Like `wait`, for an asynchronous generator."""
         try:
             while True:
                 yield self.wait(_next(items))
         except StopAsyncIteration:
             return
         finally:
-            self.start(_close(items))  # not waited for: it may be the garbage collector who ends it, in any thread
+            self.start(_close(items))  # not waited for: the garbage collector may close it, in any thread
 
     def close(self) -> None:
-        """What still runs is cancelled."""
+        """Closes the loop; work that still runs is cancelled."""
         wait([self.start(_cancel_others())], 2 * END_S)
         self.loop.call_soon_threadsafe(self.loop.stop)
 
@@ -99,7 +101,7 @@ class _Loop(asyncio.SelectorEventLoop):
     async def getaddrinfo(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return await super().getaddrinfo(*args, **kwargs)
-        except RuntimeError:  # the program ends, and there are no new threads any more
+        except RuntimeError:  # the program is ending and cannot start new threads
             return socket.getaddrinfo(*args, **kwargs)
 
 
@@ -111,7 +113,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def outcome(future: Future[T]) -> T:
-    """What comes of the work of another thread. Cancelled, that work goes on."""
+    """Waits for work of another thread. If this is cancelled, that work continues."""
     loop = asyncio.get_running_loop()
     is_done = asyncio.Event()
 
@@ -143,7 +145,7 @@ async def _cancel_others() -> None:
 
 
 SHARED = LoopThread(NAME)
-"""What every client of this process says to its server is said here: a player may keep its own loop busy."""
+"""The loop on which all clients of this process talk to their servers, because a player may keep its own loop busy."""
 if sys.platform != "win32":
     os.register_at_fork(after_in_child=SHARED.forget)
 

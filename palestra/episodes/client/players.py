@@ -38,7 +38,7 @@ async def play_one(episode: AsyncEpisode, player: AsyncPlayer, on_error: OnError
     except (asyncio.CancelledError, GeneratorExit) as error:
         await episode.leave(error, on_error)
         raise
-    except BaseException as error:  # it would end the loop, and with it the other players
+    except BaseException as error:  # boundary: otherwise it would end the loop, and with it the other players
         _log_failure(episode, error)
         await episode.leave(error, on_error)
 
@@ -48,7 +48,7 @@ def is_async(player: Callable[..., Any]) -> bool:
 
 
 def in_threads(player: Player) -> AsyncPlayer:
-    """A thread for each episode, which does not keep the program from ending, or the pool."""
+    """Plays each episode in a thread of its own, which keeps neither the program nor the pool from ending."""
 
     async def play(episode: AsyncEpisode) -> Result:
         played: Future[Result] = Future()
@@ -67,7 +67,7 @@ def _run(played: Future[Result], player: Player, episode: Episode) -> None:
 
 
 def _final_result(episode: EpisodeView, result: Result) -> EpisodeResult | None:
-    """None: the player has ended it or given it back, or forgot to."""
+    """Returns the result to send. None: the player has ended or released the episode, or forgot to end it."""
     if episode.is_over:
         return None
     if result is None:

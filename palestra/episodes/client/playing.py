@@ -62,7 +62,7 @@ async def play_async(
 
 @contextmanager
 def _signals(stop: Callable[[str], object], enabled: bool) -> Iterator[None]:
-    """Only the main thread of a program gets signals."""
+    """Handles signals; only the main thread of a program receives them."""
     if not enabled or threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -24,12 +24,12 @@ from palestra.types.episodes import EpisodeKind, LeaseRef
 log = logging.getLogger(__name__)
 
 CLAIM_S = 5.0
-RUN_WAIT_S = 600.0  # its trainer may be loading a model
+RUN_WAIT_S = 600.0  # its trainer may still be loading a model
 LOOK_EVERY_S = 2.0
 DRAIN_S = 60.0
 REPORT_S = 10.0
 TICK_S = 0.25
-MAX_CLAIM = 256  # of the server
+MAX_CLAIM = 256  # the server's limit
 STOPPED = "the pool was stopped"
 
 
@@ -115,7 +115,7 @@ class PlayerPool:
         self._playing: dict[LeaseRef, asyncio.Task[None]] = {}
         self._claiming: asyncio.Task[list[AsyncEpisode]] | None = None
         self._changed = asyncio.Event()
-        """Something was claimed, or played, or the pool is to stop."""
+        """Set when something was claimed or played, or the pool is to stop."""
         self._next_claim_at = 0.0
         self._run_missing_since: float | None = None
         self._is_stopped = False
@@ -195,7 +195,7 @@ class PlayerPool:
         await self._begin(claim.result())
 
     def _waits_for_run(self, error: Exception) -> bool:
-        """Players may be there before their trainer."""
+        """Whether to wait because the run does not exist yet: players may start before their trainer."""
         if not isinstance(error, EpisodeApiError) or not error.is_run_missing:
             return False
         now, chosen, since = time.monotonic(), self._options, self._run_missing_since
@@ -210,7 +210,7 @@ class PlayerPool:
 
     def _fail(self, error: Exception) -> None:
         self._failure = error
-        if self._playing:  # else it is raised at once
+        if self._playing:  # otherwise the error is raised at once
             log.error("nothing more is claimed: %s", error)
         self._begin_stop("claims fail")
 
@@ -241,10 +241,10 @@ class PlayerPool:
             self._is_stopped, self._counts.reason = True, reason
             log.info("stopping (%s): %d running episodes are played to their end", reason, len(self._playing))
         if self._claiming is not None:
-            self._claiming.cancel()  # gives back what still comes
+            self._claiming.cancel()  # cancelling also gives back what still arrives
 
     async def _give_up(self) -> None:
-        """What is still played is given back."""
+        """Releases the episodes that are still being played."""
         if tasks := list(self._playing.values()):
             for task in tasks:
                 task.cancel(STOPPED)

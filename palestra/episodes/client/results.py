@@ -13,7 +13,7 @@ from palestra.episodes.client.errors import InvalidResult
 from palestra.types.episodes import EpisodeError, EpisodeResult
 from palestra.util.json_types import JsonMapping
 
-MAX_MESSAGE = 4000  # characters of an error that are kept: a traceback may hold a whole prompt
+MAX_MESSAGE = 4000  # characters of an error that are sent: a traceback may contain a whole prompt
 
 
 class ResultParts(TypedDict, total=False):
@@ -67,7 +67,7 @@ def error_of(error: BaseException) -> EpisodeError:
 
 
 def _number(value: SupportsFloat, name: str) -> float:
-    """A number, also one of numpy or torch."""
+    """Converts to a float; numbers of numpy and torch are accepted."""
     try:
         return float(value)
     except (TypeError, ValueError):

@@ -29,8 +29,8 @@ from palestra.episodes.client.loop_thread import SHARED, shared
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-RETRY_S = 300.0  # a server that is restarted, model and all, is back by then
-REACH_S = 3.0  # a wrong address is told within 5 s, the start of a program included
+RETRY_S = 300.0  # by then a server that is restarted has loaded its model and is back
+REACH_S = 3.0  # a wrong address is reported within 5 s, including the start of the program
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 3.0
 LONGEST_RETRY_AFTER_S = 60.0
 COME_BACK = (429, 502, 503, 504)
@@ -59,7 +59,7 @@ class RetryingCalls:
         self.retry_s = retry_s
         self._exchange = HttpExchange(url, key or os.environ.get("TINKER_API_KEY"), tls=tls, proxy=proxy)
         self.is_away = False
-        """Some call waits for the server. It is told once, not by each of many."""
+        """Whether some call waits for the server. This is logged once, not by each of many calls."""
         self._is_closed = False
         self._running = 0
         self._pausing: set[asyncio.Future[None]] = set()
@@ -99,7 +99,7 @@ class RetryingCalls:
 
     @shared
     async def reach(self) -> None:
-        """Before the first call of something that would otherwise wait for very long: is anybody there at all?"""
+        """Checks that a server is there, before the first call of something that would otherwise wait for very long."""
         patience = RetryBudget(self, min(REACH_S, self.retry_s))
         while True:
             async with self._call_under_way():
@@ -114,7 +114,7 @@ class RetryingCalls:
 
     @shared
     async def pause(self, seconds: float) -> None:
-        """Not for a client that is closed, before or meanwhile."""
+        """Sleeps; raises if the client is closed, before or meanwhile."""
         woken = asyncio.get_running_loop().create_future()
         self._pausing.add(woken)
         try:
@@ -124,7 +124,7 @@ class RetryingCalls:
 
     @shared
     async def close(self) -> None:
-        """Calls under way still end; those that wait for the server do not."""
+        """Closes the client. Calls under way are finished; those that wait for the server are not."""
         self._is_closed = True
         for woken in self._pausing:
             woken.cancel()
@@ -177,7 +177,7 @@ class RetryingCalls:
 
 
 class RetryBudget:
-    """With one call: how long to wait before the next try, and when to stop."""
+    """Decides for one call how long to wait before the next try, and when to stop."""
 
     def __init__(self, calls: RetryingCalls, retry_s: float):
         self._calls, self._retry_s = calls, retry_s
@@ -186,7 +186,8 @@ class RetryBudget:
     def next_delay(self, waiting: WaitReason) -> float:
         spent_s = time.monotonic() - self._begin
         delay_s = min(FIRST_DELAY_S * 2 ** min(self._tries, 10), LONGEST_DELAY_S)
-        delay_s = max(waiting.retry_after_s, delay_s) * random.uniform(1.0, 1.5)  # or all come back in one moment
+        # random, otherwise all clients come back at the same moment
+        delay_s = max(waiting.retry_after_s, delay_s) * random.uniform(1.0, 1.5)
         if spent_s + delay_s > self._retry_s:
             tried = f", tried for {spent_s:.0f} s" if self._tries else ""
             raise ServerSilent(f"{self._calls.url} does not answer{tried}: {waiting.reason}")
@@ -198,7 +199,7 @@ class RetryBudget:
 
 
 def _words(got: httpx.Response) -> str:
-    """The server's own, or a proxy's."""
+    """Returns the error text of the server, or of a proxy."""
     try:
         body = msgspec.json.decode(got.content)
     except (msgspec.DecodeError, UnicodeDecodeError):

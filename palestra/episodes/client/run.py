@@ -28,7 +28,7 @@ class Run(Facade[AsyncRun]):
 
     def register(self, groups: Iterable[NewGroup]) -> list[Registered]:
         """Registers groups, waiting while the queue is full. Groups that are already registered do not change."""
-        return SHARED.wait(self.inner.register(list(groups)))  # a generator is the caller's code
+        return SHARED.wait(self.inner.register(list(groups)))  # list() here: a generator is the caller's code
 
     def listen(
         self, address: str, *, after: int | None = None, wait_s: float | None = None, told: str | None = None

@@ -53,7 +53,7 @@ class OpenaiBaseUrlAndApiKey:
 
 
 class TinkerScriptJob(Protocol):
-    """AgentJetJob, for instance."""
+    """A job with a config, such as AgentJetJob."""
 
     config: Any
 
@@ -116,7 +116,7 @@ class TinkerScriptClient:
     def end_episode(self, episode_uuid: str, workflow_output: object) -> None:
         output = _plain(workflow_output)
         response = self._post("/end_episode", _Done, **self._names(episode_uuid), workflow_output=output)
-        self._leases.pop(episode_uuid, None)  # refused, it is somebody else's
+        self._leases.pop(episode_uuid, None)  # if it was refused, another client has the lease
         if not response.success:
             raise EpisodeClientError(
                 f"episode {episode_uuid} was not ended: {response.error or response.failure_reason}"
@@ -203,7 +203,7 @@ class TinkerScriptClient:
 
 
 def _plain(output: Any) -> Any:
-    """A pydantic model, a mapping, one of our structs."""
+    """Converts a pydantic model, a mapping or one of our structs to plain JSON data."""
     if hasattr(output, "model_dump"):
         return output.model_dump()
     if not isinstance(output, Mapping | Struct):
@@ -214,7 +214,7 @@ def _plain(output: Any) -> Any:
 def _yaml_of(job: TinkerScriptJob | JsonMapping | str) -> str:
     if isinstance(job, str):
         return job
-    import yaml  # of those who start engines; it takes a while
+    import yaml  # imported here: only those who start engines need it, and it is slow to import
 
     config = job if isinstance(job, Mapping) else job.config
     plain = config if isinstance(config, Mapping) else config.to_dict()

@@ -1,4 +1,4 @@
-"""The agents that come with the gym, by the name of their implementation. Begin at `simple`."""
+"""The agents that are part of the gym, by the name of their implementation. Begin at `simple`."""
 
 from palestra.gym.agents.gymnasium import GymnasiumAgent
 from palestra.gym.agents.remote import RemoteAgent

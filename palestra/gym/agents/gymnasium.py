@@ -1,4 +1,4 @@
-"""The agent for worlds with reset and step: model and world take turns, and rewards add up.
+"""The agent for worlds with reset and step: model and world take turns, and rewards are summed.
 
 Owns: the loop over steps, closing the world. Never touches: what a step does.
 """
@@ -41,11 +41,11 @@ class GymnasiumAgentSettings(WorldAgentSettings, frozen=True, kw_only=True):
     model_server: ServerReference
     """The model server to ask: `{type: responses_api_models, name: NAME}`."""
     max_steps: Annotated[int, Meta(ge=1)] = 10
-    """Steps of a rollout."""
+    """Maximum number of steps of a rollout."""
 
 
 class _World(Struct):
-    """One rollout's world, and what may be asked of it."""
+    """The world of one rollout, and the calls to it."""
 
     agent: GymnasiumAgent[Any]
     row: JsonObject
@@ -71,13 +71,13 @@ class _World(Struct):
         return checked_object(answer.value(), self.agent.settings.resources_server.name)
 
     async def close(self) -> None:
-        """The rollout stands whatever comes of it."""
+        """Closes the world; a failure does not affect the rollout."""
         if not self.can_close:
             return
         name = self.agent.settings.resources_server.name
         try:
             await self.agent.asked(name, "/close", self.row, self.cookies, CLOSE_S)
-        except Exception as error:  # the rollout is played already
+        except Exception as error:  # boundary: the rollout is already played
             log.warning("%s could not be closed: %s", name, error)
 
 
@@ -85,7 +85,7 @@ S = TypeVar("S", bound=GymnasiumAgentSettings)
 
 
 class GymnasiumAgent(WorldAgentServer[S]):
-    """`GymnasiumAgent[MySettings]` to derive from it with more to set."""
+    """Derive from `GymnasiumAgent[MySettings]` for further settings."""
 
     plain_settings = GymnasiumAgentSettings
 
@@ -98,7 +98,7 @@ class GymnasiumAgent(WorldAgentServer[S]):
             await world.close()
 
     async def respond(self, params: JsonObject, rollout: Rollout) -> Reply:
-        """One turn of the model: without a world there is nothing to step."""
+        """Plays one turn of the model: without a world there are no steps."""
         return await self._ask(params, rollout.cookies, rollout.prefix)
 
     async def _play(self, world: _World, given: JsonObject, observation: str | None, prefix: str) -> JsonObject:
@@ -137,7 +137,7 @@ class GymnasiumAgent(WorldAgentServer[S]):
 
 
 def _seen(step: JsonObject) -> list[Item]:
-    """What the world says to the model."""
+    """Returns what the world says to the model."""
     outputs = (step.get("info") or {}).get("tool_outputs") or []
     items = [tool_output(one["call_id"], one["output"]) for one in outputs]
     return [*items, user_message(step["observation"])] if step.get("observation") else items

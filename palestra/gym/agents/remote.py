@@ -1,9 +1,9 @@
 """The remote agent: a service of the user plays, and the gym has the tools and the verdict.
 
-The service has one route, `POST {agent_base_url}/v1/responses`. A function call that it leaves unanswered is run here
-and comes back to it in the next request's input; calls that it answered itself stay as they are.
+The service has one route, `POST {agent_base_url}/v1/responses`. A function call that it leaves unanswered is run here,
+and its result is in the next request's input; calls that it answered itself stay as they are.
 
-Owns: speaking to the service, turning every failure into a row. Never touches: the loop itself (`simple.play`).
+Owns: calling the service, turning every failure into a row. Never touches: the loop itself (`simple.play`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from palestra.util.json_types import JsonObject
 
 log = logging.getLogger(__name__)
 
-TRIES, WAIT_S = 3, 0.5  # where no connection comes about, or it breaks
+TRIES, WAIT_S = 3, 0.5  # if there is no connection, or it breaks
 OWN_FIELDS = ("reward", "response", "error", FAILURE_CLASS, FAILURE_TERMINAL, NO_PERSIST)
-"""That a row may have from an earlier time: they must not look like this rollout's."""
+"""Fields that a row may have from an earlier rollout: they must not be taken for this one's."""
 SHOWN = 500
 NOTHING = response_body(
     {"parallel_tool_calls": False},
@@ -46,11 +46,11 @@ NOTHING = response_body(
 
 
 class RemoteError(RuntimeError):
-    """The service gave no answer that could be used; it may next time."""
+    """The service gave no usable answer; it may the next time."""
 
 
 class RemoteAnswerInvalid(RemoteError):
-    """It answered something else than a Responses object: it will next time, too."""
+    """The service answered something other than a Responses object, and would do so again."""
 
 
 class RemoteAgentSettings(WorldAgentSettings, frozen=True, kw_only=True):
@@ -59,22 +59,22 @@ class RemoteAgentSettings(WorldAgentSettings, frozen=True, kw_only=True):
     agent_base_url: str
     """Address of the service that plays, with `POST /v1/responses`."""
     rollout_timeout_s: float = 86_400.0
-    """For one `/run`, the waiting for its turn included."""
+    """Time limit of one `/run`, including the waiting for its turn."""
     concurrency: Annotated[int, Meta(ge=1)] = 32
-    """Rollouts at the service at once; more wait for their turn."""
+    """Maximum number of rollouts at the service at once; more wait for their turn."""
     remote_responses_timeout_secs: float = 1800.0
-    """How long the service may take for one answer."""
+    """Time limit of one answer of the service."""
     run_timeout_secs: float = 2100.0
-    """From when the rollout begins: waiting for its turn does not count."""
+    """Time limit from the beginning of the rollout: waiting for its turn does not count."""
     max_steps: int | None = None
-    """Calls of the service in one rollout. None: no bound."""
+    """Maximum number of calls of the service in one rollout. None: no limit."""
 
 
 S = TypeVar("S", bound=RemoteAgentSettings)
 
 
 class RemoteAgent(WorldAgentServer[S]):
-    """`RemoteAgent[MySettings]` to derive from it with more to set."""
+    """Derive from `RemoteAgent[MySettings]` for further settings."""
 
     plain_settings = RemoteAgentSettings
 
@@ -88,7 +88,7 @@ class RemoteAgent(WorldAgentServer[S]):
         await self._client.close()
 
     async def run(self, row: JsonObject, rollout: Rollout) -> JsonObject:
-        """Always a row: what went wrong is in it, for the failures file."""
+        """Always returns a row: an error is in it, for the failures file."""
         clean = {name: value for name, value in row.items() if name not in OWN_FIELDS}
         limit_s = self.settings.run_timeout_secs
         async with self._turns:
@@ -96,7 +96,7 @@ class RemoteAgent(WorldAgentServer[S]):
             try:
                 async with limit:
                     return await super().run(clean, rollout)
-            except Exception as error:  # every failure becomes a row
+            except Exception as error:  # boundary: every failure becomes a row
                 if isinstance(error, TimeoutError) and limit.expired():
                     error = RemoteError(f"the rollout took longer than run_timeout_secs = {limit_s:g}")
                 log.warning("%s: a rollout failed: %s", self.name, str(error)[:SHOWN])
@@ -109,7 +109,7 @@ class RemoteAgent(WorldAgentServer[S]):
         return Reply(response=response, cookies=dict(talk.resources_cookies))
 
     async def ask_service(self, body: JsonObject, cookies: dict[str, str]) -> HttpReply:
-        """Raises RemoteError."""
+        """Calls the service. Raises RemoteError."""
         problem: Exception | None = None
         for attempt in range(TRIES):
             if attempt:
@@ -127,7 +127,7 @@ class RemoteAgent(WorldAgentServer[S]):
 
 
 class _Talk:
-    """One rollout's cookies: the service's own stay between it and us."""
+    """The cookies of one rollout: those of the service are sent to nobody else."""
 
     __slots__ = ("_agent", "_service_cookies", "resources_cookies")
 
@@ -168,7 +168,7 @@ def _checked_url(url: str) -> str:
     parts = urlsplit(plain)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise GymConfigError(f"agent_base_url must be an absolute http:// or https:// URL, found {url!r}")
-    if "@" in parts.netloc:  # it would be seen in every log
+    if "@" in parts.netloc:  # a password would be visible in every log
         raise GymConfigError("agent_base_url must not contain a user or a password")
     if "?" in plain or "#" in plain:
         raise GymConfigError(f"agent_base_url must end before '?' and '#', found {url!r}")

@@ -1,6 +1,6 @@
 """The simple agent: a model calls tools until it answers without one, exactly as in NeMo Gym.
 
-Owns: the loop, which cookies go where. Never touches: models, worlds.
+Owns: the loop, which cookies are sent where. Never touches: models, worlds.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from palestra.gym.wire import Cookies
 from palestra.util.json_types import JsonObject
 
 CallModel = Callable[[JsonObject], Awaitable[JsonObject]]
-"""A whole request to the model, its checked Responses object."""
+"""Takes a whole request to the model; returns its checked Responses object."""
 UseTool = Callable[[str, Any], Awaitable[str]]
-"""A tool's name and arguments, what the model reads."""
+"""Takes a tool's name and arguments; returns what the model reads."""
 
 NO_SUCH_TOOL = '{"detail":"Not Found"}'
 
@@ -42,13 +42,14 @@ async def play(
     max_steps: int | None,
     calls_of: Callable[[list[Item]], list[Item]] = function_calls,
 ) -> JsonObject:
-    """The last answer of the model, with the items of all turns and the sum of their usage."""
+    """Returns the last answer of the model, with the items of all turns and the sum of their usage."""
     first = input_items(params)
     produced: list[Item] = []
     usage, step = None, 0
     while True:
         step += 1
-        await asyncio.sleep(0)  # servers of one process may answer without ever waiting: time limits must get through
+        # servers of one process may answer without ever waiting; this lets time limits take effect
+        await asyncio.sleep(0)
         response = await ask({**params, "input": [*first, *produced]})
         output: list[Item] = response["output"]
         produced += output
@@ -75,7 +76,8 @@ async def _used(call: Item, use_tool: UseTool) -> str:
 
 
 def is_tool_name(name: str) -> bool:
-    """A model must not verify itself: routes of the server are no tools, nor is a path that leads to one."""
+    """Whether a model may call it: routes of the server are no tools, nor is a path that leads to one, because a model
+    must not verify itself."""
     return (
         name not in RESERVED
         and name.isprintable()
@@ -90,14 +92,14 @@ class SimpleAgentSettings(WorldAgentSettings, frozen=True, kw_only=True):
     model_server: ServerReference
     """The model server to ask: `{type: responses_api_models, name: NAME}`."""
     max_steps: int | None = None
-    """Model calls of a rollout. None: no bound."""
+    """Maximum number of model calls of a rollout. None: no limit."""
 
 
 S = TypeVar("S", bound=SimpleAgentSettings)
 
 
 class SimpleAgent(WorldAgentServer[S]):
-    """`SimpleAgent[MySettings]` to derive from it with more to set."""
+    """Derive from `SimpleAgent[MySettings]` for further settings."""
 
     plain_settings = SimpleAgentSettings
 
@@ -108,14 +110,14 @@ class SimpleAgent(WorldAgentServer[S]):
 
 
 class _Conversation:
-    """One rollout's cookies: each server gets back what it set last."""
+    """The cookies of one rollout: each server gets back what it set last."""
 
     __slots__ = ("_agent", "_path", "_settings", "model_cookies", "resources_cookies")
 
     def __init__(self, agent: SimpleAgent[Any], rollout: Rollout) -> None:
         self._agent, self._settings = agent, agent.settings
         self._path = f"{rollout.prefix}/v1/responses"
-        # Of a turn before, if an agent has several: a session of the model server stays with its replica.
+        # Cookies of an earlier turn, if an agent has several: a session of the model server stays with its replica.
         self.model_cookies: Cookies = rollout.cookies
         self.resources_cookies: Cookies = rollout.cookies
 
@@ -127,7 +129,7 @@ class _Conversation:
         return checked_response(answer.value(), name)
 
     async def use_tool(self, name: str, arguments: object) -> str:
-        """Whatever its status: an error is for the model to read."""
+        """Returns the answer of a tool, whatever its status: the model reads errors, too."""
         resources = self._settings.resources_server.name
         answer = await self._agent.peers.post(resources, f"/{name}", arguments, cookies=self.resources_cookies)
         self.resources_cookies = answer.cookies

@@ -1,1 +1,1 @@
-"""Rollouts collected through running agent servers: rows in, results out, in files. Begin at `collection`."""
+"""Rollouts collected through running agent servers, from files of rows to files of results. Begin at `collection`."""

@@ -1,7 +1,7 @@
-"""Metrics of a collection's results, made by the agents that played them.
+"""Metrics of a collection's results, computed by the agents that played them.
 
 Owns: requests to agents, the fields they need, counts of failed attempts by class, the metrics file. Never touches: the
-formulas, what is tried again.
+formulas, what is retried.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def by_agent(results: Iterable[JsonMapping]) -> dict[str, list[JsonMapping]]:
 async def aggregated(
     results: Sequence[JsonMapping], directory: ServerDirectory, client: HttpClient
 ) -> list[JsonObject]:
-    """An entry for each agent, as `_aggregate_metrics.json` has them. Raises CollectError."""
+    """Returns an entry for each agent, as in `_aggregate_metrics.json`. Raises CollectError."""
     agents = by_agent(results)
     entries = await asyncio.gather(*(_aggregated_by(name, own, directory, client) for name, own in agents.items()))
     return [_entry(name, metrics) for name, metrics in zip(agents, entries, strict=True)]
 
 
 def aggregated_here(results: Sequence[JsonMapping]) -> list[JsonObject]:
-    """The same without servers, and so without the metrics that are a server's own."""
+    """The same without servers, and therefore without metrics that a server computes itself."""
     return [_entry(name, aggregate([stripped(one) for one in own])) for name, own in by_agent(results).items()]
 
 
@@ -54,7 +54,7 @@ def save_metrics(path: Path, entries: Sequence[JsonMapping]) -> None:
 
 
 def stripped(result: JsonMapping) -> JsonObject:
-    """Without what is large: of the response, its usage is kept."""
+    """Returns a result without its large parts: only the usage of the response is kept."""
     kept = {name: value for name, value in result.items() if name not in _HEAVY}
     response = result.get("response")
     usage = response.get("usage") if isinstance(response, Mapping) else None
@@ -83,7 +83,7 @@ def _entry(name: str, metrics: JsonMapping) -> JsonObject:
 
 
 FAILED_ATTEMPTS = "failed_attempts"
-"""Beside the figures of an agent or a task: how many attempts failed, by class."""
+"""Key beside the metrics of an agent or a task: number of failed attempts by class."""
 
 
 class FailedAttempts:
@@ -98,7 +98,7 @@ class FailedAttempts:
                 self.by_task[line.get(TASK_INDEX)][kind] += 1
 
     def beside_agents(self, entries: list[JsonObject]) -> list[JsonObject]:
-        """Metrics by agent with its failures; an agent that did nothing but fail has an entry, too."""
+        """Adds failures to the metrics by agent; an agent whose attempts all failed has an entry, too."""
         known = {entry[AGENT_REF]["name"] for entry in entries}
         only_failed = [
             {AGENT_REF: {"name": name}, "agent_metrics": {}, "key_metrics": {}, "group_level_metrics": []}
@@ -111,5 +111,5 @@ class FailedAttempts:
 
 
 def counted(failures: Counter[str]) -> str:
-    """For people: the most frequent first."""
+    """Formats counts for people, the most frequent first."""
     return ", ".join(f"{count} {kind}" for kind, count in failures.most_common())

@@ -1,6 +1,6 @@
 """A collection: rows of a file, played concurrently, each result written as it arrives.
 
-Owns: the order of the steps. Never touches: how a row is played, the form of a line.
+Owns: the order of the steps. Never touches: how a row is played, the format of a line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from palestra.util.json_types import JsonMapping, JsonObject
 
 
 class CollectionRequest(Struct, frozen=True, kw_only=True):
-    """One collection."""
+    """What one collection should play."""
 
     input: Path
     output: Path
@@ -32,18 +32,18 @@ class CollectionRequest(Struct, frozen=True, kw_only=True):
     patience: RetryPolicy = RetryPolicy()
     resume: bool = False
     resume_changed: bool = False
-    """Go on although rows or servers are others than at the beginning."""
+    """Resume although rows or servers have changed since the beginning."""
     overwrite: bool = False
 
 
 class CollectionStatus(Struct):
-    """How far it is. The same object all the way."""
+    """Progress of a collection; the same object throughout."""
 
     total: int
     done: int = 0
-    """With a result."""
+    """Number of rows with a result."""
     failed: int = 0
-    """Given up."""
+    """Number of rows that were given up."""
     attempts_failed: int = 0
     reward_sum: float = 0.0
     classes: Counter[str] = field(default_factory=Counter)
@@ -72,7 +72,7 @@ async def collect(
     gym: JsonMapping,
     on_progress: Callable[[CollectionStatus], None] = lambda _: None,
 ) -> CollectionStatus:
-    """Plays what is open. Raises CollectError; what was written until then stays, and can be resumed."""
+    """Plays the open rows. Raises CollectError; what was written until then stays, and can be resumed."""
     files = OutputFiles(request.output)
     rows = expanded(read_rows(request.input), request.expansion)
     if not rows:
@@ -95,7 +95,7 @@ async def collect(
 def play_all(
     player: RowPlayer, rows: Sequence[Row], concurrency: int, failed_before: Mapping[Key, int] | None = None
 ) -> AsyncGenerator[PlayedRow]:
-    """In the order they are finished. Ends its rollouts when it is closed."""
+    """Yields rows in the order they are finished. Cancels its rollouts when it is closed."""
     before = failed_before or {}
     return as_finished(lambda row: player.play(row, before.get(key_of(row), 0)), rows, concurrency)
 
@@ -104,12 +104,12 @@ def _keep(played: PlayedRow, results: JsonLinesFile, failures: JsonLinesFile) ->
     try:
         if played.result is not None:
             results.append(played.result)
-    except TypeError as error:  # one row's trouble, not everybody's
+    except TypeError as error:  # a problem of one row must not end the others
         played.give_up(error)
     for failure in played.failures:
         try:
             failures.append(failure)
-        except TypeError:  # an agent's words on it may be as deep
+        except TypeError:  # the agent's error text may be nested too deeply as well
             failures.append({name: value for name, value in failure.items() if not isinstance(value, dict | list)})
 
 
@@ -121,7 +121,7 @@ def _begun(
     request: CollectionRequest,
     facts: JsonMapping,
 ) -> CollectionProgress:
-    """Writes down what is to be played, or checks it against what was."""
+    """Writes down what is to be played, or compares it with what was."""
     if request.resume and files.inputs.exists():
         if not request.resume_changed:
             check_same(files, facts)
@@ -143,7 +143,7 @@ def _standing(rows: Sequence[Row], open_rows: Sequence[Row], progress: Collectio
 
 
 def delivered(output: Path) -> list[JsonObject]:
-    """All results, in the order of their tasks."""
+    """Returns all results, in the order of their tasks."""
     rows = list(read_lines(output))
     rows.sort(key=lambda one: (one[TASK_INDEX], one[ROLLOUT_INDEX]))
     return rows

@@ -1,4 +1,4 @@
-"""Two collections of the same tasks, side by side: what got better, what worse, and whether it is more than chance.
+"""Compares two collections of the same tasks: what got better or worse, and whether it is more than chance.
 
 Owns: matching tasks, the difference and its error. Never touches: servers.
 """
@@ -29,7 +29,7 @@ class TaskChange(Struct, frozen=True):
 class Comparison(Struct, frozen=True, kw_only=True):
     field: str
     tasks: int
-    """In both."""
+    """Number of tasks that are in both."""
     only_before: int
     only_after: int
     before: float
@@ -39,14 +39,14 @@ class Comparison(Struct, frozen=True, kw_only=True):
     standard_error: float
     """Standard error of the difference, paired task by task."""
     is_clear: bool
-    """Further from 0 than chance explains (95 %)."""
+    """Whether it is further from 0 than chance explains (95 %)."""
     better: list[TaskChange]
     worse: list[TaskChange]
     """The largest changes first."""
 
 
 def compare(before: Path, after: Path, field: str = "reward") -> Comparison:
-    """Raises CollectError where they have nothing in common."""
+    """Compares. Raises CollectError if there are no common tasks."""
     first, second = _means(before, field), _means(after, field)
     common = sorted(first.keys() & second.keys())
     if not common:
@@ -72,7 +72,7 @@ def compare(before: Path, after: Path, field: str = "reward") -> Comparison:
 
 
 def _means(path: Path, field: str) -> dict[int, float]:
-    """The mean of each task's rollouts."""
+    """Returns the mean of each task's rollouts."""
     if not path.exists():
         raise CollectError(f"there is no file {path}")
     values: dict[int, list[float]] = {}

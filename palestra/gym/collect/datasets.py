@@ -1,6 +1,6 @@
-"""Datasets named in a gym's files, put together into one file per split.
+"""Collects the datasets that a gym's files name into one file for each split.
 
-Owns: finding and checking them, their statistics, the collated files. Never touches: servers, downloads' transport.
+Owns: finding and checking them, their statistics, the collated files. Never touches: servers, how files are downloaded.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Collated(Struct, frozen=True):
 
 
 def datasets_of(config: GymConfig, splits: Iterable[DatasetSplit], find: Callable[[str], Path]) -> list[Dataset]:
-    """The datasets of all agents. `find` turns a path of the files into one that is there. Raises CollectError."""
+    """Returns the datasets of all agents. `find` converts a path of the files to one that exists. Raises
+    CollectError."""
     wanted_splits = set(splits)
     found = []
     for server in config.of_kind(ServerKind.AGENT):
@@ -68,8 +69,8 @@ def datasets_of(config: GymConfig, splits: Iterable[DatasetSplit], find: Callabl
 
 
 def collate(datasets: Iterable[Dataset], folder: Path, *, overwrite_statistics: bool = False) -> list[Collated]:
-    """`folder/train.jsonl` and so on: every row with its agent, repeated. Raises CollectError with all bad rows; a
-    dataset's statistics that differ from those saved beside it are an error, too."""
+    """Writes `folder/train.jsonl` and so on: every row with its agent, repeated. Raises CollectError with all invalid
+    rows; statistics that differ from those saved beside a dataset are an error, too."""
     by_split: dict[DatasetSplit, list[Row]] = {}
     for dataset in datasets:
         rows = checked_rows(dataset)
@@ -85,7 +86,7 @@ def collate(datasets: Iterable[Dataset], folder: Path, *, overwrite_statistics: 
 
 
 def checked_rows(dataset: Dataset) -> list[Row]:
-    """Raises CollectError that names the rows nobody could play."""
+    """Raises CollectError that names the rows which cannot be played."""
     prompt = PromptFile.read(dataset.prompt) if dataset.prompt else None
     rows, bad = [], []
     for number, (_, row) in enumerate(read_rows(dataset.path), 1):
@@ -101,7 +102,7 @@ def checked_rows(dataset: Dataset) -> list[Row]:
 
 
 def statistics(rows: Iterable[Row]) -> JsonObject:
-    """Counts and spreads, under the names that NeMo Gym's `_metrics.json` has."""
+    """Returns counts and distributions, under the names of NeMo Gym's `_metrics.json`."""
     numbers: dict[str, list[float]] = {name: [] for name in (_TOOLS, _WORDS, _TURNS, _TEMPERATURE)}
     texts: dict[str, Counter[str]] = {}
     count = 0
@@ -194,7 +195,7 @@ def _saved(path: Path) -> JsonObject:
 
 
 def _keep_statistics(dataset: Dataset, found: JsonObject, overwrite: bool) -> None:
-    """Beside the dataset, so that a file which changed unnoticed is noticed."""
+    """Saves statistics beside the dataset, so that a change of the file is noticed."""
     path = dataset.path.with_name(f"{dataset.path.stem}_metrics.json")
     if path.exists() and not overwrite:
         saved = _saved(path)

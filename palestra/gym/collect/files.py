@@ -19,7 +19,7 @@ from palestra.util.json_types import JsonMapping, JsonObject
 
 
 class OutputFiles:
-    """For `d/x.jsonl`: `d/x_failures.jsonl` and so on."""
+    """File names: for `d/x.jsonl` `d/x_failures.jsonl` and so on."""
 
     def __init__(self, output: Path) -> None:
         self.results = output
@@ -27,13 +27,13 @@ class OutputFiles:
         self.failures = self._beside("_failures.jsonl")
         self.metrics = self._beside("_aggregate_metrics.json")
         self.facts = self._beside("_collection.json")
-        """What the collection was made of, so that a resume is a resume."""
+        """What the collection was made of, which a resume is compared with."""
 
     def _beside(self, ending: str) -> Path:
         return self.results.with_name(self.results.stem + ending)
 
     def start_over(self, results: JsonLinesFile, failures: JsonLinesFile) -> None:
-        """With its two files held: whoever is writing them is not robbed."""
+        """Deletes the files while holding both of them, so that no other writer loses its data."""
         for lines in (results, failures):
             lines.empty()
         for path in (self.inputs, self.metrics, self.facts):
@@ -41,7 +41,7 @@ class OutputFiles:
 
 
 class JsonLinesFile:
-    """A file of JSON lines that only grows, by whole lines. One writer: a second one is refused."""
+    """A file of JSON lines to which only whole lines are appended. A second writer is refused."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,8 +72,8 @@ class JsonLinesFile:
         self._end = 0
 
     def append(self, line: JsonMapping) -> None:
-        """On return the line is the system's to keep, whole. Raises CollectError, and then the file is as before;
-        TypeError for what is nested too deeply to be written."""
+        """Appends a line; when this returns, the operating system has the whole line. Raises CollectError, and then the
+        file is as before; TypeError for a value that is nested too deeply."""
         data = orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
         view = memoryview(data)
         try:
@@ -89,7 +89,7 @@ class JsonLinesFile:
 
 
 def whole_length(path: Path) -> int:
-    """Up to the last line's end: what a crash left half-written does not count."""
+    """Returns the length up to the end of the last line: what a crash left half written does not count."""
     size = path.stat().st_size
     with path.open("rb") as file:
         end = size
@@ -104,7 +104,7 @@ def whole_length(path: Path) -> int:
 
 
 def read_lines(path: Path) -> Iterator[JsonObject]:
-    """Whole lines only; none where there is no file. Raises CollectError for a line that is no JSON object."""
+    """Yields whole lines; none if there is no file. Raises CollectError for a line that is not a JSON object."""
     if not path.exists():
         return
     left = whole_length(path)
@@ -118,7 +118,7 @@ def read_lines(path: Path) -> Iterator[JsonObject]:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """All of it or, after a crash, what was there before. Raises CollectError."""
+    """Replaces a file completely; after a crash it has its old or its new content. Raises CollectError."""
     try:
         with replacing(path) as file:
             file.write(data)

@@ -25,7 +25,7 @@ class RowWithResult(Struct, frozen=True):
 
 
 def indexed(path: Path, lines: Iterable[JsonObject] | None = None) -> dict[Key, JsonObject]:
-    """Raises CollectError for a line without indices, or one that is there twice."""
+    """Returns lines by task and rollout. Raises CollectError for a line without indices, and for a duplicate."""
     found: dict[Key, JsonObject] = {}
     for number, line in enumerate(read_lines(path) if lines is None else lines, 1):
         if TASK_INDEX not in line or ROLLOUT_INDEX not in line:
@@ -40,16 +40,16 @@ def indexed(path: Path, lines: Iterable[JsonObject] | None = None) -> dict[Key, 
 
 
 def merged(paths: Iterable[Path]) -> list[JsonObject]:
-    """The results of several files, as of shards, in the order of tasks. Raises CollectError for one that is there
-    twice."""
+    """Returns the results of several files, e.g. of shards, in the order of tasks. Raises CollectError for a
+    duplicate."""
     lines = (line for path in paths for line in read_lines(path))
     found = indexed(Path("these files"), lines)
     return [found[key] for key in sorted(found)]
 
 
 def paired(inputs: Path, rollouts: Path, *, partial: bool) -> list[RowWithResult]:
-    """In the order of tasks. Raises CollectError where they are not of one collection; rows without a result are
-    an error unless `partial`."""
+    """Returns pairs in the order of tasks. Raises CollectError if the files are not of one collection; rows without a
+    result are an error unless `partial`."""
     for path in (inputs, rollouts):
         if not path.exists():
             raise CollectError(f"there is no file {path}")

@@ -1,7 +1,7 @@
 """Plays one row through its agent, with retries where they may help; the outcome is a result or failures.
 
 Owns: the time limit of a row, retries, the captured calls of model servers. Never touches: the files of a collection,
-the order of rows, the shape of captures.
+the order of rows, the format of captures.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from palestra.util.json_types import JsonMapping, JsonObject
 
 
 class CapturedCalls:
-    """What a gym keeps of model calls: exchanges, token ids, both or neither, in folders that this machine sees."""
+    """What a gym captures of model calls: exchanges, token ids, both or neither, in folders that this machine can
+    read."""
 
     def __init__(
         self, calls: CaptureFolder | None = None, tokens: CaptureFolder | None = None, *, rebuilds: bool = True
@@ -47,12 +48,12 @@ class CapturedCalls:
 
     @classmethod
     def of_gym(cls, settings: JsonMapping) -> CapturedCalls:
-        """Raises GymConfigError."""
+        """Reads the settings. Raises GymConfigError."""
         found = read_capture(settings)
         return cls(*folders(found), rebuilds=found.tokens.rebuild_response)
 
     def clear(self, rows: Iterable[Row]) -> None:
-        """Before they are played: those of an earlier run had the same ids."""
+        """Deletes captures before rows are played: those of an earlier run had the same ids."""
         ids = [name for row in rows if (name := rollout_id_of(row)) is not None]
         for folder in (self._calls, self._tokens):
             if folder is not None:
@@ -81,31 +82,32 @@ _CARRIED = ("skills_ref", ATTEMPT_INDEX, ROLLOUT_ID)
 
 class RetryPolicy(Struct, frozen=True, kw_only=True):
     attempts: int = 3
-    """How often a rollout that fails is played. Those lost with their server have as many of their own."""
+    """How often a failing rollout is played. Rollouts that were lost with their server have the same number of attempts
+    in addition."""
     lost: int = 5
     run_limit_s: float = RUN_LIMIT_S
     lost_limit_s: float = AWAY_S
-    """How long a server may be away before its rows fail."""
+    """How long a server may be unreachable before its rows fail."""
 
 
 class PlayedRow(Struct, kw_only=True):
-    """What became of a row."""
+    """The outcome of a row."""
 
     row: Row
     result: JsonObject | None = None
-    """The agent's answer with its indices; None: it failed, or wants to be nowhere."""
+    """The agent's answer with its indices; None: it failed, or must not be stored."""
     failures: list[JsonObject] = field(default_factory=list)
-    """One for each attempt that failed."""
+    """One entry for each failed attempt."""
 
     def give_up(self, why: Exception) -> None:
-        """Its result cannot be kept."""
+        """Marks the row as failed, because its result cannot be stored."""
         self.result = None
         failure = RowFailure(kind=FailureClass.BAD_ANSWER, reason=f"cannot be written: {why}", is_final=True)
         self.failures.append(_labelled(self.row, failure.fields()))
 
 
 class RowPlayer:
-    """Plays rows of a running gym. Stateless but for the connection pool."""
+    """Plays rows of a running gym. It has no state except for the connection pool."""
 
     def __init__(
         self,
@@ -120,12 +122,13 @@ class RowPlayer:
         self._captured = captured or CapturedCalls()
 
     def check(self, rows: Iterable[Row]) -> None:
-        """Raises UnknownAgent for one that the gym does not have."""
+        """Raises UnknownAgent for an agent that the gym does not have."""
         for name in {agent_of(row) or "" for row in rows}:
             self._directory.agent(name)
 
     async def play(self, row: Row, failed_before: int = 0) -> PlayedRow:
-        """Never raises but when it is cancelled. `failed_before`: attempts of an earlier run of the collection."""
+        """Plays a row. It raises only when it is cancelled. `failed_before`: attempts of an earlier run of the
+        collection."""
         played = PlayedRow(row=row)
         tries, lost = failed_before, 0
         while True:
@@ -148,7 +151,7 @@ class RowPlayer:
             await asyncio.sleep(pause_s(lost + tries - failed_before - 1))
 
     async def _attempt(self, row: Row) -> JsonObject:
-        """The result, or the failure it tells of."""
+        """Returns the result, or raises the failure that it reports."""
         try:
             async with asyncio.timeout(self._patience.run_limit_s):
                 found = await self._calls.play(row)
@@ -178,7 +181,7 @@ R = TypeVar("R")
 
 
 async def as_finished(do: Callable[[T], Awaitable[R]], things: Sequence[T], concurrency: int) -> AsyncGenerator[R]:
-    """Results in the order they are finished. Ends what is under way when it is closed, or when `do` raises."""
+    """Yields results in the order they are finished. Cancels running work when it is closed, or when `do` raises."""
     left = iter(things)
     finished: asyncio.Queue[R | Exception] = asyncio.Queue()
 
@@ -186,7 +189,7 @@ async def as_finished(do: Callable[[T], Awaitable[R]], things: Sequence[T], conc
         for one in left:
             try:
                 finished.put_nowait(await do(one))
-            except Exception as error:  # told to who waits, instead of nobody
+            except Exception as error:  # boundary: passed on to the consumer
                 finished.put_nowait(error)
 
     workers = [asyncio.create_task(work(), name="as-finished") for _ in range(min(concurrency, len(things)))]

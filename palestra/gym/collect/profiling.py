@@ -23,12 +23,12 @@ from palestra.util.json_types import JsonObject
 
 class RewardProfile(Struct, frozen=True):
     tasks: list[JsonObject]
-    """Per task: figures of every number, how many rollouts, the row, what failed."""
+    """For each task: statistics of every number, the number of rollouts, the row, and what failed."""
     agents: list[JsonObject]
 
 
 def profile(inputs: Path, rollouts: Path, *, partial: bool = False) -> RewardProfile:
-    """Raises CollectError."""
+    """Computes a profile. Raises CollectError."""
     pairs = paired(inputs, rollouts, partial=partial)
     expected = Counter(row[TASK_INDEX] for row in read_lines(inputs))
     samples = {pair.row[TASK_INDEX]: pair.row for pair in reversed(pairs)}
@@ -46,7 +46,7 @@ def profile(inputs: Path, rollouts: Path, *, partial: bool = False) -> RewardPro
 
 
 def save(made: RewardProfile, rollouts: Path) -> tuple[Path, Path]:
-    """Beside the rollouts."""
+    """Saves both files beside the rollouts."""
     tasks = rollouts.with_name(f"{rollouts.stem}_reward_profiling.jsonl")
     agents = rollouts.with_name(f"{rollouts.stem}_agent_metrics.json")
     write_whole(tasks, b"".join(orjson.dumps(one, option=orjson.OPT_NON_STR_KEYS) + b"\n" for one in made.tasks))

@@ -1,4 +1,4 @@
-"""What an earlier start of a collection has finished, and whether it was the same collection.
+"""Finds out what an earlier start of a collection has finished, and whether it was the same collection.
 
 Owns: reading results and failures back, the fingerprint. Never touches: servers.
 """
@@ -24,11 +24,11 @@ _KINDS = frozenset(ServerKind)
 
 
 class CollectionProgress(Struct):
-    """How far the rows of a collection are."""
+    """Progress of the rows of a collection."""
 
     done: set[Key]
     failed: Counter[Key]
-    """Attempts that count."""
+    """Number of failed attempts that count."""
     terminal: set[Key]
     reward_sum: float = 0.0
 
@@ -38,7 +38,7 @@ class CollectionProgress(Struct):
 
 
 def progress_of(files: OutputFiles) -> CollectionProgress:
-    """Raises CollectError where a file is damaged, or has a row twice."""
+    """Reads the progress. Raises CollectError if a file is damaged, or has a row twice."""
     found = CollectionProgress(set(), Counter(), set())
     for result in read_lines(files.results):
         key = _key(result)
@@ -63,7 +63,8 @@ def progress_of(files: OutputFiles) -> CollectionProgress:
 
 
 def facts_of(rows: Iterable[Row], gym: JsonMapping | None) -> JsonObject:
-    """A fingerprint of what is played and by whom, each part apart so that a difference can be named."""
+    """Returns a fingerprint of what is played and by which servers, in separate parts so that a difference can be
+    named."""
     digest = hashlib.sha256()
     count = 0
     for row in rows:
@@ -100,7 +101,7 @@ def save_facts(files: OutputFiles, facts: JsonMapping) -> None:
 
 
 def _of_servers(gym: JsonMapping) -> dict[str, str]:
-    """By instance; where a server listens, and its keys, may change."""
+    """Returns a hash for each server; its address and its keys may change."""
     servers = {name: block for name, block in gym.items() if isinstance(block, Mapping) and _KINDS & block.keys()}
     return {name: _digest(_lasting(block)) for name, block in servers.items()}
 

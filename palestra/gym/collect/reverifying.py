@@ -1,4 +1,4 @@
-"""Stored rollouts graded again by the verifiers of a running gym, without a model.
+"""Grades stored rollouts again by the verifiers of a running gym, without a model.
 
 Owns: which rollouts, by which server, the new files. Never touches: agents, models.
 """
@@ -41,11 +41,11 @@ class ReverifyRequest(Struct, frozen=True, kw_only=True):
     concurrency: int = 64
     limit: int | None = None
     force: bool = False
-    """Also by servers that say they cannot; the output's name then begins with `unsafe_`."""
+    """Also by servers that say they cannot; the name of the output then begins with `unsafe_`."""
     judge_failed_only: bool = False
-    """Keep the results, and grade the failures file's rollouts whose judge failed."""
+    """Keep the results, and grade those rollouts of the failures file whose judge failed."""
     append: bool = False
-    """With `judge_failed_only`: into an output that holds the results already."""
+    """With `judge_failed_only`: append to an output that already has the results."""
     resume: bool = False
     overwrite: bool = False
 
@@ -59,13 +59,13 @@ class ReverifyStatus(Struct):
     done: int = 0
     failed: int = 0
     kept: int = 0
-    """Taken over as they were."""
+    """Number of results that were copied unchanged."""
     changed: int = 0
-    """With another reward than before."""
+    """Number of results with another reward than before."""
 
 
 class Grader:
-    """Asks the resources server of each row's agent."""
+    """Calls the resources server of each row's agent."""
 
     def __init__(self, client: HttpClient, directory: ServerDirectory, gym: JsonMapping) -> None:
         self._client = client
@@ -75,14 +75,15 @@ class Grader:
         self._only = only[0] if len(only) == 1 else None
 
     def server_of(self, row: JsonMapping) -> str:
-        """By its agent; where that is not in the gym, the only one there is. Raises CollectError."""
+        """Returns the server of the row's agent; if the gym does not have the agent, the only server there is. Raises
+        CollectError."""
         name = self._servers.get(agent_of(row) or "") or self._only
         if name is None or name not in self._urls:
             raise CollectError(f"the gym has no resources server for agent {agent_of(row)!r}; start it with that agent")
         return name
 
     async def check(self, rows: Iterable[JsonMapping]) -> None:
-        """Raises CollectError where a server says that its verdict needs more than the rollout."""
+        """Raises CollectError if a server says that its verdict needs more than the rollout."""
         for name in sorted({self.server_of(row) for row in rows}):
             reply = await self._client.get(f"{self._urls[name]}/reverify_mode", timeout_s=LIMIT_S)
             if reply.status == 200 and reply.json() == UNSUPPORTED:
@@ -91,7 +92,7 @@ class Grader:
                 )
 
     async def grade(self, pair: RowWithResult) -> JsonObject:
-        """The new result, or a failure. Never raises but when it is cancelled."""
+        """Returns the new result, or a failure. It raises only when it is cancelled."""
         result = {name: value for name, value in pair.result.items() if name not in _MARKS}
         body = orjson.dumps({**result, **pair.row, "response": pair.result.get("response")})
         name = self.server_of(pair.row)
@@ -117,7 +118,7 @@ class Grader:
 async def reverify(
     request: ReverifyRequest, grader: Grader, on_progress: Callable[[ReverifyStatus], None] = lambda _: None
 ) -> ReverifyStatus:
-    """Raises CollectError; what was written until then stays, for `resume`."""
+    """Grades. Raises CollectError; what was written until then stays, for `resume`."""
     files = request.files
     pairs = _pairs(request)[: request.limit]
     if not request.force:
@@ -166,7 +167,7 @@ def _pairs(request: ReverifyRequest) -> list[RowWithResult]:
 
 
 def _begun(files: OutputFiles, results: JsonLinesFile, failures: JsonLinesFile, request: ReverifyRequest) -> set[Key]:
-    """What is in the output already."""
+    """Returns what is in the output already."""
     if not results.is_empty and not (request.resume or request.append):
         if not request.overwrite:
             raise CollectError(f"{files.results} exists; continue it with --resume, or replace it with --overwrite")
@@ -175,7 +176,7 @@ def _begun(files: OutputFiles, results: JsonLinesFile, failures: JsonLinesFile, 
 
 
 def _keep(request: ReverifyRequest, results: JsonLinesFile, done: set[Key]) -> int:
-    """The results that were good go into a new output first, as they are."""
+    """Copies the good results unchanged to a new output first."""
     kept = [one for key, one in indexed(request.rollouts).items() if key not in done]
     for one in kept:
         results.append(one)
@@ -187,7 +188,7 @@ def _labels(row: JsonMapping) -> JsonObject:
 
 
 def _resources_of(block: object) -> str | None:
-    """The resources server an agent's block refers to."""
+    """Returns the resources server that an agent's block refers to."""
     agents = block.get(ServerKind.AGENT) if isinstance(block, Mapping) else None
     settings = next(iter(agents.values()), None) if isinstance(agents, Mapping) else None
     reference = settings.get("resources_server") if isinstance(settings, Mapping) else None

@@ -1,4 +1,4 @@
-"""Rows of a data file, expanded to what is played: an agent, indices, repeats. The same input gives the same rows.
+"""Expands the rows of a data file to what is played: an agent, indices, repeats. The same input gives the same rows.
 
 Owns: reading and checking rows, their expansion, prompts that are made from their fields. Never touches: servers,
 results.
@@ -24,7 +24,7 @@ from palestra.util.json_types import JsonMapping, JsonObject
 
 
 class PromptFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`{field}` is a row's top-level field; braces are doubled to be themselves."""
+    """A template: `{field}` is a top-level field of a row; double a brace to write one."""
 
     user: str
     system: str | None = None
@@ -37,7 +37,7 @@ class PromptFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise CollectError(f"prompt file {path}: {error}; it needs `user`, and may have `system`") from error
 
     def applied(self, row: JsonMapping) -> JsonObject:
-        """A new row whose `responses_create_params.input` is the prompt. Raises CollectError."""
+        """Returns a new row whose `responses_create_params.input` is the prompt. Raises CollectError."""
         params = row.get(PARAMS) or {}
         if not isinstance(params, dict):
             raise CollectError(f"a row's {PARAMS} must be an object, found {type(params).__name__}")
@@ -65,7 +65,7 @@ Row = JsonObject
 Key = tuple[int, int]
 
 DEFAULT = "_default"
-MAX_ROLLOUT_ID = 200  # a file is named after it, and after its attempt
+MAX_ROLLOUT_ID = 200  # a file is named after it and its attempt
 _TOLD = 10  # rows named in one error
 
 
@@ -73,18 +73,18 @@ class Expansion(Struct, frozen=True, kw_only=True):
     """How rows become rollouts."""
 
     agent: str | None = None
-    """For rows that name none."""
+    """Agent of rows that name none."""
     limit: int | None = None
     repeats: int | dict[str, int] = 1
-    """By agent, with `_default` for the others, or the same for all."""
+    """Number of repeats: by agent, with `_default` for the others, or one number for all."""
     seeds: bool = False
-    """Each repeat's index as the sampling seed, in `metadata.extra_body`."""
+    """Use each repeat's index as the sampling seed, in `metadata.extra_body`."""
     prompt: PromptFile | None = None
     overrides: JsonObject = field(default_factory=dict)
-    """Over every row's `responses_create_params`, not deep."""
+    """Replaces fields of every row's `responses_create_params`, only at the top level."""
     shard: int = 0
     shards: int = 1
-    """Tasks are dealt out by index, so that shards never share one."""
+    """Number of shards. Tasks are assigned by index, so that shards never share one."""
 
 
 def key_of(row: JsonMapping) -> Key:
@@ -92,7 +92,7 @@ def key_of(row: JsonMapping) -> Key:
 
 
 def read_rows(path: Path) -> Iterator[tuple[bytes, Row]]:
-    """Each line's text and the row in it. Raises CollectError with the line's number."""
+    """Yields the text of each line and its row. Raises CollectError with the line number."""
     try:
         lines = path.open("rb")
     except OSError as error:
@@ -113,7 +113,7 @@ def read_rows(path: Path) -> Iterator[tuple[bytes, Row]]:
 
 
 def expanded(rows: Iterable[tuple[bytes, Row]], how: Expansion) -> list[Row]:
-    """What is to be played: task by task, repeat after repeat. Raises CollectError with all rows it is about."""
+    """Returns what is to be played: task by task, repeat after repeat. Raises CollectError with all rows concerned."""
     made: list[Row] = []
     indices: dict[bytes, int] = {}
     repeats: Counter[int] = Counter()

@@ -1,4 +1,4 @@
-"""The config of a gym: NeMo Gym's files and command line, read into a `GymConfig`. Begin at `load`."""
+"""The config of a gym: reads NeMo Gym's files and command line into a `GymConfig`. Begin at `load`."""
 
 from palestra.gym.config.load import load_gym
 from palestra.gym.config.ports import ReservedPorts

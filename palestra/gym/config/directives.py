@@ -1,8 +1,8 @@
-"""`_inherit_from`, `_copy` and `_delete_key`: parts of a config taken from elsewhere in it.
+"""`_inherit_from`, `_copy` and `_delete_key`: parts of a config that are taken from elsewhere in it.
 
 Owns: what the directives mean. Never touches: files, interpolation.
 
-A part that is taken may itself take from elsewhere, in any order; the original leaves such chains half done.
+A part that is taken may itself take from elsewhere, in any order; NeMo Gym resolves such chains only partly.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ MODELS, PLACEHOLDER = "responses_api_models", "dummy_model"
 
 
 def apply_directives(data: JsonObject) -> JsonObject:
-    """Without directives. Raises GymConfigError for a path that is not there, or that leads to itself."""
+    """Returns the config without directives. Raises GymConfigError for a path that does not exist, or that leads to
+    itself."""
     expander = _Expander(data)
     expanded = {key: expander.expand(value, str(key)) for key, value in data.items()}
     for path in expander.taken:
@@ -31,7 +32,7 @@ def apply_directives(data: JsonObject) -> JsonObject:
 
 
 def merge_placeholders(data: JsonObject) -> None:
-    """`dummy_model` under a model server: settings for whatever model takes its place."""
+    """Handles `dummy_model` under a model server: settings for whatever model replaces it."""
     for value in data.values():
         models = value.get(MODELS) if isinstance(value, dict) else None
         if isinstance(models, dict) and PLACEHOLDER in models and len(models) > 1:
@@ -76,7 +77,8 @@ class _Expander:
                 f"{where}: takes from {'.'.join(source.path) if source else ''}, which is not a mapping"
             )
         unknown = [key for key in unwanted if key not in node and key not in below]
-        if unknown and source is not None:  # without a source it only makes sure, as files that stand alone do
+        # without a source it only makes sure that keys are absent, as files that stand alone do
+        if unknown and source is not None:
             near = did_you_mean(unknown[0], [*node, *below])
             raise GymConfigError(f"{where}.{DELETE}: there is no {unknown[0]!r} to delete{near}")
         return {key: value for key, value in merged(below, own).items() if key not in unwanted}
@@ -112,7 +114,7 @@ class _Expander:
         return node
 
     def _with_source(self, node: object, where: str) -> object:
-        """A part on the way may get what is looked for from elsewhere."""
+        """Applies a node's source: a part on the way may get the searched key from elsewhere."""
         has_source = isinstance(node, dict) and (INHERIT in node or COPY in node)
         return self.expand(node, where) if has_source or _source_in_text(node) else node
 

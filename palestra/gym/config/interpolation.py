@@ -1,6 +1,6 @@
-"""`${a.b}`, `${oc.env:NAME,default}` and the like, filled in; OmegaConf does it.
+"""Fills in `${a.b}`, `${oc.env:NAME,default}` and the like, with OmegaConf.
 
-Owns: resolving a whole tree, telling every failure at once. Never touches: merging, files.
+Owns: resolving a whole tree, reporting all failures at once. Never touches: merging, files.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?\s*([A-Za-z_][\w-]*)(?!\w*:)")
 
 
 def references(data: object) -> set[str]:
-    """Top-level names that some `${name…}` speaks of."""
+    """Returns the top-level names that some `${name…}` refers to."""
     texts = (value for _, value in leaves(data) if isinstance(value, str) and "${" in value)
     return {name for text in texts for name in _REFERENCE.findall(text)}
 
 
 def resolved(data: JsonObject, source_of: Callable[[Path], str], *, is_final: bool = True) -> JsonObject:
-    """A copy with every interpolation filled in. Raises GymConfigError with all that could not be; before `is_final`
-    they stay as they are."""
+    """Returns a copy with every interpolation filled in. Raises GymConfigError with all that failed; before `is_final`
+    these stay as they are."""
     tree = OmegaConf.create(data)
     problems: list[str] = []
 
@@ -53,7 +53,7 @@ def resolved(data: JsonObject, source_of: Callable[[Path], str], *, is_final: bo
 
 
 class _At:
-    """A place in the tree that is looked up only where something has to be filled in: it costs."""
+    """A place in the tree that is looked up only if something has to be filled in, because this is slow."""
 
     __slots__ = ("above", "key")
 

@@ -1,4 +1,4 @@
-"""From files and the command line to a gym that can be started.
+"""Loads a gym that can be started from files and the command line.
 
 Owns: the order of the steps, hosts and ports. Never touches: processes.
 """
@@ -40,15 +40,15 @@ def load_gym(
     is_code_needed: bool = True,
     report: Callable[[str], None] = lambda notice: None,
 ) -> GymConfig:
-    """`ports` holds what was chosen; without it a config is only looked at. `is_code_needed=False`: the servers'
-    folders need not be here. `tell` hears what is worth knowing but no mistake. Raises GymConfigError."""
+    """Loads a config. `ports` holds the chosen ports; without it the config is only inspected. `is_code_needed=False`:
+    the servers' folders need not exist. `report` gets notes that are not errors. Raises GymConfigError."""
     merged = MergedSources(sources, report)
     data = apply_directives(merged.data)
     merge_placeholders(data)
     data = DEFAULTS | {key: value for key, value in data.items() if value is not None or key not in DEFAULTS}
     _check_nothing_unset(data, merged)
     found = _find_servers(data, report)
-    # An address may be said by interpolation, and interpolations may speak of addresses.
+    # An address may be set by interpolation, and interpolations may refer to addresses.
     known = resolved(data, merged.source_of, is_final=False)
     _fill_addresses(data, found.entries, known, ReservedPorts(is_binding=False) if ports is None else ports)
     settings = resolved(data, merged.source_of)
@@ -85,7 +85,8 @@ def _find_servers(data: JsonObject, report: Callable[[str], None]) -> FoundServe
 
 
 def _checked(settings: JsonObject, found: FoundServers, report: Callable[[str], None]) -> list[ServerEntry]:
-    """The servers again, with everything filled in; those that cannot be are an error or left out, as settings say."""
+    """Returns the servers again, with everything filled in; those that cannot be are an error or left out, as the
+    settings say."""
     entries = find_servers({entry.name: settings[entry.name] for entry in found.entries}).entries
     almost = dict(found.almost)
     for entry in entries:
@@ -103,7 +104,8 @@ def _checked(settings: JsonObject, found: FoundServers, report: Callable[[str], 
 
 
 def _fill_addresses(data: JsonObject, entries: list[ServerEntry], known: JsonObject, ports: ReservedPorts) -> None:
-    """`known`: the same with interpolations filled in. Where a port is said, it is that one or an error."""
+    """Fills in addresses. `known` is the same config with interpolations filled in. A port that is set is used, or it
+    is an error."""
     check_settings(known)
     host = _own_address() if known["use_absolute_ip"] else known.get("default_host") or "127.0.0.1"
     data[HEAD] = {**(known.get(HEAD) or {})}
@@ -189,7 +191,7 @@ def _instance(
 
 
 def _check_stock_names(servers: Iterable[ServerInstance]) -> None:
-    """Before anything is started: a server's own ImportError would come late, and in its log."""
+    """Checks imports before anything is started: a server's own ImportError would come late, and in its log."""
     folders = {one.folder: one for one in servers if one.is_stock and one.folder is not None}
     problems: list[str] = []
     for folder, one in folders.items():

@@ -1,4 +1,4 @@
-"""How mappings are laid over each other: OmegaConf's rules, on plain mappings.
+"""Merges mappings by OmegaConf's rules, on plain mappings.
 
 Owns: the deep merge and what `???` means in it. Never touches: files, interpolation.
 """
@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from typing import Any
 
 UNSET = "???"
-"""Must be set by somebody; never takes the place of a value."""
+"""The mark of a value that must be set; it never replaces a value."""
 
 Path = tuple[str | int, ...]
 
 
 def merged(below: object, above: object) -> Any:
-    """Mappings key by key; anything else, lists included, takes the place of what was there."""
+    """Merges mappings key by key; any other value, including a list, replaces what was there."""
     if not (isinstance(below, dict) and isinstance(above, dict)):
         return below if above == UNSET else above
     both = {key: merged(value, above[key]) if key in above else value for key, value in below.items()}
@@ -23,7 +23,7 @@ def merged(below: object, above: object) -> Any:
 
 
 def without_unset(content: dict[Any, Any], below: object) -> dict[Any, Any]:
-    """What of `content` may be laid over `below`."""
+    """Returns the part of `content` that may be merged over `below`."""
     known = below if isinstance(below, dict) else {}
     return {
         key: without_unset(value, known.get(key)) if isinstance(value, dict) else value
@@ -33,7 +33,7 @@ def without_unset(content: dict[Any, Any], below: object) -> dict[Any, Any]:
 
 
 def leaves(node: object, at: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Everything that is neither mapping nor list, and where."""
+    """Yields every value that is neither mapping nor list, with its path."""
     if isinstance(node, dict):
         for key, value in node.items():
             yield from leaves(value, (*at, key))

@@ -1,9 +1,9 @@
-"""Ports of a gym, bound from the moment they are chosen, so that no other process can take them.
+"""The ports of a gym, bound from the moment they are chosen, so that no other process can take them.
 
 Owns: choosing, binding, the listening sockets. Never touches: who answers on them.
 
-The sockets listen from the start and are handed to the servers. While a server is started anew, callers wait in the
-queue of its socket instead of being turned away.
+The sockets listen from the start and are passed to the servers. While a server is restarted, callers wait in the queue
+of its socket instead of being refused.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ TAKEN = (errno.EADDRINUSE, errno.EACCES)
 
 
 class ReservedPorts:
-    """What is held, by address. Close it, or use it as a context."""
+    """The reserved ports by address. Close it, or use it as a context manager."""
 
     def __init__(self, *, is_binding: bool = True) -> None:
-        """`is_binding=False`: ports are only named, for a config that is looked at and not started."""
+        """`is_binding=False`: ports are only named, for a config that is inspected and not started."""
         self._is_binding = is_binding
         self._reserved: dict[tuple[str, int], socket.socket | None] = {}
 
@@ -48,7 +48,7 @@ class ReservedPorts:
         return sorted(port for _, port in self._reserved)
 
     def reserve(self, host: str, port: int, who: str) -> int:
-        """This very one; 0 is any. Raises GymConfigError where somebody else has it."""
+        """Reserves exactly this port; 0 is any. Raises GymConfigError if another process has it."""
         try:
             return self._reserve(host, port)
         except OSError as error:
@@ -56,13 +56,13 @@ class ReservedPorts:
             raise GymConfigError(f"{who}: cannot listen at {host}:{port} ({reason}); choose another") from None
 
     def reserve_for(self, host: str, port: int, here: str) -> int:
-        """Any free port of this machine, for a server that others know by another machine's address."""
+        """Reserves any free port of this machine, for a server that others know by another machine's address."""
         listener = listening(here, 0)
         self._reserved[host, port] = listener
         return listener.getsockname()[1]
 
     def reserve_any(self, host: str, low: int, high: int, *, avoid: set[int], who: str) -> int:
-        """A free one of a range."""
+        """Reserves a free port of a range."""
         wide = f"widen port_range_low={low}, port_range_high={high}"
         candidates = [port for port in _some_of(low, high) if port not in avoid.union(self.numbers())]
         for port in candidates:
@@ -93,7 +93,7 @@ def listening(host: str, port: int) -> socket.socket:
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after a stop, the same port at once
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # allows the same port again right after a stop
         listener.bind(address)
         listener.listen(BACKLOG)
         listener.setblocking(False)

@@ -1,4 +1,4 @@
-"""A config that can be shown: keys, tokens and passwords are blacked out wherever they occur.
+"""Masks keys, tokens and passwords wherever they occur in a config, so that it can be shown.
 
 Owns: which settings are secret. Never touches: where the text goes.
 """
@@ -17,7 +17,7 @@ _NAME = re.compile(
     r"api_?key|secret|passw(or)?d|passphrase|credential|authorization|(^|[_-])(key|token|auth)$|(^|[_-])private_key",
     re.IGNORECASE,
 )
-SHORTEST = 6  # a secret of fewer characters would black out words of other settings
+SHORTEST = 6  # a shorter secret would also match words of other settings
 
 
 def is_secret_name(name: object) -> bool:
@@ -25,13 +25,13 @@ def is_secret_name(name: object) -> bool:
 
 
 def masked(settings: object) -> object:
-    """A copy. A secret that was interpolated into other text is blacked out there too."""
+    """Returns a masked copy. A secret that was interpolated into other text is masked there too."""
     known = sorted({text for text in _secrets(settings) if len(text) >= SHORTEST}, key=len, reverse=True)
     return _masked(settings, known, is_secret=False)
 
 
 def shown(settings: object) -> str:
-    """As YAML, masked."""
+    """Returns the masked settings as YAML."""
     return yaml.safe_dump(masked(settings), sort_keys=False, allow_unicode=True)
 
 

@@ -1,7 +1,7 @@
 """Which entries of a config are servers, and whether each is valid.
 
-Owns: the three-level shape, the fields that all servers share, references between servers, entries of `datasets`. Never
-touches: ports, code, the files that datasets name.
+Owns: the three-level structure, the fields that all servers share, references between servers, entries of `datasets`.
+Never touches: ports, code, the files that datasets name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LEGACY = ("gitlab_identifier", "huggingface_identifier")
 
 
 def dataset_problems(entries: object) -> list[str]:
-    """One line for each mistake, starting with the key below the server."""
+    """Returns one line for each mistake, starting with the key below the server."""
     if entries is None:
         return []
     if not isinstance(entries, list):
@@ -80,20 +80,20 @@ KINDS = tuple(str(kind) for kind in ServerKind)
 _DOMAINS = "math coding agent knowledge instruction_following long_context safety games translation e2e rlhf other"
 DOMAINS = _DOMAINS.split()
 ENVIRONMENT_SERVERS = "environment_servers"
-"""A kind of NeMo Gym's that stands before agents."""
+"""A kind of NeMo Gym's that is placed before agents."""
 RELAY = "legacy_agent"
-"""The environment server that hands everything on to one agent: here the agent is called itself."""
+"""The environment server that passes everything to one agent: here the agent is called directly."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerEntry:
-    """A top-level entry that has the shape of a server: `name: {kind: {implementation: fields}}`."""
+    """A top-level entry with the structure of a server: `name: {kind: {implementation: fields}}`."""
 
     name: str
     kind: ServerKind
     implementation: str
     fields: JsonObject
-    """The very mapping in the config: filling in a port here fills it in there."""
+    """The same mapping object as in the config: filling in a port here fills it in there."""
 
     @property
     def where(self) -> str:
@@ -104,15 +104,15 @@ class ServerEntry:
 class FoundServers:
     entries: list[ServerEntry]
     almost: dict[str, list[str]]
-    """Look like servers, but cannot be: their mistakes."""
+    """Entries that look like servers but cannot be, with their mistakes."""
     partial: list[str]
-    """Say a kind but have no entrypoint: nothing starts for them."""
+    """Entries that name a kind but have no entrypoint: nothing is started for them."""
     relays: list[str]
-    """Environment servers that only hand on to an agent: nothing starts for them either."""
+    """Environment servers that only pass on to an agent: nothing is started for them either."""
 
 
 def find_servers(data: JsonObject) -> FoundServers:
-    """By shape alone: values may still be interpolations."""
+    """Finds servers by their structure alone: values may still be interpolations."""
     found = FoundServers([], {}, [], [])
     for name, value in data.items():
         if name in RESERVED or not isinstance(value, dict):
@@ -143,7 +143,7 @@ def find_servers(data: JsonObject) -> FoundServers:
 
 
 def _unknown_kind(value: JsonObject) -> str | None:
-    """Everything else says that it is a server."""
+    """Returns the unknown kind of an entry that otherwise looks like a server."""
     return next(
         (str(kind) for kind in value if any("entrypoint" in one for _, one in _implementations(value[kind]))), None
     )
@@ -155,7 +155,7 @@ def _implementations(value: object) -> Iterator[tuple[str, JsonObject]]:
 
 
 def field_problems(entry: ServerEntry) -> list[str]:
-    """Mistakes in the fields that every server has, once they are interpolated."""
+    """Returns mistakes in the fields that every server has, after interpolation."""
     fields = entry.fields
     problems = dataset_problems(fields.get("datasets"))
     entrypoint = fields["entrypoint"]
@@ -187,7 +187,7 @@ def _domain_problems(domain: object) -> list[str]:
 
 
 def reference_problems(entries: list[ServerEntry]) -> list[str]:
-    """Direct fields `{type, name}` that name a server which is not there."""
+    """Returns mistakes for direct fields `{type, name}` that name a server which does not exist."""
     by_kind = {kind: [one.name for one in entries if one.kind == kind] for kind in ServerKind}
     problems: list[str] = []
     for entry in entries:

@@ -35,7 +35,7 @@ _OTHERS = """policy_base_url policy_api_key policy_model_name global_aiohttp_con
     mlflow_tracking_uri mlflow_tracking_token mlflow_experiment_name mlflow_run_name peer_timeout_s peer_reconnect_s"""
 
 RESERVED = frozenset(_RESERVED.split())
-"""Never the name of a server."""
+"""Keys that are never the name of a server."""
 KNOWN = RESERVED | frozenset(_OTHERS.split())
 
 DEFAULTS = {
@@ -54,25 +54,25 @@ class OurSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     isolation: Isolation = Isolation.SHARED
-    """For servers that do not say it themselves and have no requirements of their own."""
+    """For servers that do not set it themselves and have no requirements of their own."""
     use_stock: list[str] = []
     """Implementations of ours, such as `simple_agent`, to be taken from a folder of NeMo Gym's instead."""
     ray: bool = False
-    """Place servers on a Ray cluster. Also with `ray_head_node_address`."""
+    """Place servers on a Ray cluster. Also set by `ray_head_node_address`."""
     admin_key: str | None = None
-    """For the head's config route, where it listens beyond loopback. One is made where none is given."""
+    """Key for the head server's config route, if it listens beyond loopback. By default one is made."""
     ready_timeout_s: float = Field(default=300, gt=0)
-    """From its start until a server is healthy; building its venv is not counted."""
+    """Seconds from its start until a server must be healthy, without the time to build its venv."""
     probe_interval_s: float = Field(default=2, gt=0)
     """Seconds between two health checks of a server."""
     probe_timeout_s: float = Field(default=10, gt=0)
     """How long a server may take to answer a health check."""
     probe_failures: int = Field(default=3, ge=1)
-    """As many in a row, and a server counts as hung: it is killed and started anew."""
+    """After this number of failed checks in a row a server counts as hung: it is killed and restarted."""
     max_restarts: int = Field(default=6, ge=0)
-    """As many in a row, and the gym gives up. A minute of health starts the count anew."""
+    """After this number of restarts in a row the gym gives up. A healthy minute resets the count."""
     stop_timeout_s: float = Field(default=3, gt=0)
-    """After which a server that was told to stop is killed."""
+    """Seconds after which a server that was told to stop is killed."""
 
 
 def our_settings(settings: JsonObject) -> OurSettings:
@@ -97,7 +97,7 @@ def _problem(error: Any) -> str:
 
 
 def check_settings(settings: JsonObject) -> None:
-    """The ones that this module's users compute with."""
+    """Checks the settings that users of this module compute with."""
     low, high = settings["port_range_low"], settings["port_range_high"]
     if not (isinstance(low, int) and isinstance(high, int) and 1 <= low <= high <= 65535):
         raise GymConfigError(f"port_range_low={low!r}, port_range_high={high!r}: should be two ports, low before high")

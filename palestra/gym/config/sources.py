@@ -35,21 +35,21 @@ NO_MODEL = {
 @dataclass(frozen=True, slots=True)
 class GymSources:
     files: Sequence[str] = ()
-    """Below the roots, or absolute; later ones win. Come after those of `config_paths`."""
+    """Paths below the roots, or absolute; later ones take precedence. They come after those of `config_paths`."""
     overrides: Sequence[str] = ()
-    """As typed on the command line, in Hydra's grammar."""
+    """Overrides as typed on the command line, in Hydra's grammar."""
     initial: JsonObject = field(default_factory=dict)
-    """Values from a program: above the files, below the command line."""
+    """Values from a program; they take precedence over files, and the command line over them."""
     roots: Sequence[Path] = ()
-    """Looked below first; the environment's, the current folder and ours follow."""
+    """Folders that are searched first; those of the environment, the current folder and ours follow."""
     env_file: Path | None = None
-    """Instead of the first env.yaml below the roots."""
+    """A file to use instead of the first env.yaml below the roots."""
     is_model_needed: bool = True
-    """False: for commands that only read data; `policy_*` and `policy_model` need not be given."""
+    """False for commands that only read data: `policy_*` and `policy_model` need not be given."""
 
 
 class MergedSources:
-    """All sources, laid over each other."""
+    """All sources, merged."""
 
     def __init__(self, sources: GymSources, report: Callable[[str], None]) -> None:
         self.roots = search_roots(sources.roots)
@@ -71,12 +71,12 @@ class MergedSources:
         return self._layers.data
 
     def source_of(self, path: merging.Path) -> str:
-        """Who wrote it, or what it is in, last."""
+        """Returns which source set a value, or the nearest value around it, last."""
         known = (self._layers.sources.get(path[:length]) for length in range(len(path), 0, -1))
         return next((source for source in known if source is not None), "the config")
 
     def _config_paths(self, env: JsonObject, initial: JsonObject) -> list[str]:
-        """The highest source that names any has the say."""
+        """Returns the files of the source with the highest precedence that names any."""
         typed = [one.value for one in self._overrides if one.key == CONFIG_PATHS and one.how != OverrideKind.DELETE]
         named = (*reversed(typed), initial.get(CONFIG_PATHS), env.get(CONFIG_PATHS))
         return _paths(next((value for value in named if value is not None), []), CONFIG_PATHS)
@@ -90,7 +90,7 @@ class MergedSources:
             self._add_file(path, listed)
 
     def _add_file(self, path: Path, listed: list[Path]) -> None:
-        """What it includes comes below it. A file that is listed anywhere else already is left where it is."""
+        """Adds a file; those that it includes have lower precedence. A file that is already listed keeps its place."""
         content = _read(path)
         for name in _paths(content.pop(CONFIG_PATHS, None) or [], f"{CONFIG_PATHS} in {path}"):
             included = self._find(name, f"{CONFIG_PATHS} in {path}")
@@ -141,8 +141,8 @@ class MergedSources:
         del node[last]
 
     def _check_known(self, one: GymOverride) -> None:
-        """`key=value` changes what there is, down to the implementation; below that, fields have defaults that no file
-        says."""
+        """Checks that `key=value` changes a key that exists, down to the implementation; below that, fields have
+        defaults that no file mentions."""
         parts = one.key.split(".")
         known = {*KNOWN, *self.data, *references(self.data)}
         if parts[0] not in known:

@@ -14,12 +14,12 @@ from palestra.util.json_types import JsonObject
 
 
 def to_yaml(settings: JsonObject) -> str:
-    """Everything is filled in; a `${` that is left is text, and is marked so."""
+    """Everything must be filled in; a remaining `${` is text, and is escaped."""
     return yaml.safe_dump(_mapped(settings, lambda text: text.replace("${", "\\${")), sort_keys=False, width=1 << 20)
 
 
 def from_yaml(text: str) -> JsonObject:
-    """What `to_yaml` was given."""
+    """Returns what `to_yaml` was given."""
     return _mapped(yaml.safe_load(text), lambda text: text.replace("\\${", "${"))
 
 

@@ -1,4 +1,4 @@
-"""Overrides from the command line, in Hydra's grammar: `k=v`, `+k=v`, `++k=v`, `~k`, and the forms of `v`.
+"""Parses overrides from the command line, in Hydra's grammar: `k=v`, `+k=v`, `++k=v`, `~k`, and the forms of `v`.
 
 Owns: the grammar. Never touches: what a key means, whether it exists.
 """
@@ -32,10 +32,10 @@ class OverrideKind(StrEnum):
 class GymOverride:
     how: OverrideKind
     key: str
-    """Dotted."""
+    """The key with dots."""
     value: Any
     text: str
-    """As it was typed, but for secrets: it is for messages."""
+    """The override as it was typed, without secrets, for messages."""
 
     @classmethod
     def parse(cls, text: str) -> GymOverride:
@@ -48,7 +48,7 @@ class GymOverride:
 
 
 def parsed(text: str, whole: str) -> object:
-    """One value. `whole` is the override, for messages."""
+    """Parses one value. `whole` is the override, for messages."""
     reader = _Reader(text, whole)
     value = reader.value("")
     if not reader.at_end:
@@ -69,7 +69,7 @@ class _Reader:
         return GymConfigError(f"{self.whole!r}: {problem}")
 
     def value(self, ends: str) -> Any:
-        """`ends`: the characters at which a bare word stops, beside the comma."""
+        """`ends` are the characters, in addition to the comma, at which a bare word stops."""
         self._skip_space()
         first = self.text[self.at : self.at + 1]
         if first == "[":
@@ -127,7 +127,7 @@ class _Reader:
         raise self.error(f"the quote {quote} is not closed")
 
     def _bare(self, ends: str) -> str:
-        """Up to a comma or an end; what is in brackets, as in `${oc.env:A,b}`, is part of it."""
+        """Reads up to a comma or an end; text in brackets, as in `${oc.env:A,b}`, is part of it."""
         start, open_brackets = self.at, [""]
         while self.at < len(self.text):
             char = self.text[self.at]

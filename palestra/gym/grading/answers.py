@@ -17,9 +17,9 @@ _NUMBER = re.compile(r"-?\d+(?:[.,]\d+)*")
 
 
 def last_boxed(text: str) -> str | None:
-    """What stands in the last `\\boxed{…}` that is closed; braces within it may be nested. One pass: a model that says
-    `\\boxed{` ten thousand times must not keep everybody waiting."""
-    opened: list[int | None] = []  # where the inside of each open brace begins, if it is a box's
+    r"""Returns the content of the last closed `\boxed{…}`; braces within it may be nested. It takes one pass: a model
+    that writes `\boxed{` ten thousand times must not delay others."""
+    opened: list[int | None] = []  # where the inside of each open brace begins, if it belongs to a box
     found: tuple[int, int] | None = None
     for match in _BRACE.finditer(text):
         if match[0] != "}":
@@ -30,7 +30,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def unwrapped(text: str) -> str:
-    """Without `\\text{…}` and dollar signs around all of it."""
+    r"""Removes `\text{…}` and dollar signs around the whole text."""
     text = text.strip()
     for _ in range(MAX_WRAPPERS):
         inside = _inside(text)
@@ -41,7 +41,7 @@ def unwrapped(text: str) -> str:
 
 
 def after_label(text: str) -> str | None:
-    """The rest of the line after the last `Answer:`, with or without markdown around the word."""
+    """Returns the rest of the line after the last `Answer:`, with or without markdown around the word."""
     found = _LABEL.findall(text)
     return found[-1].strip() if found else None
 
@@ -52,7 +52,7 @@ def last_number(text: str) -> str | None:
 
 
 def _inside(text: str) -> str | None:
-    """The text inside one wrapper around all of it."""
+    """Returns the text inside one wrapper around the whole text."""
     if match := _WRAPPER.match(text):
         return match[1]
     for opening, closing in _DOLLARS:

@@ -1,4 +1,4 @@
-"""Work that may hang or use too much memory, done in child processes with a time limit.
+"""Does work that may hang or use too much memory in child processes with a time limit.
 
 Owns: the children, their number, their time. Never touches: what the work is. A child is a module that answers each
 line of JSON on its input with one on its output.
@@ -20,15 +20,15 @@ START_S = 60.0  # sympy takes seconds to import on a busy machine
 
 
 class ChildError(Exception):
-    """The child did not answer in time, or died. Why is in the message."""
+    """The child did not answer in time, or died; the message says why."""
 
 
 class NoChildError(Exception):
-    """None can be started: that says nothing about the question, so it is nobody's wrong answer."""
+    """No child can be started. This says nothing about the question, so it does not count as a wrong answer."""
 
 
 class GraderProcesses:
-    """At most `count` of them; started when needed, kept for the next question."""
+    """At most `count` processes, which are started when needed and kept for the next question."""
 
     def __init__(self, module: str, count: int | None = None) -> None:
         self._module = module
@@ -36,10 +36,10 @@ class GraderProcesses:
         self._idle: list[asyncio.subprocess.Process] = []
 
     async def request(self, question: object, limit_s: float) -> Any:
-        """Raises ChildError; the child is ended then, and the next question gets another. Raises NoChildError."""
+        """Raises ChildError; the child is then ended, and the next question gets another one. Raises NoChildError."""
         try:
             encoded = orjson.dumps(question)
-        except TypeError as error:  # half characters
+        except TypeError as error:  # lone surrogates
             raise ChildError(f"the request cannot be sent: {error}") from None
         async with self._slots:
             child = self._idle.pop() if self._idle else await self._start()
@@ -49,7 +49,7 @@ class GraderProcesses:
             except TimeoutError:
                 await kill(child)
                 raise ChildError(f"no answer within {limit_s:g} s") from None
-            except BaseException:  # cancelled, too: it may still be at work
+            except BaseException:  # also when cancelled: the child may still be working
                 await kill(child)
                 raise
             self._idle.append(child)
@@ -64,11 +64,11 @@ class GraderProcesses:
         child = await spawn(sys.executable, "-m", self._module, stdin=PIPE, stdout=PIPE, limit=MAX_LINE)
         try:
             async with asyncio.timeout(START_S):
-                await _line(child)  # it says so when it has imported all it needs
+                await _line(child)  # the child writes a line when it has imported all it needs
         except (ChildError, TimeoutError) as error:
             await kill(child)
             raise NoChildError(f"{self._module} does not start: {error or f'not within {START_S:g} s'}") from error
-        except BaseException:  # cancelled: nobody would end it
+        except BaseException:  # when cancelled: otherwise nobody would end it
             await kill(child)
             raise
         return child
@@ -80,7 +80,7 @@ async def _exchange(child: asyncio.subprocess.Process, question: bytes) -> Any:
         child.stdin.write(question + b"\n")
         await child.stdin.drain()
     except ConnectionError:
-        pass  # what it says last tells more
+        pass  # its last output says more
     return orjson.loads(await _line(child))
 
 

@@ -20,7 +20,7 @@ def main() -> None:
     logging.disable()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     out = sys.stdout
-    sys.stdout = sys.stderr  # what libraries print is no answer
+    sys.stdout = sys.stderr  # output that libraries print is not an answer
     print("{}", file=out, flush=True)
     for line in sys.stdin:
         question = json.loads(line)
@@ -33,7 +33,7 @@ def _compared(expected: str, said: str) -> dict[str, object]:
         found = parse(said, [ExprExtractionConfig(), LatexExtractionConfig()], parsing_timeout=0)
         is_right = bool(gold) and verify(gold, found, timeout_seconds=None)
         return {"is_right": is_right, "extracted": str(found[0]) if found else None}
-    except Exception as error:  # an answer that cannot be read is no right one
+    except Exception as error:  # boundary: an answer that cannot be parsed is wrong
         return {"is_right": False, "extracted": None, "error": f"{type(error).__name__}: {error}"[:500]}
 
 

@@ -9,7 +9,7 @@ import json
 import re
 import sys
 
-MAX_MATCH = 10_000  # characters: it is a letter, or the text of an option
+MAX_MATCH = 10_000  # characters: a match is a letter, or the text of an option
 
 
 def main() -> None:
@@ -22,7 +22,8 @@ def main() -> None:
 
 
 def _last(pattern: str, text: str) -> str | None:
-    """What the pattern's group matched, where it has one. A pattern that is none matches nothing."""
+    """Returns what the pattern's group matched, or the whole match if it has none. An invalid pattern matches
+    nothing."""
     last: str | None = None
     try:
         for match in re.finditer(pattern, text, re.IGNORECASE):

@@ -1,7 +1,7 @@
 """The process that runs an untrusted Python program on inputs, in the sandbox.
 
 Owns: feeding inputs, calling a function, what was printed or returned. Never touches: expected outputs; they are not
-sent here, so that a program cannot know them. The standard library only.
+sent here, so that a program cannot know them. It imports the standard library only.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ IMPORTABLE = """
     functools heapq io itertools json math numbers operator queue random re statistics string struct sys textwrap
     threading time types typing unicodedata zlib
 """
-"""What a program may import: it must be loaded before the sandbox closes."""
+"""Modules that a program may import: they must be loaded before the sandbox closes."""
 MAX_PRINTED = 4 * 1024 * 1024
 FILE = "<program>"
 NO_SANDBOX = 77
-"""The exit code where the kernel has no sandbox."""
+"""The exit code if the kernel has no sandbox."""
 
 
 class ProgramTimeout(BaseException):
-    """Not an Exception: programs catch those."""
+    """Not an Exception, because programs catch those."""
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def _ran(source: str, function: str | None, given: str, limit_s: float) -> JsonObject:
-    """The outcome of one input."""
+    """Returns the outcome of one input."""
     printed = io.TextIOWrapper(io.BytesIO(), "utf-8", "surrogatepass", write_through=True)
     signal.setitimer(signal.ITIMER_REAL, limit_s)
     try:
@@ -67,13 +67,14 @@ def _ran(source: str, function: str | None, given: str, limit_s: float) -> JsonO
         return {"printed": _text(printed)[:MAX_PRINTED], "result": result}
     except ProgramTimeout:
         return {"error": f"the program did not end within {limit_s:g} s", "is_late": True}
-    except BaseException as error:  # the program's own
+    except BaseException as error:  # boundary: errors of the program
         signal.setitimer(signal.ITIMER_REAL, 0)
         return {"error": f"{type(error).__name__}: {error}"[:500]}
 
 
 def _run_threads_at_once() -> None:
-    """Programs start `main` in a thread for the sake of its stack; no thread can be started in the sandbox."""
+    """Runs threads at once when they are started: programs start `main` in a thread to get a larger stack, but no
+    thread can be started in the sandbox."""
     threading.Thread.start = threading.Thread.run
     threading.Thread.join = lambda self, timeout=None: None
 
@@ -101,14 +102,15 @@ def _input(_prompt: object = "") -> str:
 
 
 def _open(file: Any, mode: str = "r", *_: Any, **__: Any) -> object:
-    """The ways programs open what they are given; there is nothing else to open."""
+    """Supports the ways in which programs open their input; nothing else can be opened."""
     if file not in (0, "/dev/stdin"):
         raise PermissionError("a program may read only its input, no other file")
     return sys.stdin.buffer if "b" in mode else sys.stdin
 
 
 def _called(source: str, function: str, given: str) -> Any:
-    """With one JSON value a line as its arguments. A method of `Solution` where there is such a class."""
+    """Calls the function with one JSON value per line as its arguments. It is a method of `Solution` if there is such a
+    class."""
     names: JsonObject = {"__name__": "program"}
     exec(compile(source, FILE, "exec"), names)  # noqa: S102
     found = getattr(names["Solution"](), function, None) if "Solution" in names else names.get(function)

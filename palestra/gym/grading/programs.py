@@ -29,19 +29,19 @@ class Program(Struct, frozen=True, kw_only=True):
     source: str
     inputs: list[str]
     function: str | None = None
-    """Called with an input's lines as arguments; without it, the program reads the input and prints."""
+    """The function to call with an input's lines as arguments; without it, the program reads the input and prints."""
     test_s: float = 10.0
     memory_bytes: int = 1024**3
     are_trusted: bool = False
-    """Run it though the kernel here has no filter to hold it."""
+    """Run it although the kernel here has no filter to restrict it."""
 
 
 class NoSandbox(GymError):
-    """Nothing here keeps a program from doing harm."""
+    """There is nothing here that keeps a program from doing harm."""
 
 
 class ProgramOutcome(Struct, frozen=True):
-    """What came of one input."""
+    """The outcome of one input."""
 
     printed: str = ""
     result: Any = None
@@ -49,16 +49,16 @@ class ProgramOutcome(Struct, frozen=True):
 
 
 class ProgramSandbox(Protocol):
-    """Something that runs programs of strangers. A setting names one: `sandbox: module:Class`."""
+    """Runs untrusted programs. A setting names one: `sandbox: module:Class`."""
 
     async def run(self, program: Program) -> list[ProgramOutcome]:
-        """One for each input, in order; those that were not reached have an error. Never raises for what the program
-        does; NoWalls where it cannot be held."""
+        """Returns one outcome for each input, in order; those that were not reached have an error. It never raises
+        because of the program; it raises NoSandbox if the program cannot be restricted."""
         ...
 
 
 class JailSandbox:
-    """A child process that the kernel lets do nothing but compute, with limits on time and memory."""
+    """A child process that the kernel allows only to compute, with limits on time and memory."""
 
     def __init__(self, at_once: int | None = None) -> None:
         self._slots = asyncio.Semaphore(at_once or os.cpu_count() or 1)
@@ -86,7 +86,7 @@ class JailSandbox:
 
 
 def sandbox_named(name: str | None, at_once: int | None) -> ProgramSandbox:
-    """Ours where none is named. Raises ImportError, AttributeError."""
+    """Returns the named sandbox, or ours. Raises ImportError, AttributeError."""
     if name is None:
         return JailSandbox(at_once)
     module, _, attribute = name.partition(":")
@@ -94,7 +94,7 @@ def sandbox_named(name: str | None, at_once: int | None) -> ProgramSandbox:
 
 
 def _outcomes(said: process.ChildAnswer, count: int) -> list[ProgramOutcome]:
-    """A program can write into the pipe, too: what is no outcome ends them."""
+    """Converts the child's answer. A program can write into the pipe, too: the first invalid outcome ends the list."""
     found: list[ProgramOutcome] = []
     for line in said.answer.splitlines()[:count]:
         try:

@@ -1,4 +1,4 @@
-"""Numbers about rollouts: per task, over all, pass@k and majority@k. Begin at `aggregate`."""
+"""Metrics of rollouts: per task, over all, pass@k and majority@k. Begin at `aggregate`."""
 
 from palestra.gym.metrics.aggregate import aggregate, by_task
 from palestra.gym.metrics.passes import highest_k, pass_metrics, subset_metrics

@@ -1,7 +1,7 @@
-"""The answer to `/aggregate_metrics`: figures per task and over all rollouts.
+"""The answer to `/aggregate_metrics`: statistics per task and over all rollouts.
 
-Owns: which fields count as numbers, figures about them, grouping by task, the shape of the answer, where a server's own
-metrics go in. Never touches: HTTP, files.
+Owns: which fields count as numbers, statistics about them, grouping by task, the format of the answer, where a server's
+own metrics go. Never touches: HTTP, files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Columns = dict[str, list[float]]
 
 
 def numbers_of(result: JsonMapping) -> dict[str, float]:
-    """Every number or truth value among a result's own fields and its response's usage; what is not finite is none."""
+    """Returns every finite number or boolean among a result's own fields and its response's usage."""
     response = result.get("response")
     usage = response.get("usage") if isinstance(response, Mapping) else None
     found = {name: _number(value) for name, value in result.items() if name not in _KEYS}
@@ -30,7 +30,7 @@ def numbers_of(result: JsonMapping) -> dict[str, float]:
 
 
 def columns(rows: Iterable[Mapping[str, float]]) -> Columns:
-    """The same numbers, name by name, in the order names first appear."""
+    """Returns the same numbers by name, in the order in which names first appear."""
     made: Columns = {}
     for row in rows:
         for name, value in row.items():
@@ -42,7 +42,7 @@ def columns(rows: Iterable[Mapping[str, float]]) -> Columns:
 
 
 def described(made: Columns) -> dict[str, float]:
-    """`mean/reward`, `max/reward`, … A single value deviates by 0."""
+    """Returns `mean/reward`, `max/reward`, … The deviation of a single value is 0."""
     figures: dict[str, float] = {}
     for name, values in made.items():
         mean = math.fsum(values) / len(values)
@@ -61,7 +61,7 @@ def median(values: list[float]) -> float:
 
 
 def deviation(values: list[float], mean: float | None = None) -> float:
-    """Standard deviation of a sample (n - 1); 0 for fewer than two values."""
+    """Returns the standard deviation of a sample (n - 1); 0 for fewer than two values."""
     if len(values) < 2:
         return 0.0
     mean = math.fsum(values) / len(values) if mean is None else mean
@@ -86,8 +86,9 @@ def aggregate(
     compute: ComputeMetrics | None = None,
     pick: PickKeyMetrics | None = None,
 ) -> JsonObject:
-    """`{group_level_metrics, agent_metrics, key_metrics}`. `compute` gets all rollouts task by task and may say
-    `per_task_metrics` (a list with task indices) beside its own; `pick` chooses the headline from all of them."""
+    """Returns `{group_level_metrics, agent_metrics, key_metrics}`. `compute` gets all rollouts task by task and may
+    return `per_task_metrics` (a list with task indices) in addition to its own; `pick` chooses the key metrics from all
+    of them."""
     if not verify_responses:
         return {"group_level_metrics": [], "agent_metrics": {}, "key_metrics": {}}
     tasks = by_task(verify_responses)
@@ -103,7 +104,7 @@ def aggregate(
 
 
 def by_task(rollouts: Sequence[Rollout]) -> dict[int, list[Rollout]]:
-    """By task index, each task's in the order of their rollout index."""
+    """Returns rollouts by task index, each task's in the order of their rollout index."""
     tasks: dict[int, list[Rollout]] = {}
     for one in rollouts:
         tasks.setdefault(one.get(TASK_INDEX, 0), []).append(one)
@@ -113,12 +114,12 @@ def by_task(rollouts: Sequence[Rollout]) -> dict[int, list[Rollout]]:
 
 
 def means(metrics: JsonMapping) -> JsonObject:
-    """The headline where nobody chose one."""
+    """Returns the key metrics if none are chosen."""
     return {name: value for name, value in metrics.items() if name.startswith("mean/")}
 
 
 def with_expected(groups: list[JsonObject], expected: Counter[int], samples: Mapping[int, Rollout]) -> list[JsonObject]:
-    """How much of each task's rollouts there is, and the row they were played from."""
+    """Adds how many of each task's rollouts there are, and the row they were played from."""
     for group in groups:
         index = group[TASK_INDEX]
         expected_count, found = expected.get(index, group["num_rollouts"]), group["num_rollouts"]
@@ -150,7 +151,7 @@ def _info(index: int, rollout: Rollout, numbers: dict[str, float]) -> JsonObject
 
 
 def _add_per_task(groups: list[JsonObject], own: Any) -> None:
-    """A server's own figures of a task go beside the common ones."""
+    """Adds a server's own metrics of a task to the common ones."""
     if not own:
         return
     of_task = {one[TASK_INDEX]: one for one in own}

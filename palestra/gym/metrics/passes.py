@@ -1,4 +1,4 @@
-"""pass@k, the average of k, majority@k, and how much they vary. All in percent.
+"""pass@k, the average of k, majority@k, and their variation. All in percent.
 
 Owns: the formulas. Never touches: files, what a score means.
 """
@@ -25,7 +25,7 @@ PER_SAMPLE = "per_sample_aggregate"
 
 
 class TaskScores(Struct, frozen=True):
-    """One task: the scores of its rollouts, and what each answered."""
+    """One task: the scores of its rollouts, and the answer of each."""
 
     scores: list[Scores]
     answers: list[Any]
@@ -37,7 +37,7 @@ class TaskScores(Struct, frozen=True):
 def pass_metrics(
     tasks: Sequence[Sequence[Rollout]], score: ScoreOf | None = None, answer_key: str | None = None
 ) -> JsonObject:
-    """`pass@k/accuracy`, `pass@1[avg-of-k]/accuracy`, with `answer_key` also `majority@k/accuracy`, and
+    """Returns `pass@k/accuracy`, `pass@1[avg-of-k]/accuracy`, with `answer_key` also `majority@k/accuracy`, and
     `…/no_answer`. Without `score` the reward is the accuracy."""
     scored = [_scored(task, score or _accuracy, answer_key) for task in tasks if task]
     if not scored:
@@ -65,7 +65,7 @@ def pass_metrics(
 def subset_metrics(
     tasks: Sequence[Sequence[Rollout]], subset_key: str, score: ScoreOf | None = None, answer_key: str | None = None
 ) -> JsonObject:
-    """The same for each value of a field: `easy/pass@1/accuracy`."""
+    """Returns the same for each value of a field: `easy/pass@1/accuracy`."""
     subsets: dict[str, list[Sequence[Rollout]]] = {}
     for task in tasks:
         value = task[0].get(subset_key) if task else None
@@ -85,7 +85,7 @@ def highest_k(
     score_names: Sequence[str] | None = None,
     exclude_names: Sequence[str] = (),
 ) -> JsonObject:
-    """Those of `pass@{k}` or `pass@1[avg-of-{k}]` with the largest k there is, without their statistics."""
+    """Returns those of `pass@{k}` or `pass@1[avg-of-{k}]` with the largest k, without their statistics."""
     shape = re.compile("^" + re.escape(pattern).replace(r"\{k\}", r"(\d+)") + "/(.+)$")
     found: list[tuple[int, str]] = []
     for name in metrics:
@@ -99,8 +99,8 @@ def highest_k(
 
 
 def pass_at(values: Sequence[float], k: int) -> float:
-    """The chance that k of them, drawn without putting back, have a right one; of other scores the best of the first
-    k."""
+    """Returns the probability that k of them, drawn without replacement, include a correct one; for other scores the
+    best of the first k."""
     if any(value not in (0, 1) for value in values):
         return max(values[:k])
     wrong = sum(not value for value in values)
@@ -122,7 +122,7 @@ def _scored(task: Sequence[Rollout], score: ScoreOf, answer_key: str | None) -> 
 
 
 def _majority(task: TaskScores, name: str, k: int) -> float:
-    """The score of the answer most often given; of several such, their average. No answer at all: 0."""
+    """Returns the score of the most frequent answer; if there are several, their average. No answer at all: 0."""
     given = zip(task.answers[:k], task.scores[:k], strict=True)
     votes = Counter((_hashable(answer), one[name]) for answer, one in given if answer is not None and name in one)
     if not votes:
@@ -132,7 +132,7 @@ def _majority(task: TaskScores, name: str, k: int) -> float:
 
 
 def _per_run(scored: Sequence[TaskScores], names: Sequence[str], most: int) -> dict[str, list[float]]:
-    """What each run over all tasks would have got alone."""
+    """Returns what each run over all tasks would have got by itself."""
     runs: dict[str, list[float]] = {}
     for name in names:
         for run in range(most):

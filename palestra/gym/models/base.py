@@ -25,13 +25,13 @@ log = logging.getLogger(__name__)
 
 
 class ModelAnswer(Struct):
-    """An answer, with what is kept of it."""
+    """An answer, with what is captured of it."""
 
     answer: GymResponse
     response: JsonObject | None
-    """The whole object in the caller's API, also where it was streamed. None: there is none."""
+    """The whole object in the caller's API, even if it was streamed. None: there is none."""
     items: list[JsonObject] | None = None
-    """In the words of Responses, with token ids."""
+    """Items in the format of Responses, with token ids."""
 
 
 class ModelServer(GymServer):
@@ -47,11 +47,12 @@ class ModelServer(GymServer):
         self._captures = Captures.of(read_capture(peers.settings), self.name)
 
     async def respond(self, call: GymRequest, params: JsonObject, beside: JsonObject) -> JsonObject:
-        """A Responses object. `params` are checked; `beside` are fields of the endpoint that they have no word for."""
+        """Returns a Responses object. `params` are checked; `beside` are fields of the endpoint that Responses do not
+        have."""
         raise NotImplementedError
 
     async def complete(self, call: GymRequest, body: JsonObject) -> JsonObject:
-        """A chat completion."""
+        """Returns a chat completion."""
         raise NotImplementedError
 
     def routes(self) -> dict[str, JsonObject]:
@@ -68,7 +69,7 @@ class ModelServer(GymServer):
         exchange = CapturedExchange(call.rollout_id, dialect, call.body)
         try:
             answered = await way(call, call.body)
-        except Exception as error:  # kept for the record, and raised again
+        except Exception as error:  # boundary: captured, and raised again
             await self._captures.keep_failure(exchange, error)
             raise
         await self._captures.keep(exchange, answered.answer.status, answered.response)

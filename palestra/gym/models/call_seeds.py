@@ -1,9 +1,9 @@
-"""A seed for each model call of a rollout, out of one for the whole rollout.
+"""Derives a seed for each model call of a rollout from one for the whole rollout.
 
 Owns: making them, counting calls. Never touches: requests.
 
-With one seed for all its calls, every turn would be drawn with the same numbers: what comes out is no sample of the
-policy any more, and an agent that asks the same question again would get the same answer for ever.
+With one seed for all its calls, every turn would be sampled with the same random numbers: the result would not be a
+sample of the policy any more, and an agent that asks the same question again would get the same answer for ever.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hashlib import blake2b
 from palestra.gym.wire import encoded
 from palestra.util.json_types import JsonMapping
 
-MOST_ROLLOUTS = 100_000  # at once; the one that was quiet for longest is forgotten first
+MOST_ROLLOUTS = 100_000  # at once; the least recently used one is forgotten first
 SEED_BITS = 63  # engines take signed 64-bit seeds
 
 
@@ -25,8 +25,8 @@ class CallSeeds:
         self._most = most
 
     def next(self, rollout_seed: str, messages: Sequence[JsonMapping]) -> int:
-        """By the call's number, and by what it asks for a server that was started again in the middle; without ids of
-        calls and tokens, so that a run played again is the same."""
+        """Derives a seed from the call's number and, for a server that was restarted in the middle, from its messages;
+        without ids of calls and tokens, so that a repeated run is the same."""
         number = self._calls.pop(rollout_seed, 0)
         self._calls[rollout_seed] = number + 1
         if len(self._calls) > self._most:

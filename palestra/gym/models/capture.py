@@ -1,6 +1,6 @@
-"""Captured requests and answers of model servers, by rollout: one file of exchanges, one of token ids.
+"""Captures requests and answers of model servers by rollout: one file of exchanges, one of token ids.
 
-Owns: the files, that a line is on disk before its answer goes out, reading them in spite of damage. Never touches: what
+Owns: the files, that a line is on disk before its answer is sent, reading them in spite of damage. Never touches: what
 a collection makes of them (`capture_records.py`, `prefix_merge.py`).
 """
 
@@ -46,23 +46,23 @@ class CapturedExchange:
 
 @dataclass(slots=True)
 class CapturedRecords:
-    """What a file has."""
+    """The content of a file."""
 
     lines: list[JsonObject]
     damaged: int
-    """Lines that cannot be read."""
+    """Number of lines that cannot be read."""
     is_incomplete: bool
-    """Something could not be written."""
+    """Whether something could not be written."""
 
 
 class CaptureFolder:
-    """Files of one sort, `ROLLOUT.SORT.jsonl`; beside one that has a gap lies `ROLLOUT.SORT.incomplete`."""
+    """Files of one kind, `ROLLOUT.KIND.jsonl`; a file with a gap is marked by `ROLLOUT.KIND.incomplete`."""
 
     def __init__(self, root: Path, sort: str) -> None:
         self._root, self._sort = root, sort
 
     def append(self, rollout_id: str, line: JsonObject) -> None:
-        """On disk when it returns. Several processes may write to one rollout."""
+        """Appends a line, which is on disk when this returns. Several processes may write to one rollout."""
         self._root.mkdir(parents=True, exist_ok=True)
         with self._path(rollout_id).open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -88,7 +88,7 @@ class CaptureFolder:
         return kept
 
     def clear(self, rollout_ids: Iterable[str]) -> None:
-        """Before rollouts begin: those of an earlier run may have had the same ids."""
+        """Deletes files before rollouts begin: those of an earlier run may have had the same ids."""
         for one in rollout_ids:
             self._path(one).unlink(missing_ok=True)
             self._path(one, "incomplete").unlink(missing_ok=True)
@@ -102,7 +102,8 @@ class CaptureFolder:
 
 
 class Captures:
-    """A model server's. A disk that is full costs the record of a call, not its answer, and the gap is marked."""
+    """The captures of a model server. If the disk is full, the record of a call is lost, not its answer, and the gap is
+    marked."""
 
     def __init__(self, server: str, calls: CaptureFolder | None, tokens: CaptureFolder | None) -> None:
         self._server, self._calls, self._tokens = server, calls, tokens
@@ -144,7 +145,7 @@ class Captures:
     async def keep_tokens(
         self, exchange: CapturedExchange, response: JsonObject | None, items: list[JsonObject] | None
     ) -> None:
-        """Keeps the token ids of a call that came with `/training-token-capture`."""
+        """Stores the token ids of a call that came with `/training-token-capture`."""
         if self._tokens is None or response is None or not items:
             return
         last = items[-1]
@@ -170,7 +171,7 @@ class Captures:
 
 
 def folders(settings: CaptureSettings) -> tuple[CaptureFolder | None, CaptureFolder | None]:
-    """For exchanges and for token ids; None where the gym does not keep them."""
+    """Returns the folders for exchanges and for token ids; None if the gym does not capture them."""
     calls = settings.model_call_capture_dir if settings.observability_enabled else None
     tokens = settings.tokens.dir if settings.tokens.enabled else None
     return (

@@ -14,7 +14,7 @@ SUMMED = ("tokens_in", "tokens_out", "tokens_reasoning", "tokens_total", "latenc
 
 
 def model_call_capture(rollout_id: str, kept: CapturedRecords) -> JsonObject:
-    """A row's `ng_model_call_capture`. Requests and answers stay in their file."""
+    """Returns a row's `ng_model_call_capture`. Requests and answers stay in their file."""
     calls = [call_record(line, index) for index, line in enumerate(kept.lines)]
     capture: JsonObject = {"rollout_id": rollout_id, "metrics": _metrics(calls), "calls": calls}
     gaps = _gaps(kept)
@@ -22,7 +22,7 @@ def model_call_capture(rollout_id: str, kept: CapturedRecords) -> JsonObject:
 
 
 def trajectory(task_id: str, rollout_id: str, kept: CapturedRecords) -> JsonObject:
-    """A row's `ng_trajectory`: the calls of one agent in the order they were answered."""
+    """Returns a row's `ng_trajectory`: the calls of one agent in the order they were answered."""
     calls = [call_record(line, index) for index, line in enumerate(kept.lines)]
     answered = [call for call in calls if call["error_category"] is None]
     turns = [
@@ -42,7 +42,7 @@ def trajectory(task_id: str, rollout_id: str, kept: CapturedRecords) -> JsonObje
 
 
 def call_record(line: JsonMapping, index: int) -> JsonObject:
-    """One call without its bodies."""
+    """Returns one call without its bodies."""
     response = line.get("response") or {}
     usage = _usage(response.get("usage") or {})
     tool_calls, reasoning = _message_text(response)
@@ -86,7 +86,7 @@ def _gaps(kept: CapturedRecords) -> list[JsonObject]:
 
 
 def _usage(usage: JsonMapping) -> JsonObject:
-    """The three APIs count in three ways; Anthropic's input leaves out what was cached."""
+    """Converts usage: the three APIs count in three ways; Anthropic's input excludes what was cached."""
     read = usage.get("input_tokens", usage.get("prompt_tokens"))
     written = usage.get("output_tokens", usage.get("completion_tokens"))
     cache_read, cache_made = usage.get("cache_read_input_tokens"), usage.get("cache_creation_input_tokens")
@@ -116,7 +116,7 @@ def _finish(response: JsonMapping) -> str | None:
 
 
 def _message_text(response: JsonMapping) -> tuple[list[JsonObject], list[str]]:
-    """Tool calls and reasoning."""
+    """Returns tool calls and reasoning."""
     calls: list[JsonObject] = []
     reasoning: list[str] = []
     for item in response.get("output") or ():

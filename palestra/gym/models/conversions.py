@@ -1,7 +1,7 @@
-"""A Responses request as a chat request, and a chat answer as a response.
+"""Converts a Responses request to a chat request, and a chat answer to a response.
 
-Owns: which fields have another name there, thoughts in think tags, ids on the last item, what an endpoint counted.
-Never touches: items and tools (`palestra.chat.responses_input`, `responses_output`), settings of a server, the network.
+Owns: fields with different names, reasoning in think tags, ids on the last item, usage. Never touches: items and tools
+(`palestra.chat.responses_input`, `responses_output`), settings of a server, the network.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from palestra.types.gym import ROUTED_EXPERTS, TOKEN_FIELDS
 from palestra.util.json_types import JsonMapping, JsonObject
 
 SAME = ("metadata", "service_tier", "store", "temperature", "top_p", "user")
-"""Fields that both APIs have in the same words."""
+"""Fields that both APIs have under the same name."""
 
 
 def chat_request(params: JsonMapping, *, with_ids: bool) -> JsonObject:
-    """`params` as `requests.checked` gives them; the model's name is the caller's to add. Raises BadRequest."""
+    """Converts `params`, as `requests.checked` returns them; the caller adds the model's name. Raises BadRequest."""
     try:
         found = chat_messages(params["input"], params.get("instructions"), ChatDialect.PLAIN, with_ids=with_ids)
         said = _tools(params)
@@ -69,7 +69,7 @@ INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
 def response(params: JsonMapping, completion: JsonMapping, *, model: str, has_thoughts: bool) -> JsonObject:
-    """`completion` has its thinking in think tags and its ids on the message; only its first choice counts."""
+    """`completion` has its reasoning in think tags and its ids on the message; only its first choice counts."""
     choice = completion["choices"][0]
     created = completion.get("created")
     return written.response_body(
@@ -83,7 +83,7 @@ def response(params: JsonMapping, completion: JsonMapping, *, model: str, has_th
 
 
 def output_items(message: JsonMapping, *, has_thoughts: bool) -> list[JsonObject]:
-    """Reasoning, text, calls, in this order; ids on the last of them."""
+    """Returns reasoning, text, calls, in this order, with ids on the last of them."""
     text = message.get("content") or ""
     thoughts: list[str] = []
     if has_thoughts and "<think>" in text:

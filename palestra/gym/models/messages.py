@@ -1,4 +1,4 @@
-"""Anthropic's Messages in the words of Responses, and back.
+"""Converts Anthropic's Messages to Responses, and back.
 
 Owns: NeMo Gym's rules for both directions. Never touches: the network, chat completions.
 """
@@ -16,13 +16,14 @@ from palestra.util.json_types import JsonMapping, JsonObject
 
 SAME = ("model", "temperature", "top_p")
 BEYOND = {"stop_sequences": "stop", "top_k": "top_k"}
-"""Fields that Responses have no word for, and chat completions have."""
+"""Fields that Responses do not have, but chat completions do."""
 CHOICES = {"auto": "auto", "none": "none", "any": "required"}
 NO_SCHEMA = {"type": "object", "properties": {}}
 
 
 def as_responses(body: JsonMapping) -> tuple[JsonObject, JsonObject]:
-    """A request's parameters, and fields for the endpoint beside them. Unknown fields pass: harnesses send many."""
+    """Returns a request's parameters, and further fields for the endpoint. Unknown fields pass, because harnesses send
+    many."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise BadRequest(("messages",), "Field required: a list of messages", kind="missing")
@@ -44,7 +45,8 @@ def as_responses(body: JsonMapping) -> tuple[JsonObject, JsonObject]:
 
 
 def _items(message: JsonMapping, place: Place) -> list[JsonObject]:
-    """Text and images of a message together; calls, results and thoughts each by itself, in their order."""
+    """Returns items: text and images of a message together; calls, results and reasoning each by itself, in their
+    order."""
     role, content = message["role"], message["content"]
     if isinstance(content, str):
         return [{"type": "message", "role": role, "content": content}]
@@ -187,7 +189,7 @@ def _blocks(item: JsonMapping) -> list[JsonObject]:
 
 
 def _input(arguments: str) -> JsonObject:
-    """An object, whatever the model wrote: blocks have no place for anything else."""
+    """Returns an object, whatever the model wrote: blocks cannot have anything else."""
     try:
         parsed = orjson.loads(arguments or "{}")
     except ValueError:

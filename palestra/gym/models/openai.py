@@ -16,7 +16,7 @@ from palestra.util.json_types import JsonObject
 
 
 class OpenAIModel(ModelServer):
-    """The model server `openai_model`: in front of an endpoint that speaks Responses itself."""
+    """The model server `openai_model`, for an endpoint that has the Responses API itself."""
 
     def __init__(self, instance: ServerInstance, peers: Peers) -> None:
         super().__init__(instance, peers)
@@ -42,7 +42,7 @@ class OpenAIModel(ModelServer):
 
 
 def whole_response(answer: JsonObject, upstream: Upstream) -> JsonObject:
-    """Raises BadAnswer: whoever reads it may then rely on its shape."""
+    """Checks the answer. Raises BadAnswer, so that readers may rely on its structure."""
     output = answer.get("output")
     if not isinstance(output, list) or not all(isinstance(item, dict) and "type" in item for item in output):
         raise BadAnswer(upstream.replicas[0].url, "/responses", "no Responses object", encoded(answer))

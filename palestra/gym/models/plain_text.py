@@ -34,11 +34,12 @@ OF_CHATS = frozenset(
         "top_logprobs",
     }
 )
-"""Fields that text completions do not have, or have in other words."""
+"""Fields that text completions do not have, or have in another form."""
 
 
 def template_of(folder: Path, where: str) -> ChatTemplate:
-    """Raises GymConfigError. Imported here: a server that renders nothing needs no tokenizer."""
+    """Loads a template. Raises GymConfigError. The import is here, because a server that renders nothing needs no
+    tokenizer."""
     from palestra.chat import ChatError
     from palestra.chat.templates import ChatTemplate
     from palestra.chat.tokenizer_files import read_tokenizer
@@ -51,7 +52,7 @@ def template_of(folder: Path, where: str) -> ChatTemplate:
 
 
 def text_request(body: JsonObject, template: ChatTemplate | None, *, with_ids: bool) -> JsonObject:
-    """With a template, calls of tools come back as the text that the model wrote."""
+    """With a template, tool calls come back as the text that the model wrote."""
     request = {key: value for key, value in body.items() if key not in OF_CHATS}
     request["prompt"] = _prompt(body) if template is None else _rendered(template, body)
     if "max_tokens" not in request and body.get("max_completion_tokens") is not None:

@@ -1,9 +1,9 @@
-"""Token ids of a rollout whose agent lost them: the calls that were kept, joined by their prefixes.
+"""Rebuilds the token ids of a rollout whose agent lost them: joins the captured calls by their prefixes.
 
-Owns: which call goes on from which, retries, what is delivered and why not. Never touches: files, rewards.
+Owns: which call continues which, retries, what is delivered and why not. Never touches: files, rewards.
 
-A call's parent is the earlier one with the most ids, prompt and generation, that its own prompt begins with. Calls
-with the same prompt are attempts at one answer: the one that was gone on from is it.
+A call's parent is the earlier one with the most ids, prompt and generation, that its own prompt begins with. Calls with
+the same prompt are attempts at one answer: the one that was continued counts.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class MergeFault(StrEnum):
     """Why a rollout is not trained on."""
 
     MISSING = "missing"
-    """Calls without ids, or none at all."""
+    """There are calls without ids, or none at all."""
     RETRIES = "ambiguous_retries"
-    """Several answers to one prompt, and nothing tells which was used."""
+    """There are several answers to one prompt, and it is unknown which one was used."""
     FORK = "ambiguous_fork"
-    """Two conversations went on from one answer."""
+    """Two conversations continued from one answer."""
 
 
 @dataclass(slots=True)
@@ -38,19 +38,19 @@ class _Call:
     whole: bytes
     parent: _Call | None = None
     attempts: dict[bytes, list[_Call]] = field(default_factory=lambda: defaultdict(list))
-    """Those that go on from here, by their prompts."""
+    """Calls that continue from here, by their prompts."""
 
 
 @dataclass(slots=True)
 class MergedCalls:
     output: list[JsonObject]
-    """Items of the delivered calls; each call's last one has its ids, and begins with all those before it."""
+    """Items of the delivered calls; each call's last item has its ids, which begin with all those before it."""
     fault: MergeFault | None
     metrics: JsonObject
 
 
 def rebuild(entries: Sequence[JsonMapping], *, is_incomplete: bool = False) -> MergedCalls:
-    """`entries` as they were kept, in the order the calls ended."""
+    """Rebuilds from `entries` as they were captured, in the order the calls ended."""
     calls = _linked(sorted(entries, key=lambda entry: entry["created_at"]))
     roots: dict[bytes, list[_Call]] = defaultdict(list)
     for call in calls:
@@ -58,7 +58,7 @@ def rebuild(entries: Sequence[JsonMapping], *, is_incomplete: bool = False) -> M
             roots[call.prompt].append(call)
     chain: list[_Call] = []
     fault: MergeFault | None = MergeFault.MISSING if is_incomplete or not calls else None
-    attempts = next(iter(roots.values()), [])  # the conversation whose first answer was first
+    attempts = next(iter(roots.values()), [])  # the conversation whose first answer came first
     while attempts:
         call = _chosen(attempts)
         if call is None:
@@ -74,7 +74,7 @@ def rebuild(entries: Sequence[JsonMapping], *, is_incomplete: bool = False) -> M
 
 
 def folded(row: JsonObject, rebuilt: MergedCalls, *, rebuild_response: bool = True) -> JsonObject:
-    """The row with its ids, or masked. One that has ids already is left alone."""
+    """Returns the row with its ids, or masked. A row that has ids already is not changed."""
     response = row.get("response") or {}
     if any(item.get("generation_token_ids") for item in response.get("output") or ()):
         return row
@@ -100,7 +100,7 @@ def _linked(entries: Iterable[JsonMapping]) -> list[_Call]:
 
 
 def _chosen(attempts: list[_Call]) -> _Call | None:
-    """The one of several answers to a prompt that was gone on from; any, where they are all the same."""
+    """Returns the answer to a prompt that was continued; any of them, if they are all equal."""
     went_on = [call for call in attempts if call.attempts]
     if len(went_on) == 1:
         return went_on[0]

@@ -1,6 +1,6 @@
-"""Bodies of the Responses API, checked by their keys; and those that streaming harnesses send, made to fit.
+"""Checks bodies of the Responses API by their keys; and adapts those that streaming harnesses send.
 
-Owns: which fields there are, what is refused and in which words. Never touches: what a field means to a model.
+Owns: which fields there are, what is refused and with which text. Never touches: what a field means to a model.
 """
 
 from __future__ import annotations
@@ -41,17 +41,18 @@ FIELDS: Mapping[str, tuple[type, ...]] = {
     "user": TEXT,
     "stream": (bool,),
 }
-"""Those of a plain request, and what they may be; null is as if it were not there."""
+"""Fields of a plain request, and their types; null means absent."""
 
 MEMORY = ("previous_response_id", "prompt", "background")
-"""They ask for something kept under an id, which no gym has: a conversation without its past would be a wrong one."""
+"""Fields that refer to something stored under an id, which no gym has: a conversation without its history would be
+wrong."""
 
 ROLES = ("user", "assistant", "system", "developer")
 NAMESPACE = "__"
 
 
 def checked(body: JsonMapping) -> JsonObject:
-    """The body without its nulls. Raises BadRequest."""
+    """Returns the body without nulls. Raises BadRequest."""
     params: JsonObject = {}
     for key, value in body.items():
         kinds = FIELDS.get(key)
@@ -94,9 +95,9 @@ def _check_item(at: int, item: object) -> None:
 
 
 def fitted(body: JsonMapping) -> tuple[JsonObject, dict[str, tuple[str, str]]]:
-    """A streaming harness's body as a plain one, and how the names of its grouped tools were joined.
+    """Converts a streaming harness's body to a plain one, and returns how the names of its grouped tools were joined.
 
-    What a gym has no place for is dropped and logged: a tool or a note less is better than no rollout.
+    What a gym does not support is dropped and logged: losing a tool or a note is better than losing the rollout.
     """
     params = {key: value for key, value in body.items() if key in FIELDS and key != "stream"}
     dropped = [key for key in body if key not in FIELDS]
@@ -115,7 +116,7 @@ def fitted(body: JsonMapping) -> tuple[JsonObject, dict[str, tuple[str, str]]]:
 
 
 def _flattened(tools: object, joined: dict[str, tuple[str, str]]) -> list[JsonObject]:
-    """Plain function tools; those of a namespace under one joined name."""
+    """Returns plain function tools; those of a namespace get one joined name."""
     flat: list[JsonObject] = []
     for tool in tools if isinstance(tools, list) else ():
         if not isinstance(tool, dict):

@@ -29,23 +29,23 @@ STOCK_ONLY: JsonObject = {
     "forward_session_id_as_conversation_id": False,
     "reasoning_field": "both",
 }
-"""What only NeMo Gym's own `vllm_model` can do, with the values that mean nothing."""
+"""Settings that only NeMo Gym's own `vllm_model` supports, with the values that mean nothing."""
 
 
 class CommonSettings(Struct, frozen=True, kw_only=True):
-    """Settings of every model server. The limits are ours: NeMo Gym has none."""
+    """Settings of every model server. The limits are our own: NeMo Gym has none."""
 
     max_concurrent_requests: int | None = None
-    """Calls that may be under way at the endpoint at once. None: no bound."""
+    """Maximum number of calls at the endpoint at once. None: no limit."""
     request_timeout_s: float = 600.0
-    """For one answer of the endpoint, from the first byte sent to the last one read."""
+    """Time limit of one answer of the endpoint, from the first byte sent to the last one read."""
     max_attempts: int = 8
-    """How often one call is sent where the endpoint is busy or away. A status 500 is asked three times at most."""
+    """How often one call is sent if the endpoint is busy or unreachable. After a status 500 at most three times."""
     retry_wait_s: float = 0.5
-    """Before the second attempt; doubled with each."""
+    """Seconds before the second attempt; doubled with each further one."""
 
     def problem(self) -> str | None:
-        """What is wrong with these values together."""
+        """Returns what is wrong with the combination of these values."""
         if self.request_timeout_s <= 0 or self.max_attempts < 1 or self.retry_wait_s < 0:
             return "request_timeout_s must be above 0, max_attempts at least 1, retry_wait_s not negative"
         if self.max_concurrent_requests is not None and self.max_concurrent_requests < 1:
@@ -54,10 +54,10 @@ class CommonSettings(Struct, frozen=True, kw_only=True):
 
 
 class VLLMSettings(CommonSettings, frozen=True, kw_only=True):
-    """`vllm_model`: chat completions of vLLM, of our own endpoint, or of anything like them."""
+    """`vllm_model`: chat completions of vLLM, of our own endpoint, or of anything compatible."""
 
     base_url: str | list[str]
-    """Address of the endpoint, or a list of equal ones."""
+    """Address of the endpoint, or a list of equivalent ones."""
     api_key: str
     """Key of the endpoint."""
     model: str
@@ -65,9 +65,9 @@ class VLLMSettings(CommonSettings, frozen=True, kw_only=True):
     return_token_id_information: bool
     """Put token ids and log-probabilities on the last item of each answer: training needs them."""
     uses_reasoning_parser: bool
-    """The endpoint tells reasoning apart from content. False: an endpoint that does is an error."""
+    """Whether the endpoint separates reasoning from content. False: it is an error if it does."""
     request_prompt_and_generation_token_ids: bool = True
-    """Ask for the ids in the answer itself. Off: the prompt's ids cost a second call, as with NeMo Gym's default."""
+    """Request the ids in the answer itself. Off: the prompt's ids cost a second call, as with NeMo Gym's default."""
     uses_interleaved_reasoning: bool = True
     """Send earlier reasoning back to the endpoint. False: leave it out."""
     preserve_reasoning_in_assistant_content: bool = False
@@ -77,7 +77,7 @@ class VLLMSettings(CommonSettings, frozen=True, kw_only=True):
     sequential_reasoning_allowed: bool = True
     """Whether a turn may be nothing but reasoning. False: such a turn ends the rollout."""
     is_responses_native: bool = False
-    """Ask the endpoint's `/v1/responses` instead of chat completions."""
+    """Use the endpoint's `/v1/responses` instead of chat completions."""
     chat_template_kwargs: JsonObject | None = None
     """Added to each request."""
     sampling_overrides: JsonObject | None = None
@@ -89,7 +89,7 @@ class VLLMSettings(CommonSettings, frozen=True, kw_only=True):
     audio_root: str | None = None
     """NeMo Gym's; must be left out here, since audio is not supported."""
     use_completions_api: bool = False
-    """Ask `/v1/completions` with the one user message, and a system message before it, as the prompt."""
+    """Use `/v1/completions` with the one user message, and a system message before it, as the prompt."""
     render_chat_template: bool = False
     """With `use_completions_api`: render the chat template here."""
     tokenizer: str | None = None
@@ -146,7 +146,7 @@ class VLLMSettings(CommonSettings, frozen=True, kw_only=True):
 
 
 class OpenAISettings(CommonSettings, frozen=True, kw_only=True):
-    """`openai_model`: an endpoint that speaks Responses itself."""
+    """`openai_model`: an endpoint that has the Responses API itself."""
 
     openai_base_url: str
     """Address of the endpoint."""
@@ -172,10 +172,10 @@ class OpenAISettings(CommonSettings, frozen=True, kw_only=True):
 
 
 class TokenCapture(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`token_id_capture`: for agents that lose the token ids on their way."""
+    """`token_id_capture`: for agents that lose the token ids."""
 
     enabled: bool = False
-    """Keep them."""
+    """Whether to capture them."""
     all_agents: bool = False
     """For all agents; false: for those that set `token_id_capture` themselves."""
     dir: str | None = None
@@ -185,7 +185,7 @@ class TokenCapture(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     sink_kwargs: JsonObject | None = None
     """NeMo Gym's; must be left out here."""
     rebuild_response: bool = True
-    """Put the ids back into the output of collected rollouts; false: keep the files alone."""
+    """Put the ids back into the output of collected rollouts; false: only write the files."""
     max_mask_fraction: float | None = None
     """NeMo Gym's; accepted, without effect here."""
     mask_fraction_min_samples: int = 50
@@ -194,11 +194,11 @@ class TokenCapture(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 class CaptureSettings(Struct, frozen=True, kw_only=True):
     observability_enabled: bool = False
-    """Keep every model call of a rollout, request and answer, in `model_call_capture_dir`."""
+    """Capture every model call of a rollout, request and answer, in `model_call_capture_dir`."""
     model_call_capture_dir: str | None = None
     """An absolute path for those files."""
     token_id_capture: TokenCapture | bool | None = None
-    """Keep the token ids of model calls, for agents that lose them on their way."""
+    """Capture the token ids of model calls, for agents that lose them."""
 
     def problem(self) -> str | None:
         if self.observability_enabled and not _is_absolute(self.model_call_capture_dir):
@@ -216,14 +216,14 @@ class CaptureSettings(Struct, frozen=True, kw_only=True):
 
 
 def read_settings(as_: type[S], instance: ServerInstance) -> S:
-    """Raises GymConfigError, with the instance's name and the setting's."""
+    """Reads settings. Raises GymConfigError with the names of the instance and the setting."""
     check_known(instance, as_)
     given = {key: value for key, value in instance.settings.items() if value is not None}
     return _checked(as_, given, instance.where)
 
 
 def read_capture(gym: JsonMapping) -> CaptureSettings:
-    """From the settings of a whole gym."""
+    """Reads the capture settings of a whole gym."""
     known = {one.name for one in msgspec.structs.fields(CaptureSettings)}
     return _checked(CaptureSettings, {key: gym[key] for key in known if gym.get(key) is not None}, "the gym")
 

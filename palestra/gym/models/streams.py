@@ -1,6 +1,6 @@
-"""Complete answers as server-sent events: computed first, then replayed.
+"""Sends complete answers as server-sent events: computed first, then replayed.
 
-Owns: the events of the three APIs, in the order their SDKs wait for. Never touches: how an answer came about.
+Owns: the events of the three APIs, in the order that their SDKs expect. Never touches: how an answer was made.
 """
 
 from __future__ import annotations
@@ -58,14 +58,15 @@ def _deltas(choice: JsonMapping) -> Iterator[tuple[JsonObject, str | None]]:
 
 
 def response_events(response: JsonObject, joined: Mapping[str, tuple[str, str]]) -> Iterator[bytes]:
-    """`joined`: names of tools that the client knows as (namespace, name)."""
+    """`joined` has names of tools that the client knows as (namespace, name)."""
     output = [_apart(item, joined) for item in response["output"]]
     for number, event in enumerate(_response_events(response, output)):
         yield _event({**event, "sequence_number": number})
 
 
 def failure_events(message: str) -> Iterator[bytes]:
-    """A stream that was promised ends as one: an error status would look like a broken line."""
+    """Ends a stream with an error event: an error status would look like a broken connection, because the stream has
+    begun."""
     response = {"id": f"resp_{uuid4().hex}", "object": "response", "output": [], "tools": []}
     begun = {**response, "status": "in_progress", "error": None}
     failed = {**response, "status": "failed", "error": {"code": "server_error", "message": message}}

@@ -1,6 +1,6 @@
-"""Token ids and logprobs out of a chat answer, wherever an endpoint puts them.
+"""Finds token ids and logprobs in a chat answer, wherever an endpoint puts them.
 
-Owns: the three places, and that they agree. Never touches: the network, which call a prompt belongs to.
+Owns: the three places, and that they agree. Never touches: the network, to which call a prompt belongs.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from palestra.util.json_types import JsonMapping, JsonObject
 
 PREFIX = "token_id:"
 ASKED = {"logprobs": True, "top_logprobs": 0, "return_tokens_as_token_ids": True, "n": 1}
-"""Fields that make an endpoint tell them."""
+"""Fields that make an endpoint return them."""
 ASKED_INLINE = {"return_token_ids": True, "logprobs_mode": "temperature"}
-"""For the prompt's ids in the same answer; the second field is our endpoint's: logprobs as sampled, which is what
-training needs and what NeMo RL's engines give anyway."""
+"""Fields for the prompt's ids in the same answer; the second one is our endpoint's: logprobs as sampled, which training
+needs and which NeMo RL's engines return anyway."""
 
 
 class TokensMissing(ValueError):
-    """An answer without ids, or with some that contradict each other. The message says which."""
+    """An answer without ids, or with contradictory ones. The message says which."""
 
 
 def found_on_message(message: JsonMapping) -> bool:
-    """Whether the engine put all three fields there itself. Raises TokensMissing where it put some."""
+    """Whether the engine put all three fields there itself. Raises TokensMissing if it put only some."""
     given = [key for key in TOKEN_FIELDS if message.get(key) is not None]
     if given and len(given) != len(TOKEN_FIELDS):
         raise TokensMissing(f"its message has {', '.join(given)}, but not all of {', '.join(TOKEN_FIELDS)}")
@@ -34,7 +34,7 @@ def found_on_message(message: JsonMapping) -> bool:
 
 
 def generated(choice: JsonMapping) -> tuple[list[int], list[float]]:
-    """The sampled ids and their logprobs. Raises TokensMissing."""
+    """Returns the sampled ids and their logprobs. Raises TokensMissing."""
     content = (choice.get("logprobs") or {}).get("content")
     if content is None:
         raise TokensMissing("it has no logprobs, though they were asked for")
@@ -60,13 +60,14 @@ def generated_text(choice: JsonMapping) -> tuple[list[int], list[float]]:
 
 
 def prompt_ids(completion: JsonMapping) -> list[int] | None:
-    """As vLLM and our endpoint tell them, beside the choices, or in one (text completions). None: not told."""
+    """Returns the prompt's ids as vLLM and our endpoint return them: beside the choices, or in one (text completions).
+    None: not returned."""
     ids = completion.get("prompt_token_ids")
     return completion["choices"][0].get("prompt_token_ids") if ids is None else ids
 
 
 def put(completion: JsonObject, prompt: Sequence[int], ids: list[int], logprobs: list[float]) -> None:
-    """On the message of the answer, in place; what carried them there is taken out."""
+    """Puts the ids on the message of the answer, in place; the fields that carried them are removed."""
     choice = completion["choices"][0]
     values: tuple[Any, ...] = (prompt, ids, logprobs)
     choice["message"] |= dict(zip(TOKEN_FIELDS, values, strict=True))

@@ -1,6 +1,6 @@
-"""An endpoint of one or several equal URLs: where a session's calls go, and how often they are tried.
+"""An endpoint of one or several equivalent URLs: where a session's calls go, and how often they are tried.
 
-Owns: connections, affinity and fail-over, retries and their bounds, time limits. Never touches: the content of a call.
+Owns: connections, affinity and fail-over, retries and their limits, time limits. Never touches: the content of a call.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ logger = logging.getLogger(__name__)
 
 BUSY = frozenset({429, 502, 503, 504, 520})
 AWAY = frozenset({502, 503})
-"""Statuses of a replica that is away: others are asked meanwhile."""
+"""Statuses of a replica that is unavailable: others are used meanwhile."""
 BESIDE = frozenset({"/tokenize"})
 """Paths that are not below the API's version."""
 BROKEN_TRIES = 3  # of a status 500: a second one is seldom an accident, a third never
-DOWN_S = 5.0  # a replica that gave no connection is left alone that long
+DOWN_S = 5.0  # a replica that gave no connection is not used for so long
 MAX_WAIT_S = 15.0
-MAX_RETRY_AFTER_S = 60.0  # an endpoint that asks for more has to be asked again by the collection
+MAX_RETRY_AFTER_S = 60.0  # if an endpoint asks for more, the collection has to retry
 MAX_ANSWER_BYTES = 1 << 28
 TRANSPORT_LOG = "NEMO_GYM_VLLM_TRANSPORT_LOG"
-"""An environment variable that names a file for every request and answer; to find out what an endpoint really said."""
-DOUBLINGS = 10  # a wait is at its longest by then
+"""An environment variable that names a file for every request and answer, to find out what an endpoint really
+returned."""
+DOUBLINGS = 10  # by then a pause has its maximum
 
 
 @dataclass(slots=True)
@@ -66,13 +67,13 @@ class Upstream:
         await self._client.close()
 
     async def post(self, session_id: str, path: str, body: JsonMapping) -> JsonObject:
-        """The answer, a JSON object. Raises PeerFailed, UnreachableServer."""
+        """Returns the answer, a JSON object. Raises PeerFailed, UnreachableServer."""
         payload = encoded(body)
         self.counts["calls"] += 1
         try:
             async with self._gate:
                 replica, reply = await self._tried(self._home(session_id), path, payload)
-        except Exception:  # only counted
+        except Exception:  # boundary: only counted, then raised
             self.counts["failed"] += 1
             raise
         return _parsed(replica.url, path, reply.body)
@@ -86,8 +87,9 @@ class Upstream:
                 reply = await self._sent(replica, path, payload)
             except AnswerTooLarge as e:
                 raise BadAnswer(replica.url, path, str(e), e.beginning) from None
-            except CallFailed as e:  # another replica may be asked at once
-                if attempts > 1 or isinstance(e, NoConnection):  # else perhaps an idle connection was closed just then
+            except CallFailed as e:  # another replica may be tried at once
+                # otherwise an idle connection may have been closed just then
+                if attempts > 1 or isinstance(e, NoConnection):
                     replica.down_until = monotonic() + DOWN_S
                 if attempts >= limit:
                     reason = f"{e}; {attempts} attempts"
@@ -109,7 +111,7 @@ class Upstream:
     async def _sent(self, replica: UpstreamReplica, path: str, payload: bytes) -> HttpReply:
         try:
             return await self._client.post(_url(replica.url, path), payload, max_bytes=MAX_ANSWER_BYTES)
-        except TimeoutError:  # it may still be at work: a second attempt would only add to that
+        except TimeoutError:  # it may still be computing: a second attempt would only add load
             replica.down_until = monotonic() + DOWN_S
             reason = f"{path} was not answered within {self._settings.request_timeout_s:g} s"
             raise UnreachableServer(replica.url, reason, FailureClass.MODEL_TIMEOUT) from None
@@ -121,13 +123,15 @@ class Upstream:
     # Which replica
 
     def _home(self, session_id: str) -> int:
-        """The same for a session in every process and after every restart: its prefix is in that replica's cache."""
+        """Returns the same replica for a session in every process and after every restart, because its prefix is in
+        that replica's cache."""
         if len(self.replicas) == 1:
             return 0
         return int.from_bytes(sha256(session_id.encode()).digest()[:8], "big") % len(self.replicas)
 
     def _pick(self, home: int, attempts: int) -> UpstreamReplica:
-        """The session's own unless it is down; then the next one that is not, or each in turn where all are."""
+        """Returns the session's own replica unless it is down; then the next one that is not, or each in turn if all
+        are."""
         now, count = monotonic(), len(self.replicas)
         for step in range(count):
             at = (home + step) % count
@@ -144,7 +148,7 @@ class Upstream:
         return any(one.down_until <= now for one in self.replicas)
 
     def _backoff(self, attempts: int) -> float:
-        """With a part of chance in it, so that those that failed together do not come back together."""
+        """Returns a pause with a random part, so that calls that failed together do not come back together."""
         wait_s = min(self._settings.retry_wait_s * 2 ** min(attempts - 1, DOUBLINGS), MAX_WAIT_S)
         return wait_s * random.uniform(0.5, 1.0)
 
@@ -164,7 +168,7 @@ def _url(base: str, path: str) -> str:
 
 
 def _tries(status: int, limit: int) -> int:
-    """How often a call is sent that gets this status each time."""
+    """Returns how often a call is sent that gets this status each time."""
     return limit if status in BUSY else BROKEN_TRIES if status == 500 else 1
 
 

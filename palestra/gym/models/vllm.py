@@ -32,7 +32,7 @@ AUDIO = ("audio_data", "audio_path", "audio_paths")
 
 
 class VLLMModel(ModelServer):
-    """The model server `vllm_model`: in front of chat completions, with token ids on every answer."""
+    """The model server `vllm_model`, for chat completions, with token ids on every answer."""
 
     def __init__(self, instance: ServerInstance, peers: Peers) -> None:
         super().__init__(instance, peers)
@@ -79,7 +79,8 @@ class VLLMModel(ModelServer):
     # Requests
 
     def _request(self, body: JsonObject) -> JsonObject:
-        """What goes to the endpoint: the settings' `extra_body` below all, `sampling_overrides` above all."""
+        """Returns the request for the endpoint: `extra_body` of the settings has the lowest precedence,
+        `sampling_overrides` the highest."""
         settings = self.settings
         body = {**body, "model": self._model(body), "messages": [self._message(one) for one in body["messages"]]}
         metadata = body.get("metadata")
@@ -96,7 +97,7 @@ class VLLMModel(ModelServer):
             if settings.request_prompt_and_generation_token_ids:
                 body |= tokens.ASKED_INLINE
         elif body.get("top_logprobs", 0) is None:
-            del body["top_logprobs"]  # vLLM reads a null as: no logprobs at all
+            del body["top_logprobs"]  # for vLLM a null means no logprobs at all
         beneath = (settings.extra_body or {}) | _object(metadata, EXTRA_BODY)
         if isinstance(metadata.get(ROLLOUT_SEED), str):
             beneath["seed"] = self._seeds.next(metadata[ROLLOUT_SEED], body["messages"])
@@ -108,7 +109,7 @@ class VLLMModel(ModelServer):
         return policy if isinstance(policy, str) and policy else self.settings.model
 
     def _message(self, message: object) -> JsonObject:
-        """As the endpoint wants roles and reasoning. The one given is left as it is."""
+        """Returns a message with roles and reasoning as the endpoint expects them. The given one is not changed."""
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise BadRequest(("messages",), "Input should be a list of messages with a role", given=message)
         settings, role, content = self.settings, message["role"], message.get("content")
@@ -132,13 +133,13 @@ class VLLMModel(ModelServer):
                 **rest,
                 "reasoning_content": thoughts[0],
                 "reasoning": thoughts[0],
-            }  # older vLLM's word, and newer's
+            }  # the field of older versions of vLLM, and of newer ones
         return rest
 
     # Answers
 
     def _join_thoughts(self, completion: JsonObject, path: str) -> None:
-        """Into think tags in the content, the one form in which all three APIs are told from."""
+        """Moves reasoning into think tags in the content, the one form from which all three APIs are served."""
         message = completion["choices"][0]["message"]
         older, newer = message.pop("reasoning_content", None), message.pop("reasoning", None)
         thought = older or newer
@@ -231,7 +232,7 @@ def _is_only_thought(message: JsonObject) -> bool:
 
 
 def _object(metadata: JsonObject, key: str) -> JsonObject:
-    """JSON text in the metadata, which holds nothing but text."""
+    """Parses JSON text in the metadata, which can hold text only."""
     text = metadata.get(key)
     if not text:
         return {}

@@ -1,4 +1,4 @@
-"""A gym that NeMo RL drives: rows in, logs of messages with token ids out. Begin at `rollouts`."""
+"""A gym that NeMo RL drives: it takes rows and returns logs of messages with token ids. Begin at `rollouts`."""
 
 from palestra.gym.nemo_rl.rollouts import NemoRlGym
 

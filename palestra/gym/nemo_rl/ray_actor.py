@@ -25,7 +25,7 @@ from palestra.gym.records import ROW_INDEX
 from palestra.util.json_types import JsonMapping
 
 RESTART_S = 1.0
-RESTARTS = 30  # an actor that is started again takes seconds
+RESTARTS = 30  # restarting an actor takes seconds
 
 
 @ray.remote(max_restarts=-1, max_task_retries=-1)
@@ -56,7 +56,7 @@ class NemoGym:
             yield one
 
     async def counts(self) -> dict[str, int]:
-        """Rows, failures and masks since the actor began."""
+        """Returns counts of rows, failures and masks since the actor began."""
         return dict(self._gym.counts)
 
     async def shutdown(self) -> None:
@@ -64,7 +64,7 @@ class NemoGym:
 
 
 async def every_row(actor: Any, rows: Sequence[Row], timer_prefix: str = "timing") -> AsyncIterator[Streamed]:
-    """What `run_rollouts` gives, each row once, also where the actor dies on the way: what had not come is asked for
+    """Yields what `run_rollouts` yields, each row once, even if the actor dies meanwhile: missing rows are requested
     again."""
     left = {row[ROW_INDEX]: row for row in rows}
     restarts = 0

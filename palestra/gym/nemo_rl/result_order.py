@@ -1,4 +1,4 @@
-"""Around a stream of results: rows prepared for it, results put back into the order of their rows.
+"""Prepares rows for a stream of results, and puts results back into the order of their rows.
 
 Owns: the checks that no result is missing, duplicated or in the wrong group. Never touches: playing.
 """
@@ -22,7 +22,7 @@ class BrokenStream(GymError):
 
 
 def prepared(rows: Sequence[Row], *, temperature: float, top_p: float, max_new_tokens: int | None = None) -> list[Row]:
-    """The rows of a batch as `run_rollouts` takes them: numbered, with the sampling parameters of training."""
+    """Returns the rows of a batch as `run_rollouts` takes them: numbered, with the sampling parameters of training."""
     made: list[Row] = []
     for index, row in enumerate(rows):
         params = {**row[PARAMS], "temperature": temperature, "top_p": top_p}
@@ -34,7 +34,7 @@ def prepared(rows: Sequence[Row], *, temperature: float, top_p: float, max_new_t
 
 
 async def in_order(stream: AsyncIterable[Streamed], count: int) -> tuple[list[Result], dict[str, float]]:
-    """All results in the order of their rows, and the timing. Raises BrokenStream."""
+    """Returns all results in the order of their rows, and the timing. Raises BrokenStream."""
     found: dict[int, Result] = {}
     timing: dict[str, float] = {}
     async for index, result, item in stream:
@@ -47,8 +47,8 @@ async def in_order(stream: AsyncIterable[Streamed], count: int) -> tuple[list[Re
 async def in_groups(
     stream: AsyncIterable[Streamed], rows: Sequence[Row], size: int
 ) -> AsyncIterator[tuple[int, list[Result]]]:
-    """Groups of `size` rows that follow each other, as they get whole: the group's number, its results in order.
-    Raises BrokenStream."""
+    """Yields groups of `size` consecutive rows when they are complete: the group's number, its results in order. Raises
+    BrokenStream."""
     _check_groups(rows, size)
     found: dict[int, Result] = {}
     async for index, result, _ in stream:

@@ -19,7 +19,7 @@ from palestra.util.json_types import JsonMapping, JsonObject
 Message = JsonObject
 MASK_REASON = "mask_reason"
 INSTANCE = "instance_config"
-"""In which NeMo RL's `_extract_mask_sample_flags` finds `mask_sample`."""
+"""Field in which NeMo RL's `_extract_mask_sample_flags` finds `mask_sample`."""
 NO_TURN = "no_generation"
 """Mark of a result without output of the model: its prompt may be longer than the model's context."""
 
@@ -48,8 +48,8 @@ class NemoRlResultReader:
         self.tokenizer: TokenDecoder | None = None
 
     def read(self, result: JsonObject) -> tuple[JsonObject, str | None]:
-        """NeMo RL's result, and the flaw that has masked it. Changes the given one: ids make room for texts. Raises
-        RowFailed where that is wanted."""
+        """Returns NeMo RL's result, and the reason if it is masked. Changes the given one: ids are replaced by texts.
+        Raises NemoRlRowFailed with `is_strict`."""
         response = result.get("response")
         output = response.get("output") if isinstance(response, Mapping) else None
         found = model_calls(output if isinstance(output, list) else [])
@@ -72,7 +72,7 @@ class NemoRlResultReader:
         return {"message_log": log, "input_message_log": log[:1], "full_result": result}, flaw
 
     def failed(self, failure: JsonMapping) -> JsonObject:
-        """The result of a row that was given up: worth nothing, and masked."""
+        """Returns the result of a row that was given up: reward 0, and masked."""
         log = self._stand_in()
         full = {"response": {"output": []}, **failure, "reward": 0.0, **_masked(failure)}
         full.setdefault(MASK_REASON, failure.get(FAILURE_CLASS))
@@ -95,7 +95,7 @@ class NemoRlResultReader:
         ]
 
     def _stand_in(self) -> list[Message]:
-        """A batch has a place for each row, and each place wants a prompt and an answer."""
+        """Returns a placeholder: a batch has a place for each row, and each place needs a prompt and an answer."""
         flags = {"is_invalid_tool_call": False, "has_malformed_thinking": False}
         said = {"token_ids": self._ids([0]), "generation_logprobs": self._numbers([0.0])}
         return [
@@ -104,7 +104,7 @@ class NemoRlResultReader:
         ]
 
     def _write_texts(self, calls: Sequence[GymModelCall]) -> None:
-        """What was read and said, beside ids nobody can read. Without a tokenizer there are none."""
+        """Adds texts of what was read and sampled, because ids are not readable. Without a tokenizer there are none."""
         if self.tokenizer is None or not calls:
             return
         prompts = self.tokenizer.batch_decode([list(call.item[TOKEN_FIELDS[0]]) for call in calls])
@@ -121,7 +121,7 @@ class NemoRlResultReader:
 
 
 def _masked(result: JsonMapping) -> JsonObject:
-    """The mark that a row is not to be learned from: where gyms look for it, and where NeMo RL does."""
+    """Returns the mark that a row is not to be trained on: where gyms look for it, and where NeMo RL does."""
     known = result.get(INSTANCE)
     return {MASK_SAMPLE: True, INSTANCE: {**(known if isinstance(known, Mapping) else {}), MASK_SAMPLE: True}}
 
@@ -144,7 +144,7 @@ def _drop_ids(item: JsonObject) -> None:
 
 
 def _message_text(item: JsonMapping) -> tuple[str, bool]:
-    """The text of the last thing said in a call, and whether that is thinking."""
+    """Returns the text of the last item of a call, and whether that is reasoning."""
     is_reasoning = item.get("type") == "reasoning"
     parts = item.get("summary") if is_reasoning else item.get("content")
     first = parts[0] if isinstance(parts, list) and parts else None

@@ -49,7 +49,7 @@ class NemoRlGym:
         self._report = report
         self._reader = NemoRlResultReader(self._settings)
         self._stack: AsyncExitStack | None = None
-        self._starting = asyncio.Lock()  # two callers, one gym
+        self._starting = asyncio.Lock()  # protects the start: two callers share one gym
         self._supervisor: Supervisor | None = None
         self._watching: asyncio.Task[None] | None = None
         self._player: RowPlayer | None = None
@@ -57,13 +57,13 @@ class NemoRlGym:
         """`rows`, `failed`, `failed_<class>` and `masked_<why>`, since the beginning."""
 
     async def spin_up(self) -> None:
-        """Until every server is healthy. Raises GymError."""
+        """Waits until every server is healthy. Raises GymError."""
         async with self._starting:
             if self._stack is None:
                 self._stack = await self._started()
 
     async def health_check(self) -> None:
-        """Raises GymError, with the servers that are not well."""
+        """Raises GymError with the servers that are not healthy."""
         await self.spin_up()
         assert self._supervisor is not None
         assert self._watching is not None
@@ -74,12 +74,12 @@ class NemoRlGym:
             raise ServerStartError(f"not healthy: {', '.join(ill)}")
 
     def set_tokenizer(self, tokenizer: TokenDecoder | None) -> None:
-        """For texts beside the ids; without one there are none."""
+        """Sets the tokenizer for texts beside the ids; without one there are none."""
         self._reader.tokenizer = tokenizer
 
     async def run_rollouts(self, examples: Sequence[Row], timer_prefix: str = "timing") -> AsyncGenerator[Streamed]:
-        """`(row["_rowidx"], result, timing)` in the order they are finished; timing comes with the last. A row that
-        fails is a result that is masked; with `is_strict` it is raised as RowFailed."""
+        """Yields `(row["_rowidx"], result, timing)` in the order they are finished; timing comes with the last. A row
+        that fails gives a masked result; with `is_strict` it raises NemoRlRowFailed."""
         rows = _checked(examples)
         await self.spin_up()
         assert self._player is not None
@@ -139,7 +139,7 @@ class NemoRlGym:
 
 
 class _Clock:
-    """How much of the time went into reading results; the rest was waiting."""
+    """Measures how much of the time was spent on reading results; the rest was waiting."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
@@ -163,7 +163,7 @@ class _Clock:
 
 
 def _checked(examples: Sequence[Row]) -> list[Row]:
-    """With the indices that every row needs. Raises ValueError."""
+    """Adds the indices that every row needs. Raises ValueError."""
     if not examples:
         raise ValueError("there are no rows to play")
     rows: list[Row] = []

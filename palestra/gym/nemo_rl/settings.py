@@ -34,7 +34,7 @@ class NemoRlSettings(Struct, frozen=True, kw_only=True):
     base_urls: list[str]
     """Addresses of the engine's replicas; a session stays with its replica."""
     initial_global_config_dict: JsonObject = {}
-    """`env.nemo_gym`: config_paths, and what is laid over them."""
+    """`env.nemo_gym`: config_paths, and the values that override them."""
     port_range_low: int = PORT_LOW
     port_range_high: int = PORT_HIGH
     invalid_tool_call_patterns: list[str] | None = None
@@ -56,8 +56,8 @@ class NemoRlSettings(Struct, frozen=True, kw_only=True):
         return tuple(self.thinking_tags or THINKING_TAGS)
 
     def sources(self) -> GymSources:
-        """The servers are called from this machine only, so that loopback is enough for them, unless the config says
-        otherwise."""
+        """Returns the sources of the config. The servers are called from this machine only, so loopback is the
+        default."""
         given = {key: value for key, value in self.initial_global_config_dict.items() if key not in TRAINERS_OWN}
         policy = {
             "policy_model_name": self.model_name,
@@ -71,7 +71,7 @@ class NemoRlSettings(Struct, frozen=True, kw_only=True):
 
 
 def read_nemo_rl_settings(given: JsonMapping) -> NemoRlSettings:
-    """Raises GymConfigError. Keys that mean nothing here may be there as long as they are off."""
+    """Reads the settings. Raises GymConfigError. Unsupported keys are allowed as long as they are off."""
     known = {one.name for one in msgspec.structs.fields(NemoRlSettings)}
     for key, value in given.items():
         if key in known or key in WITHOUT_EFFECT or not value:

@@ -28,7 +28,7 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
     """Settings of every agent server."""
 
     skip_verification: bool = False
-    """Do not ask for a verdict; rollouts get `skip_verification_reward`."""
+    """Do not call the verifier; rollouts get `skip_verification_reward`."""
     skip_verification_reward: float = 0.0
     """The reward of rollouts that are not verified."""
     rollout_timeout_s: float = ROLLOUT_S
@@ -36,7 +36,7 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
     model_timeout_s: float = MODEL_S
     """Time limit of one answer of the model."""
     token_id_capture: bool = False
-    """Let the model server keep the token ids of this agent's calls, where the gym's `token_id_capture` is enabled."""
+    """Let the model server capture the token ids of this agent's calls, if the gym's `token_id_capture` is enabled."""
 
 
 class WorldAgentSettings(AgentSettings, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ class AgentServer(GymServer, Generic[S]):
         super().__init__(instance, peers)
         self.settings: S = settings_of(instance, settings_type(type(self), self.plain_settings))
 
-    # What an agent says
+    # To override in an agent
 
     async def run(self, row: JsonObject, rollout: Rollout) -> JsonObject:
         """Plays a row and returns it with its verdict. Its `responses_create_params` are already checked."""
@@ -109,7 +109,7 @@ class AgentServer(GymServer, Generic[S]):
     async def asked(
         self, name: str, path: str, body: object, cookies: Cookies, timeout_s: float | None = None
     ) -> GymResponse:
-        """Raises PeerFailed where it is no success."""
+        """Raises PeerFailed if it is not successful."""
         answer = await self.peers.post(name, path, body, cookies=cookies, timeout_s=timeout_s)
         if not answer.is_ok:
             raise PeerFailed(name, path, answer.status, answer.raw())
@@ -169,7 +169,7 @@ class WorldAgentServer(AgentServer[W]):
         return await self.ask_resources("/aggregate_metrics", call.body, NO_COOKIES)
 
     async def ask_resources(self, path: str, body: object, cookies: Cookies) -> GymResponse:
-        """Raises PeerFailed where it is no success."""
+        """Raises PeerFailed if it is not successful."""
         return await self.asked(self.settings.resources_server.name, path, body, cookies)
 
 

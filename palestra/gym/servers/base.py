@@ -1,7 +1,7 @@
 """The base of every server of a gym: a name, settings, and answers to calls.
 
-Owns: the one interface that fronts (HTTP, in process) and kinds (model, agent, resources) share, the answer to
-`/aggregate_metrics`. Never touches: sockets, the figures (`palestra.gym.metrics`).
+Owns: the interface between transports (HTTP, in process) and kinds (model, agent, resources), the answer to
+`/aggregate_metrics`. Never touches: sockets, the metrics (`palestra.gym.metrics`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from palestra.util.json_types import JsonMapping, JsonObject
 class Peers(Protocol):
     """How a server reaches the others, by instance name: within this process, or over HTTP.
 
-    `palestra.gym.peers` has the real one.
+    The implementation is in `palestra.gym.peers`.
     """
 
     @property
@@ -86,7 +86,7 @@ def aggregated(
     compute: Callable[[list[list[JsonMapping]]], JsonObject] | None = None,
     pick: Callable[[JsonObject], JsonObject] | None = None,
 ) -> GymResponse:
-    """Raises BadCall."""
+    """Answers `/aggregate_metrics`. Raises BadCall."""
     from palestra.gym.metrics import aggregate
 
     rollouts = call.body.get(FIELD) if isinstance(call.body, dict) else None

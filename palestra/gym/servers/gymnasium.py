@@ -72,7 +72,7 @@ class GymnasiumServer(ResourcesServer[S]):
     def __init__(self, instance: ServerInstance, peers: Peers) -> None:
         super().__init__(instance, peers)
         limit, idle_s = self.settings.max_sessions, self.settings.session_idle_s
-        # The last step of a session by its id: who did not get the answer asks again, and the world moves once.
+        # The last step of a session by its id: if the answer was lost, it is repeated, and the world moves only once.
         self._answered = SessionStates(lambda _: None, limit=limit, idle_s=idle_s)
 
     async def reset(self, *_: Any, **__: Any) -> Start | str | None:

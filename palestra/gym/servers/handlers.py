@@ -23,7 +23,7 @@ SESSION, ROW = "session", "row"
 REQUIRED = inspect.Parameter.empty
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 AS_IT_IS = {dict: dict, JsonObject: dict, list: list, list[Any]: list}
-"""Types that are looked at but not converted: a copy of all token ids is not for free."""
+"""Types that are checked but not converted, because copying all token ids is expensive."""
 
 
 class HandlerField(Struct, frozen=True):

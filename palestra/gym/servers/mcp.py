@@ -1,6 +1,6 @@
-"""A resources server's tools at `/mcp`, for agents that speak MCP.
+"""A resources server's tools at `/mcp`, for agents that use MCP.
 
-Owns: the token that says which session a client plays in, names with MCP's prefix. Never touches: the protocol
+Owns: the token that says in which session a client plays, names with MCP's prefix. Never touches: the protocol
 (`palestra.net.mcp`), what the tools do.
 """
 
@@ -26,7 +26,7 @@ PURPOSE = "mcp"
 
 
 class McpEndpoint:
-    """Also the protocol's `Toolset`."""
+    """The endpoint; it is also the protocol's `Toolset`."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class McpEndpoint:
         tool_specs: Callable[[], Sequence[ToolSpec]],
         call_tool: Callable[[Session, str, Any], Awaitable[Any]],
     ) -> None:
-        """Takes what it needs of a server: name, signer of tokens, sessions, tools and how to call one."""
+        """Takes what it needs from a server: name, signer of tokens, sessions, tools and how to call one."""
         self._name, self._signer, self._states = name, signer, states
         self._tool_specs, self._call_tool = tool_specs, call_tool
         self._prefix = f"mcp__{name}__"
@@ -60,16 +60,16 @@ class McpEndpoint:
 
     @property
     def instructions(self) -> str:
-        """None: what the model is to do comes with its task."""
+        """Empty: what the model has to do comes with its task."""
         return ""
 
     def invitation(self, session_id: str) -> JsonObject:
-        """What `/seed_session` says beside its own."""
+        """Returns what `/seed_session` adds to its answer."""
         headers = {TOKEN_HEADER: self._signer.signed(session_id)}
         return {"mcp": {"server_name": self._name, "url_path": "/mcp", "transport": "http", "headers": headers}}
 
     def with_bare_names(self, row: Any) -> object:
-        """`mcp__<server>__<tool>` is the same tool: for the verdict only, the row keeps what was called."""
+        """Replaces `mcp__<server>__<tool>` by the tool's name: for the verdict only, the row keeps what was called."""
         response = row.get("response") if isinstance(row, dict) else None
         output = response.get("output") if isinstance(response, dict) else None
         if not isinstance(output, list) or not any(self._is_ours(one) for one in output):
@@ -107,6 +107,6 @@ class McpEndpoint:
             found = await self._call_tool(session, name, arguments)
         except BadCall as error:
             return mcp.ToolResult(orjson.dumps({"detail": error.detail}).decode(), is_error=True)
-        except Exception as error:  # a tool that breaks is an answer, too: the model goes on
+        except Exception as error:  # boundary: a tool that fails is an answer, too, and the model continues
             return mcp.ToolResult(repr(error), is_error=True)
         return mcp.ToolResult(found if isinstance(found, str) else encoded(found).decode())

@@ -100,7 +100,7 @@ class ResourcesServer(GymServer, Generic[S]):
         self._mcp = self._mcp_endpoint() if self.settings.expose_tools_over_mcp else None
         self._table = self.table()
 
-    # What a server of this kind says
+    # To override in a server
 
     async def seed_session(self, *_: Any, **__: Any) -> JsonMapping | None:
         """Begins a rollout. Its parameters are fields of the row; its return value goes to the agent."""
@@ -169,7 +169,7 @@ class ResourcesServer(GymServer, Generic[S]):
         return GymResponse(body=seeded | self._mcp.invitation(session.id) if self._mcp else seeded)
 
     async def _called(self, call: GymRequest) -> GymResponse:
-        """As text at once: that is what a model reads, and what is no JSON is a mistake of this server."""
+        """Returns the result as text, as a model reads it; a result that is not JSON is an error of this server."""
         result = await self.call_tool(self.session(call), call.path[1:], call.body)
         if isinstance(result, str):
             return GymResponse(body=result.encode(errors="replace"), content_type=TEXT)
@@ -191,7 +191,7 @@ class ResourcesServer(GymServer, Generic[S]):
         return aggregated(call, self.compute_metrics, self.key_metrics)
 
     async def _closed(self, call: GymRequest) -> GymResponse:
-        """NeMo Gym 0.7 names the session in the body; there is nothing wrong with one that is gone."""
+        """Closes a session. NeMo Gym 0.7 names it in the body; it is no error if it does not exist."""
         named = call.body.get("resources_session_id") if isinstance(call.body, dict) else None
         self.states.drop(named if isinstance(named, str) else call.session_id)
         return GymResponse(body={})
@@ -202,6 +202,6 @@ class ResourcesServer(GymServer, Generic[S]):
             answer = await self.peers.post(name, path, body, timeout_s=timeout_s)
             if answer.is_ok:
                 return answer.value()
-        except Exception as error:  # whatever keeps a judge from answering is no wrong answer
+        except Exception as error:  # boundary: whatever keeps a judge from answering is not a wrong answer
             raise JudgeError(f"{type(error).__name__}: {error}") from error
         raise JudgeError(str(PeerFailed(name, path, answer.status, answer.raw())))

@@ -57,7 +57,7 @@ def filled_row(row: JsonObject) -> JsonObject:
 
 
 def input_items(params: JsonMapping) -> list[Item]:
-    """The input of a Responses request as items, also where it is a text."""
+    """Returns the input of a Responses request as items, also if it is a text."""
     given = params["input"]
     return [{"role": "user", "content": given, "type": "message"}] if isinstance(given, str) else given
 

@@ -1,6 +1,6 @@
 """A server's settings as a record.
 
-Owns: checking them, what a reference to another server looks like. Never touches: files.
+Owns: checking them, the form of a reference to another server. Never touches: files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COMMON = frozenset(
         "expose_tools_over_mcp",
     ]
 )
-"""What any server may say: the gym reads it, or it is for people."""
+"""Keys that any server may have: the gym reads them, or they are for people."""
 
 S = TypeVar("S", bound=Struct)
 
@@ -48,8 +48,8 @@ class ServerReference(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def settings_type(server: type, default: type[Struct]) -> Any:
-    """What a server class says in brackets, or the one that it derives from. Raises GymConfigError where that has not
-    what `default` has, which the class above it reads."""
+    """Returns the type in brackets of a server class, or of its base. Raises GymConfigError if it lacks fields of
+    `default`, which the base class reads."""
     for one in server.__mro__:
         for base in one.__dict__.get("__orig_bases__", ()):
             for argument in typing.get_args(base):
@@ -66,7 +66,7 @@ def _derived(server: type, found: type[Struct], default: type[Struct]) -> type[S
 
 
 def settings_of(instance: ServerInstance, kind: type[S]) -> S:
-    """Raises GymConfigError."""
+    """Reads the settings. Raises GymConfigError."""
     check_known(instance, kind)
     try:
         return msgspec.convert(instance.settings, kind, strict=False)

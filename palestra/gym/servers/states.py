@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 
 MAX_SESSIONS = 100_000
 IDLE_S = 7200.0  # twice the longest rollout
-RETIRED, RETIRED_S = 1_000, 120.0  # verified ones that stay, for somebody who asks again: peers do within a minute
+# verified sessions that stay, in case a request is repeated: peers do so within a minute
+RETIRED, RETIRED_S = 1_000, 120.0
 
 
 class SessionStates:
@@ -33,7 +34,7 @@ class SessionStates:
     ) -> None:
         self._release = release
         self._limit, self._idle_s, self._clock = limit, idle_s, clock
-        # Both with the longest unused first; the second of two is when it was used.
+        # In both the least recently used comes first; the second value is the time of last use.
         self._live: OrderedDict[str, tuple[Any, float]] = OrderedDict()
         self._retired: OrderedDict[str, tuple[Any, float]] = OrderedDict()
 

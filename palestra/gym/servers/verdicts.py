@@ -59,7 +59,7 @@ class Verdict(Struct, frozen=True):
 
 
 def verified(row: JsonMapping, names: list[str], verdict: Verdict) -> JsonObject:
-    """What was judged, the fields that `verify` takes, the verdict."""
+    """Returns the judged row: the fields that `verify` takes, and the verdict."""
     kept = {name: row[name] for name in (PARAMS, "response", *names) if name in row}
     return kept | verdict.fields()
 

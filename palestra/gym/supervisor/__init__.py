@@ -1,4 +1,4 @@
-"""Starting a gym's servers, keeping them running, ending them. Begin at `supervisor`."""
+"""Starts a gym's servers, keeps them running, and ends them. Begin at `supervisor`."""
 
 from palestra.gym.supervisor.supervisor import Supervisor
 

@@ -1,7 +1,7 @@
 """One running process of a gym: its output with its name before each line, its last output, its end.
 
-Owns: the process on this machine, its group, its pipes; the interface of a place where processes run (another is
-`ray_nodes.py`). Never touches: health, when to start it again.
+Owns: the process on this machine, its group, its pipes; the interface of a host for processes (another one is
+`ray_nodes.py`). Never touches: health, restarts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ LAST_OUTPUT_S = 1.0  # after its end: a grandchild may hold the pipe open
 
 @dataclass(frozen=True, slots=True)
 class _Pipes:
-    """Our ends. They are not asyncio's own, with which a process counts as running while a child of it has them."""
+    """Our ends of the pipes. They are not asyncio's own, because with these a process counts as running while one of
+    its children has them."""
 
     said: asyncio.StreamReader
     from_it: asyncio.BaseTransport
@@ -38,7 +39,7 @@ class _Pipes:
     def close(self) -> None:
         self.from_it.close()
         if not self.to_it.is_closing():
-            self.to_it.abort()  # what was not read by now never will be
+            self.to_it.abort()  # data that was not read by now never will be
 
 
 class GymProcess:
@@ -63,7 +64,7 @@ class GymProcess:
     async def start(
         cls, name: str, command: ProcessCommand, reaper: OrphanReaper, report: Callable[[str], None]
     ) -> GymProcess:
-        """Raises ServerStartError where there is no such program."""
+        """Starts a process. Raises ServerStartError if there is no such program."""
         its_input, our_output = os.pipe()
         our_input, its_output = os.pipe()
         try:
@@ -85,7 +86,7 @@ class GymProcess:
             os.close(its_output)
         reaper.add(process.pid)
         pipes = await _connected(our_input, our_output)
-        pipes.to_it.write(command.stdin)  # stays open after it: its end is ours
+        pipes.to_it.write(command.stdin)  # it stays open; its end tells the process that we have ended
         return cls(name, process, pipes, reaper, report)
 
     @property
@@ -101,11 +102,11 @@ class GymProcess:
         return self._ending.done()
 
     async def wait(self) -> int:
-        """Its exit code, once its output is read and its group is gone."""
+        """Returns its exit code, once its output is read and its group is gone."""
         return await asyncio.shield(self._ending)
 
     async def stop(self, timeout_s: float) -> None:
-        """Asked first, then made to."""
+        """Asks it to stop, then kills it."""
         self._signal(signal.SIGTERM)
         try:
             await asyncio.wait_for(self.wait(), timeout_s)
@@ -157,8 +158,8 @@ async def _connected(our_input: int, our_output: int) -> _Pipes:
 
 
 def log_to(folder: Path, name: str, report: Callable[[str], None]) -> Callable[[str], None]:
-    """`nemo_gym_log_dir`: what a process says goes to a file of its own, too. One that cannot be written is told of
-    once and costs the lines: a process whose words nobody takes would stand still."""
+    """Writes the output of a process to a file as well (`nemo_gym_log_dir`). A file that cannot be written is reported
+    once, and its lines are lost: a process whose output nobody reads would block."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{name.replace('/', '_')}.log"
 
@@ -183,11 +184,11 @@ Report = Callable[[str], None]
 
 
 class NotPlaced(ServerStartError):
-    """No place for it just now. Another try may find one."""
+    """There is no node for it at the moment. Another try may find one."""
 
 
 class RunningProcess(Protocol):
-    """One started process, wherever it is."""
+    """One started process, wherever it runs."""
 
     @property
     def pid(self) -> int: ...
@@ -199,7 +200,7 @@ class RunningProcess(Protocol):
     def has_ended(self) -> bool: ...
 
     async def wait(self) -> int:
-        """Its exit code."""
+        """Waits for its end and returns its exit code."""
         ...
 
     async def stop(self, timeout_s: float) -> None: ...
@@ -209,7 +210,7 @@ class RunningProcess(Protocol):
 
 class Place(Protocol):
     async def start(self, process: PlannedProcess, report: Report, on_line: Report) -> RunningProcess:
-        """`report` is for people, `on_line` for what the process prints. Raises ServerStartError."""
+        """`report` gets notes for people, `on_line` what the process prints. Raises ServerStartError."""
         ...
 
 

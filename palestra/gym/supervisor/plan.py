@@ -19,13 +19,13 @@ from palestra.gym.start import ProcessStart, to_bytes
 from palestra.gym.venvs import interpreter_for, requirements_of
 
 SHARED = "gym"
-"""What the process of the shared servers is called."""
+"""Name of the process of the shared servers."""
 SOCKET_VARIABLE = "PALESTRA_GYM_SOCKET"
-"""The descriptor of the listening socket that a server of NeMo Gym's is to use."""
+"""The descriptor of the listening socket for a server of NeMo Gym's."""
 BOUNDED_HTTP_VARIABLE = "PALESTRA_BOUNDED_HTTP"
 """The file with our HTTP protocol, which such a server loads without Palestra."""
 BOUNDED_HTTP = Path(__file__).parents[2] / "net" / "bounded_http.py"
-LONGEST_VARIABLE = 128 * 1024 - 1  # Linux: of one string, its name included
+LONGEST_VARIABLE = 128 * 1024 - 1  # Linux's limit of one string, including its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class ProcessCommand:
     stdin: bytes
     """Written to its standard input, which stays open."""
     sockets: list[int]
-    """Descriptors it inherits, under the same numbers."""
+    """Descriptors that it inherits, under the same numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedProcess:
-    """One process of a gym, whenever it is started."""
+    """A process of a gym that can be started, any number of times."""
 
     name: str
     servers: list[ServerInstance]
@@ -49,7 +49,7 @@ class PlannedProcess:
     ports: ReservedPorts
 
     async def command(self, report: Callable[[str], None]) -> ProcessCommand:
-        """May build an environment first. Raises ServerStartError."""
+        """Returns the command; may build an environment first. Raises ServerStartError."""
         sockets = {one.name: self.ports.socket_of(one.host, one.port).fileno() for one in self.servers}
         first = self.servers[0]
         if first.is_stock:

@@ -1,7 +1,7 @@
-"""Whether servers and model endpoints answer, under the right name: one small GET with a time limit.
+"""Checks whether servers and model endpoints answer, under the right name: one small GET with a time limit.
 
-Owns: the requests, waiting for the endpoints in the settings, the error for no answer. Never touches: restarts, what
-endpoints serve.
+Owns: the requests, waiting for the endpoints in the settings, the error if there is no answer. Never touches: restarts,
+what endpoints serve.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ NAME_HEADER = "x-gym-server"
 
 
 class NoAnswer(Exception):
-    """The words say why."""
+    """There was no answer; the text says why."""
 
 
 async def get(url: str, timeout_s: float) -> HttpReply:
-    """Status and headers of what answers there, by a connection of its own. Raises NoAnswer.
+    """Returns status and headers of the answer, on a connection of its own. Raises NoAnswer.
 
-    Certificates are not looked at: nothing is said but GET, and whoever answers, there is somebody."""
+    Certificates are not checked: nothing is sent but GET, and any answer shows that there is a server.
+    """
     try:
         async with HttpClient(connect_s=None) as client:
             return await client.probe(url, timeout_s=timeout_s)
@@ -36,7 +37,7 @@ async def get(url: str, timeout_s: float) -> HttpReply:
 
 
 async def check_server(name: str, host: str, port: int, timeout_s: float) -> None:
-    """Returns where the server of that name is healthy. Raises NoAnswer."""
+    """Returns if the server of that name is healthy. Raises NoAnswer."""
     answer = await get(f"http://{reachable(host)}:{port}/", timeout_s)
     if answer.status != 200:
         raise NoAnswer(f"answers with status {answer.status}")
@@ -46,7 +47,8 @@ async def check_server(name: str, host: str, port: int, timeout_s: float) -> Non
 
 
 def reachable(host: str) -> str:
-    """Every address is also this one; a literal of IPv6 gets its brackets."""
+    """Returns an address that can be connected to: an address for all interfaces becomes loopback, and an IPv6 address
+    gets brackets."""
     if host in ("0.0.0.0", "::", ""):
         return "127.0.0.1" if host != "::" else "[::1]"
     return f"[{host}]" if ":" in host else host
@@ -58,7 +60,7 @@ TELL_S = 15.0
 
 
 def upstreams(config: GymConfig) -> Iterator[tuple[str, str]]:
-    """Addresses, and the key that each was first given by."""
+    """Yields addresses, and the setting that named each first."""
     seen: set[str] = set()
     for server in config.of_kind(ServerKind.MODEL):
         for key, value in server.settings.items():
@@ -71,7 +73,7 @@ def upstreams(config: GymConfig) -> Iterator[tuple[str, str]]:
 
 
 async def wait_for_upstreams(config: GymConfig, report: Callable[[str], None]) -> None:
-    """Any answer counts. Raises ServerStartError with those that gave none in time."""
+    """Waits for the endpoints; any answer counts. Raises ServerStartError with those that did not answer in time."""
     limit_s = config.settings[READINESS]
     if not limit_s:
         return

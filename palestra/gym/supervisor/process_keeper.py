@@ -20,7 +20,7 @@ from palestra.gym.supervisor.plan import PlannedProcess
 from palestra.gym.supervisor.probes import NoAnswer, check_server
 
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.2, 30.0
-STABLE_S = 60.0  # healthy for as long: what comes next is a new trouble
+STABLE_S = 60.0  # after being healthy for so long, a failure counts as a new one
 FIRST_RESTARTS = 2
 STARTING_PROBE_S = 0.02
 STARTING_TIMEOUT_S = 2.0
@@ -36,7 +36,7 @@ class ProcessState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnded:
-    """Why a process has to be started anew."""
+    """Why a process has to be restarted."""
 
     reason: str
     healthy_s: float
@@ -44,7 +44,7 @@ class ProcessEnded:
 
     @property
     def is_final(self) -> bool:
-        """Starting it again would not help."""
+        """Whether restarting it would not help."""
         return self.code in (BAD_SETTINGS, BAD_CODE)
 
 
@@ -69,7 +69,7 @@ class ProcessKeeper:
         return self.process.name
 
     async def keep(self) -> None:
-        """Until cancelled; the process is gone then. Raises ServerStartError when it gives up."""
+        """Runs until cancelled; the process is gone then. Raises ServerStartError when it gives up."""
         failures = 0
         try:
             while True:
@@ -87,7 +87,7 @@ class ProcessKeeper:
 
     @property
     def _patience(self) -> int:
-        """In restarts. What never was healthy hardly will be."""
+        """Returns the allowed number of restarts: few for a process that was never healthy."""
         most = self.settings.max_restarts
         return most if self._was_healthy else min(most, FIRST_RESTARTS)
 
@@ -99,7 +99,7 @@ class ProcessKeeper:
         return kind(f"{self.name}: {ended.reason}{tries}; its last output:\n{words or '(none)'}")
 
     async def _live(self) -> ProcessEnded:
-        """One child, from its start to its end or to the moment it is given up as hung."""
+        """Runs one child, from its start to its end or to the moment it counts as hung."""
         try:
             self.child = await self._place.start(self.process, self._report, self._child_report)
         except NotPlaced as error:
@@ -121,7 +121,7 @@ class ProcessKeeper:
             ending.cancel()
 
     async def _watch(self) -> str:
-        """Why it counts as hung."""
+        """Returns why it counts as hung."""
         self._healthy_at = None
         settings = self.settings
         until = time.monotonic() + settings.ready_timeout_s
@@ -143,7 +143,7 @@ class ProcessKeeper:
         return f"hung ({problem})"
 
     async def _problem(self, timeout_s: float) -> str | None:
-        """The problem of the first server that has one."""
+        """Returns the problem of the first server that has one."""
         checks = (check_server(one.name, one.host, one.port, timeout_s) for one in self.process.servers)
         results = await asyncio.gather(*checks, return_exceptions=True)
         for server, result in zip(self.process.servers, results, strict=True):

@@ -1,9 +1,9 @@
-"""Processes of a gym on the nodes of a Ray cluster. Callers find them at the addresses of the config all the same.
+"""Processes of a gym on the nodes of a Ray cluster. Callers reach them at the addresses of the config all the same.
 
 Owns: the actor that runs a process on its node, and following it from node to node. Never touches: health, restarts.
 
 Server folders and Palestra itself must be at the same path on every node. When a node is lost, its processes are
-started on another one; the addresses stay those of this machine, which hands connections on (`relay.py`).
+started on another one; the addresses stay those of this machine, which forwards connections (`relay.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from palestra.gym.supervisor.plan import PlannedProcess
 from palestra.gym.supervisor.reaper import OrphanReaper
 from palestra.gym.supervisor.relay import TcpRelay
 
-PLACE_S = 120.0  # for an actor to come up on some node
+PLACE_S = 120.0  # for an actor to start on some node
 GOODBYE_S = 5.0
 NEWS_S = 1.0
 LOST = -9
@@ -43,7 +43,7 @@ class RemoteProcess:
         self._child: GymProcess | None = None
 
     async def start(self, name: str, stdin: bytes) -> dict[str, tuple[str, int]]:
-        """Where each server listens on this node."""
+        """Starts the process and returns where each server listens on this node."""
         start = read_start(io.BytesIO(stdin))
         servers = [start.config.servers[one] for one in start.sockets]
         address = ray.util.get_node_ip_address()
@@ -58,7 +58,7 @@ class RemoteProcess:
         return self._child.pid
 
     async def news(self) -> list[str]:
-        """What it printed since; waits a moment for something."""
+        """Returns what it has printed since the last call; waits a moment for something."""
         found: list[str] = []
         with suppress(TimeoutError):
             async with asyncio.timeout(NEWS_S):
@@ -105,7 +105,7 @@ class RemoteChild:
         await self.kill()
 
     async def kill(self) -> None:
-        """The actor's end is that of its process: the reaper on the node sees to it."""
+        """Ends the actor, and with it the process: the reaper on the node kills it."""
         with suppress(RayError):
             ray.kill(self._actor)
         await self.wait()
@@ -132,7 +132,7 @@ class RemoteChild:
 
 
 class RayNodes:
-    """Processes are spread evenly; one that is started again goes elsewhere, since its node may be the trouble."""
+    """Spreads processes evenly; one that is restarted goes to another node, since its node may be the problem."""
 
     def __init__(self, config: GymConfig, ports: ReservedPorts) -> None:
         self._config = config

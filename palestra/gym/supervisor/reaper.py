@@ -3,7 +3,7 @@ way.
 
 Owns: the list of process groups that must not be left behind. Never touches: how servers are started.
 
-Our own servers notice by themselves that their starter is gone. Those of others do not, nor do their children.
+Our own servers notice by themselves that the supervisor is gone. Those of others do not, nor do their children.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import IO
 
 from palestra.util.processes import PIPE, spawn_blocking
 
-# Nothing of ours is imported: it is to be small. Lines `+group` and `-group` come in; at their end, the rest is killed.
+# It imports nothing of Palestra, to be small. It reads lines `+group` and `-group`; at the end of input it kills the
+# rest.
 _PROGRAM = """
 import os, signal, sys
 groups = set()
@@ -41,7 +42,7 @@ class OrphanReaper:
         self._say(f"+{group}\n")
 
     def end(self, group: int) -> None:
-        """Its leader was waited for: what is left of the group goes."""
+        """Kills what is left of a group whose leader was waited for."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
         self._groups.discard(group)
@@ -56,7 +57,7 @@ class OrphanReaper:
     def _say(self, line: str) -> None:
         try:
             _write(self._process.stdin, line)
-        except OSError:  # somebody killed it
+        except OSError:  # the reaper was killed
             self._process.wait()
             self._process = self._started()
             for group in self._groups:

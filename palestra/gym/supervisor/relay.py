@@ -2,7 +2,7 @@
 
 Owns: the bytes of those connections. Never touches: HTTP.
 
-While the server is nowhere, callers wait: for them it is as if it were slow.
+While the server runs nowhere, callers wait, as for a slow server.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from palestra.gym.config.ports import BACKLOG
 
-WAIT_S = 60.0  # for a server that is being started again
+WAIT_S = 60.0  # for a server that is being restarted
 RETRY_S = 0.1
 PART_BYTES = 1 << 18
 
@@ -62,7 +62,7 @@ class TcpRelay:
                     one.close()
 
     async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Where it is turned away, the server is about to move."""
+        """Connects to the server. If the connection is refused, the server is about to move."""
         async with asyncio.timeout(WAIT_S):
             while True:
                 await self._has_target.wait()

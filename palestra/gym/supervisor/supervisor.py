@@ -34,7 +34,7 @@ from palestra.util.json_types import JsonObject
 READY = "All {count} / {count} servers ready!"
 WAITING_S = 30.0
 STATUS = {ProcessState.HEALTHY: "success", ProcessState.FAILED: "unknown_error"}
-"""In NeMo Gym's words; anything else is `connection_error`. `state` says it in ours."""
+"""States in NeMo Gym's words; any other is `connection_error`. `state` has ours."""
 
 
 class Supervisor:
@@ -51,7 +51,7 @@ class Supervisor:
         self._stack = AsyncExitStack()
         self._is_ready = False
         self.made_key: str | None = None
-        """The admin key, where the head listens beyond loopback and none was given."""
+        """The admin key, if the head server listens beyond loopback and none was given."""
 
     @property
     def head_url(self) -> str:
@@ -71,12 +71,13 @@ class Supervisor:
         await self._stack.aclose()
 
     async def build(self) -> None:
-        """The environments of all servers, one after another, without starting any: for images without a network."""
+        """Builds the environments of all servers, one after another, without starting any: for images without a
+        network."""
         for one in processes(self.config, self._ports):
             await one.command(self._report)
 
     async def ready(self) -> None:
-        """Until every server is healthy and every model endpoint answers. Raises ServerStartError."""
+        """Waits until every server is healthy and every model endpoint answers. Raises ServerStartError."""
         waiting = asyncio.create_task(self._all_healthy(), name="all-healthy")
         await self._unless_broken(waiting)
         self._report(READY.format(count=len(self.config.servers)))
@@ -84,11 +85,11 @@ class Supervisor:
         self._is_ready = True
 
     async def run(self) -> None:
-        """Until cancelled. Raises ServerStartError when a server cannot be kept going."""
+        """Runs until cancelled. Raises ServerStartError if a server cannot be kept running."""
         await self._unless_broken(asyncio.create_task(asyncio.Event().wait(), name="forever"))
 
     def instances(self) -> list[JsonObject]:
-        """As `/server_instances` tells them."""
+        """Returns the servers as `/server_instances` shows them."""
         return [_described(server, keeper) for keeper in self._keepers for server in keeper.process.servers]
 
     @property
@@ -136,7 +137,7 @@ class Supervisor:
                 self._report(f"waiting for {names}")
 
     async def _unless_broken(self, task: asyncio.Task[Any]) -> None:
-        """Its result; or the error of the first keeper that gave up meanwhile."""
+        """Returns the task's result, or raises the error of the first keeper that gave up meanwhile."""
         try:
             await asyncio.wait({task, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
             for one in self._tasks:
@@ -148,7 +149,7 @@ class Supervisor:
             task.cancel()
 
     async def _end_all(self) -> None:
-        """All at once: it takes as long as the slowest."""
+        """Ends all at once, so that it takes as long as the slowest."""
         keeping = [task for task in self._tasks if task.get_name() != "head"]
         for task in keeping:
             task.cancel()

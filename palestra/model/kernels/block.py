@@ -31,9 +31,11 @@ def _add_rms_norm_kernel(hidden, update, weight, summed, normed, n, eps, HAS_UPD
         x = (x.to(tl.float32) + tl.load(update + row + i, mask=real, other=0.0).to(tl.float32)).to(x.dtype)
         tl.store(summed + row + i, x, mask=real)
     wide = x.to(tl.float32)
-    y = (wide * tl.rsqrt(tl.sum(wide * wide) / n + eps)).to(x.dtype)
+    y = wide * tl.rsqrt(tl.sum(wide * wide) / n + eps)
+    if weight.dtype.element_ty != tl.float32:  # a wider weight multiplies before the rounding
+        y = y.to(x.dtype).to(tl.float32)
     w = tl.load(weight + i, mask=real, other=0.0).to(tl.float32)
-    tl.store(normed + row + i, (y.to(tl.float32) * w).to(x.dtype), mask=real)
+    tl.store(normed + row + i, (y * w).to(x.dtype), mask=real)
 
 
 @triton.jit
@@ -114,19 +116,21 @@ def _row_warps(n: int) -> int:
 
 @triton.jit
 def _rotate_heads_kernel(
-    qkv, weight, cos, sin, out, eps, D: tl.constexpr, N_ROTATED: tl.constexpr, N_HEADS: tl.constexpr,
-    HAS_NORM: tl.constexpr, BACKWARD: tl.constexpr, grad, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+    qkv, weight, cos, sin, out, eps, D: tl.constexpr, TURNED: tl.constexpr, N_ROTATED: tl.constexpr,
+    N_HEADS: tl.constexpr, HAS_NORM: tl.constexpr, BACKWARD: tl.constexpr, grad, BLOCK_H: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Forward: out = rotate(norm(qkv)). Backward: out = the gradient of qkv for `grad`. v's heads are copied."""
+    """Forward: out = rotate(norm(qkv)). Backward: out = the gradient of qkv for `grad`. v's heads are copied. Of a
+    head the first TURNED dimensions are rotated."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     i = tl.arange(0, BLOCK_D)
-    partner = tl.where(i < D // 2, i + D // 2, i - D // 2)
+    partner = tl.where(i < TURNED // 2, i + TURNED // 2, tl.where(i < TURNED, i - TURNED // 2, i))
     real = (head[:, None] < N_HEADS) & (i < D)[None]
     place = token * N_HEADS * D + head[:, None] * D
     is_rotated = (head < N_ROTATED)[:, None]
-    c = tl.load(cos + token * D + i, mask=i < D, other=0.0).to(tl.float32)[None]
-    s = tl.load(sin + token * D + i, mask=i < D, other=0.0).to(tl.float32)[None]
+    c = tl.load(cos + token * TURNED + i, mask=i < TURNED, other=1.0).to(tl.float32)[None]
+    s = tl.load(sin + token * TURNED + i, mask=i < TURNED, other=0.0).to(tl.float32)[None]
     x = tl.load(qkv + place + i[None], mask=real, other=0.0)
     wide = x.to(tl.float32)
     if HAS_NORM:
@@ -147,9 +151,11 @@ def _rotate_heads_kernel(
         y, y_partner = wide, x_partner.to(tl.float32)
         if HAS_NORM:
             w_partner = tl.load(weight + head[:, None] * D + partner[None], mask=normed_heads, other=0.0)
-            y = ((y * rstd).to(x.dtype).to(tl.float32) * w).to(x.dtype).to(tl.float32)
-            y_partner = (y_partner * rstd).to(x.dtype).to(tl.float32) * w_partner.to(tl.float32)
-            y_partner = y_partner.to(x.dtype).to(tl.float32)
+            y, y_partner = y * rstd, y_partner * rstd
+            if weight.dtype.element_ty != tl.float32:
+                y, y_partner = y.to(x.dtype).to(tl.float32), y_partner.to(x.dtype).to(tl.float32)
+            y = (y * w).to(x.dtype).to(tl.float32)
+            y_partner = (y_partner * w_partner.to(tl.float32)).to(x.dtype).to(tl.float32)
         rotated = (y * c + y_partner * s).to(x.dtype)
         tl.store(out + place + i[None], tl.where(is_rotated, rotated, x), mask=real)
 
@@ -183,7 +189,8 @@ def _rotate_heads(
     out = torch.empty_like(qkv)
     if tokens:
         _rotate_heads_kernel[(tokens, triton.cdiv(n_heads, block_h))](
-            *(qkv, qkv if qk_norm is None else qk_norm, cos, sin, out, eps, dim, heads[0] + heads[1], n_heads),
+            *(qkv, qkv if qk_norm is None else qk_norm, cos, sin, out, eps, dim, cos.shape[-1]),
+            *(heads[0] + heads[1], n_heads),
             HAS_NORM=qk_norm is not None,
             BACKWARD=grad is not None,
             grad=out if grad is None else grad.contiguous(),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from palestra.model import kernels
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.mixers.delta_rule import ChunkLayout, ConvLayout, causal_conv, delta_rule
 from palestra.model.mixers.inputs import Recurrence
@@ -27,6 +28,14 @@ class PackedRecurrence:
         return delta_rule(mixed, beta, decay, self.chunks, spec)[0]
 
 
-def packed_recurrence(lengths: Sequence[int], spec: ModelSpec, device: torch.device | str) -> Recurrence | None:
-    """None for models that have none."""
-    return PackedRecurrence(lengths, spec, device) if spec.delta_nets else None
+def packed_recurrence(
+    lengths: Sequence[int], spec: ModelSpec, device: torch.device | str, dtype: torch.dtype
+) -> Recurrence | None:
+    """By kernels on a GPU in half precision, by torch elsewhere. None for models that have no recurrence."""
+    if not spec.delta_nets:
+        return None
+    if kernels.can_run(device, dtype):
+        from palestra.model.mixers.kernel_recurrence import PackedKernelRecurrence
+
+        return PackedKernelRecurrence(lengths, spec.delta_nets, device)
+    return PackedRecurrence(lengths, spec, device)

@@ -1,8 +1,9 @@
 """Sampling steps as CUDA graphs: the launches of a whole forward pass are recorded once for each of a few row counts.
 
 A step writes its inputs into fixed buffers, in one copy, and replays. Rows beyond those of the step do nothing: they
-write to no page, see no key and belong to no adapter's tile. Prefill chunks ride beside decoding rows in graphs of
-their own; a step of more rows than the largest is computed without a graph, where launches are a small part of it.
+write to no page, see no key, advance no state and belong to no adapter's tile. Prefill chunks ride beside decoding rows
+in graphs of their own; a step of more rows than the largest is computed without a graph, where launches are a small
+part of it.
 Owns: the graphs and their buffers. Never touches: which rows a step has, drawing tokens.
 """
 
@@ -36,11 +37,15 @@ from palestra.model.attention.tiled import (
 )
 from palestra.model.decoder import Decoder
 from palestra.model.kernels.attention import Tiles
+from palestra.model.kernels.delta_rule import Spans
 from palestra.model.kernels.lora import TILE_ROWS, LoraTiles, SiteShape
 from palestra.model.lora.adapters import SITE_ENTRIES, SITE_KINDS, Layout, SiteName
 from palestra.model.lora.buckets import RowRun
 from palestra.model.lora.linear import LoraPlan
 from palestra.model.lora.tiles import TileArrays, addresses, site_shape
+from palestra.model.mixers.delta_rule import CHUNK
+from palestra.model.mixers.kernel_recurrence import SlottedKernelRecurrence, SpanArrays
+from palestra.model.sampling.recurrent_states import RecurrentStates
 from palestra.model.sampling.sequences import StepPlan
 from palestra.model.transfers import StagedBuffer
 from palestra.types import LoraConfig
@@ -61,7 +66,7 @@ class GraphKey:
     shared_tiles: int = 0
     """Tiles of rows that read the same keys: a power of two, or 0."""
     prefill_tiles: int = 0
-    """Tiles of a prefill's queries."""
+    """Tiles of a prefill's queries; 0: every row decodes."""
 
 
 class RecordedStep(Protocol):
@@ -128,9 +133,10 @@ class _StepArrays:
     lora: TileArrays | None
     shared: SharedArrays
     pages: NDArray[np.int32]
+    recurrence: SpanArrays | None
 
     @classmethod
-    def of(cls, plan: StepPlan, runs: Seq[RowRun], group: int, page_size: int) -> _StepArrays:
+    def of(cls, plan: StepPlan, runs: Seq[RowRun], group: int, page_size: int, *, has_states: bool) -> _StepArrays:
         spans, decoding = row_spans(plan), len(plan.decode)
         return cls(
             row_positions(plan),
@@ -140,12 +146,20 @@ class _StepArrays:
             TileArrays.of(runs, TILE_ROWS[0]) if runs else None,
             SharedArrays.of(plan, group, page_size),
             page_numbers(plan),
+            SpanArrays.of_plan(plan) if has_states else None,
         )
 
 
 class StepGraphs:
-    def __init__(self, decoder: Decoder, cache: KVCache, max_rows: int, recorder: Recorder | None = None):
-        self.decoder, self.cache = decoder, cache
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        states: RecurrentStates | None,
+        max_rows: int,
+        recorder: Recorder | None = None,
+    ):
+        self.decoder, self.cache, self.states = decoder, cache, states
         self.row_counts = _row_counts(max_rows)
         self._sites = _site_shapes(decoder)
         self._group = decoder.spec.n_heads // decoder.spec.n_kv_heads
@@ -161,7 +175,8 @@ class StepGraphs:
     def run(self, plan: StepPlan, tokens: Tensor, runs: Seq[RowRun]) -> Tensor | None:
         """Hidden states of the plan's rows, valid until the next call; None when no graph can hold the step.
         `runs`: the rows that have adapters."""
-        step = _StepArrays.of(plan, runs, self._group, self.cache.page_size)
+        has_states = self.states is not None
+        step = _StepArrays.of(plan, runs, self._group, self.cache.page_size, has_states=has_states)
         key = self._key(step, len(tokens))
         if key is None:
             return None
@@ -184,6 +199,8 @@ class StepGraphs:
         n_shared = len(step.shared.tiles)
         shared_tiles = 1 << max(n_shared - 1, 15).bit_length() if n_shared else 0
         if len(step.prefill) > prefill_tiles or shared_tiles > self._inputs.most_shared:
+            return None
+        if (spans := step.recurrence) and (len(spans.steps) > self._steps(size) or len(spans.chunks) > _chunks(size)):
             return None
         if step.lora is None:
             return GraphKey(size, shared_tiles=shared_tiles, prefill_tiles=prefill_tiles)
@@ -208,6 +225,10 @@ class StepGraphs:
     def _prefill_tiles(self, rows: int) -> int:
         """Enough for a graph full of chunks that end within a tile."""
         return 2 * -(-rows // self._queries) + SPARE_TILES
+
+    def _steps(self, rows: int) -> int:
+        """Spans whose states advance in steps: decoding rows, and what was generated before a preemption."""
+        return min(rows, self.row_counts[-1] + SPARE_TILES)
 
     def record(self, key: GraphKey) -> None:
         if key not in self._recorded:
@@ -235,7 +256,15 @@ class StepGraphs:
                 max_rank=key.max_rank,
             )
             plan = LoraPlan(_GraphLora(lora_tiles, self._sites))
-        return lambda: self.decoder(inputs.tokens[:rows], inputs.positions[:rows], attention, plan)
+        recur = None if self.states is None else self._recurrence(self.states, key)
+        return lambda: self.decoder(inputs.tokens[:rows], inputs.positions[:rows], attention, plan, recur)
+
+    def _recurrence(self, states: RecurrentStates, key: GraphKey) -> SlottedKernelRecurrence:
+        inputs, rows, n = self._inputs, key.rows, _chunks(key.rows)
+        steps, chunked = Spans(inputs.step_spans[: self._steps(rows)]), None
+        if key.prefill_tiles:
+            chunked = Spans(inputs.chunked_spans[:n], inputs.chunks[:n])
+        return SlottedKernelRecurrence(states, inputs.recurrent_rows[:rows], steps, chunked)
 
 
 class _GraphLora:
@@ -273,6 +302,10 @@ class _Inputs:
             ("prefill_tiles", (2 * rows + SPARE_TILES, 4), torch.int32),
             ("lora_tiles", (rows + SPARE_TILES, 4), torch.int32),
             ("lora_scales", (rows + SPARE_TILES,), torch.float32),
+            ("recurrent_rows", (rows, 3), torch.int32),
+            ("step_spans", (rows, 4), torch.int32),
+            ("chunked_spans", (_chunks(rows), 4), torch.int32),
+            ("chunks", (_chunks(rows), 2), torch.int32),
             ("shared_by_row", (rows, 2), torch.int32),
             ("shared_tiles", (self.most_shared, 3), torch.int32),
             ("shared_rows", (self.most_shared, queries), torch.int32),
@@ -300,7 +333,7 @@ class _Inputs:
         """A step without rows."""
         self._buffer.wait()
         for name, (host, _) in self._views.items():
-            host[...] = -1 if name in ("slots", "lora_offsets") else 0
+            host[...] = -1 if name in ("slots", "lora_offsets", "recurrent_rows") else 0
         self._buffer.send()
 
     def fill(self, step: _StepArrays, tokens: Tensor) -> None:
@@ -323,6 +356,13 @@ class _Inputs:
             views["lora_bases"][:n] = addresses(lora.adapters, "compute")
             views["lora_offsets"][: len(lora.offsets), : lora.offsets.shape[1]] = lora.offsets
             views["lora_offsets"][: len(lora.offsets), lora.offsets.shape[1] :] = -1
+        if spans := step.recurrence:
+            views["recurrent_rows"][:rows] = spans.rows
+            views["recurrent_rows"][rows:, 0] = -1
+            tables = {"step_spans": spans.steps, "chunked_spans": spans.chunked, "chunks": spans.chunks}
+            for name, table in tables.items():
+                views[name][: len(table)] = table
+                views[name][len(table) :, 1] = 0
         n = len(step.shared.tiles)
         views["shared_by_row"][:decoding] = step.shared.by_row
         views["shared_by_row"][decoding:] = 0
@@ -341,6 +381,11 @@ def _site_shapes(decoder: Decoder) -> dict[SiteName, SiteShape]:
 def _row_counts(most: int) -> list[int]:
     """Not below 32: cuBLASLt without split-K picks a slow kernel for long sums of fewer rows (219 us for 19)."""
     return sorted({*range(32, min(most, 256), 32), *range(256, most, 64), max(32, most)})
+
+
+def _chunks(rows: int) -> int:
+    """Chunks of delta nets: enough for a graph full of prompts that end within one."""
+    return 2 * -(-rows // CHUNK) + SPARE_TILES
 
 
 def _few_tiles(rows: int) -> int:

@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from palestra.model import kernels
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.mixers.delta_rule import ChunkLayout, ConvLayout, causal_conv, delta_rule, delta_step
+from palestra.model.mixers.inputs import Recurrence
 from palestra.model.sampling.sequences import StateMove, StepPlan
 from palestra.model.transfers import to_device
 
@@ -22,20 +24,27 @@ class RecurrentStates:
     """For each layer with a recurrence: matrices in float32, and the last inputs of its convolution."""
 
     def __init__(self, spec: ModelSpec, n_rows: int, *, dtype: torch.dtype, device: torch.device):
-        self.spec, self.device = spec, device
-        self.matrices = {n: torch.zeros(n_rows, *d.state_shape, device=device) for n, d in spec.delta_nets.items()}
-        self.inputs = {
-            n: torch.zeros(n_rows, *d.conv_state_shape, dtype=dtype, device=device) for n, d in spec.delta_nets.items()
-        }
+        self.spec, self.device, self.dtype = spec, device, dtype
+        self.matrices: dict[int, Tensor] = {}
+        self.inputs: dict[int, Tensor] = {}
+        self._stacks: list[Tensor] = []
+        """The same by kind, [layers, rows, …]: a row of all layers is copied at once."""
+        for kind in dict.fromkeys(spec.delta_nets.values()):
+            layers = [n for n, delta_net in spec.delta_nets.items() if delta_net == kind]
+            matrices = torch.zeros(len(layers), n_rows, *kind.state_shape, device=device)
+            inputs = torch.zeros(len(layers), n_rows, *kind.conv_state_shape, dtype=dtype, device=device)
+            self.matrices.update(zip(layers, matrices, strict=True))
+            self.inputs.update(zip(layers, inputs, strict=True))
+            self._stacks += [matrices, inputs]
 
     def move(self, moves: Iterable[StateMove]) -> None:
         """In their order: a target may be a later source."""
         for source, target in moves:
-            for rows in (*self.matrices.values(), *self.inputs.values()):
+            for rows in self._stacks:
                 if source is None:
-                    rows[target].zero_()
+                    rows[:, target].zero_()
                 else:
-                    rows[target].copy_(rows[source])
+                    rows[:, target].copy_(rows[:, source])
 
     def save(self, snapshots: Mapping[int, int]) -> None:
         self.move(snapshots.items())
@@ -90,3 +99,12 @@ class SlottedRecurrence:
                 out[i : i + 1], state = delta_step(mixed[i : i + 1], beta[i : i + 1], decay[i : i + 1], state, spec)
             states[slot : slot + 1] = state
         return out
+
+
+def slotted_recurrence(states: RecurrentStates, plan: StepPlan) -> Recurrence:
+    """By kernels on a GPU in half precision, by torch elsewhere."""
+    if kernels.can_run(states.device, states.dtype):
+        from palestra.model.mixers.kernel_recurrence import SlottedKernelRecurrence
+
+        return SlottedKernelRecurrence.of(states, plan)
+    return SlottedRecurrence(states, plan)

@@ -36,7 +36,7 @@ from palestra.model.lora.linear import LoraPlan, merge_runs
 from palestra.model.sampling.grammars import CompiledGrammar, Grammars
 from palestra.model.sampling.kv_page_pool import PagePool
 from palestra.model.sampling.prompt_logprobs import PromptScores
-from palestra.model.sampling.recurrent_states import RecurrentStates, SlottedRecurrence
+from palestra.model.sampling.recurrent_states import RecurrentStates, slotted_recurrence
 from palestra.model.sampling.request_checks import check_request
 from palestra.model.sampling.running_requests import (
     Failed,
@@ -105,7 +105,7 @@ class Sampler:
             self.pages, max_rows=max_rows, prefill_tokens=prefill_tokens, states=self.state_slots
         )
         self.states = _states(decoder, self.state_slots)
-        self.graphs = _step_graphs(decoder, self.cache, max_rows)
+        self.graphs = _step_graphs(decoder, self.cache, self.states, max_rows)
         self._ids, self._uids = itertools.count(), itertools.count()
         self._requests: dict[int, RunningRequest] = {}
         self._samples: dict[int, RunningSequence] = {}
@@ -283,10 +283,8 @@ class Sampler:
     def _forward(self, plan: StepPlan) -> Tensor:
         device = self.decoder.device
         self.cache.copy(plan.copies)
-        recur = None
         if self.states is not None:
             self.states.move(plan.state_moves)
-            recur = SlottedRecurrence(self.states, plan)
         tokens = self._input_tokens(plan)
         hidden = None
         if self.graphs is not None:
@@ -297,7 +295,7 @@ class Sampler:
                 to_device(row_positions(plan), device),
                 paged_attention(self.cache, plan),
                 LoraPlan.of(self._adapters(plan), device=device),
-                recur,
+                None if self.states is None else slotted_recurrence(self.states, plan),
             )
         if self.states is not None:
             self.states.save(plan.snapshots)
@@ -500,16 +498,13 @@ def _states(decoder: Decoder, slots: StateSlots | None) -> RecurrentStates | Non
     return RecurrentStates(decoder.spec, n_rows, dtype=decoder.dtype, device=decoder.device)
 
 
-def _step_graphs(decoder: Decoder, cache: KVCache, max_rows: int) -> StepGraphs | None:
-    """None where steps are not recorded: without kernels, and for models with recurrent states."""
+def _step_graphs(decoder: Decoder, cache: KVCache, states: RecurrentStates | None, max_rows: int) -> StepGraphs | None:
+    """None where steps are not recorded: without kernels."""
     if decoder.device.type != "cuda" or not has_kernels(decoder.spec, decoder.device, decoder.dtype):
         return None
     if decoder.spec.experts:
         log.warning("step_graphs_off family=%s: it has experts, so its steps are slower", decoder.spec.family)
         return None
-    if decoder.spec.delta_nets:
-        log.warning("step_graphs_off family=%s: it has recurrent states, so its steps are slower", decoder.spec.family)
-        return None
     from palestra.model.sampling.cuda_graphs import StepGraphs
 
-    return StepGraphs(decoder, cache, max_rows)
+    return StepGraphs(decoder, cache, states, max_rows)

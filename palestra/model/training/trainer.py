@@ -112,7 +112,7 @@ class Trainer:
         runs = [(d.adapter, n) for d, n in zip(batch, lengths, strict=True)]
         plan = LoraPlan.of(runs, train=train, device=device)
         attend = packed_attention(lengths, self.decoder.spec, device, self.decoder.dtype)
-        recur = packed_recurrence(lengths, self.decoder.spec, device)
+        recur = packed_recurrence(lengths, self.decoder.spec, device, self.decoder.dtype)
         targets = to_device(np.concatenate([d.targets for d in batch]), device)
         losses = _loss_runs(batch, device)
         done = ForwardPass([], {}, [], None, None)

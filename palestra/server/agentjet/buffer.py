@@ -15,7 +15,8 @@ MASKED = f"{EPISODE_PREFIX}****"
 
 
 def buffer_of(board: EpisodeBoard, owner: str, holders: str | None, limit: int) -> EpisodeBuffer:
-    """`holders`: what the names of those begin with who may see it; None: whoever plays, and what waits too."""
+    """Returns the buffer. `holders` is a prefix of the names of clients whose episodes may be shown; None: those of all
+    clients, and waiting episodes, too."""
     played = board.episodes(owner, state=EpisodeState.LEASED, limit=limit if holders is None else ALL)
     if holders is not None:
         mine = [one for one in played.episodes if one.client_id.startswith(holders)]
@@ -43,7 +44,7 @@ def _shown(episode: EpisodeInfo, cut: int) -> EpisodeStatus:
 
 
 def _last_activity(episode: EpisodeInfo) -> float:
-    """When the lease was last renewed; for one that does not age now, when it was claimed."""
+    """Returns when the lease was last renewed; if it does not age now, when it was claimed."""
     if episode.expires_at is not None:
         return episode.expires_at - episode.lease_s
     return episode.claimed_at or episode.created_at

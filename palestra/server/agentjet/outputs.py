@@ -1,4 +1,4 @@
-"""AgentJet's results as ours, and back again.
+"""Converts AgentJet's results to ours, and back.
 
 Owns: how rewards, metrics and failures are converted. Never touches: whether a result is accepted.
 """
@@ -15,11 +15,11 @@ from palestra.types.tinkerscript import WorkflowOutput
 from palestra.util.json_types import JsonObject
 
 METRICS = "tinkerscript/log_metrics"
-"""In the metadata: what was logged, where it is more than numbers by name."""
+"""Key in the metadata: logged metrics that are more than numbers by name."""
 
 
 def result_of(output: WorkflowOutput) -> EpisodeResult:
-    """400 without a reward: the client hears of it, not its trainer."""
+    """Converts a result. 400 without a reward, so that the client hears of it and not its trainer."""
     metrics: dict[str, float] = {}
     is_plain = _flatten(output.log_metrics, "", metrics)
     metadata = output.metadata if is_plain else {**output.metadata, METRICS: output.log_metrics}
@@ -34,7 +34,8 @@ def result_of(output: WorkflowOutput) -> EpisodeResult:
 
 
 def output_of(group: PlayedGroup) -> WorkflowOutput:
-    """The output of a group of one. What came to nothing has no reward: AgentJet's trainer then plays its task anew."""
+    """Returns the output of a group of one episode. A failed episode has no reward: AgentJet's trainer then plays its
+    task again."""
     if group.state is GroupState.DROPPED or not group.episodes:
         return _failed("dropped", group.reason)
     (episode,) = group.episodes
@@ -64,7 +65,7 @@ def _reward(output: WorkflowOutput) -> float:
 
 
 def _total(result: EpisodeResult) -> float:
-    """A trainer of AgentJet's takes one number, and falls over a list."""
+    """Returns one number: a trainer of AgentJet's cannot read a list."""
     if result.reward is not None:
         return result.reward
     return sum(result.step_rewards) if result.step_rewards else sum(result.agent_rewards.values())
@@ -75,7 +76,7 @@ def _failed(kind: str, message: str) -> WorkflowOutput:
 
 
 def _flatten(values: JsonObject, above: str, metrics: dict[str, float]) -> bool:
-    """Numbers by their path, lists of them by their mean. False: there is more to it than that."""
+    """Collects numbers by their path, lists of them by their mean. Returns False if there are other values."""
     is_plain = not above
     for name, value in values.items():
         path = f"{above}/{name}" if above else name

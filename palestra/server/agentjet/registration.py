@@ -1,5 +1,6 @@
-"""Episodes that an external trainer registers one by one, with its own names: groups of one, in a run for them. Owns:
-how such a group is made. Never touches: sending its result.
+"""Episodes that an external trainer registers one by one, with its own names: groups of one episode, in a run for them.
+
+Owns: how such a group is made. Never touches: sending its result.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ NOT_HANDED_OUT = (
 )
 
 FINAL = (400, 409, 413)
-"""To come again would not help; of others it would."""
+"""Statuses for which repeating the request would not help."""
 
 
 async def register(episodes: EpisodeService, owner: str, body: RegisterEpisode) -> EpisodeRegistered:
-    """Whatever the engine does just now: nobody can claim it before it rolls. Refused within a 200: AgentJet's trainer
-    takes any other status for a lost connection, and tries for ever."""
+    """Registers an episode, whatever the engine's status is: nobody can claim it before the engine is rolling. Refusals
+    have status 200, because AgentJet's trainer takes any other status for a lost connection, and retries for ever."""
     try:
         _check(body, episodes.broker.config.push_hosts)
         await _put(episodes, owner, body)

@@ -1,9 +1,9 @@
 """Results of episodes that an external trainer registered, pushed to the address that it gave for each of them.
 
-As AgentJet's trainer takes them: the JSON of a WorkflowOutput, answered by `ack`. They are independent of each other: a
-listener that has ended delays no other.
+The format is that of AgentJet's trainer: the JSON of a WorkflowOutput, answered by `ack`. Results are independent of
+each other: a listener that has ended delays no other.
 
-Owns: which results are on their way. Never touches: sockets, HTTP.
+Owns: which results are being sent. Never touches: sockets, HTTP.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from palestra.types.episodes import PlayedGroup
 ACK_S, LONGEST_ACK_S = 30.0, 60.0
 """AgentJet's trainer answers before it does anything with a result."""
 AT_ONCE = 64
-"""Lines that are open, to listeners that were not tried yet, and as many to those that did not take it."""
+"""Maximum number of open connections to listeners that were not tried yet, and of those to listeners that did not
+answer."""
 LOOK_AT = 256
 ACK = "ack"
 
@@ -35,7 +36,7 @@ class ResultPushes:
         self._broker, self._deliveries, self._retried_pushes = broker, deliveries, pushes
         self._timings = PushTimings(ACK_S, LONGEST_ACK_S, AT_ONCE)
         self._seen: dict[RunKey, int] = {}
-        """Groups up to there are on their way, or need not be."""
+        """Groups up to this number are being sent, or need not be."""
 
     def is_concerned(self, key: RunKey, progress: RunProgress) -> bool:
         return key[1] == RUN
@@ -58,7 +59,7 @@ class ResultPushes:
         return self._broker.apply(lambda board, now: board.delivered(*key, now, after=after, limit=LOOK_AT))
 
     async def _send(self, key: RunKey, number: int, address: str) -> None:
-        check_address(ADDRESS, address, self._broker.config.push_hosts)  # it may have been allowed once
+        check_address(ADDRESS, address, self._broker.config.push_hosts)  # it may have been allowed earlier
         sender = self._retried_pushes.sender(address, self._timings)
         try:
             is_taken = await sender.send(partial(self._payload, key, number), ACK)
@@ -68,7 +69,7 @@ class ResultPushes:
             await self._broker.do(lambda board, now: board.commit_one(*key, number, now))
 
     async def _payload(self, key: RunKey, number: int) -> bytes | None:
-        """None: it is committed already."""
+        """Returns what is sent; None: it is committed already."""
         if self._committed(key) >= number:
             return None
         groups = await self._deliveries.read(DeliveryReading(*key, number - 1, 1), wait_s=0, tokens=True)

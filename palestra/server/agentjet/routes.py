@@ -1,4 +1,4 @@
-"""TinkerScript's playing endpoints: AgentJet's names, fields and statuses, on the broker of /episodes/v1.
+"""TinkerScript's endpoints for players: AgentJet's names, fields and statuses, on the broker of /episodes/v1.
 
 Thin: what the calls mean is in `palestra.episodes.board`. Refusals that AgentJet's server sends with status 200 have it
 here too.
@@ -36,7 +36,7 @@ from palestra.types.tinkerscript import EngineStatus
 
 HOLD_S = 20.0  # AgentJet's client hangs up after 30 s, and sleeps for 5 s after a refusal
 LOOK_S = 0.25
-"""At an engine whose weights are on their way."""
+"""Interval at which an engine is checked whose weights are being published."""
 
 ADVICE = {
     EngineStatus.OFFLINE: "there is no trainer; start one with palestra train rollouts=episodes or POST /start_engine",
@@ -48,7 +48,7 @@ THEIR_NAMES = {"client_id": "client_uuid", "lease_s": "allow_discard_timeout"}
 FIRST_WORD = re.compile(r"^\w+")
 MAX_LISTED = 10_000
 RELEASED = "lease_lost: released"
-"""How the board tells that an attempt was given back, now or before."""
+"""The board's message for an attempt that was released, now or before."""
 PASSES_SOON = (EngineStatus.WEIGHT_SYNCING, EngineStatus.WEIGHT_EXPORTING)
 NOTHING = "no episode is waiting: the trainer has registered no more, or all are being played"
 
@@ -63,7 +63,7 @@ async def health() -> Response:
 
 @playing_router.post("/claim_episode", openapi_extra=body_of(t.ClaimEpisode), responses=answer_of(t.ClaimedEpisode))
 async def claim_episode(request: Request, episodes: EpisodesNow, caller: Claimant) -> Response:
-    """Claim an episode of any run of the key's owner. Waits a while for one, so that few clients ever sleep."""
+    """Claim an episode of any run of the key's owner. Waits a while for one, so that few clients have to sleep."""
     body = await read_record(request, t.ClaimEpisode, others_pass=True)
     try:
         claim = _claim(body, caller.owner, holder(caller, body.client_uuid))
@@ -81,8 +81,8 @@ async def claim_episode(request: Request, episodes: EpisodesNow, caller: Claiman
 
 @playing_router.post("/end_episode", openapi_extra=body_of(t.EndEpisode), responses=answer_of(t.EpisodeEnded))
 async def end_episode(request: Request, episodes: EpisodesNow, caller: Player) -> Response:
-    """Hand in a result: checked, on disk, then answered. 400: there is no such episode, or nothing can be learnt from
-    this output."""
+    """End an episode with its result, which is checked and stored before the answer. 400: there is no such episode, or
+    the output cannot be trained on."""
     body = await read_record(request, t.EndEpisode, others_pass=True)
     result = result_of(body.workflow_output)
 
@@ -104,7 +104,7 @@ async def end_episode(request: Request, episodes: EpisodesNow, caller: Player) -
 
 @playing_router.post("/abort_episode", openapi_extra=body_of(t.AbortEpisode), responses=answer_of(t.EpisodeEnded))
 async def abort_episode(request: Request, episodes: EpisodesNow, caller: Player) -> Response:
-    """Give an episode back for somebody else; whatever output comes with it does not count."""
+    """Give an episode back for another player; an output that is sent with it does not count."""
     body = await read_record(request, t.AbortEpisode, others_pass=True)
 
     def release(board: EpisodeBoard, now: float) -> HeartbeatAnswer:
@@ -121,7 +121,7 @@ async def abort_episode(request: Request, episodes: EpisodesNow, caller: Player)
     "/can_continue_episode", openapi_extra=body_of(t.ContinueEpisode), responses=answer_of(t.CanContinue)
 )
 async def can_continue_episode(request: Request, episodes: EpisodesNow, caller: Player) -> Response:
-    """Whether an episode is still this client's. Also a sign of life: the lease begins anew."""
+    """Whether an episode still belongs to this client. This also renews the lease."""
     body = await read_record(request, t.ContinueEpisode, others_pass=True)
 
     def beat(board: EpisodeBoard, now: float) -> t.CanContinue:
@@ -137,15 +137,16 @@ async def can_continue_episode(request: Request, episodes: EpisodesNow, caller: 
     "/register_episode", openapi_extra=body_of(t.RegisterEpisode), responses=answer_of(t.EpisodeRegistered)
 )
 async def register_episode(request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
-    """Register an episode for a trainer outside. The same again changes nothing; its result is sent to where the
-    trainer listens."""
+    """Register an episode for an external trainer. Registering it again changes nothing; its result is sent to the
+    address of the trainer."""
     body = await read_record(request, t.RegisterEpisode, others_pass=True)
     return json_response(await registration.register(episodes, caller.owner, body))
 
 
 @playing_router.post("/get_episode_buffer", openapi_extra=body_of(t.BufferQuery), responses=answer_of(t.EpisodeBuffer))
 async def get_episode_buffer(request: Request, episodes: EpisodesNow, caller: Claimant) -> Response:
-    """The episodes that wait or are played: all for a trainer's key, for a worker's what it plays itself."""
+    """The episodes that wait or are played: all of them for a trainer's key; for a worker's key those that it plays
+    itself."""
     body = await read_record(request, t.BufferQuery, others_pass=True)
     if not 1 <= body.limit <= MAX_LISTED:
         raise Refusal(400, f"limit: 1 to {MAX_LISTED} is allowed, found {body.limit}")
@@ -169,12 +170,12 @@ def _claim(body: t.ClaimEpisode, owner: str, who: str) -> Claim:
 
 
 def _by_their_names(detail: str) -> str:
-    """What the board says of a field of ours, of the one that the client has sent."""
+    """Replaces our field names in an error text by those that the client has sent."""
     return FIRST_WORD.sub(lambda word: THEIR_NAMES.get(word[0], word[0]), detail)
 
 
 async def _claimed(request: Request, episodes: EpisodeService, claim: Claim) -> Lease | str:
-    """Or why not. Who hangs up while it waits has claimed nothing."""
+    """Returns a lease, or why there is none. A client that hangs up while it waits has claimed nothing."""
     hold, engine = partial(while_connected, request), request.app.state.trainer
     loop, wait_s = asyncio.get_running_loop(), min(claim.request.wait_s, episodes.broker.config.max_wait_s)
     until = loop.time() + wait_s
@@ -201,7 +202,7 @@ def _is_rolling(engine: AgentJetTrainer, owner: str) -> bool:
 
 
 async def _settled(engine: AgentJetTrainer, owner: str, episodes: EpisodeService, until: float) -> EngineStatus:
-    """What it is when weights are in place, or when the time is over."""
+    """Returns the engine's status when its weights are in place, or when the time is over."""
     loop = asyncio.get_running_loop()
     while (status := engine.status(owner)) in PASSES_SOON:
         left_s = until - loop.time()

@@ -1,4 +1,5 @@
-"""AgentJet's training config as settings of `palestra train`, key by key, and the keys that have no effect here.
+"""Maps AgentJet's training config to settings of `palestra train`, key by key, and lists the keys that have no effect
+here.
 
 Owns: the table of keys. Never touches: files, processes; no path or module of the config is opened here.
 """
@@ -17,30 +18,30 @@ from palestra.util.json_types import JsonObject
 
 DUMMY, JSONL = "random_dummy", "jsonl_dataset_file"
 PLACEHOLDERS = {"", "auto", "read_yaml_name"}
-"""Names that AgentJet fills in itself."""
+"""Names that AgentJet replaces itself."""
 ESTIMATORS = {"grpo": "grpo", "rloo": "leave_one_out"}
-MAX_RUN_NAME = 60  # an alias has 64, and "-12" may follow
-MAX_NUMBER = 2**53  # beyond it they are not the same in every language
-FULL_LR = 1e-5  # below it a rate was meant for all weights
+MAX_RUN_NAME = 60  # an alias has at most 64 characters, and "-12" may follow
+MAX_NUMBER = 2**53  # larger whole numbers are not exact in every language
+FULL_LR = 1e-5  # a smaller rate was meant for training all weights
 
 
 @dataclass(slots=True)
 class JobConfig:
-    """The config of a training run, except for what only the server knows: name, folders, tasks."""
+    """The config of a training run, without what only the server knows: name, folders, tasks."""
 
     layers: Layers = field(default_factory=Layers)
     mapped: JsonObject = field(default_factory=dict)
-    """`our.key`: value, as it was said or worked out."""
+    """`our.key`: value, as it was given or derived."""
     unknown: list[str] = field(default_factory=list)
-    """Their keys that change nothing here."""
+    """Their keys that have no effect here."""
     notes: list[str] = field(default_factory=list)
     run: str | None = None
-    """What the user called it."""
+    """The name that the user gave it."""
     train_file: str | None = None
-    """As the config names it. None: numbered dummies, and players bring their own."""
+    """The file as the config names it. None: numbered dummy tasks, and players bring their own."""
     eval_file: str | None = None
     epochs: int | None = None
-    """Where it says no steps."""
+    """Used if the config does not set the number of steps."""
 
     def set(self, ours: str, value: object, source: str) -> None:
         self.layers.override(Override(ours, value, source))
@@ -60,7 +61,7 @@ DIRECT = {
     "trainer_common.optim.weight_decay": "optimizer.weight_decay",
     "trainer_common.optim.grad_clip": "optimizer.grad_clip",
 }
-"""Theirs, under `ajet`, to ours."""
+"""Their keys, under `ajet`, and ours."""
 
 
 OF_CALLS = ("rollout.temperature", "rollout.top_p", "rollout.top_k", "rollout.max_tokens")
@@ -68,7 +69,8 @@ OF_CALLS_TEXT = "temperature, top_p, top_k and max_tokens"
 
 
 def map_job(text: str, find_model: Callable[[str], str]) -> JobConfig:
-    """`find_model`: from a path or a name to what this server calls it; raises AgentJetError."""
+    """Maps a config. `find_model` returns the name under which this server serves a path or a name; it raises
+    AgentJetError."""
     keys, job = _Keys(read_keys(text)), JobConfig()
     for theirs, ours in DIRECT.items():
         if (value := keys.take(theirs)) is not None:
@@ -92,7 +94,7 @@ def map_job(text: str, find_model: Callable[[str], str]) -> JobConfig:
 
 
 class _Keys:
-    """What has not been looked at yet is left."""
+    """The keys that have not been read yet."""
 
     def __init__(self, found: JsonObject):
         self.left = found
@@ -101,7 +103,7 @@ class _Keys:
         return f"{SECTION}.{theirs}"
 
     def take(self, theirs: str) -> Any:
-        """A single value, or None."""
+        """Removes a key and returns its value, which must be a single one; None if it is missing."""
         value = self.left.pop(self.name(theirs), None)
         if value is not None and not isinstance(value, str | bool | int | float):
             raise AgentJetError(f"{self.name(theirs)}: a single value is needed, found a {type(value).__name__}")
@@ -156,7 +158,7 @@ def _optimizer(keys: _Keys, job: JobConfig) -> None:
         for ours, beta in zip(("optimizer.beta1", "optimizer.beta2"), betas, strict=True):
             job.set(ours, beta, keys.name(f"{optim}.betas"))
     if (warmup := keys.take_number(f"{optim}.lr_warmup_steps")) is not None:
-        job.set("optimizer.warmup_steps", max(0, warmup), keys.name(f"{optim}.lr_warmup_steps"))  # -1: none
+        job.set("optimizer.warmup_steps", max(0, warmup), keys.name(f"{optim}.lr_warmup_steps"))  # -1 means none
     if (schedule := keys.take(f"{optim}.lr_scheduler_type")) is not None:
         job.set("optimizer.schedule", schedule, keys.name(f"{optim}.lr_scheduler_type"))
     rate = job.mapped.get("optimizer.lr")
@@ -173,7 +175,7 @@ def _advantage(keys: _Keys, job: JobConfig) -> None:
 
 
 def _kl(keys: _Keys, job: JobConfig) -> None:
-    """Theirs is a term of the loss, ours is taken off each token's advantage."""
+    """Maps the KL setting: theirs is a term of the loss, ours is subtracted from each token's advantage."""
     used, weight = keys.take_flag("trainer_common.use_kl_loss"), keys.take("trainer_common.kl_loss_coef")
     if used is False:
         job.set("penalty.kl", 0.0, keys.name("trainer_common.use_kl_loss"))
@@ -197,7 +199,8 @@ def _tasks(keys: _Keys, job: JobConfig) -> None:
 
 
 def _evaluation(keys: _Keys, job: JobConfig) -> None:
-    """Only where there are tasks for it: nobody plays evaluations of dummies, and the run would wait for ever."""
+    """Maps evaluation only if there are tasks for it: nobody plays evaluations of dummy tasks, so the run would wait
+    for ever."""
     if job.eval_file is None:
         job.set("eval.every", 0, "no validation tasks")
         return
@@ -224,7 +227,8 @@ def _length(keys: _Keys, job: JobConfig) -> None:
 
 
 def _run_name(keys: _Keys) -> str | None:
-    """The experiment's name, or else the last part of its folder. Only a name: where runs are kept is not theirs."""
+    """Returns the experiment's name, or else the last part of its folder. It is only a name; the config does not decide
+    where runs are stored."""
     name, folder = keys.take("experiment_name"), keys.take("experiment_dir")
     for given in (name, None if folder is None else PurePath(str(folder)).name):
         text = re.sub(r"[^A-Za-z0-9._-]+", "-", str(given or "")).strip("-._")[:MAX_RUN_NAME]

@@ -14,22 +14,22 @@ from palestra.util.json_types import JsonObject
 T = TypeVar("T")
 
 SECTION = "ajet"
-MAX_BYTES = 128 << 10  # theirs has 12 KB, comments included
+MAX_BYTES = 128 << 10  # AgentJet's own config has 12 KB, including comments
 MAX_DEPTH = 16
 MAX_KEYS = 2000
 MAX_NAME = 200
-MAX_BITS = 64  # of a whole number; thousands of digits cannot even be shown
+MAX_BITS = 64  # of a whole number; one with thousands of digits cannot even be printed
 
 
 class AgentJetError(ValueError):
-    """What is wrong with a config, by its key, and what to write instead."""
+    """A config is wrong; the message names the key, and says what to write instead."""
 
 
 def read_keys(text: str) -> JsonObject:
-    """Leaves by dotted key, `ajet` included; lists are leaves. What is null is not there."""
+    """Returns values by dotted key, including `ajet`; lists are values. Null values are left out."""
     if len(text.encode(errors="replace")) > MAX_BYTES:
         raise AgentJetError(f"the config is longer than {MAX_BYTES} bytes; send the settings, not the data")
-    if "<<" in text:  # what is merged can multiply without end
+    if "<<" in text:  # merge keys can multiply the content without limit
         raise AgentJetError("merge keys (<<) are not supported; write the values out")
     try:
         content = parse_yaml(text, "yaml_as_string")
@@ -45,7 +45,7 @@ def read_keys(text: str) -> JsonObject:
 
 
 def _flatten(content: dict[Any, Any]) -> JsonObject:
-    """By hand and with an end: an alias may stand for a structure that holds itself."""
+    """Flattens without recursion and with a limit: a YAML alias may stand for a structure that contains itself."""
     found: JsonObject = {}
     level: list[tuple[str, Any]] = [("", content)]
     for _ in range(MAX_DEPTH):
@@ -70,7 +70,7 @@ def _at(parent: str, name: object) -> str:
 
 
 def _sound(value: T) -> T:
-    """That it can be shown, and kept."""
+    """Checks that a value can be printed and stored."""
     if isinstance(value, str) and not value.isascii() and any("\ud800" <= one <= "\udfff" for one in value):
         raise AgentJetError(f"{value[:40]!r} has half a character (\\ud800 to \\udfff) in it")
     if isinstance(value, int) and value.bit_length() > MAX_BITS:

@@ -41,7 +41,7 @@ RESTARTED = "the engine ended because the server was restarted; /start_engine co
 
 
 class TrainerRefusal(Exception):
-    """Not now: why, and what to do."""
+    """The call is refused in the present state; the message says why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class TrainerStopped:
 
 @dataclass(slots=True)
 class _Life:
-    """The life of an owner's trainer in this server."""
+    """The state of an owner's trainer in this server."""
 
     process: TrainingProcess | None = None
     before: rules.Weights = (0, None)
@@ -60,7 +60,7 @@ class _Life:
     has_begun: bool = False
     is_stopping: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Config, start, stop and end, one at a time."""
+    """Protects config, start, stop and end: one at a time."""
 
 
 class AgentJetTrainer:
@@ -87,7 +87,7 @@ class AgentJetTrainer:
             await self.close()
 
     async def close(self) -> None:
-        """Processes end. They stay noted as running, so that the next start says why they do not."""
+        """Ends the processes. They are still recorded as running, so that the next start can say why they are not."""
         processes = [life.process for life in self._lives.values() if life.process is not None]
         self._lives.clear()
         await asyncio.gather(*(process.stop() for process in processes))
@@ -96,7 +96,7 @@ class AgentJetTrainer:
     # Status
 
     def status(self, owner: str) -> EngineStatus:
-        """By the first row of the table in docs/tinkerscript.md that fits."""
+        """Returns the status, by the first row of the table in docs/tinkerscript.md that applies."""
         life, record = self._lives.get(owner), self._records.of(owner)
         if life is not None and life.is_stopping:
             return S.OFFLINE
@@ -115,14 +115,14 @@ class AgentJetTrainer:
         return record.detail if self.status(owner) is S.OFFLINE else ""
 
     def _feeding(self, owner: str) -> list[RunInfo]:
-        """Runs of trainers that nobody started here."""
+        """Returns runs of trainers that were not started here."""
         return self._fed.of(owner, self._broker.board.runs(owner), self._records.of(owner).set_aside)
 
     def _run(self, owner: str, name: str) -> RunInfo | None:
         return next((run for run in self._broker.board.runs(owner) if run.run == name), None)
 
     async def announce(self, owner: str, status: EngineStatus) -> None:
-        """A trainer says how it is. It counts until it says that it is offline."""
+        """Takes the status that a trainer reports. It is valid until the trainer reports that it is offline."""
         life = self._life(owner)
         async with life.lock:
             if life.process is not None:
@@ -143,7 +143,8 @@ class AgentJetTrainer:
     # Config, start, stop
 
     async def sync(self, owner: str, text: str, url: str) -> JobConfig:
-        """`url`: how a training process reaches this server. Raises AgentJetError, too."""
+        """Takes a config. `url` is the address at which a training process reaches this server. May also raise
+        AgentJetError."""
         life, folder = self._life(owner), TrainerFolder(self._config.state, owner)
         async with life.lock:
             if life.process is not None:
@@ -159,7 +160,7 @@ class AgentJetTrainer:
         return job
 
     async def start(self, owner: str, url: str, *, with_key: bool) -> int:
-        """The training process; its pid."""
+        """Starts the training process and returns its pid."""
         life, folder = self._life(owner), TrainerFolder(self._config.state, owner)
         async with life.lock:
             record = replace(self._next_run(owner, life, folder), is_running=True, detail="")
@@ -189,7 +190,7 @@ class AgentJetTrainer:
         return process.pid
 
     async def stop(self, owner: str) -> TrainerStopped:
-        """The process, and what there is to play of its run. Nothing, where it is offline."""
+        """Stops the process and cancels the remaining episodes of its run. Does nothing if it is offline."""
         life = self._life(owner)
         async with life.lock:
             process, record = life.process, self._records.of(owner)
@@ -216,7 +217,7 @@ class AgentJetTrainer:
     async def _watch(self, owner: str, life: _Life, process: TrainingProcess) -> None:
         code = await process.wait()
         async with life.lock:
-            if self._lives.get(owner) is not life or life.process is not process:  # stopped
+            if self._lives.get(owner) is not life or life.process is not process:  # it was stopped meanwhile
                 return
             record, detail = self._records.of(owner), "it finished its last step"
             if code != 0:
@@ -230,7 +231,7 @@ class AgentJetTrainer:
                 life.process = None
 
     def _named(self, process: TrainingProcess) -> str:
-        """Its log, within the state folder: not all who ask need to know where that is."""
+        """Returns the path of its log relative to the state folder, whose location not every caller needs to know."""
         return str(process.log_file.relative_to(self._config.state))
 
     def _life(self, owner: str) -> _Life:
@@ -240,7 +241,7 @@ class AgentJetTrainer:
         return {TRAINER_RUN, *(run.run for run in self._broker.board.runs(owner))}
 
     def _next_run(self, owner: str, life: _Life, folder: TrainerFolder) -> TrainerRecord:
-        """The one of the config, or another like it where that one is done."""
+        """Returns the run of the config, or a new one with a similar name if that one is complete."""
         record = self._records.of(owner)
         if life.process is not None:
             raise TrainerRefusal(f"an engine runs already, with run {record.run!r}; {_stop_it(life.process)}")

@@ -1,4 +1,4 @@
-"""From AgentJet's config to the one of the training process: the model as it is served here, tasks, folders, a name.
+"""Makes the config of the training process from AgentJet's: the model as it is served here, tasks, folders, a name.
 
 Owns: what only the server knows. Never touches: the table of keys, processes.
 """
@@ -34,7 +34,8 @@ def map_for_server(text: str, models: Sequence[ModelConfig]) -> JobConfig:
 
 
 def name_run(requested: str | None, record: TrainerRecord, folder: TrainerFolder, taken: Collection[str]) -> str:
-    """A run that was called so and is not done is gone on with; without a name each is a new one."""
+    """Returns the name of the run. A run of the requested name that is not complete is continued; without a name each
+    run is new."""
     base = requested or f"{NAMELESS}-{time.strftime('%Y%m%d-%H%M%S')}"
     for number in count(1):
         name = base if number == 1 else f"{base}-{number}"
@@ -47,7 +48,7 @@ def name_run(requested: str | None, record: TrainerRecord, folder: TrainerFolder
 
 
 def make_config(job: JobConfig, run: str, folder: TrainerFolder, url: str) -> JsonObject:
-    """Checked as `palestra train` checks it. Writes its tasks."""
+    """Makes the config, checked as `palestra train` checks it, and writes its tasks."""
     tasks = folder.make_tasks(run, "train", job.train_file)
     entry: JsonObject = {"name": ENVIRONMENT, "tasks": str(folder.tasks_file(run, "train"))}
     if job.eval_file is not None:
@@ -69,7 +70,7 @@ def renamed(config: JsonObject, run: str) -> JsonObject:
 
 
 def _checked(job: JobConfig) -> GrpoConfig:
-    from palestra.config.train import GrpoConfig  # as late as a trainer is asked for: servers start without it
+    from palestra.config.train import GrpoConfig  # imported late: servers start without it
 
     try:
         return validate(GrpoConfig, job.layers)
@@ -78,7 +79,8 @@ def _checked(job: JobConfig) -> GrpoConfig:
 
 
 def _served(requested: str, models: Sequence[ModelConfig]) -> ModelConfig:
-    """By a name, by its folder, or by the last part of a path: a folder has another place on another machine."""
+    """Finds a served model by its name, by its folder, or by the last part of a path, because a folder has another
+    place on another machine."""
     last = requested.rstrip("/").rpartition("/")[2]
     for is_meant in (
         lambda model: requested in model.name,

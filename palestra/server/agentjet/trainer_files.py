@@ -19,8 +19,8 @@ from palestra.server.agentjet.settings_file import AgentJetError
 from palestra.util.json_types import JsonObject
 
 ENVIRONMENT = "agentjet"
-"""The environment of its tasks. Nobody has registered it: players bring their own."""
-DUMMIES = 1000  # as AgentJet's
+"""The environment of its tasks. It is not registered: players bring their own."""
+DUMMIES = 1000  # the same number as AgentJet's
 MAX_TASKS_BYTES = 256 << 20
 
 
@@ -42,7 +42,7 @@ class TrainerFolder:
         return self._logs / f"engine-{self.name}-{run}.log"
 
     def has_begun(self, run: str) -> bool:
-        """The folder of a run has its config from the first moment."""
+        """Whether a run has begun: its folder has the config from the start."""
         return (self.runs / run / "config.json").is_file()
 
     def write_config(self, run: str, config: JsonObject) -> Path:
@@ -52,7 +52,8 @@ class TrainerFolder:
         return file
 
     def make_tasks(self, run: str, split: str, source: str | None) -> int:
-        """How many. `source`: a file in the server's folder of tasks; None: dummies."""
+        """Writes tasks and returns their number. `source` is a file in the server's folder of tasks; None: dummy
+        tasks."""
         target = self.tasks_file(run, split)
         self.path.mkdir(parents=True, exist_ok=True)
         rows = _dummies() if source is None else _rows(self._find(source))
@@ -96,10 +97,10 @@ def _rows(file: Path) -> Iterator[JsonObject]:
 
 
 def _from_agentjet(row: JsonObject) -> JsonObject:
-    """Their task: a query behind messages."""
+    """Converts a task of AgentJet's: messages followed by a query."""
     query, messages = row.get("main_query"), row.get("init_messages") or []
     identity = {"id": row["task_id"]} if "task_id" in row else {}
     rest = {key: value for key, value in row.items() if key not in ("main_query", "init_messages", "task_id")}
     if query is None or not isinstance(messages, list):
-        return rest | identity  # refused, with its line, by whoever reads it
+        return rest | identity  # the reader of the file refuses it, with its line number
     return rest | identity | {"prompt": [*messages, {"role": "user", "content": query}]}

@@ -19,21 +19,22 @@ from msgspec import Struct
 from palestra.util import processes
 from palestra.util.log_files import last_error, last_output, open_log
 
-STOP_S = 20.0  # it says goodbye to the server, and saves nothing
+STOP_S = 20.0  # the process logs off from the server, and saves nothing
 
 
 class ProcessMark(Struct, frozen=True):
-    """Which one it was: numbers come again."""
+    """Identifies a process: process ids are reused."""
 
     pid: int
     born: float
 
 
 def put_down(mark: ProcessMark) -> None:
-    """Ends the child of a server that was killed: it takes some seconds to stop, and holds its run meanwhile."""
+    """Ends the child process of a server that was killed: it would take some seconds to stop by itself, and hold its
+    run meanwhile."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(mark.pid)
-        if abs(process.create_time() - mark.born) < 1:  # the clock may have been set a little
+        if abs(process.create_time() - mark.born) < 1:  # the clock may have been adjusted a little
             processes.signal_group(mark.pid, signal.SIGKILL)
             process.wait(STOP_S)
 
@@ -44,7 +45,8 @@ class TrainingProcess:
 
     @classmethod
     async def start(cls, arguments: Sequence[str], folder: Path, log_file: Path, key: str | None) -> TrainingProcess:
-        """`key`: of this server, where it needs one. By the environment: everybody can read command lines."""
+        """Starts the process. `key` is a key of this server, if it needs one. It is passed by the environment, because
+        everybody can read command lines."""
         environment = os.environ | {"PYTHONUNBUFFERED": "1"}
         environment.pop("TINKER_API_KEY", None)
         if key is not None:
@@ -79,5 +81,5 @@ class TrainingProcess:
         await processes.stop(self._process, STOP_S)
 
     def last_output(self) -> str:
-        """Its own error, or else its last line."""
+        """Returns the error that it printed, or else its last line."""
         return (last_error(self.log_file) or last_output(self.log_file)).splitlines()[0]

@@ -25,27 +25,27 @@ SETTING = "engine:"
 
 class TrainerRecord(Struct, frozen=True, kw_only=True):
     config: JsonObject | None = None
-    """For `palestra train`, as it was made of AgentJet's."""
+    """The config for `palestra train`, made from AgentJet's."""
     run: str = ""
-    """The engine's, now or the last time."""
+    """The engine's present or last run."""
     asked_name: str | None = None
-    """As the config calls it."""
+    """The run's name in the config."""
     is_running: bool = False
-    """Or was, when the server ended."""
+    """Whether it runs, or did when the server ended."""
     process: ProcessMark | None = None
     key_id: int | None = None
     """Id of the key that the training process has."""
     announced: EngineStatus | None = None
-    """What a trainer said of itself."""
+    """The status that a trainer has reported."""
     detail: str = ""
     """Why it is offline."""
     set_aside: list[str] = []
-    """Runs of engines that ended: they say nothing about the status until a trainer is heard of them again."""
+    """Runs of engines that ended: they do not count for the status until their trainer is heard of again."""
     done: list[str] = []
-    """Runs that came to their last step."""
+    """Runs that were trained to their last step."""
 
     def without(self, run: str) -> TrainerRecord:
-        """It is set aside."""
+        """Returns the record with this run set aside."""
         return self if not run or run in self.set_aside else replace(self, set_aside=[*self.set_aside, run])
 
     def ended(self, detail: str, *, is_done: bool = False) -> TrainerRecord:
@@ -59,7 +59,7 @@ class TrainerRecords:
         self._records: dict[str, TrainerRecord] = {}
 
     async def load(self) -> dict[str, TrainerRecord]:
-        """By owner."""
+        """Returns the records by owner."""
         saved = await self._store.read(lambda c: settings_under(c, SETTING))
         for name, text in saved.items():
             self._records[name.removeprefix(SETTING)] = msgspec.json.decode(text, type=TrainerRecord)
@@ -73,9 +73,9 @@ class TrainerRecords:
         self._records[owner] = record
 
     async def save_with_key(self, owner: str, record: TrainerRecord) -> str:
-        """And a new key for its process, with the rights of a trainer."""
+        """Saves the record and returns a new key for its process, with the rights of a trainer."""
         now = time.time()
-        name = f"engine {record.run} {time.time_ns()}"  # two owners may call their runs alike
+        name = f"engine {record.run} {time.time_ns()}"  # two owners may give their runs the same name
 
         def write(c: Connection) -> tuple[TrainerRecord, str]:
             new = create_key(c, name=name, owner=owner, rights=Rights.TRAINER, now=now)
@@ -87,7 +87,7 @@ class TrainerRecords:
         return key
 
     def _write(self, c: Connection, owner: str, record: TrainerRecord) -> None:
-        """A key that the new record does not have any more is revoked with it."""
+        """Writes the record, and revokes a key that the new record does not have any more."""
         put_setting(c, SETTING + owner, msgspec.json.encode(record).decode())
         old = self.of(owner).key_id
         if old is not None and old != record.key_id:

@@ -1,4 +1,4 @@
-"""TinkerScript's endpoints about the engine: AgentJet's names, fields and statuses.
+"""TinkerScript's endpoints for the engine: AgentJet's names, fields and statuses.
 
 Thin: what the calls mean is in `trainer`. Refusals that AgentJet's server sends with status 200 have it here too.
 """
@@ -51,7 +51,7 @@ async def get_engine_status(engine: EngineNow, caller: Looker) -> Response:
     "/update_engine_status", openapi_extra=body_of(t.UpdateEngineStatus), responses=answer_of(t.EngineStatusUpdated)
 )
 async def update_engine_status(request: Request, engine: EngineNow, caller: Trainer) -> Response:
-    """A trainer says how it is; it holds until it says that it is offline."""
+    """Take the status that a trainer reports; it is valid until the trainer reports that it is offline."""
     body = await read_record(request, t.UpdateEngineStatus, others_pass=True)
     if body.engine_status not in list(EngineStatus):
         known = ", ".join(EngineStatus)
@@ -68,7 +68,8 @@ async def update_engine_status(request: Request, engine: EngineNow, caller: Trai
     "/sync_train_config", openapi_extra=body_of(t.SyncTrainConfig), responses=answer_of(t.TrainConfigSynced)
 )
 async def sync_train_config(request: Request, engine: EngineNow, caller: Admin) -> Response:
-    """AgentJet's YAML for the next start: what it comes to here is told, and what means nothing."""
+    """Take AgentJet's YAML for the next start. The answer lists the resulting settings, and the keys that have no
+    effect."""
     body = await read_record(request, t.SyncTrainConfig, others_pass=True)
     try:
         job = await engine.sync(caller.owner, body.yaml_as_string, _own_url(request))
@@ -91,7 +92,7 @@ async def start_engine(request: Request, engine: EngineNow, caller: Admin) -> Re
 
 @engine_router.post("/stop_engine", openapi_extra=body_of(t.StopEngine), responses=answer_of(t.EngineStopped))
 async def stop_engine(request: Request, engine: EngineNow, caller: Admin) -> Response:
-    """Ends the training process and cancels what is left to play of its run. A run goes on with the next start."""
+    """End the training process and cancel the remaining episodes of its run. The next start continues the run."""
     await read_record(request, t.StopEngine, others_pass=True)
     try:
         stopped = await engine.stop(caller.owner)
@@ -101,7 +102,8 @@ async def stop_engine(request: Request, engine: EngineNow, caller: Admin) -> Res
 
 
 def _own_url(request: Request) -> str:
-    """By the address this call came in at. The name it was called by is the caller's to choose."""
+    """Returns the address at which this call arrived. The host name of the request is not used, because the caller
+    chooses it."""
     host, port = request.scope.get("server") or ("", None)
     if port is None:
         raise Refusal(400, "this server has no address that a training process can use; send the request over TCP")

@@ -16,7 +16,7 @@ Weights = tuple[int, str | None]
 
 
 class FedRuns:
-    """Runs whose trainer seems to be there."""
+    """Runs whose trainer seems to be active."""
 
     def __init__(self, clock: Callable[[], float]):
         self._clock = clock
@@ -30,7 +30,7 @@ class FedRuns:
         self._heard.pop((owner, run), None)
 
     def of(self, owner: str, runs: Iterable[RunInfo], set_aside: Container[str]) -> list[RunInfo]:
-        """`set_aside`: those that count only once a trainer is heard of them again."""
+        """Returns the active runs. Those in `set_aside` count only once their trainer is heard of again."""
         return [run for run in runs if self._is_fed(run, self._heard.get((owner, run.run)), run.run in set_aside)]
 
     def _is_fed(self, run: RunInfo, heard_at: float | None, is_aside: bool) -> bool:
@@ -40,17 +40,17 @@ class FedRuns:
 
 
 def has_begun(run: RunInfo, before: Weights) -> bool:
-    """Whether a training process is past its start. `before`: the weights its run had then."""
+    """Whether a training process has passed its start. `before` are the weights that its run had then."""
     return (run.version, run.model) != before and has_episodes(run)
 
 
 def has_episodes(run: RunInfo) -> bool:
-    """To be played, being played, or not committed yet."""
+    """Whether a run has episodes that are queued, played, or not committed yet."""
     return bool(run.queued or run.leased or run.ended or run.parked) or run.delivered > run.committed
 
 
 def of_runs(fed: Iterable[RunInfo]) -> EngineStatus:
-    """That somebody feeds."""
+    """Returns the status that follows from active runs."""
     paused = [run.is_paused for run in fed]
     if not paused:
         return S.OFFLINE
@@ -58,7 +58,7 @@ def of_runs(fed: Iterable[RunInfo]) -> EngineStatus:
 
 
 def why_not(now: EngineStatus, status: EngineStatus) -> str:
-    """Empty: it may move there."""
+    """Returns why the status may not change like this; empty: it may."""
     if status is now or status in ENGINE_MOVES[now]:
         return ""
     return f"the engine is {now}; it can become {' or '.join(sorted(ENGINE_MOVES[now]))}, not {status}"

@@ -1,4 +1,4 @@
-"""The key of an attempt: derived, so that a repeated claim and a restarted server come to the same one.
+"""The key of an attempt: derived, so that a repeated claim and a restarted server get the same one.
 
 Owns: making keys, finding their attempt, which are void. Never touches: what a key allows.
 """
@@ -11,22 +11,23 @@ from collections import OrderedDict
 
 from palestra.server.core.callers import EPISODE_PREFIX, AttemptRef
 
-BLOCK = 64  # bytes that SHA-256 takes at once
+BLOCK = 64  # block size of SHA-256 in bytes
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
-MAX_VOID = 100_000  # some 40 MB; older ones are simply unknown
+MAX_VOID = 100_000  # about 40 MB; older keys become unknown
 
 
 class EpisodeKeys:
     """Nothing can be read from a key, and none can be made without the server's secret."""
 
     def __init__(self, secret: str):
-        # The two halves of HMAC-SHA256 with the secret already in: OpenSSL's looks its parts up anew for each.
+        # The two halves of HMAC-SHA256 with the secret already hashed: OpenSSL's function looks its parts up again for
+        # each.
         key = hashlib.sha256(b"episode keys\0" + secret.encode()).digest().ljust(BLOCK, b"\0")
         self._inner, self._outer = (hashlib.sha256(bytes(one ^ mask for one in key)) for mask in (0x36, 0x5C))
-        # By hash of the key, so that how long a look-up takes says nothing about it.
+        # Found by a hash of the key, so that the time of a look-up reveals nothing about the key.
         self._live: dict[bytes, AttemptRef] = {}
         self._names: dict[AttemptRef, bytes] = {}
-        """The names that the keys were derived from."""
+        """The names from which the keys were derived."""
         self._void: OrderedDict[bytes, AttemptRef] = OrderedDict()
 
     def make(self, attempt: AttemptRef) -> str:
@@ -44,7 +45,7 @@ class EpisodeKeys:
         return key
 
     def void(self, attempt: AttemptRef) -> None:
-        """It opens nothing any more, but one who shows it is told why."""
+        """Makes a key void: it allows nothing any more, but its holder is told why."""
         name = self._names.pop(attempt, None) or _hash(self.make(attempt))
         self._live.pop(name, None)
         self._void[name] = attempt

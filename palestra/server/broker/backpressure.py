@@ -2,8 +2,8 @@
 
 Owns: which engines are full, noticing when one no longer is. Never touches: what is claimed, how an engine samples.
 
-Calls wait where all rows of the engine's batch are taken, or its cache has no room for another. Leased episodes go on,
-so what waits is sampled in the end, and claims come back.
+Calls wait if all rows of the engine's batch are taken, or its cache has no room for another. Leased episodes continue,
+so waiting calls are answered in the end, and claims are served again.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ import structlog
 
 log = structlog.get_logger()
 
-FRESH_S = 0.1  # thousands of claims in a second need no look each
-LOOK_S = 0.25  # while an engine is full; engines tell of themselves once a second, or less often
-UNKNOWN = ""  # a run that nothing was sampled for yet
+FRESH_S = 0.1  # there may be thousands of claims in a second
+LOOK_S = 0.25  # while an engine is full; engines report once a second, or less often
+UNKNOWN = ""  # name for a run whose engine is not known yet
 
 
 class Backpressure:
     def __init__(self, most: int | None):
-        """So many calls may wait; None: any number."""
+        """`most` is the number of calls that may wait; None: any number."""
         self._most = most
         self.waiting: Callable[[], Mapping[str, int]] = dict
-        """How many do, by the base model's name."""
+        """Returns the number of waiting calls by the base model's name."""
         self._full: dict[str, str] = {}
         self._looked_at = float("-inf")
         self._blocked: set[str] = set()
-        """Engines that were full when somebody looked, and have not been seen with room since."""
+        """Engines that were found full, and not found with room since."""
         self._holds = asyncio.Event()
 
     def full(self) -> Mapping[str, str]:
-        """In words, by the base model's name."""
+        """Returns the full engines by the base model's name, with the reason."""
         now = time.monotonic()
         if self._most is not None and now - self._looked_at >= FRESH_S:
             self._looked_at, self._full = now, self._look(self._most)
@@ -44,7 +44,7 @@ class Backpressure:
         return self._full
 
     async def watch(self, on_capacity: Callable[[], None]) -> None:
-        """For ever: `on_room` when an engine that was full is not any more."""
+        """Runs for ever; calls `on_capacity` when an engine that was full is not full any more."""
         while True:
             await self._holds.wait()
             self._holds.clear()

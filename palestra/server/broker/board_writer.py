@@ -1,5 +1,6 @@
-"""Writes changes of the board to disk, one write at a time; changes that happen meanwhile form the next write. Owns:
-the order, who waits for which write, undoing what depends on a failed one. Never touches: what changes mean.
+"""Writes changes of the board to disk, one write at a time; changes that happen meanwhile form the next write.
+
+Owns: the order, who waits for which write, undoing what depends on a failed one. Never touches: what changes mean.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from palestra.server.core.errors import Refusal
 
 
 class NotSaved(Refusal):
-    """Nothing of it was done; the same call may come again."""
+    """Nothing of the call was saved; it may be repeated."""
 
     def __init__(self, why: BaseException | None = None) -> None:
         because = "" if why is None else f" ({why})"
@@ -21,21 +22,21 @@ class NotSaved(Refusal):
 
 
 class PendingWrite:
-    """One that is to come, or under way."""
+    """A write that is to come, or under way."""
 
     def __init__(self) -> None:
         self._error: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
 
     def end(self, error: BaseException | None = None) -> None:
-        """`error`: why nothing of it was saved."""
+        """Ends the write. `error`: why nothing of it was saved."""
         self._error.set_result(error)
 
     async def over(self) -> None:
-        """However it went. Whoever is cancelled here changes nothing about that."""
+        """Waits until the write is over, whether it succeeded or not. Cancelling the wait does not affect the write."""
         await asyncio.wait({self._error})
 
     async def saved(self) -> None:
-        """Raises `NotSaved`."""
+        """Waits until the write is saved. Raises `NotSaved`."""
         await self.over()
         if (error := self._error.result()) is not None:
             raise NotSaved(error)
@@ -43,28 +44,28 @@ class PendingWrite:
 
 class BoardWriter:
     def __init__(self, write: Callable[[], Awaitable[None]], on_failure: Callable[[BaseException], None]):
-        """`write` begins by taking all changes there are. `on_failure` is called before anybody hears of it: what was
-        changed since is lost with it."""
+        """`write` begins by taking all present changes. `on_failure` is called before any caller is informed: later
+        changes are lost with the failed write."""
         self._write, self._on_failure = write, on_failure
         self._next: PendingWrite | None = None
-        """None: there is nothing to write."""
+        """The next write; None: there is nothing to write."""
         self._under_way: PendingWrite | None = None
         self._writing: asyncio.Task[None] | None = None
 
     @property
     def last(self) -> PendingWrite | None:
-        """When it is over, everything up to now is durable. None: it is."""
+        """Returns the write after which everything up to now is durable. None: it is durable already."""
         return self._next or self._under_way
 
     def touch(self) -> None:
-        """Something was changed, or may have been."""
+        """Notes that something was changed, or may have been."""
         if self._next is None:
             self._next = PendingWrite()
             if self._writing is None:
                 self._writing = asyncio.create_task(self._write_all(), name="episodes to disk")
 
     async def saved(self) -> None:
-        """When everything up to now is durable."""
+        """Waits until everything up to now is durable."""
         if (last := self.last) is not None:
             await last.saved()
 
@@ -87,7 +88,7 @@ class BoardWriter:
             self._writing = None
 
     def _fail(self, error: Exception) -> None:
-        """What came behind it stands on it."""
+        """Fails a write and the one after it, which depends on it."""
         lost = [one for one in (self._under_way, self._next) if one is not None]
         self._under_way = self._next = None
         try:

@@ -1,5 +1,6 @@
-"""The broker of episodes: the only owner of the board in memory, which answers after every change is on disk. Owns:
-durability, time, which keys are valid. Never touches: the rules, which the board has; HTTP, tokens.
+"""The broker of episodes: the only owner of the board in memory, which answers when every change is on disk.
+
+Owns: durability, time, which keys are valid. Never touches: the rules, which the board has; HTTP, tokens.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-RELOAD_S = 1.0  # after a write that failed: a full disk stays full for a while
+RELOAD_S = 1.0  # after a failed write: a full disk stays full for a while
 
 
 class Broker:
-    """Lives on one event loop. `do` is the way of every call: it changes the board at once, in the order of the calls,
-    and returns when that is on disk. After a write that failed, the board is read from the disk again."""
+    """The broker, on one event loop. Every call goes through `do`: it changes the board at once, in the order of the
+    calls, and returns when the change is on disk. After a failed write, the board is read from the disk again."""
 
     def __init__(self, store: Store, config: EpisodesConfig, observer: EpisodeObserver, secret: str):
         self.config, self.observer = config, observer
         self.clock, self.keys = Clock(), EpisodeKeys(secret)
         self.has_groups, self.is_resumed = NamedEvents(), NamedEvents()
-        """By owner and run: there is something to read; its model calls may be looked at again."""
+        """Events by owner and run: there is something to read; held model calls may try again."""
         self.on_claimable: Callable[[Callable[[str], bool]], None] = lambda _is_concerned: None
-        """Owners for whom there is something to claim."""
+        """Called with a test for owners for whom there is something to claim."""
         self.on_over: Callable[[AttemptRef], None] = lambda _attempt: None
         self.on_delivered: Callable[[tuple[str, str], RunProgress], None] = lambda _run, _progress: None
         self.on_deleted: Callable[[tuple[str, str]], None] = lambda _run: None
@@ -60,7 +61,7 @@ class Broker:
         self._board: EpisodeBoard | None = None
         """None while it is read from the disk."""
         self._open_calls: dict[LeaseRef, int] = {}
-        """Those that run meanwhile."""
+        """Model calls that run while the board is reloaded."""
         self.saving = BoardWriter(self._write, self._on_failure)
         self._alarm, self._wakes_at = asyncio.Event(), 0.0
         self._reloading: asyncio.Task[None] | None = None
@@ -79,22 +80,22 @@ class Broker:
             await self.saving.settle_down()
 
     def begin_shutdown(self) -> None:
-        """Whoever waits is answered at once."""
+        """Answers all waiting requests at once."""
         self.is_stopping = True
         self.on_claimable(lambda _owner: True)
         self.has_groups.wake_all()
         self.is_resumed.wake_all()
 
-    # The way of every call
+    # How every call is done
 
     async def do(self, work: Callable[[EpisodeBoard, float], T]) -> T:
         try:
             return self.apply(work)
         finally:
-            await self.saving.saved()  # before a refusal too: what it speaks of may be new
+            await self.saving.saved()  # also before a refusal, because it may refer to something new
 
     async def do_in_parts(self, work: Callable[[EpisodeBoard, float], Parts[T]]) -> T:
-        """As `do`. After each part the others get their turns, and a write of their own."""
+        """Like `do`, in parts. After each part other calls get their turn, and a write of their own."""
         board, parts = self.board, self.apply(work)
         try:
             while not isinstance(done := self.apply(lambda now, _now: _next(now, board, parts)), _Done):
@@ -106,7 +107,7 @@ class Broker:
             await self.saving.saved()
 
     def apply(self, work: Callable[[EpisodeBoard, float], T]) -> T:
-        """Not durable yet: see `saving`."""
+        """Changes the board; the change is not durable yet: see `saving`."""
         board = self.board
         try:
             return work(board, self.clock.now())
@@ -116,19 +117,20 @@ class Broker:
             self._pass_on(board)
 
     def look(self, see: Callable[[EpisodeBoard], T]) -> T:
-        """Changes nothing, and does not wait for the disk."""
+        """Reads the board; this changes nothing and does not wait for the disk."""
         try:
             return see(self.board)
         except BoardError as error:
             raise BoardRefusal(error) from None
 
     def look_again(self, owner: str | None = None) -> None:
-        """Claims of theirs, or of all, that wait may be served now. One that reads the board again does so anyway."""
+        """Lets waiting claims of an owner, or of all owners, be tried again. Reading the board again does this
+        anyway."""
         if self._board is not None:
             self.apply(lambda _board, _now: self.on_claimable(lambda one: owner in (None, one)))
 
     def call_over(self, attempt: AttemptRef) -> None:
-        """A model call, however it went. The board may be away just now."""
+        """Notes the end of a model call, however it went. The board may be reloading at the moment."""
         if self._board is not None:
             self.apply(lambda board, now: board.call_over(attempt.ref, now))
         elif (count := self._open_calls.get(attempt.ref, 0)) > 1:
@@ -145,7 +147,7 @@ class Broker:
         return self._board
 
     def _pass_on(self, board: EpisodeBoard) -> None:
-        """What was changed, to the disk and to those who wait for it."""
+        """Passes changes to the disk and to those who wait for them."""
         while True:
             news = board.take_news()
             for lease in news.over:
@@ -157,7 +159,7 @@ class Broker:
                 self.on_delivered(run, progress)
             for run in news.deleted:
                 self.observer.deleted(run)
-                self.has_groups.wake(run)  # to be told so
+                self.has_groups.wake(run)  # so that readers learn of the deletion
                 self.on_deleted(run)
             if not news.claimable:
                 break
@@ -170,7 +172,7 @@ class Broker:
         attempt = AttemptRef(lease.owner, lease.ref.episode_id, lease.ref.attempt)
         self.keys.void(attempt)
         self.on_over(attempt)
-        self.is_resumed.wake((lease.owner, lease.run))  # a call that is held waits in vain
+        self.is_resumed.wake((lease.owner, lease.run))  # so that held calls learn that their attempt is over
         self.observer.over(board, lease)
 
     # Time
@@ -253,7 +255,7 @@ def _next(board: EpisodeBoard, begun_on: EpisodeBoard, parts: Parts[T]) -> _Done
 
 
 class BoardRefusal(Refusal):
-    """The board's, on its way to a client."""
+    """A refusal of the board, to be sent to a client."""
 
     def __init__(self, error: BoardError):
         super().__init__(error.status, error.detail, retry_after_s=error.retry_after_s)
@@ -262,7 +264,8 @@ class BoardRefusal(Refusal):
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """A million objects are made and none is garbage: looking for some takes longer than making them."""
+    """Turns the garbage collector off while a million objects are made: none is garbage, and searching takes longer
+    than making them."""
     gc.disable()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Rate limits: each client may send a second's worth of calls at once, then at the allowed rate.
+"""Rate limits: each client may send a second's worth of calls at once, and afterwards at the allowed rate.
 
 Owns: how often each client has called recently. Never touches: the calls, the clock.
 """
@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-MAX_KNOWN = 10_000  # clients; those that asked longest ago are forgotten, and begin anew
+MAX_KNOWN = 10_000  # clients; the least recent ones are forgotten, and start again
 
 
 @dataclass(slots=True)
@@ -20,12 +20,12 @@ class _Bucket:
 
 class RateLimiter:
     def __init__(self, per_s: float | None):
-        """None: as often as they like."""
+        """`per_s`: None: no limit."""
         self._per_s = per_s
         self._buckets: OrderedDict[Hashable, _Bucket] = OrderedDict()
 
     def wait_s(self, who: Hashable, now: float) -> float:
-        """0, and this one counts; or after how long it may ask again."""
+        """Returns 0 and counts the call; or after how many seconds the client may call again."""
         if self._per_s is None:
             return 0.0
         most = max(1.0, self._per_s)

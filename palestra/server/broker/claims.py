@@ -29,15 +29,15 @@ class Claim(Struct, frozen=True):
     owner: str
     request: ClaimRequest
     is_free: Callable[[], bool] | None = None
-    """Whether it may be served just now, while it waits. None: always."""
+    """Says whether it may be served at the moment, while it waits. None: always."""
     base_url: str = ""
-    """Where its player reaches the model."""
+    """The address at which its player reaches the model."""
     model: str = ""
     """The model of runs that have none yet."""
 
     @property
     def interest(self) -> tuple[str, ...]:
-        """Those that must not be served hold up nobody who may."""
+        """Claims that may not be served do not hold up others that may."""
         return self.owner, self.request.run or "", self.request.kind or "", "" if self.is_free is None else "if free"
 
     @property
@@ -48,8 +48,7 @@ class Claim(Struct, frozen=True):
 class ServedClaim(Struct, frozen=True):
     leases: list[Lease]
     write: PendingWrite | None = None
-    """They are not to be told before that. By now others may have failed to be saved, and nothing is left to wait
-    for."""
+    """The leases must not be sent before this write is saved."""
 
 
 Got = ServedClaim | BoardError
@@ -65,12 +64,13 @@ class ClaimService:
         broker.observer.watch_claims(lambda: len(self._waiting))
 
     async def claim(self, claim: Claim, hold: Hold | None = None) -> list[Lease]:
-        """Empty when nothing came within its `wait_s`. Whoever is cancelled while it waits has claimed nothing.
-        `hold`: awaits the wait, and may give it up."""
+        """Returns leases; empty if nothing came within its `wait_s`. If it is cancelled while it waits, nothing is
+        claimed. `hold` awaits the wait, and may end it early."""
         broker, began_at = self._broker, self._broker.clock.now()
         self._check_rate(claim, began_at)
         if len(self._waiting):
-            broker.apply(lambda board, now: board.tick(now))  # what is due goes to those who have waited longer
+            # episodes that become due go to claims that have waited longer
+            broker.apply(lambda board, now: board.tick(now))
         leases = await broker.do(lambda board, now: self._take(board, claim, now))
         if not leases and claim.request.wait_s > 0:
             waiting = self._wait(claim)
@@ -87,7 +87,7 @@ class ClaimService:
             )
 
     def why_nothing(self, claim: Claim) -> str:
-        """That got nothing: what holds it off. Empty: there is nothing to play."""
+        """Returns why a claim got nothing; empty: there is nothing to play."""
         full = self._pressure.full()
         hold = self._broker.apply(lambda board, _now: board.why_nothing(claim.owner, claim.request, full=full))
         return str(hold or "")
@@ -111,7 +111,7 @@ class ClaimService:
         config = self._broker.config
         if self._broker.is_stopping or len(self._waiting) >= config.max_waiting:
             return []
-        # Whoever holds the wait may begin it a turn of the loop later: what came in between woke nobody.
+        # `hold` may begin to wait one turn of the loop later: an event in between would have woken nobody.
         if leases := self._broker.apply(lambda board, now: self._take(board, claim, now)):
             await self._broker.saving.saved()
             return leases
@@ -130,7 +130,7 @@ class ClaimService:
         return got.leases
 
     def _hand_out(self, is_concerned: Callable[[str], bool]) -> None:
-        """To whoever has waited longest. Those who would get nothing go on waiting."""
+        """Gives episodes to the claims that have waited longest. Those that would get nothing continue to wait."""
         if not len(self._waiting):
             return
         broker = self._broker
@@ -152,6 +152,7 @@ class ClaimService:
         self._waiting.hand_out(take, is_concerned)
 
     def _passed_over(self, board: EpisodeBoard, claim: Claim) -> PassedOver | None:
-        """Why a claim got nothing. A client with no share left is no sign for others that wait for the same."""
+        """Returns why a claim got nothing. If a client has used up its share, others that wait for the same may still
+        get something."""
         hold = board.why_nothing(claim.owner, claim.request, full=self._pressure.full())
         return PassedOver() if hold is not None and hold.code is ClaimBlocker.CLIENT_SHARE else None

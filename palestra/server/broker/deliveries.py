@@ -1,6 +1,7 @@
 """Groups for their trainer, with the tokens of exactly the attempts that ended them.
 
-Owns: waiting for a group, an attempt's calls as trajectories. Never touches: which groups there are (the board's).
+Owns: waiting for a group, converting an attempt's calls to trajectories. Never touches: which groups there are, which
+the board decides.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from palestra.types import StopReason
 from palestra.types.episodes import EpisodeTrajectory, PlayedEpisode, PlayedGroup
 
 AGENT = "agent"
-"""In the `metadata` of a call: which of several agents it is for."""
+"""Key in the `metadata` of a call: for which of several agents it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +40,11 @@ class Deliveries:
         self._broker, self._store = broker, store
 
     async def read(self, reading: DeliveryReading, *, wait_s: float, tokens: bool) -> list[PlayedGroup]:
-        """Empty when nothing came for so long."""
+        """Returns groups; empty if nothing came for `wait_s`."""
         broker, groups = self._broker, await self._wait(reading, wait_s)
         version = broker.board.run_info(reading.owner, reading.run).version
         broker.observer.read((reading.owner, reading.run), groups, version, broker.clock.now())
-        await broker.saving.saved()  # a number that was told is never another group's
+        await broker.saving.saved()  # a number that was sent is never given to another group
         if not tokens or not groups:
             return groups
         return await self._store.read(lambda conn: [_with_tokens(conn, reading.owner, group) for group in groups])
@@ -84,12 +85,12 @@ class KeptTurn:
     trace_id: str
     turn: TraceTurn
     began_at: float
-    """Not before those that were kept before it in its trace, whatever the system's clock said."""
+    """Never earlier than the turns stored before it in its trace, whatever the system's clock said."""
 
 
 def played_turns(conn: Connection, owner: str, origin: str) -> list[KeptTurn]:
-    """The turns of an attempt in the order they began, without those that its player never saw. Over all traces:
-    calls that are no conversation, such as text completions, begin a trace each."""
+    """Returns the turns of an attempt in the order they began, without those that its player never received. All traces
+    are included: calls that are no conversation, such as text completions, begin a trace each."""
     turns: list[KeptTurn] = []
     traces = rows.traces_of(conn, origin, owner)
     for trace in traces:
@@ -103,8 +104,9 @@ def played_turns(conn: Connection, owner: str, origin: str) -> list[KeptTurn]:
 
 
 def _is_unseen(turns: list[KeptTurn], place: int, unanswered: set[TurnKey]) -> bool:
-    """Whether the server died, or its client left, before this one was answered, and it was asked for again. One that
-    nobody asked for again may have been seen: the server can die between the last byte and the note of it."""
+    """Whether the answer never reached the client (the server died, or the client left) and it was requested again. A
+    turn that was not requested again may have been received: the server can die between the last byte and the note of
+    it."""
     one = turns[place]
     if TurnKey(one.trace_id, one.turn.number) not in unanswered:
         return False
@@ -115,7 +117,7 @@ def _is_unseen(turns: list[KeptTurn], place: int, unanswered: set[TurnKey]) -> b
 
 
 def _shown(trajectory: Trajectory, turns: list[KeptTurn], version: int) -> EpisodeTrajectory:
-    """`version`: when it was claimed, for calls that have none."""
+    """`version`: the version when the episode was claimed, for calls that have none."""
     length = len(trajectory.tokens)
     temperatures, versions = [0.0] * length, [0] * length
     for ref in trajectory.turns:

@@ -1,8 +1,8 @@
-"""The process that blacks out secrets: it reads JSON from stdin and writes it to stdout without them.
+"""The process that masks secrets: it reads JSON from stdin and writes it to stdout without them.
 
 Owns: the time that regular expressions get. Never touches: which ones there are, what is masked.
 
-Its orders are the first message: nothing of them is seen in a list of processes. It ends with its stdin.
+Its patterns are the first message, so that they do not appear in a list of processes. It ends with its stdin.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class _TookTooLong(Exception):
 
 
 class TimedMask(Mask):
-    """Blacks out as a whole what it does not get to within so many seconds of computing. In the main thread only: the
-    system's alarm is used, which ends a search for a match in the middle."""
+    """Masks as a whole what it does not finish within so many seconds of computing. For the main thread only: it uses
+    the system's alarm, which interrupts a search for a match."""
 
     def __init__(self, limit_s: float, patterns: Iterable[str]) -> None:
         super().__init__(patterns)
@@ -60,7 +60,7 @@ class TimedMask(Mask):
         self._until = time.process_time() + self._limit_s
         try:
             return msgspec.json.encode(self.of(value))
-        except _TookTooLong:  # between two texts
+        except _TookTooLong:  # the alarm came between two texts
             self._until = 0.0
             return msgspec.json.encode(self.of(value))
 
@@ -79,7 +79,7 @@ def message(data: bytes) -> bytes:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server: it closes stdin in its time
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which closes stdin at the right time
     orders = msgspec.json.decode(read_message(sys.stdin.buffer) or b"", type=Orders)
     mask = TimedMask(orders.limit_s, orders.patterns)
     while (incoming := read_message(sys.stdin.buffer)) is not None:

@@ -1,9 +1,9 @@
-"""Blacks out secrets in what is shown, without blocking the server.
+"""Masks secrets in what is shown, without blocking the server.
 
-Owns: the process that does it, where that may take long. Never touches: what is a secret (`config.redaction`).
+Owns: the process that does it, if that may take long. Never touches: what is a secret (`config.redaction`).
 
-A regular expression keeps Python from doing anything else until it is through, and a harmless one (`[a-z]+@[a-z]+`)
-takes hours for a text that somebody made for it. So those of the config, and long texts, go to a process of their own.
+While a regular expression is searched, Python can do nothing else, and a harmless one (`[a-z]+@[a-z]+`) takes hours for
+a text that was made for it. So the patterns of the config, and long texts, are handled in a process of their own.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from palestra.util.processes import PIPE, kill, spawn
 S = TypeVar("S", EpisodeTimeline, list[Any])
 
 CHILD = "palestra.server.broker.mask_child"
-LIMIT_S = 5.0  # of computing, for all texts of one value; a MiB of plain ones takes a tenth of a second
-SHORT_BYTES = 1 << 16  # keys in so much are found in some milliseconds
+LIMIT_S = 5.0  # seconds of computing, for all texts of one value; a MiB of ordinary text takes a tenth of a second
+SHORT_BYTES = 1 << 16  # keys in a text of this size are found in some milliseconds
 
 
 class Masking:
     def __init__(self, patterns: Sequence[str] = (), limit_s: float = LIMIT_S):
-        """What is not masked by `limit_s` is blacked out whole."""
+        """What is not masked after `limit_s` is masked as a whole."""
         self._patterns, self._limit_s = tuple(patterns), limit_s
         self._keys = Mask()
         self._child: Process | None = None
         self._turn = asyncio.Lock()
-        """The child answers in the order it was asked in, one at a time."""
+        """Protects the child, which answers one request at a time, in order."""
 
     async def of(self, value: S) -> S:
-        """As `Mask.of` has it."""
+        """Masks a value, as `Mask.of` does."""
         data = msgspec.json.encode(value)
         if not self._patterns and len(data) <= SHORT_BYTES:
             return self._keys.of(value)

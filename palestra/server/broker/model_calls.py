@@ -1,5 +1,6 @@
-"""Model calls with an episode key: counted, sampled from the run's weights, and only while the attempt is valid. Owns:
-admitting a call, delaying it while its run is paused, cancelling it with its attempt. Never touches: sampling.
+"""Model calls with an episode key: counted, sampled from the run's weights, and only while the attempt is valid.
+
+Owns: admitting a call, delaying it while its run is paused, cancelling it with its attempt. Never touches: sampling.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ class EpisodeCalls:
     def __init__(self, broker: Broker):
         self._broker = broker
         self._aborts: dict[AttemptRef, list[Callable[[], None]]] = {}
-        """What cancels the samples under way."""
+        """Functions that cancel the samples under way, by attempt."""
         self.running: Counter[tuple[str, str]] = Counter()
-        """By owner and run."""
+        """Number of running calls by owner and run."""
         broker.on_over = self._abort
 
     @asynccontextmanager
     async def calling(self, attempt: AttemptRef, traceparent: str) -> AsyncIterator[AdmittedCall]:
-        """Around a call and its answer. The lease does not age meanwhile; that it was made is durable at the end."""
+        """Surrounds a call and its answer. The lease does not age meanwhile; at the end the call is durably counted."""
         began_at = self._broker.clock.now()
         try:
             async with self._calling(attempt) as call:
@@ -51,7 +52,7 @@ class EpisodeCalls:
             if noted is not None:
                 await noted.saved()
         except Refusal:
-            self.check(attempt)  # then it was given up because of that
+            self.check(attempt)  # if the attempt is over, the call was cancelled because of that
             raise
         finally:
             self.running[run] -= 1
@@ -59,11 +60,11 @@ class EpisodeCalls:
 
     @contextmanager
     def aborting(self, caller: Caller, abort: Callable[[], None]) -> Iterator[None]:
-        """While something is sampled for it."""
+        """Registers `abort` while something is sampled for the caller."""
         if caller.attempt is None:
             yield
             return
-        self.check(caller.attempt)  # it may be over since the call was let in
+        self.check(caller.attempt)  # the attempt may be over since the call was admitted
         running = self._aborts.setdefault(caller.attempt, [])
         running.append(abort)
         try:
@@ -74,7 +75,7 @@ class EpisodeCalls:
                 self._aborts.pop(caller.attempt, None)
 
     def check(self, attempt: AttemptRef) -> None:
-        """Nothing more is kept of an attempt that is over: what its trainer reads does not change any more."""
+        """Raises if the attempt is over: then nothing more is stored for it, because its trainer may have read it."""
         if not self._broker.keys.is_live(attempt):
             raise self._why_over(attempt)
 
@@ -82,22 +83,23 @@ class EpisodeCalls:
         return self._broker.keys.is_live(attempt)
 
     def sampled(self, attempt: AttemptRef, tokens: int) -> None:
-        """Counts tokens that a live attempt sampled. The count is saved with the next change, its end at the latest."""
+        """Counts tokens that a live attempt has sampled. The count is saved with the next change, its end at the
+        latest."""
         self._broker.board.sampled(attempt.ref, tokens)
         self._broker.observer.sampled(attempt.owner, self._run_of(attempt), tokens)
 
     def answered(self, caller: Caller, facts: TurnFacts, prompt_tokens: int, sampled_tokens: int) -> None:
-        """A call that was kept."""
+        """Reports a call that was stored."""
         if caller.attempt is not None:
             self._broker.observer.called(caller.attempt, caller.traceparent, facts, prompt_tokens, sampled_tokens)
 
     def played_by(self, attempt: AttemptRef, run: str, engine: str) -> None:
-        """A call that was let in: which engine answers it."""
+        """Notes which engine answers an admitted call."""
         self.check(attempt)
         self._broker.board.note_engine(attempt.owner, run, engine)
 
     def model_of(self, attempt: AttemptRef) -> str | None:
-        """That its run is played with."""
+        """Returns the model of the attempt's run."""
         self.check(attempt)
         return self._broker.board.run_info(attempt.owner, self._run_of(attempt)).model
 
@@ -139,7 +141,7 @@ def _void(what: str) -> ApiError:
 
 
 def _error_text(error: BoardRefusal) -> ApiError:
-    """To come again helps while a run is paused, and never for a lost attempt."""
+    """Returns the error for a client. Repeating a call helps while a run is paused, and never for a lost attempt."""
     return ApiError(
         error.status,
         error.detail,

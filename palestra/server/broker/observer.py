@@ -1,4 +1,4 @@
-"""What happens to episodes, as log lines and as numbers: docs/metrics.md has the list.
+"""Reports what happens to episodes, as log lines and as metrics: docs/metrics.md has the list.
 
 Owns: names, labels, one line for each transition. Never touches: what happens.
 """
@@ -34,19 +34,19 @@ VERSION_BUCKETS = (0, 1, 2, 3, 5, 10, 30, 100)
 LAG_BUCKETS_S = (0.01, 0.05, 0.25, 1, 5, 15, 60, 300, 1800, 7200)
 RUN = ["owner", "run"]
 MAX_UNREAD = 10_000
-"""Groups of a run whose time to their first reading is measured. Some are never read: they are pushed, or committed
-by a trainer that has them from elsewhere."""
+"""Number of groups of a run whose time to their first reading is measured. Some are never read: they are pushed, or
+committed by a trainer that has them from elsewhere."""
 
 RunName = tuple[str, str]
 """Owner and run."""
 
 
 class EpisodeObserver:
-    """What goes as planned is logged at debug, the rest at info: there may be thousands in a second."""
+    """Logs what is normal at debug, the rest at info: there may be thousands of events in a second."""
 
     def __init__(self, registry: CollectorRegistry, traces: OtlpExporter | None = None) -> None:
         self._traces = traces
-        # Bound once, with the level that was set: a line that is not wanted then costs nothing.
+        # Bound once, with the configured level: a line that is not logged then costs nothing.
         self._log = structlog.get_logger("palestra.episodes").bind()
         self._tells_all = self._log.is_enabled_for(logging.DEBUG)
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
@@ -81,13 +81,13 @@ class EpisodeObserver:
             buckets=VERSION_BUCKETS,
         )
         self._ready: dict[RunName, int] = {}
-        """The newest group that was ready."""
+        """Number of the newest group that was ready, by run."""
         self._unread: dict[RunName, dict[int, float]] = {}
-        """Since when, by number; the oldest first."""
+        """Since when groups are unread, by number; the oldest first."""
         self._at_scrape = _AtScrape()
         registry.register(self._at_scrape)
         self.on_trainer: Callable[[str, str], None] = lambda _owner, _run: None
-        """Somebody trains this run, it seems."""
+        """Called when somebody seems to train this run."""
 
     def watch(self, board: Callable[[], EpisodeBoard | None], clock: Clock) -> None:
         self._at_scrape.board, self._at_scrape.clock = board, clock
@@ -132,7 +132,7 @@ class EpisodeObserver:
     def called(
         self, attempt: AttemptRef, traceparent: str, facts: TurnFacts, prompt_tokens: int, sampled_tokens: int
     ) -> None:
-        """The model, and it has answered. `traceparent`: as the player sent it."""
+        """Reports a model call that was answered. `traceparent` is what the player sent."""
         if self._traces is not None:
             self._traces.add([call_span(attempt, traceparent, facts, prompt_tokens, sampled_tokens)])
 
@@ -159,7 +159,7 @@ class EpisodeObserver:
             self._add(self._traces, (end_span(owner, end, began_at, now) for end in ends))
 
     def over(self, board: EpisodeBoard, lease: OpenLease) -> None:
-        """A lease."""
+        """Reports the end of a lease."""
         how = board.outcome(lease)
         if how is None:
             return
@@ -171,7 +171,7 @@ class EpisodeObserver:
                 info = board.find(lease.owner, lease.ref.episode_id)
                 self._add(self._traces, attempt_spans(lease, info, how.over_at, reason))
         if reason is None:
-            return  # how it ended is told by `ended`
+            return  # `ended` reports how it ended
         self._losses.labels(lease.owner, lease.run, reason.partition(":")[0]).inc()
         self._log.info(
             "attempt lost",
@@ -186,14 +186,15 @@ class EpisodeObserver:
         )
 
     def _add(self, traces: OtlpExporter, spans: Iterable[Span]) -> None:
-        """Their times are the broker's; those of model calls, of players and of the collector are the wall clock's."""
+        """Adds spans, whose times are the broker's, converted to the wall clock, which model calls, players and the
+        collector use."""
         behind_s = 0.0 if self._at_scrape.clock is None else self._at_scrape.clock.behind_s()
         traces.add(
             replace(span, began_at=span.began_at + behind_s, ended_at=span.ended_at + behind_s) for span in spans
         )
 
     def delivered(self, run: RunName, progress: RunProgress, now: float) -> None:
-        """There is one more group to read, at least."""
+        """Reports that there is at least one more group to read."""
         unread, newest = self._unread.setdefault(run, {}), progress.delivered
         for number in range(self._ready.get(run, newest - 1) + 1, newest + 1):
             unread[number] = now
@@ -204,18 +205,18 @@ class EpisodeObserver:
             del unread[next(iter(unread))]
 
     def read(self, run: RunName, groups: Sequence[PlayedGroup], version: int, now: float) -> None:
-        """`version`: the run's newest."""
+        """Reports that groups were read. `version` is the run's newest."""
         unread = self._unread.get(run, {})
         for group in groups:
             if (ready := unread.pop(group.number, None)) is None:
-                continue  # not for the first time
+                continue  # it was read before
             self._lag_s.labels(*run).observe(now - ready)
             oldest = [one.info.oldest_version for one in group.episodes]
             for behind in (version - one for one in oldest if one is not None):
                 self._behind.labels(*run).observe(behind)
 
     def deleted(self, run: RunName) -> None:
-        """Its name may come again, and numbers its groups anew."""
+        """Forgets a deleted run: another run of its name numbers its groups from the beginning."""
         self._ready.pop(run, None)
         self._unread.pop(run, None)
 
@@ -224,7 +225,7 @@ class EpisodeObserver:
             self._log.info("episode requeued", owner=owner, episode=episode_id)
 
     def changed(self, what: str, owner: str, run: str, **facts: object) -> None:
-        """By its trainer: paused, resumed, weights, committed, cancelled …"""
+        """Reports a change by the trainer: paused, resumed, weights, committed, cancelled …"""
         self.on_trainer(owner, run)
         self._log.info(what, owner=owner, run=run, **facts)
 
@@ -234,7 +235,7 @@ def _trace_id(owner: str, episode_id: str, attempt: int) -> str:
 
 
 class _AtScrape(Collector):
-    """Values that exist anyway, so nobody has to report them."""
+    """Values that exist anyway and are read at each scrape."""
 
     board: Callable[[], EpisodeBoard | None] | None = None
     clock: Clock | None = None

@@ -1,9 +1,10 @@
-"""Groups pushed to trainers that listen on ZeroMQ, over the same log that others read.
+"""Groups pushed to trainers that listen on ZeroMQ, from the same log that others read.
 
-A run with `push_to` has a listener: its groups go there one after another, by their numbers, and each is committed when
-the listener acknowledges it. What was not acknowledged is sent again, also by a server that was killed meanwhile.
+A run with `push_to` has a listener: its groups are sent there one after another, by their numbers, and each is
+committed when the listener acknowledges it. A group that was not acknowledged is sent again, also after the server was
+killed.
 
-Owns: when to look what is to be sent, the groups of a run. Never touches: which groups there are, sockets.
+Owns: when to look for groups to send, the groups of a run. Never touches: which groups there are, sockets.
 """
 
 from __future__ import annotations
@@ -31,20 +32,21 @@ GONE = 410
 ACK_S, LONGEST_ACK_S = 60.0, 600.0
 """A trainer may write a checkpoint before it answers."""
 AT_ONCE = 2048
-"""Runs: each has one line."""
+"""Maximum number of runs; each has one connection."""
 
 
 class GroupPusher(Protocol):
-    """Sees to it that what is new in a run is sent."""
+    """Makes sure that new groups of a run are sent."""
 
     def look(self, key: RunKey) -> None: ...
 
     def is_concerned(self, key: RunKey, progress: RunProgress) -> bool:
-        """Whether anybody is sent this. For most runs nobody is."""
+        """Whether anything of the run is pushed. For most runs nothing is."""
         ...
 
     def forget(self, key: RunKey | None) -> None:
-        """The run is deleted, and another one of its name begins anew; None: all runs are as they were saved."""
+        """Forgets a deleted run, because another run of its name starts again; None: forgets all runs, which are as
+        they were saved."""
         ...
 
 
@@ -70,7 +72,7 @@ class GroupPushes:
             await self._retried_pushes.close()
 
     def wake(self, key: RunKey) -> None:
-        """There is something new in a run, or its listener is another."""
+        """Called if there is something new in a run, or its listener has changed."""
         self._news.add(key)
         self._is_new.set()
 
@@ -81,13 +83,14 @@ class GroupPushes:
                 return
 
     def _begin(self) -> None:
-        """Also where the board was read from the disk again: numbers that were not saved may be other groups' now."""
+        """Starts pushing. Also called after the board was read from the disk again: numbers that were not saved may
+        belong to other groups now."""
         self._forget(None)
         for key in self._broker.board.undelivered():
             self.wake(key)
 
     def _forget(self, key: RunKey | None) -> None:
-        """At once: nothing of a run may be taken for something of its successor."""
+        """Forgets at once: nothing of a run may be taken for something of its successor."""
         self._retried_pushes.stop_all(key)
         for pusher in self._lookers:
             pusher.forget(key)
@@ -104,7 +107,7 @@ class GroupPushes:
         for pusher in self._lookers:
             try:
                 pusher.look(key)
-            except Refusal as error:  # of a board that is being read again: then all are looked at anew
+            except Refusal as error:  # the board is being read again; afterwards all runs are checked again
                 log.warning("results are not pushed", run=key[1], why=error.detail)
             except Exception:
                 log.exception("results of this run are not pushed", run=key[1])
@@ -115,10 +118,10 @@ class RunPushes:
         self._broker, self._deliveries, self._retried_pushes = broker, deliveries, pushes
         self._timings = PushTimings(ACK_S, LONGEST_ACK_S, AT_ONCE)
         self._listeners: dict[RunKey, str] = {}
-        """That a push is under way to."""
+        """Addresses to which a push is under way, by run."""
 
     def check(self, address: str) -> None:
-        """400 where nothing may be sent."""
+        """400 if nothing may be sent to this address."""
         if address:
             check_address("settings.push_to", address, self._broker.config.push_hosts)
 
@@ -137,7 +140,7 @@ class RunPushes:
         self._listeners[key] = address
         try:
             self.check(address)
-        except Refusal as error:  # what is allowed has changed since
+        except Refusal as error:  # the allowed addresses have changed since
             if not is_known:
                 log.warning("groups are not pushed", run=key[1], why=error.detail)
             return
@@ -157,7 +160,7 @@ class RunPushes:
             sender.close()
 
     async def _payload(self, key: RunKey, group: PlayedGroup) -> bytes | None:
-        """None: somebody else has committed it meanwhile."""
+        """Returns what is sent; None: the group was committed by somebody else meanwhile."""
         if self._info(key).committed >= group.number:
             return None
         return await asyncio.to_thread(msgspec.json.encode, PushedGroup(run=key[1], group=group))
@@ -173,7 +176,7 @@ class RunPushes:
             except Refusal as error:
                 if error.status != GONE:
                     raise
-                continue  # somebody else has committed it meanwhile
+                continue  # it was committed by somebody else meanwhile
             if groups:
                 return groups[0]
 

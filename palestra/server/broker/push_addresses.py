@@ -21,7 +21,7 @@ _TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):(?P<port>[
 
 
 def check_address(where: str, address: str, hosts: Sequence[str]) -> None:
-    """400 where it is none, or none that is allowed. `hosts`: others than this machine."""
+    """400 if it is not an address, or not allowed. `hosts` are allowed hosts other than this machine."""
     if len(address) > MAX_LENGTH:
         raise Refusal(400, f"{where}: at most {MAX_LENGTH} characters are allowed")
     if address.startswith("ipc://"):
@@ -40,7 +40,7 @@ def check_address(where: str, address: str, hosts: Sequence[str]) -> None:
 
 
 def _check_file(where: str, path: str) -> None:
-    """Nobody else may put a socket of their own there."""
+    """Checks that nobody else can put a socket of their own there."""
     file = Path(path)
     if not file.is_absolute() or ".." in file.parts or not path.isprintable() or len(path.encode()) > MAX_IPC_PATH:
         shown = f"found {path[:80]!r}"

@@ -20,10 +20,10 @@ log = structlog.get_logger()
 
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.2, 30.0
 PROMPT_S = 2.0
-"""Who takes longer to answer makes room for others that were not tried yet."""
+"""A listener that takes longer to answer gives its slot to others that were not tried yet."""
 RELOADING, RELOAD_S = 503, 1.0
-"""What calls of the board get while it is read from the disk again."""
-MAX_SOCKETS = 8192  # a line has three
+"""Status of calls to the board while it is read from the disk again, and the pause after it."""
+MAX_SOCKETS = 8192  # a connection needs three
 
 
 RunKey = tuple[str, str]
@@ -33,17 +33,17 @@ Push = tuple[RunKey, int]
 
 
 class PushTimings:
-    """How long senders of one kind of thing wait for an answer, and how many of them send at once."""
+    """How long senders of one kind wait for an answer, and how many of them send at once."""
 
     def __init__(self, ack_s: float, longest_ack_s: float, at_once: int):
-        """`longest_ack_s`: one that is slow gets more time when it is sent again."""
+        """`longest_ack_s`: a slow listener gets more time when a group is sent again."""
         self.ack_s, self.longest_ack_s = ack_s, longest_ack_s
-        # Apart, so that what is new does not wait behind listeners that are gone, or silent.
+        # Two limits, so that new groups do not wait behind listeners that are gone, or silent.
         self.first, self.again = asyncio.Semaphore(at_once), asyncio.Semaphore(at_once)
 
 
 class RetriedPushes:
-    """Each runs once at a time."""
+    """Runs pushes, each of them once at a time."""
 
     def __init__(self) -> None:
         self._tasks: dict[Push, asyncio.Task[None]] = {}
@@ -97,7 +97,7 @@ class RetriedPushes:
 
 
 class PushSender:
-    """To one listener."""
+    """Sends to one listener."""
 
     def __init__(self, context: zmq.asyncio.Context, address: str, timings: PushTimings):
         self._context, self._address, self._timings = context, address, timings
@@ -105,8 +105,8 @@ class PushSender:
         self._has_failed = False
 
     async def send(self, make: Callable[[], Awaitable[bytes | None]], ack: str) -> bool:
-        """Again and again, until the answer is `ack`. `make`: what is sent, each time anew, for thousands may wait;
-        None: it is not wanted any more, and False is returned."""
+        """Sends again and again, until the answer is `ack`. `make` returns what is sent, and is called each time,
+        because thousands of pushes may wait; None: it is not needed any more, and False is returned."""
         delay_s, ack_s, is_first = FIRST_DELAY_S, self._timings.ack_s, True
         while True:
             try:
@@ -141,7 +141,7 @@ class PushSender:
         return await self._line.answer(wait_s)
 
     async def _wait_on(self, ack_s: float) -> str | None:
-        """For one that does not answer at once: among those that are sent again, if there is room."""
+        """Waits for a listener that does not answer at once, in a slot for repeated pushes, if one is free."""
         assert self._line is not None
         if self._timings.again.locked():
             raise PushNotAcknowledged(
@@ -157,7 +157,7 @@ class PushSender:
             raise PushNotAcknowledged(f"the trainer at {self._address} answered {answer[:80]!r}, not {ack!r}")
 
     def _tell(self, why: str) -> None:
-        """Once: it may go on for days."""
+        """Logs a problem once: it may continue for days."""
         if not self._has_failed:
             log.warning(
                 "the trainer does not accept results; they are kept and sent again", address=self._address, why=why

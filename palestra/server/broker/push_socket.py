@@ -18,7 +18,7 @@ MAX_ANSWER_BYTES = 1024
 
 
 class PushNotAcknowledged(Exception):
-    """Says why. The line is of no use any more; another one may be."""
+    """The message was not acknowledged; the text says why. The socket cannot be used any more; another one may work."""
 
 
 class PushSocket:
@@ -27,7 +27,7 @@ class PushSocket:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing is sent before somebody listens
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_ANSWER_BYTES)
-        # Of a machine that is gone without a word.
+        # To notice a machine that disappeared.
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15000)
         self._socket.setsockopt(zmq.IPV6, int("[" in address))
@@ -38,7 +38,7 @@ class PushSocket:
         self._socket.connect(address)
 
     async def send(self, payload: bytes) -> None:
-        """The answer to the last one has come."""
+        """Sends a message; the previous one must have been answered."""
         gone = self._gone = asyncio.ensure_future(recv_monitor_message(self._monitor))
         sent = asyncio.ensure_future(self._socket.send(payload))
         try:
@@ -51,12 +51,12 @@ class PushSocket:
         self._answer = asyncio.ensure_future(self._socket.recv())
 
     async def answer(self, wait_s: float) -> str | None:
-        """To what was sent. None: there is none yet."""
+        """Returns the answer to what was sent; None: there is none yet."""
         answer, gone = self._answer, self._gone
         assert answer is not None
         assert gone is not None
         await asyncio.wait({answer, gone}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
-        if gone.done():  # its last word may still be in the socket
+        if gone.done():  # its last answer may still be in the socket
             await asyncio.wait({answer}, timeout=LAST_WORD_S)
         if answer.done():
             gone.cancel()
@@ -70,5 +70,5 @@ class PushSocket:
             if waiting is not None:
                 waiting.cancel()
         self._socket.disable_monitor()
-        self._monitor.close()  # nobody else does: the event loop holds on to it
+        self._monitor.close()  # needed: the event loop holds a reference to it
         self._socket.close()

@@ -1,4 +1,4 @@
-"""Waiting for events by name."""
+"""Lets coroutines wait for events by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ class NamedEvents:
         self._waiting: dict[Hashable, set[asyncio.Future[None]]] = {}
 
     async def wait(self, name: Hashable, timeout_s: float) -> bool:
-        """False: nothing happened for so long. What happened before the call does not count, so look first."""
+        """Waits for an event; False: nothing happened within the timeout. Events before the call do not count, so check
+        first."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(name, set()).add(future)
         try:

@@ -1,6 +1,6 @@
-"""What happened in an episode, from its info and its traces: model calls, tools between them, how attempts ended.
+"""Builds the timeline of an episode from its info and its traces: model calls, tools between them, how attempts ended.
 
-Owns: tool spans from messages. Never touches: tokens' meaning, who may look, what is a secret.
+Owns: tool spans from messages. Never touches: the meaning of tokens, who may look, what is a secret.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Timelines:
         self._broker, self._store, self._masking = broker, store, masking
 
     async def search(self, owner: str, query: EpisodeSearch, *, limit: int, offset: int) -> FoundEpisode:
-        """In the order of registration."""
+        """Returns episodes in the order of registration."""
         broker = self._broker
         if query.is_plain:
             page = await broker.do(
@@ -47,14 +47,14 @@ class Timelines:
         searching = await self.begin(owner, query, limit=limit, offset=offset)
         while searching.step():  # noqa: ASYNC110 - it waits for nothing: others are served meanwhile
             await asyncio.sleep(0)
-        await broker.saving.saved()  # what is told is on disk
+        await broker.saving.saved()  # only what is on disk is shown
         return FoundEpisode(searching.found, searching.total)
 
     async def begin(self, owner: str, search: EpisodeSearch, *, limit: int | None, offset: int) -> RunningSearch:
         return await self._broker.do(lambda board, _now: board.search(owner, search, limit=limit, offset=offset))
 
     async def of(self, owner: str, episode_id: str) -> bytes:
-        """As JSON, with secrets blacked out."""
+        """Returns the timeline as JSON, with secrets masked."""
         info, task = await self._broker.do(
             lambda board, _now: (board.find(owner, episode_id), board.task(owner, episode_id))
         )
@@ -63,7 +63,7 @@ class Timelines:
         return msgspec.json.encode(timeline)
 
     async def lines(self, owner: str, searching: RunningSearch) -> AsyncIterator[bytes]:
-        """A timeline for each. One that is committed meanwhile is left out."""
+        """Yields a timeline for each episode. Episodes that are committed meanwhile are left out."""
         is_more = True
         while is_more:
             is_more = searching.step()
@@ -114,7 +114,7 @@ def _call(one: KeptTurn) -> CallSpan:
 
 @dataclass(slots=True)
 class _Open:
-    """A call of a tool that nobody has answered yet."""
+    """A tool call without a result yet."""
 
     place: int
     call_id: str
@@ -139,13 +139,14 @@ class _Tools:
         )
 
     def answered(self, call: CallSpan, message: Message) -> None:
-        """By its id, else the first of this conversation that waits: not all clients send one."""
+        """Matches a result to its call by id, else to the first call of this conversation that waits, because not all
+        clients send an id."""
         given = message.get("tool_call_id")
         same = [
             one for one in self.waiting if (one.trace_id if given is None else one.call_id) == (given or call.trace_id)
         ]
         if not same:
-            return  # of a call that was not sampled here
+            return  # the result of a call that was not sampled here
         self.waiting.remove(same[0])
         span = self.spans[same[0].place]
         self.spans[same[0].place] = msgspec.structs.replace(
@@ -154,7 +155,7 @@ class _Tools:
 
 
 def tool_spans(calls: Sequence[CallSpan]) -> list[ToolSpan]:
-    """`calls` in the order they began."""
+    """Returns the spans of tools; `calls` are in the order they began."""
     tools = _Tools()
     for call in calls:
         for message in call.messages:

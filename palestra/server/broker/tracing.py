@@ -1,9 +1,9 @@
 """Episodes as traces: one for each attempt, with its time in the queue, its lease, its model calls and its end.
 
-Owns: ids of traces, W3C's `traceparent`, the shape of the spans. Never touches: sending them; `core.otlp` does.
+Owns: ids of traces, W3C's `traceparent`, the structure of the spans. Never touches: sending them; `core.otlp` does.
 
-The ids are made from the attempt's name: a repeated claim and a server that was started again tell the same ones, and
-nothing has to be remembered meanwhile.
+The ids are derived from the attempt's name: a repeated claim and a restarted server give the same ones, and nothing has
+to be stored.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ class AttemptTrace:
 
     root: SpanRef
     leased: SpanRef
-    """What its player does is inside this one."""
+    """The player's work is inside this span."""
 
     @classmethod
     def of(cls, origin: str) -> AttemptTrace:
-        """`origin`: of `AttemptRef`."""
+        """`origin` is that of `AttemptRef`."""
         made = _ids(origin)
         trace, root, leased = (int(part, 16) for part in (made[:32], made[32:48], made[48:]))
         return cls(SpanRef(trace, root), SpanRef(trace, leased))
 
 
 def trace_id_of(origin: str) -> str:
-    """For logs, thousands of times a second: nothing is made but the text."""
+    """Returns the trace id for logs, thousands of times a second: so it makes nothing but the text."""
     return _ids(origin)[:32]
 
 
 def traceparent_of(origin: str) -> str:
-    """What a player's spans are inside of; as often."""
+    """Returns the parent of the player's spans; called as often."""
     made = _ids(origin)
     return f"00-{made[:32]}-{made[48:]}-01"
 
 
 def _ids(origin: str) -> str:
-    """Ids of the trace, its root and the lease in it."""
+    """Returns the ids of the trace, its root span and the span of the lease."""
     return blake2b(origin.encode(), digest_size=32, person=b"attempt trace").hexdigest()
 
 
 def read_traceparent(text: str) -> SpanRef | None:
-    """None where there is none that can be read: the standard says to go on without it then."""
+    """Parses a traceparent; None if it is missing or invalid: the standard says to continue without it then."""
     found = _TRACEPARENT.fullmatch(text.strip())
     if found is None or (found["version"] == "00" and found["more"]):
         return None
@@ -70,7 +70,7 @@ def read_traceparent(text: str) -> SpanRef | None:
 
 
 def attempt_spans(lease: OpenLease, info: EpisodeInfo, over_at: float, loss: str | None) -> list[Span]:
-    """The spans of an attempt that is over; `loss`: why it came to nothing."""
+    """Returns the spans of an attempt that is over; `loss`: why it was lost."""
     trace = AttemptTrace.of(AttemptRef(lease.owner, info.episode_id, lease.ref.attempt).origin)
     claimed_at = min(lease.claimed_at, over_at)
     since = queued_since(info, lease.ref.attempt, claimed_at)
@@ -97,7 +97,7 @@ def attempt_spans(lease: OpenLease, info: EpisodeInfo, over_at: float, loss: str
 
 
 def end_span(owner: str, end: EndAnswer, began_at: float, ended_at: float) -> Span:
-    """From the end that was sent to its answer. One that came too late is there as well."""
+    """Returns a span from the end request to its answer, also for one that came too late."""
     trace = AttemptTrace.of(AttemptRef(owner, end.episode_id, end.attempt).origin)
     return Span(
         name="end",
@@ -110,7 +110,7 @@ def end_span(owner: str, end: EndAnswer, began_at: float, ended_at: float) -> Sp
 
 
 def call_span(attempt: AttemptRef, traceparent: str, facts: TurnFacts, prompt_tokens: int, sampled_tokens: int) -> Span:
-    """A model call that was answered."""
+    """Returns the span of a model call that was answered."""
     attributes: JsonObject = {
         "gen_ai.request.model": facts.base_model,
         "gen_ai.response.id": facts.response_id,
@@ -132,8 +132,8 @@ def failed_call_span(attempt: AttemptRef, traceparent: str, began_at: float, end
 def _call(
     attempt: AttemptRef, traceparent: str, began_at: float, seconds: float, attributes: JsonObject, error: str = ""
 ) -> Span:
-    """Inside the span that the player names, else inside its lease. Where that is a trace of the player's own, the
-    attempt's is linked."""
+    """Returns a span inside the one that the player names, else inside its lease. If the player has a trace of its own,
+    the attempt's trace is linked."""
     leased = AttemptTrace.of(attempt.origin).leased
     given = read_traceparent(traceparent)
     return Span(

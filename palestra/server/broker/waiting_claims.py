@@ -17,11 +17,11 @@ A = TypeVar("A")
 L = TypeVar("L")
 
 Interest = tuple[str, ...]
-"""What a claim would take: all with the same one can be served by the same episodes."""
+"""What a claim would take: claims with the same interest can be served by the same episodes."""
 
 
 class PassedOver:
-    """Nothing for this one, though there may be something for those behind it."""
+    """There is nothing for this claim, though there may be something for those behind it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +29,7 @@ class Waiter(Generic[A, L]):
     request: A
     interest: Interest
     name: tuple[str, ...]
-    """Asked again under it, a claim is the same one."""
+    """A claim that is repeated under this name is the same claim."""
     number: int
     got: asyncio.Future[L] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     readers: int = 0
@@ -45,7 +45,7 @@ class WaitingClaims(Generic[A, L]):
         return len(self._named)
 
     def join(self, request: A, interest: Interest, name: tuple[str, ...]) -> Waiter[A, L]:
-        """At the end of its line; or the place that a repeated claim has already."""
+        """Adds a claim to the end of its line; a repeated claim keeps its place."""
         waiter = self._named.get(name)
         if waiter is None:
             waiter = self._named[name] = Waiter(request, interest, name, next(self._numbers))
@@ -61,8 +61,8 @@ class WaitingClaims(Generic[A, L]):
     def hand_out(
         self, take: Callable[[Waiter[A, L]], L | PassedOver | None], is_concerned: Callable[[str], bool]
     ) -> None:
-        """To whoever has waited longest, until `take` has nothing more for any line. `is_concerned`: by the first part
-        of an interest."""
+        """Gives episodes to the claims that have waited longest, until `take` has nothing more for any line.
+        `is_concerned` tests the first part of an interest."""
         lines = [iter(line.values()) for interest, line in self._lines.items() if is_concerned(interest[0])]
         heads = [(waiter.number, waiter, line) for line in lines for waiter in itertools.islice(line, 1)]
         heapq.heapify(heads)

@@ -1,4 +1,4 @@
-"""The caller of a request: an owner with a right, by a key or by the key of an attempt.
+"""The caller of a request: an owner with rights, identified by a key or by the key of an attempt.
 
 Owns: the record. Never touches: authentication, which is in `server.http.auth`.
 """
@@ -14,7 +14,7 @@ from palestra.types.episodes import LeaseRef
 
 LOCAL_OWNER = "local"
 TRAINERS = (Rights.ADMIN, Rights.TRAINER)
-EPISODE_PREFIX = "ep-"  # of keys that are no row anywhere: the broker knows them
+EPISODE_PREFIX = "ep-"  # prefix of keys that are not in the database: the broker knows them
 
 
 class AttemptRef(Struct, frozen=True, gc=False):
@@ -30,7 +30,7 @@ class AttemptRef(Struct, frozen=True, gc=False):
 
     @property
     def origin(self) -> str:
-        """What its traces are found by."""
+        """The name by which its traces are found."""
         return f"{self.episode_id}#{self.attempt}"
 
 
@@ -40,17 +40,17 @@ class Caller:
     right: Rights
     key: Key | None = None
     attempt: AttemptRef | None = None
-    """Whose key it is, with the right `episode`."""
+    """The attempt whose key it is, with the rights `episode`."""
     traceparent: str = ""
-    """As such a player sent it."""
+    """The trace context that such a player sent."""
 
     @property
     def who(self) -> str:
-        """Among the owner's: those of one key, or of one attempt, are not told apart."""
+        """Distinguishes the owner's keys and attempts."""
         if self.attempt is not None:
             return self.attempt.origin
         return "" if self.key is None else str(self.key.key_id)
 
 
 ANYBODY = Caller(LOCAL_OWNER, Rights.ADMIN)
-"""On a loopback address, where there are no keys."""
+"""Every caller on a loopback address, if there are no keys."""

@@ -1,7 +1,7 @@
 """Checkpoints on disk and in the database: begun, completed, found, removed.
 
-A checkpoint's folder is its own for every save, so the switch to a new one is a write to the database and a folder is
-never changed.
+Every save has a folder of its own, so the switch to a new one is a write to the database, and a folder is never
+changed.
 
 Owns: the checkpoint root. Never touches: what is in a folder; the engine writes it.
 """
@@ -34,7 +34,7 @@ class CheckpointFiles:
     def __init__(self, store: Store, root: Path, *, keep_deleted_s: float):
         self._store, self.root, self._keep_deleted_s = store, root, keep_deleted_s
         self._doomed: dict[str, float] = {}
-        """Folders nothing leads to, and when that was first seen."""
+        """Folders that nothing refers to, and when that was first noticed."""
 
     # Saving
 
@@ -49,7 +49,7 @@ class CheckpointFiles:
         overwrite: bool = False,
         user_metadata: dict[str, str] | None = None,
     ) -> str:
-        """Notes the save; returns the folder for it. The same request again gets the same folder."""
+        """Records a save and returns its folder. The same request again gets the same folder."""
         save = PendingSave(
             request_id=request_id,
             model_id=path.model_id,
@@ -72,7 +72,7 @@ class CheckpointFiles:
         return stored.folder
 
     async def on_saved(self, future: TrainFuture, outcome: TrainOutcome) -> None:
-        """The hook of saving requests."""
+        """Called when a save request has its result."""
         if isinstance(outcome, Saved):
             now = time.time()
             await self._store.write(
@@ -85,14 +85,15 @@ class CheckpointFiles:
         return self.root / path.model_id.replace(":", "_") / path.kind.value / f"{path.name}@{tag}"
 
     def _now(self, folder: str) -> str:
-        """Where it is now: the root may have been moved or copied, with the state folder that it is in."""
+        """Returns where a folder is now: the root may have been moved or copied, together with the state folder."""
         here = self.root.joinpath(*Path(folder).parts[-3:])
         return str(here) if here.is_dir() else folder
 
     # Finding
 
     async def find(self, path: TinkerPath, owner: str, *, own: bool = False) -> CheckpointRow:
-        """Whole, not expired, and this owner's or, unless `own`, public; anything else does not exist."""
+        """Returns a checkpoint that is complete, not expired, and this owner's or, unless `own`, public; all others do
+        not exist for the caller."""
         key = key_of(path)
         found = await self._store.read(lambda c: rows.get_checkpoint(c, key))
         if (
@@ -111,8 +112,8 @@ class CheckpointFiles:
     # Cleaning
 
     async def sweep(self, to_load: set[str]) -> None:
-        """Lets go of what has expired; removes folders that nothing has led to for a while. `to_load`: folders that
-        requests name which a crash would repeat."""
+        """Deletes expired checkpoints, and folders that nothing has referred to for a while. `to_load` are folders that
+        requests name which would be repeated after a crash."""
         now = time.time()
         for expired in await self._store.read(lambda c: rows.expired_checkpoints(c, now)):
             await self._store.write(lambda c, key=expired.key: rows.delete_checkpoint(c, key))
@@ -128,12 +129,12 @@ class CheckpointFiles:
                 del self._doomed[folder]
 
     def _folders(self) -> list[str]:
-        """Only what has the form of ours: the root may hold other things."""
+        """Returns folders whose names have our form: the root may contain other things."""
         kinds = [kind.value for kind in CheckpointKind]
         return [str(f) for kind in kinds for f in self.root.glob(f"*_train_*/{kind}/*@*") if f.is_dir()]
 
     async def settle_after_restart(self, known_requests: set[str], absent_models: set[str]) -> None:
-        """Saves that were noted but never asked of the engine: nobody was told that they would happen."""
+        """Deletes saves that were recorded but never sent to the engine: no client was told that they would happen."""
         for save in await self._store.read(rows.saves_under_way):
             if save.request_id not in known_requests and save.model_id not in absent_models:
                 await self._store.write(

@@ -51,7 +51,7 @@ class Core:
             keep_results_s=config.keep_results_s,
         )
         self.workers: dict[str, WorkerHandle] = {}
-        """By each name a base model is served as."""
+        """Workers by each name under which a base model is served."""
         self.disks = DiskHealth(
             {
                 "state folder": config.state,
@@ -77,14 +77,14 @@ class Core:
         return list(dict.fromkeys(self.workers.values()))
 
     def base(self, name: str) -> WorkerHandle | None:
-        """`name:variant` is served as its name."""
+        """Returns the worker of a base model; `name:variant` is served as `name`."""
         return self.workers.get(name) or self.workers.get(name.partition(":")[0])
 
     def calls_waiting(self) -> dict[str, int]:
         return {worker.name: self.sampling.waiting(worker) for worker in self.all_workers}
 
     def begin_shutdown(self) -> None:
-        """Polls that wait answer at once; nothing new is taken."""
+        """Answers all waiting polls at once and accepts no new requests."""
         self.is_stopping = True
         for future in (*self.training.futures.values(), *self.sampling.futures.values()):
             future.wake()

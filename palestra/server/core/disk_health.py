@@ -13,21 +13,21 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-MIN_FREE_BYTES = 64 << 20  # what one file of the journal may take
+MIN_FREE_BYTES = 64 << 20  # the size of one file of the journal
 PROBE_BYTES = 4096
-FRESH_S = 1.0  # anybody may ask, and each look is a write
+FRESH_S = 1.0  # anybody may ask, and each check is a write
 
 
 class DiskHealth:
     def __init__(self, folders: Mapping[str, Path]):
-        """By what each is called."""
+        """`folders` are the folders by their description."""
         self._folders = folders
         self._looked_at = -FRESH_S
         self._looking: asyncio.Task[list[str]] | None = None
         self._found: list[str] = []
 
     async def troubles(self) -> list[str]:
-        """One line for each that is full or cannot be written; empty: all is well."""
+        """Returns one line for each folder that is full or cannot be written; empty: all is well."""
         if time.monotonic() - self._looked_at >= FRESH_S:
             if self._looking is None:
                 self._looking = asyncio.create_task(asyncio.to_thread(self._look))
@@ -50,7 +50,7 @@ class DiskHealth:
 
 
 def _existing(folder: Path) -> Path:
-    """It is made when it is needed."""
+    """Returns the nearest existing folder: the folder itself is made when it is needed."""
     return next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
 
 

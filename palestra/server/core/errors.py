@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from palestra.store.errors import JournalError, StoreError
 
-LASTING = 424  # a permanent one: the SDK sends 5xx again
+LASTING = 424  # a permanent status: the SDK repeats requests after 5xx
 
 
 class Refusal(Exception):
-    """Permanent unless the status says otherwise: 429 and 503 ask to come back, 400 and 404 do not."""
+    """A request is refused. Permanent unless the status says otherwise: 429 and 503 ask to retry, 400 and 404 do
+    not."""
 
     def __init__(self, status: int, detail: str, *, retry_after_s: float | None = None):
         super().__init__(detail)
@@ -16,7 +17,7 @@ class Refusal(Exception):
 
 
 class ApiError(Refusal):
-    """Says which parameter is meant, by which code programs know it, and whether sending it again is of any use."""
+    """A refusal that names the parameter, a code for programs, and whether repeating the request can help."""
 
     def __init__(
         self,
@@ -31,7 +32,7 @@ class ApiError(Refusal):
         super().__init__(status, detail, retry_after_s=retry_after_s)
         self.param, self.code = param, code
         self.is_final = is_final
-        """To send it again would not help, whatever SDKs think of the status."""
+        """Whether repeating the request would not help, whatever SDKs conclude from the status."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -39,8 +40,8 @@ class ApiError(Refusal):
 
 
 def not_kept(error: StoreError | JournalError) -> Refusal:
-    """What a client is told whose request could not be written. A full disk may have room again in a moment, so it is
-    asked to come back; when that has gone on for `write_wait_s`, its wait ends here."""
+    """Returns the refusal for a request that could not be written. A full disk may have room again in a moment, so the
+    client is asked to retry; after `write_wait_s` the refusal is permanent."""
     detail = f"the request could not be stored: {error}"
     if error.is_lasting:
         return Refusal(
@@ -50,5 +51,5 @@ def not_kept(error: StoreError | JournalError) -> Refusal:
 
 
 def not_found(what: str, name: str) -> Refusal:
-    """Also for what is another owner's: nobody learns what exists."""
+    """Returns a 404, also for what belongs to another owner, so that nobody learns what exists."""
     return Refusal(404, f"no such {what}: {name[:200]}")

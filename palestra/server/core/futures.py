@@ -1,4 +1,4 @@
-"""Futures of clients: of training requests, which survive a restart, and of samples, which may be lost.
+"""Futures of clients: those of training requests survive a restart, those of samples may be lost.
 
 Owns: the records and the waiting. Never touches: workers, files.
 """
@@ -36,7 +36,7 @@ class RequestKind(StrEnum):
 
 
 LOADING = (RequestKind.CREATE_MODEL, RequestKind.LOAD_WEIGHTS)
-"""Those that may read a checkpoint."""
+"""Kinds of requests that may read a checkpoint."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +46,7 @@ class RequestFuture:
     digest: bytes
     submitted: float = field(default_factory=time.monotonic)
     finished_at: float | None = None
-    """Wall clock."""
+    """Time by the wall clock."""
     frame: bytes | None = None
     """The worker's message, while it is kept in memory."""
     _waiters: list[asyncio.Future] = field(default_factory=list)
@@ -60,7 +60,7 @@ class RequestFuture:
         self.wake()
 
     def wake(self) -> None:
-        """Also when the server is about to leave: a held poll then says try again."""
+        """Wakes all who wait; also called when the server is about to stop: a held poll is then asked to retry."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():
@@ -88,15 +88,15 @@ class TrainFuture(RequestFuture):
     kind: RequestKind
     reply: JsonObject
     size: int = 0
-    """Bytes of the message: what waits is bounded by them."""
+    """Size of the message in bytes: the sum of waiting ones is limited."""
     message: bytes | None = None
-    """`Train`, encoded, until its turn has come; then the journal has it."""
+    """The encoded `Train` message until it is this request's turn; afterwards the journal has it."""
     durable: asyncio.Future[None] | None = None
     """Resolves when the request is on disk; None when it is."""
     is_finishing: bool = False
-    """Its result is here and is being taken note of."""
+    """Whether its result has arrived and is being processed."""
     is_failed: bool = False
-    """Done, without any effect on the model."""
+    """Whether it is done without any effect on the model."""
     request_at: Position | None = None
     """Where the journal holds the request, until a snapshot covers it."""
     result_at: Position | None = None
@@ -112,14 +112,14 @@ class SampleFuture(RequestFuture):
     seq_id: int
     sequence_ids: list[str]
     message: bytes | None
-    """`Sample` for the worker, to send it again if the worker dies; None when done."""
+    """The `Sample` message for the worker, to send it again if the worker dies; None when done."""
     is_sent: bool = False
-    """To the living worker."""
+    """Whether it was sent to the living worker."""
     retrieved: bool = False
     parts: asyncio.Queue[StreamedTokens | None] | None = None
-    """What was drawn of a stream so far. None in it: the future is done, or the server is about to stop."""
+    """What was sampled of a stream so far. None in it: the future is done, or the server is about to stop."""
     has_told: bool = False
-    """Part of it is out: it cannot be sampled anew."""
+    """Whether a part of it was sent to the client: then it cannot be sampled again."""
 
     def tell(self, part: StreamedTokens) -> None:
         if self.parts is not None:
@@ -133,7 +133,7 @@ class SampleFuture(RequestFuture):
 
 
 def digest_of(kind: RequestKind, message: bytes, reply: JsonObject) -> bytes:
-    """A hash of what a client asks for: the same number again must mean the same."""
+    """Returns a hash of a client's request: if its number is repeated, the content must be the same."""
     digest = hashlib.blake2b(message, digest_size=16)
     digest.update(msgspec.msgpack.encode((kind, reply)))
     return digest.digest()

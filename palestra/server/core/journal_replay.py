@@ -1,6 +1,6 @@
-"""Recovery after a restart: the journal's records go back into the models of the database, then come the snapshots.
+"""Recovery after a restart: the journal's records go back to the models of the database, then come the snapshots.
 
-State that neither has is reported as lost here.
+State that neither of them has is reported as lost here.
 
 Owns: recovery after a restart of server or worker. Never touches: later requests.
 """
@@ -26,10 +26,11 @@ class Recovery:
     def __init__(self, training: TrainingRequests):
         self.training = training
 
-    # A server comes
+    # When a server starts
 
     def run(self) -> None:
-        """What belongs to no model is let go, except of models whose base is not served this time: that stays."""
+        """Replays the journal. Records that belong to no model are released, except for models whose base is not served
+        at present."""
         for position, record in self.training.ledger.recover():
             if record.model_id not in self.training.absent:
                 self._take(position, record)
@@ -68,7 +69,8 @@ class Recovery:
                 self._settled(position, record)
 
     def _future(self, record: JournaledIdentity) -> TrainFuture:
-        """The future of either record: a request may be gone when its result is not, since a snapshot covers it."""
+        """Returns the future of a request or result: a request may be deleted while its result is not, because a
+        snapshot covers it."""
         future = self.training.futures.get(record.request_id)
         if future is None:
             future = record.as_future()
@@ -87,7 +89,7 @@ class Recovery:
             model.settled_at.append((last, position))
             model.settled.update(n for n in record.seq_ids if n >= model.next_seq)
 
-    # A worker comes
+    # When a worker starts
 
     def on_hello(self, worker: WorkerHandle, hello: Hello) -> None:
         training = self.training
@@ -113,7 +115,7 @@ class Recovery:
         for future in model.futures.values():
             is_open = not (future.is_done or future.is_finishing)
             if is_open and future.seq_id <= state.applied_seq and future.request_id not in unstored:
-                self.training.lose_result(future)  # the worker forgot it when it was on disk here
+                self.training.lose_result(future)  # the worker deleted it when it was on disk here
 
 
 def _nothing_of(model_id: str) -> ModelState:

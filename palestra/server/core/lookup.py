@@ -51,7 +51,7 @@ class Lookup:
         return worker
 
     def keep_alive(self, session_id: str) -> None:
-        """A request is a sign of life too."""
+        """Notes a request as a sign of life of its session, as a heartbeat is."""
         session = self._core.sessions.active.get(session_id)
         if session is not None:
             session.touch()
@@ -70,7 +70,7 @@ class Lookup:
         return future
 
     def rejected(self, model: TrackedModel, seq_id: int, detail: str) -> Refusal:
-        """The request has used its number all the same."""
+        """Refuses a request, which has used its number all the same."""
         self._core.training.reject(model, seq_id)
         return Refusal(400, detail)
 
@@ -80,8 +80,8 @@ def is_over(session_id: str) -> Refusal:
 
 
 def why_down(worker: WorkerHandle) -> str:
-    """Why an engine is not there. Who waits for one that cannot be started for long gets a Refusal instead: what was
-    asked of it stays, and can be read when it is back."""
+    """Returns why an engine is not up. A caller that waits for one that has not been startable for long gets a Refusal;
+    its requests stay, and their results can be read when it is back."""
     if worker.start_error is None:
         return "the engine is starting"
     reason = f"the engine cannot be started: {worker.start_error}"

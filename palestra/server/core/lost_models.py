@@ -37,17 +37,18 @@ class LostModels:
         self._known.update({row.model_id: LostModel(row.owner, row.error or "state lost") for row in rows})
 
     def message(self, model_id: str, *, owner: str | None = None) -> str | None:
-        """None: it is not lost, or is another owner's."""
+        """Returns the error text; None if the model is not lost, or belongs to another owner."""
         lost = self._known.get(model_id)
         return lost.message if lost is not None and owner in (None, lost.owner) else None
 
     def add(self, model: TrackedModel, why: str) -> None:
-        """At once; `note` has to follow."""
+        """Marks a model as lost at once; `note` has to follow."""
         log.error("a model's state is lost", model=model.model_id, why=why)
         self._known[model.model_id] = LostModel(model.owner, f"state lost: {why}")
 
     async def note(self, model: TrackedModel, why: str) -> str:
-        """In the database, with the checkpoint to resume from; returns what to tell its client."""
+        """Stores the loss in the database, with the checkpoint to resume from; returns the error text for its
+        client."""
         try:
             now = time.time()
             found = await self._store.read(lambda c: last_checkpoints(c, [model.model_id], alive_at=now))

@@ -42,7 +42,7 @@ class Maintenance:
                 task.cancel()
 
     async def flush(self) -> None:
-        """Whatever the database says to it is logged: there is a next time."""
+        """Writes to the database. An error is only logged, because it is tried again later."""
         heartbeats = self._core.sessions.take_dirty()
         requests = {m.model_id: m.last_request_at for m in self._core.training.models.values()}
 
@@ -95,5 +95,5 @@ class Maintenance:
 async def _guarded(work: Awaitable[object]) -> None:
     try:
         await work
-    except Exception:  # whatever it is: the next round may do better
+    except Exception:  # boundary: whatever it is, the next round may succeed
         log.exception("recurring work failed; trying again")

@@ -1,6 +1,6 @@
-"""What the server counts, for Prometheus: docs/metrics.md has the list.
+"""The server's metrics for Prometheus: docs/metrics.md has the list.
 
-Owns: names, labels, buckets, adding up workers that restart. Never touches: HTTP, what is counted.
+Owns: names, labels, buckets, adding up counts of workers that restart. Never touches: HTTP, what is counted.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from palestra.types.engine import Stats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# Around the 3 ms we promise for a call's overhead at p50.
+# Around the 3 ms that we promise for a call's overhead at p50.
 OVERHEAD_BUCKETS_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5, 30)
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
-# Fields of Stats that only grow in a worker's life, and what they are here.
+# Fields of Stats that only grow while a worker lives, and their metrics.
 WORKER_COUNTERS = {
     "tokens_trained": ("palestra_tokens_trained", "Tokens that went through a training pass"),
     "tokens_sampled": ("palestra_tokens_sampled", "Tokens sampled"),
@@ -34,7 +34,7 @@ WORKER_COUNTERS = {
     "optim_steps": ("palestra_optim_steps", "Optimizer steps, one for each model"),
     "snapshots": ("palestra_snapshots", "Snapshots of models written"),
 }
-# Fields of Stats that say how it is now.
+# Fields of Stats that describe the present state.
 WORKER_GAUGES = {
     "queued_train": ("palestra_worker_queued_train", "Training requests in the worker that have not begun"),
     "running_samples": ("palestra_worker_running_samples", "Samples being generated"),
@@ -52,7 +52,7 @@ WORKER_GAUGES = {
 class RequestQueueState:
     base_model: str
     kind: str
-    """train or sample."""
+    """One of train, sample."""
     depth: int
     oldest_s: float
     """How long the oldest one has been waiting; 0 if there is none."""
@@ -65,7 +65,7 @@ class JournalState:
 
 
 class Metrics:
-    """One for each server, with a registry of its own: two servers in one process do not mix."""
+    """The metrics of one server, with a registry of its own: two servers in one process do not mix."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -103,7 +103,7 @@ class Metrics:
     # Requests and calls
 
     def request(self, route: str, status: int, seconds: float) -> None:
-        """`route` is the template, as /api/v1/models/{model_id}."""
+        """`route` is the template, such as /api/v1/models/{model_id}."""
         self._requests.labels(route, str(status)).inc()
         self._request_s.labels(route).observe(seconds)
 
@@ -128,7 +128,8 @@ class Metrics:
     # Workers
 
     def worker_hello(self, base_model: str, *, adopted: bool = False) -> None:
-        """A new worker counts from 0. One that outlived its server has counts that the earlier server told already."""
+        """Notes a new worker, which counts from 0. A worker that outlived its server has counts that the earlier server
+        already reported."""
         self._last_stats[base_model] = None if adopted else Stats()
         self._up.labels(base_model).set(1)
 
@@ -138,14 +139,14 @@ class Metrics:
             gauge.labels(base_model).set(0)
 
     def worker_restarted(self, base_model: str, reason: str) -> None:
-        """`reason`: how the one before ended, as in `watchdog.Ending`."""
+        """`reason` says how the previous one ended, as in `watchdog.RestartReason`."""
         self._restarts.labels(base_model, reason).inc()
 
     def worker_stats(self, base_model: str, stats: Stats) -> None:
         last = self._last_stats.get(base_model, Stats())
         self._last_stats[base_model] = stats
         if last is not None and any(getattr(stats, field) < getattr(last, field) for field in WORKER_COUNTERS):
-            last = Stats()  # another life, whose hello we have not been told of
+            last = Stats()  # another worker, whose Hello was not reported
         for field, counter in self._worker_counters.items():
             counter.labels(base_model).inc(getattr(stats, field) - getattr(last or stats, field))
         for field, gauge in self._worker_gauges.items():
@@ -154,7 +155,7 @@ class Metrics:
     # Samplers beside the worker
 
     def tokens_sampled(self, base_model: str, count: int) -> None:
-        """By another than the worker, which tells of its own."""
+        """Counts tokens sampled by another sampler than the worker, which reports its own."""
         self._worker_counters["tokens_sampled"].labels(base_model).inc(count)
 
     def vllm_up(self, base_model: str, replica: int, *, is_up: bool) -> None:
@@ -166,7 +167,7 @@ class Metrics:
     def vllm_loaded(self, base_model: str) -> None:
         self._vllm_loads.labels(base_model).inc()
 
-    # Read when somebody asks
+    # Values read at each scrape
 
     def watch_queues(self, read: Callable[[], Iterable[RequestQueueState]]) -> None:
         self._at_scrape.queues = read
@@ -176,7 +177,7 @@ class Metrics:
 
 
 class _AtScrape(Collector):
-    """Values that exist anyway, so nobody has to report them."""
+    """Values that exist anyway and are read at each scrape."""
 
     queues: Callable[[], Iterable[RequestQueueState]] | None = None
     journal: Callable[[], JournalState] | None = None

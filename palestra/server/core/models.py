@@ -1,4 +1,4 @@
-"""A model as the server sees it: which of its numbers have come, gone to the worker, or been given up.
+"""A model as the server sees it: which request numbers have arrived, were sent to the worker, or were given up.
 
 Owns: the order of one model's requests. Never touches: the journal, the worker's messages, time.
 """
@@ -26,21 +26,22 @@ class TrackedModel:
     lora: LoraConfig
     worker: WorkerHandle
     snapshot_seq: int = -1
-    """Everything up to here is in each of the worker's snapshots, and may have left the journal."""
+    """Everything up to this number is in each of the worker's snapshots, and may have been deleted from the journal."""
     next_seq: int = 0
-    """Everything below may go to the worker, or never will come."""
+    """Every smaller number may be sent to the worker, or will never arrive."""
     sent_seq: int = -1
-    """Everything up to here the living worker has been sent."""
+    """Everything up to this number was sent to the living worker."""
     futures: dict[int, TrainFuture] = field(default_factory=dict)
     early: dict[int, TrainFuture] = field(default_factory=dict)
-    """Those at or after `next_seq`."""
+    """Requests with numbers from `next_seq` on."""
     settled: set[int] = field(default_factory=set)
     settled_at: list[tuple[int, Position]] = field(default_factory=list)
-    """Where the journal says so, with the highest of the numbers: held until a snapshot covers that one."""
+    """Positions of the journal's records of settled numbers, with the highest of the numbers: held until a snapshot
+    covers that one."""
     given_up: set[int] = field(default_factory=set)
-    """They will not come either, but the journal could not be told so yet."""
+    """Numbers that will not arrive, but could not be recorded in the journal yet."""
     missing: list[int] = field(default_factory=list)
-    """Acknowledged, and in the journal no more."""
+    """Numbers of requests that were acknowledged and are missing in the journal."""
     settling: int = 0
     gap_timer: asyncio.TimerHandle | None = None
     last_request_at: float = field(default_factory=time.time)
@@ -55,12 +56,12 @@ class TrackedModel:
         self.early.pop(future.seq_id, None)
 
     def is_open(self, seq_id: int) -> bool:
-        """Whether a request with this number may still come."""
+        """Whether a request with this number may still arrive."""
         in_reach = self.next_seq <= seq_id < self.next_seq + MAX_AHEAD
         return in_reach and seq_id not in self.futures and seq_id not in self.settled
 
     def take_ready(self) -> list[TrainFuture]:
-        """Those whose turn it is, in order; numbers that were given up are passed over."""
+        """Returns the requests whose turn it is, in order; numbers that were given up are skipped."""
         ready: list[TrainFuture] = []
         while not self.settling:
             future = self.early.get(self.next_seq)
@@ -76,7 +77,7 @@ class TrackedModel:
         return ready
 
     def fills_gap(self, seq_id: int) -> bool:
-        """Whether requests that are here wait for this one."""
+        """Whether requests that have arrived wait for this number."""
         return any(n > seq_id for n in self.early)
 
     @property
@@ -85,8 +86,8 @@ class TrackedModel:
 
     @property
     def sure_gap(self) -> list[int]:
-        """Missing numbers that will not come. A chunked call sends its first part last, so a pass may still fill a gap
-        before other passes; nothing comes before anything else."""
+        """Returns missing numbers that will not arrive. A chunked call sends its first part last, so a forward or
+        backward pass may still fill a gap before other passes; nothing else arrives out of order."""
         missing = self.missing_before(max((n for n, f in self.early.items() if not f.kind.is_pass), default=-1))
         return sorted({n for n in self.given_up if n >= self.next_seq}.union(missing))
 
@@ -94,13 +95,14 @@ class TrackedModel:
         return [n for n in range(self.next_seq, border) if n not in self.early and n not in self.settled]
 
     def find_missing(self, last_seq: int) -> None:
-        """After a restart: up to this number, everything was in the journal or given up there."""
+        """Called after a restart: up to this number, everything was in the journal or given up there."""
         in_journal = {n for n, future in self.futures.items() if future.request_at is not None}
         self.missing = [n for n in range(self.next_seq, last_seq + 1) if n not in in_journal | self.settled]
         self.settled.update(self.missing)
 
     def why_lost(self, received_seq: int) -> str | None:
-        """Whether a worker that has the requests up to here can be sent all others."""
+        """Returns why the model is lost, if a worker that has the requests up to this number cannot be sent all
+        others."""
         if received_seq < self.snapshot_seq:
             return f"no snapshot of the model can be read, and the journal begins after request {self.snapshot_seq}"
         missing = [n for n in self.missing if n > received_seq]

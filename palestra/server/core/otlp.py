@@ -1,8 +1,8 @@
-"""Traces by OTLP, if asked for (`otlp_endpoint`): each call as a span, with what it waited for inside; episodes as
-their own ones.
+"""Exports traces by OTLP, if configured (`otlp_endpoint`): each call as a span, with its waiting times inside; episodes
+as traces of their own.
 
-Owns: the shape of spans, sending them in the background. Never touches: metrics, what is traced.
-Importing this needs `palestra[otel]`.
+Owns: the structure of spans, sending them in the background. Never touches: metrics, what is traced. Importing this
+needs `palestra[otel]`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from palestra.server.core.spans import Span, SpanRef
 
 
 class OtlpExporter:
-    """A provider of its own: no global state, so two servers in one process do not mix."""
+    """An exporter with a provider of its own: there is no global state, so two servers in one process do not mix."""
 
     def __init__(self, processor: SpanProcessor) -> None:
         self._ids = _Ids()
@@ -45,7 +45,7 @@ class OtlpExporter:
 
     @classmethod
     def to(cls, endpoint: str) -> Self:
-        """`endpoint` is the collector's address, as http://host:4318."""
+        """`endpoint` is the collector's address, such as http://host:4318."""
         return cls(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")))
 
     def finished(
@@ -59,9 +59,10 @@ class OtlpExporter:
         submit_s: float = 0.0,
         **ids: str,
     ) -> None:
-        """A call that has just ended: accepted in `submit_s`, then queued, then computed. `ids`: request_id, model_id …
+        """Reports a call that has just ended: accepted in `submit_s`, then queued, then computed. `ids`: request_id,
+        model_id …
 
-        Told when it is over, so that nothing has to be carried through queues and processes meanwhile.
+        It is reported when it is over, so that nothing has to be carried through queues and processes meanwhile.
         """
         end = time.time_ns()
         start, computed = end - int(total_s * 1e9), end - int(min(compute_s, total_s) * 1e9)
@@ -81,7 +82,7 @@ class OtlpExporter:
         call.end(end)
 
     def add(self, spans: Iterable[Span]) -> None:
-        """Whose ids and parents are given: the trace may have begun elsewhere, or before this server did."""
+        """Adds spans whose ids and parents are given: the trace may have begun elsewhere, or before this server did."""
         for span in spans:
             self._ids.given = span.ref
             begun = self._tracer.start_span(
@@ -97,12 +98,12 @@ class OtlpExporter:
             begun.end(int(span.ended_at * 1e9))
 
     def close(self) -> None:
-        """Sends what is left."""
+        """Sends what is left and closes the exporter."""
         self._provider.shutdown()
 
 
 class _Ids(RandomIdGenerator):
-    """Those of the next span, where they are given. Spans are made on the server's event loop alone."""
+    """Gives the next span the requested ids. Spans are made on the server's event loop only."""
 
     given: SpanRef | None = None
 

@@ -1,6 +1,6 @@
-"""Names on the wire: checkpoint paths, ids of sessions, models, samplers and requests.
+"""Names in the API: checkpoint paths, ids of sessions, models, samplers and requests.
 
-Owns: their form, both ways. Never touches: whether what they name exists.
+Owns: parsing and formatting them. Never touches: whether what they name exists.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def parse_kind(segment: str) -> CheckpointKind:
 
 
 def check_name(name: str) -> str:
-    """A checkpoint's name; it becomes a folder."""
+    """Checks a checkpoint's name, which becomes a folder."""
     if not _NAME.fullmatch(name) or name in (".", ".."):
         raise WireError(f"checkpoint name {shown(name)}: 1 to 128 of A-Z a-z 0-9 . _ - are allowed")
     return name
@@ -101,7 +101,7 @@ def _session_and_number(form: re.Pattern[str], text: str, what: str) -> tuple[st
 
 @dataclass(frozen=True, slots=True)
 class TrainRequestId:
-    """A request of a model: found again after any restart. `CreateModel` is number 0."""
+    """A request of a model, which is found again after any restart. `CreateModel` is number 0."""
 
     model_id: str
     seq_id: int
@@ -112,7 +112,7 @@ class TrainRequestId:
 
 @dataclass(frozen=True, slots=True)
 class SampleRequestId:
-    """A sample: known to one life of the server, `boot`; from another life it is lost (410)."""
+    """A sample, known to one process of the server (`boot`); under another `boot` it is lost (410)."""
 
     boot: str
     sampler_id: str
@@ -126,7 +126,7 @@ class SampleRequestId:
 
 
 def parse_request_id(text: str) -> TrainRequestId | SampleRequestId | None:
-    """None: not an id of ours."""
+    """Parses an id; None: it is not one of ours."""
     if found := _TRAIN_REQUEST.fullmatch(text):
         request = TrainRequestId(found[1], int(found[2]))
     elif found := _SAMPLE_REQUEST.fullmatch(text):

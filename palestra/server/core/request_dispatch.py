@@ -1,9 +1,9 @@
-"""Sends training requests to one worker: all at once or, when it keeps dying, one at a time (quarantine).
+"""Sends training requests to one worker: all at once or, if it keeps dying, one at a time (quarantine).
 
-A request that ends the worker is sent to the next one too, and ends it. So one that was the first of its model's in the
-worker at `SUSPECT_DEATHS` deaths is a suspect, and while there are any the worker is quarantined: only their models'
-requests go, one in flight over the whole worker and no sample beside it. Whoever was alone there at `GIVE_UP_DEATHS`
-deaths in a row is to blame.
+A request that kills the worker is sent to the next one too, and kills it. So a request that was the first of its model
+in the worker at `SUSPECT_DEATHS` deaths is a suspect, and while there are suspects the worker is quarantined: only
+their models' requests are sent, one at a time, without any sample. A request that was alone at `GIVE_UP_DEATHS` deaths
+in a row is the cause.
 
 Owns: what the living worker was sent and has not answered. Never touches: results, samples.
 """
@@ -18,8 +18,9 @@ from palestra.server.core.request_journal import RequestJournal
 from palestra.server.core.workers import WorkerHandle
 from palestra.types.engine import Skip, Train, encode_message
 
-SUSPECT_DEATHS = 2  # one may be anybody's; a quarantine only costs time, so it need not be sure
-GIVE_UP_DEATHS = 3  # on top of those, and alone each time: kills from outside do not hit like that
+SUSPECT_DEATHS = 2  # one death may have any cause; a quarantine only costs time, so it need not be certain
+# in addition to those, and alone each time: kills from outside would not always hit the same request
+GIVE_UP_DEATHS = 3
 
 
 class WorkerDispatcher:
@@ -34,16 +35,16 @@ class WorkerDispatcher:
         self.is_quarantined = False
         self._ledger, self._models, self._on_lifted = ledger, models, on_lifted
         self._in_flight: dict[str, TrainFuture] = {}
-        """Oldest first."""
+        """Requests in flight, oldest first."""
         self._deaths: dict[TrainFuture, int] = {}
-        """How many a request was there for, as the first of its model's; until its result comes."""
+        """At how many deaths a request was the first of its model; until its result arrives."""
         self._blamed: TrainFuture | None = None
         self._blamed_times = 0
 
     # To the worker
 
     def dispatch(self, model: TrackedModel | None = None) -> None:
-        """Sends what may go, of this model or of all."""
+        """Sends what may be sent, of this model or of all."""
         if not self.worker.link.is_up:
             return
         if self.is_quarantined:
@@ -61,7 +62,7 @@ class WorkerDispatcher:
             future = self._next(model) if model else None
             if model and future and future.seq_id <= suspect.seq_id:
                 self._send(model, future)
-            else:  # a snapshot had its effect after all
+            else:  # a snapshot contained its effect after all
                 del self._deaths[suspect]
         if not self._suspects():
             self.is_quarantined = False
@@ -84,7 +85,7 @@ class WorkerDispatcher:
     def _message(self, future: TrainFuture) -> bytes:
         if not future.is_failed:
             return future.message or self._ledger.message_of(future)
-        # Its client was told that it failed: it must not succeed now, nor do its harm again.
+        # Its client was told that it failed: it must not succeed now, nor kill the worker again.
         return encode_message(
             Train(request_id=future.request_id, model_id=future.model_id, seq_id=future.seq_id, operation=Skip())
         )
@@ -98,7 +99,7 @@ class WorkerDispatcher:
     # From the worker
 
     def meet(self, model: TrackedModel, received_seq: int) -> None:
-        """The worker says what it has: the rest is to be sent."""
+        """Takes note of what the worker has: the rest is to be sent."""
         model.sent_seq = received_seq
         for future in model.futures.values():
             if future.seq_id > received_seq:
@@ -107,7 +108,7 @@ class WorkerDispatcher:
                 self._in_flight.setdefault(future.request_id, future)
 
     def landed(self, request_id: str) -> None:
-        """Its result is here."""
+        """Notes that a result has arrived."""
         future = self._in_flight.pop(request_id, None)
         if future is not None:
             self._clear(future)
@@ -118,7 +119,7 @@ class WorkerDispatcher:
             self._clear(future)
 
     def on_exit(self) -> TrainFuture | None:
-        """Who is to blame, if that is sure by now."""
+        """Called when the worker has died; returns the request that is the cause, if that is certain by now."""
         heads = list({future.model_id: future for future in reversed(self._in_flight.values())}.values())
         self._in_flight.clear()
         for head in heads:

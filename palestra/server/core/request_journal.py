@@ -1,6 +1,6 @@
 """The journal of training requests: requests, results and failures are on disk before anything depends on them.
 
-Owns: the records and their form on disk. Never touches: order, workers.
+Owns: the records and their format on disk. Never touches: order, workers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from palestra.util.json_types import JsonObject
 
 
 class JournaledIdentity(Struct, frozen=True, kw_only=True):
-    """Which request it is. Each record says all of it: the other one may be gone."""
+    """Identifies a request. Both records of a request have all of it, because the other one may be deleted."""
 
     request_id: str
     model_id: str
@@ -27,9 +27,9 @@ class JournaledIdentity(Struct, frozen=True, kw_only=True):
     owner: str
     kind: RequestKind
     digest: bytes
-    """A hash of what the client asked: the same number with another payload is refused."""
+    """A hash of the client's request: the same number with other content is refused."""
     reply: JsonObject
-    """What the answer says beside the worker's result: the path of a checkpoint, say."""
+    """What the answer contains in addition to the worker's result, such as the path of a checkpoint."""
 
     def as_future(self) -> TrainFuture:
         return TrainFuture(
@@ -45,19 +45,19 @@ class JournaledIdentity(Struct, frozen=True, kw_only=True):
 
 class JournaledRequest(JournaledIdentity, frozen=True, kw_only=True, tag="requested"):
     message: bytes
-    """`Train` for the worker, encoded."""
+    """The encoded `Train` message for the worker."""
 
 
 class JournaledResult(JournaledIdentity, frozen=True, kw_only=True, tag="finished"):
     at: float
     frame: bytes
-    """`Trained` as the worker sent it."""
+    """The `Trained` message as the worker sent it."""
     failed: bool = False
-    """It had no effect, and must have none when the model is replayed."""
+    """Whether it had no effect, and must have none when the model is replayed."""
 
 
 class SettledNumbers(Struct, frozen=True, kw_only=True, tag="settled"):
-    """Numbers that were given up or refused: they will never come."""
+    """Numbers that were given up or refused: requests with these numbers will never arrive."""
 
     model_id: str
     seq_ids: list[int]
@@ -73,7 +73,7 @@ class RequestJournal:
     """Everything written is durable when the call returns, and stays until it is released.
 
     Requests and results have a journal each: requests are large and soon covered by snapshots, results are small and
-    stay for an hour. In one file the second would keep the first.
+    stay for an hour. In one file, results would keep requests from being deleted.
     """
 
     def __init__(self, requests: Journal, results: Journal):
@@ -98,7 +98,7 @@ class RequestJournal:
         return record.message
 
     def folder_of(self, future: TrainFuture) -> str | None:
-        """The checkpoint that a request loads."""
+        """Returns the checkpoint folder that a request loads."""
         return loaded_folder(future.message or self.message_of(future))
 
     def frame_of(self, future: TrainFuture) -> bytes:
@@ -108,7 +108,7 @@ class RequestJournal:
         return record.frame
 
     def release(self, position: Position | None) -> None:
-        """Lets go of the record of a request, or of numbers that were given up."""
+        """Releases the record of a request, or of numbers that were given up."""
         if position is not None:
             self._requests.release(position)
 
@@ -121,7 +121,7 @@ class RequestJournal:
             self._results.release(position)
 
     def recover(self) -> Iterator[tuple[Position, Record]]:
-        """Once: all requests, oldest first, then all results."""
+        """Yields once all requests, oldest first, then all results."""
         for journal in (self._requests, self._results):
             for position, data in journal.recover():
                 yield position, _decode(data)

@@ -14,13 +14,13 @@ from palestra.types.engine import CancelSample, DropSamplers, KeepSampler, Opera
 
 
 class SampleRunner(ABC):
-    """Results go to `Sampling`, as those of a worker do."""
+    """Samples for a base model. Results are passed to `SamplingRequests`, like those of a worker."""
 
     dies_with_worker = False
-    """Its samples are lost with the worker, and sent again to the next one."""
+    """Whether its samples are lost with the worker, and sent again to the next one."""
 
     async def start(self) -> None:
-        """When the worker is there. WorkerError if it cannot."""
+        """Called when the worker is up. Raises WorkerError if it cannot start."""
         return
 
     async def stop(self) -> None:
@@ -29,51 +29,51 @@ class SampleRunner(ABC):
     @property
     @abstractmethod
     def is_up(self) -> bool:
-        """Whether samples asked for now are sampled now."""
+        """Whether samples that are requested now are sampled now."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes samples now, to sample them some time; else they wait."""
+        """Whether it accepts samples now, to sample them some time; otherwise they wait."""
         return True
 
     @property
     @abstractmethod
     def waiting(self) -> int:
-        """Samples that it was given and has not begun, as far as it knows."""
+        """Number of samples that it has received and not begun, as far as it knows."""
 
     def on_stats(self, stats: Stats) -> None:
-        """The worker tells of itself."""
+        """Takes the worker's report about itself."""
         return
 
     def check_lora(self, lora: LoraConfig) -> None:
-        """Refuses what it could not sample from."""
+        """Refuses an adapter that it could not sample from."""
         return
 
     def check(self, request: SampleRequest) -> None:
-        """Refuses what it cannot do; what is refused later is told as the result."""
+        """Refuses what it cannot do; a later refusal is sent as the result."""
         return
 
     @abstractmethod
     def send(self, request_id: str, message: bytes) -> None:
-        """`Sample`, encoded."""
+        """Sends an encoded `Sample` message."""
 
     @abstractmethod
     def cancel(self, request_id: str) -> None: ...
 
     @abstractmethod
     def keeping(self, sampler_id: str) -> Operation:
-        """What the worker does to freeze a model's weights for it."""
+        """Returns the operation by which the worker freezes a model's weights for it."""
 
     def prepare(self, weights: SampleWeights) -> None:
-        """These are there, and will be sampled from soon."""
+        """Called when weights exist that will be sampled from soon."""
         return
 
     @abstractmethod
     def drop(self, sampler_ids: list[str]) -> None:
-        """Drops frozen weights that nobody will ask for again."""
+        """Drops frozen weights that nobody will use again."""
 
     def sweep(self) -> None:
-        """Files that nobody needs any more go. In a thread."""
+        """Deletes files that nobody needs any more. Runs in a thread."""
         return
 
 
@@ -84,7 +84,7 @@ class WorkerRunner(SampleRunner):
 
     def __init__(self, worker: WorkerHandle, is_held: Callable[[WorkerHandle], bool]):
         self._worker, self._is_held = worker, is_held
-        """`is_held`: whether samples have to wait for the sake of training."""
+        """`is_held` says whether samples have to wait because of training."""
         self._waiting = 0
 
     @property

@@ -26,7 +26,7 @@ MAX_DIRECT = 256
 
 @dataclass(frozen=True, slots=True)
 class SampleCall:
-    """A sampling session and a number in it; or a base model or a path."""
+    """What to sample from: a sampling session and a number in it; or a base model or a path."""
 
     request: SampleRequest
     sampling_session_id: str | None
@@ -41,10 +41,10 @@ class SamplingSessions:
     def __init__(self, core: Core, lookup: Lookup):
         self._core, self._lookup = core, lookup
         self._direct: dict[tuple[str, str, str | None], SamplingSession] = {}
-        """For requests without a sampling session: by owner, base model and checkpoint folder."""
+        """Samplers for requests without a sampling session, by owner, base model and checkpoint folder."""
 
     async def insert(self, row: SamplerRow) -> SamplerRow:
-        """The row that is there now: another one, where its id was taken."""
+        """Stores a sampler and returns the stored row: another one, if its id was taken."""
         return await self._core.store.write(lambda c: sampler_rows.insert_sampler(c, row))
 
     async def add(self, row: SamplerRow, worker: WorkerHandle) -> SamplingSession:
@@ -87,7 +87,7 @@ class SamplingSessions:
         return self._direct[key], next(self._direct[key].own_numbers)
 
     def _forget_idle(self) -> None:
-        """Among those without a session, for which nobody says when they are over."""
+        """Drops samplers without a session that were not used for long, because nobody says when they are over."""
         idle = [k for k, sampler in self._direct.items() if not sampler.futures]
         for key in idle[: max(0, len(self._direct) - MAX_DIRECT)]:
             self._core.sampling.drop([self._direct.pop(key)], "")

@@ -1,4 +1,5 @@
-"""Sampling sessions and samples. Samples live in memory: a lost one is answered 410 and sent again by the client.
+"""Sampling sessions and samples. Samples are kept in memory: a lost one is answered 410 and requested again by the
+client.
 
 Owns: which weights a sampling session means, pending and finished samples. Never touches: HTTP, files.
 """
@@ -43,11 +44,11 @@ from palestra.types.engine import (
 
 log = structlog.get_logger()
 
-CLONE_STRIDE = 1_000_000_000  # a clone's sample numbers start at a multiple of it
-FIRST_OWN = (1 << 32) * CLONE_STRIDE  # of samples that we number: SDK clients count from below
-SENT_AGAIN = 10  # a sample that was there at so many deaths of the worker may be what kills it
+CLONE_STRIDE = 1_000_000_000  # the sample numbers of a clone start at a multiple of it
+FIRST_OWN = (1 << 32) * CLONE_STRIDE  # numbers that the server gives: SDK clients count from below
+SENT_AGAIN = 10  # a sample that was running at so many deaths of the worker may be their cause
 MAX_COMPLETIONS = 20_000
-READ_KEEP_S = 60.0  # after the first reading: a poll whose answer was lost comes again soon
+READ_KEEP_S = 60.0  # after the first reading: a poll whose answer was lost is soon repeated
 
 
 @dataclass(slots=True, eq=False)
@@ -63,10 +64,11 @@ class SamplingSession:
     model_path: str | None = None
     futures: dict[int, SampleFuture] = field(default_factory=dict)
     completions: dict[int, Completions] = field(default_factory=dict)
-    """For each clone that has sampled."""
+    """Finished samples, for each clone that has sampled."""
     clones: int = 0
     own_numbers: Iterator[int] = field(default_factory=lambda: itertools.count(FIRST_OWN))
-    """For requests that bring none. Never used twice: a late answer must not find another's request."""
+    """For requests without a number. Numbers are never used twice: a late answer must not be taken for that of another
+    request."""
 
 
 @dataclass(slots=True, eq=False)
@@ -80,12 +82,12 @@ class Completions:
 
     def add(self, request_id: str) -> None:
         self.request_ids.append(request_id)
-        if len(self.request_ids) > MAX_COMPLETIONS:  # nobody asks for them
+        if len(self.request_ids) > MAX_COMPLETIONS:  # nobody reads them
             self.forget(self.first + MAX_COMPLETIONS // 2)
         self._news.set()
 
     async def wait(self, cursor: int, timeout_s: float) -> None:
-        """Until there is something after the cursor, or for so long."""
+        """Waits until there is something after the cursor, or until the timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not self.after(cursor):
@@ -113,13 +115,13 @@ class SamplingRequests:
         self.pending: dict[str, SampleFuture] = {}
         self._observer, self._quota, self._keep_results_s = observer, FairQuota(max_pending), keep_results_s
         self.runners: dict[WorkerHandle, SampleRunner] = {}
-        """Who samples for each base model."""
+        """The runner of each base model."""
         self._deaths: dict[str, int] = {}
 
     def submit(
         self, sampler: SamplingSession, seq_id: int, request: SampleRequest, *, stream: bool = False
     ) -> SampleFuture:
-        """At once: the worker samples it when it is there and the weights are."""
+        """Submits a sample and returns at once: the worker samples it when it is up and the weights exist."""
         digest = hashlib.blake2b(msgspec.msgpack.encode(request), digest_size=16).digest()
         known = sampler.futures.get(seq_id)
         if known is not None:
@@ -184,14 +186,14 @@ class SamplingRequests:
             self._fail(future, "the sample was cancelled")
 
     def forget(self, future: SampleFuture) -> None:
-        """Nobody will ask for it again."""
+        """Forgets a sample that nobody will ask for again."""
         self.futures.pop(future.request_id, None)
         sampler = self.samplers.get(future.sampler_id)
         if sampler is not None:
             sampler.futures.pop(future.seq_id, None)
 
     def _take(self, request_id: str) -> SampleFuture | None:
-        """Whoever gets it has to see to its end."""
+        """Removes a pending sample; the caller has to complete it."""
         future = self.pending.pop(request_id, None)
         if future is not None:
             self._quota.release(future.owner)
@@ -210,10 +212,11 @@ class SamplingRequests:
         failure = Sampled(request_id=future.request_id, outcome=EngineFailure(message=reason, blame=blame))
         self._done(future, encode_message(failure))
 
-    # A worker dies, a worker comes
+    # Worker exits and starts
 
     def on_exit(self, worker: WorkerHandle) -> None:
-        """A sample that was under way at several deaths is not tried again: it may be their cause."""
+        """Handles the death of a worker. A sample that was running at several deaths is not tried again: it may be
+        their cause."""
         if not self.runners[worker].dies_with_worker:
             return
         self.runners[worker].on_stats(Stats())
@@ -245,7 +248,7 @@ class SamplingRequests:
                 self._send(worker, future)
 
     def waiting(self, worker: WorkerHandle) -> int:
-        """Samples that have not begun, as far as it is known."""
+        """Returns the number of samples that have not begun, as far as it is known."""
         runner = self.runners[worker]
         if runner.is_ready:
             return runner.waiting

@@ -1,6 +1,7 @@
-"""Client sessions: heartbeats, ends, and what leaves with them.
+"""Client sessions: heartbeats, ends, and what ends with them.
 
-Owns: who is alive. Never touches: HTTP, workers: whoever owns models and samplers is asked to let them go.
+Owns: which sessions are alive. Never touches: HTTP, workers: the owners of models and samplers are asked to release
+them.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ class TinkerSession:
     last_heard: float = field(default_factory=time.monotonic)
     last_heard_at: float = field(default_factory=time.time)
     is_dirty: bool = False
-    """Its last sign of life is newer than the database knows."""
+    """Whether its last sign of life is newer than the one in the database."""
 
     def touch(self) -> None:
         self.last_heard, self.last_heard_at, self.is_dirty = time.monotonic(), time.time(), True
 
 
 class TinkerSessions:
-    """The active ones."""
+    """The active sessions."""
 
     def __init__(self) -> None:
         self.active: dict[str, TinkerSession] = {}
@@ -33,7 +34,8 @@ class TinkerSessions:
         return session if session is not None and session.owner == owner else None
 
     def stale(self, timeout_s: float) -> list[TinkerSession]:
-        """Measured by this process's own clock: time the server was away does not count against a client."""
+        """Returns expired sessions, by this process's own clock: time in which the server was down does not count
+        against a client."""
         limit = time.monotonic() - timeout_s
         return [s for s in self.active.values() if s.last_heard < limit]
 

@@ -1,4 +1,4 @@
-"""Spans of traces, as records: what `otlp` sends."""
+"""Spans of traces, as records that `otlp` sends."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class SpanRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """One that is over. Times are seconds since the epoch."""
+    """A span that has ended. Times are seconds since the epoch."""
 
     name: str
     began_at: float
     ended_at: float
     parent: SpanRef | None
     ref: SpanRef | None = None
-    """None: any id will do, nobody needs it."""
+    """None: any id will do, because nobody refers to it."""
     link: SpanRef | None = None
     attributes: JsonObject = field(default_factory=dict)
     error: str = ""

@@ -1,4 +1,4 @@
-"""How sessions and models end: what they hold is let go, then the database is told.
+"""How sessions and models end: what they hold is released, then the end is written to the database.
 
 Owns: that order. Never touches: why they end.
 """
@@ -19,7 +19,7 @@ from palestra.store.records import LOADED, ModelStatus
 
 
 async def end_session(core: Core, session: TinkerSession, reason: str, record: Callable[[], Awaitable[object]]) -> None:
-    """Models and samplers are let go, then the session is over in short writes; if one fails, it is tried again."""
+    """Releases models and samplers, then ends the session in short writes; if one fails, it is tried again."""
     core.sessions.active.pop(session.session_id, None)
     for model in [m for m in core.training.models.values() if m.session_id == session.session_id]:
         core.training.drop(model, reason)
@@ -47,7 +47,7 @@ async def unload(core: Core, model: TrackedModel, reason: str) -> None:
 
 
 def _unload_rows(c: Connection, model_ids: list[str], reason: str) -> None:
-    """Saves that were under way will never end."""
+    """Marks models as unloaded; saves that were under way will never end."""
     for model_id in model_ids:
         model_rows.set_model_status(c, model_id, ModelStatus.UNLOADED)
     for save in checkpoint_rows.saves_under_way(c):

@@ -1,9 +1,9 @@
 """Training requests: durable, in order, applied once.
 
-    submit → journal → in seq order → worker → result → hook of its kind → client; journal → worker may forget
+submit → journal → in seq order → worker → result → hook of its kind → client; journal → worker may forget
 
-Owns: what happens to a request and when. Never touches: HTTP, what operations mean, the journal's
-form (`request_journal`).
+Owns: what happens to a request and when. Never touches: HTTP, what operations mean, the journal's format
+(`request_journal`).
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ Hook = Callable[[TrainFuture, TrainOutcome], Awaitable[None]]
 """What the server does about a result before the client may see it."""
 SaveSnapshotSeq = Callable[[str, int], Awaitable[None]]
 
-SETTLE_AGAIN_S = 5.0  # after a gap could not be noted: a full disk stays full for a while
-UNREAD_S = 60.0  # how long an answer that nobody fetches stays in memory beside its copy in the journal
+SETTLE_AGAIN_S = 5.0  # after a gap could not be recorded: a full disk stays full for a while
+UNREAD_S = 60.0  # how long an answer that nobody fetches stays in memory, in addition to its copy in the journal
 
 
 class TrainingRequests:
@@ -70,7 +70,7 @@ class TrainingRequests:
     ):
         self.models: dict[str, TrackedModel] = {}
         self.absent: set[str] = set()
-        """Models whose base is not served now: what the journal has of them stays, for when it is."""
+        """Models whose base is not served at present: their records in the journal stay."""
         self.absent_folders: set[str] = set()
         """Checkpoints that their requests load."""
         self.futures: dict[str, TrainFuture] = {}
@@ -105,13 +105,13 @@ class TrainingRequests:
         return future
 
     def check_number(self, model: TrackedModel, seq_id: int, reply: JsonObject) -> None:
-        """Refuses what `submit` would, for those who have to note something elsewhere before it."""
+        """Refuses what `submit` would, for callers that have to record something elsewhere before it."""
         future = self._known(model, seq_id)
         if future is not None and future.reply != reply:
             raise _is_used(future)
 
     def reject(self, model: TrackedModel, seq_id: int) -> None:
-        """A request that was refused has used its number: nobody waits for it."""
+        """Notes that a refused request has used its number, so that nobody waits for it."""
         if model.is_open(seq_id):
             self.writing.run(self._settle(model, [seq_id]))
 
@@ -166,7 +166,7 @@ class TrainingRequests:
         assert durable is not None
         try:
             future.request_at = await self.ledger.record_request(future)
-        except Exception as e:  # whatever it is, the client must not wait for it
+        except Exception as e:  # boundary: whatever it is, the client must not wait for ever
             if not isinstance(e, JournalError):
                 log.exception("a request could not be stored", request_id=future.request_id)
                 e = JournalError(str(e))
@@ -188,7 +188,8 @@ class TrainingRequests:
         return self.models.get(model.model_id) is model
 
     def finished_at_once(self, model_id: str, owner: str, kind: RequestKind, reply: JsonObject) -> TrainFuture:
-        """For what the server has done itself, outside the model's numbers: known until the server stops."""
+        """Returns a finished future for what the server has done itself, outside of the model's numbers; known until
+        the server stops."""
         request_id = str(TrainRequestId(model_id, MAX_SEQ))
         future = TrainFuture(request_id, owner, b"", model_id=model_id, seq_id=MAX_SEQ, kind=kind, reply=reply)
         done = Trained(request_id=request_id, model_id=model_id, seq_id=MAX_SEQ, outcome=Loaded())
@@ -205,11 +206,11 @@ class TrainingRequests:
 
     def advance(self, model: TrackedModel) -> None:
         ready = model.take_ready()
-        if ready:  # before anybody is told
+        if ready:  # before any client is informed
             self.acknowledged.note(model.model_id, model.next_seq - 1)
         self.dispatcher(model.worker).dispatch(model)
         for future in ready:
-            future.message = None  # whether it went or not: the journal has it
+            future.message = None  # whether it was sent or not: the journal has it
         model.stop_timer()  # every arrival is a sign that the rest may be on its way
         if not model.has_gap:
             return
@@ -241,7 +242,7 @@ class TrainingRequests:
                 seq_ids=seq_ids,
                 error=str(e),
             )
-            model.settled.difference_update(seq_ids)  # or a restart would take them for requests that were lost
+            model.settled.difference_update(seq_ids)  # otherwise a restart would take them for requests that were lost
             model.given_up.update(seq_ids)
             if self._is_here(model):
                 model.gap_timer = asyncio.get_running_loop().call_later(SETTLE_AGAIN_S, self.advance, model)
@@ -251,7 +252,7 @@ class TrainingRequests:
         if self._is_here(model):
             self.advance(model)
 
-    # Back
+    # Results
 
     def on_trained(self, worker: WorkerHandle, message: Trained, frame: bytes) -> None:
         self.dispatcher(worker).landed(message.request_id)
@@ -287,7 +288,7 @@ class TrainingRequests:
             )
         try:
             future.result_at = await self.ledger.answer(future, frame)
-        except JournalError as e:  # the worker keeps it, and a restart asks for it again
+        except JournalError as e:  # the worker keeps it, and it is requested again after a restart
             log.error("a result could not be written", request_id=future.request_id, error=str(e))
             future.is_finishing = False
             return
@@ -297,7 +298,8 @@ class TrainingRequests:
         worker.link.send(Stored(request_ids=[future.request_id]))
 
     def _check_replay(self, future: TrainFuture, failure: EngineFailure) -> None:
-        """What succeeded once must succeed again; else the model is not what its client was told it is."""
+        """Checks a replay: what succeeded once must succeed again; otherwise the model is not what its client was
+        told."""
         model = self.models.get(future.model_id)
         if model is not None and not isinstance(self.outcome(future), EngineFailure):
             self.lose(model, f"request {future.seq_id}, done before, failed when it was repeated: {failure.message}")
@@ -308,11 +310,11 @@ class TrainingRequests:
         self.writing.run(self._end_lost(model, why))
 
     async def _end_lost(self, model: TrackedModel, why: str) -> None:
-        """The database first: what is let go would not be missed by the next start."""
+        """Ends a lost model. The database comes first, otherwise the next start would not notice the loss."""
         self._let_go(model, await self.lost.note(model, why))
 
     def outcome(self, future: TrainFuture) -> TrainOutcome:
-        """The outcome of a future that is done."""
+        """Returns the outcome of a future that is done."""
         frame = future.frame
         if frame is None:
             try:
@@ -321,7 +323,7 @@ class TrainingRequests:
                 log.error("a result cannot be read again", request_id=future.request_id, error=str(e))
                 return EngineFailure(message=f"the result cannot be read again: {e}", blame=Blame.SERVER)
         elif future.result_at is not None:
-            future.frame = None  # read once: from now on the journal has it
+            future.frame = None  # read once: from now on it is in the journal only
         message = decode_from_worker(frame)
         assert isinstance(message, Trained)
         return message.outcome
@@ -336,7 +338,8 @@ class TrainingRequests:
             self.writing.run(self._covered(model, seq_id))
 
     async def _covered(self, model: TrackedModel, seq_id: int) -> None:
-        """The database first: only then may the journal forget, and of a request only when it has the answer."""
+        """Notes what a snapshot covers. The database comes first: only then may the journal release a request, and only
+        if it has the answer."""
         await self._save_snapshot_seq(model.model_id, seq_id)
         for n in range(model.snapshot_seq + 1, seq_id + 1):
             future = model.futures.get(n)
@@ -351,7 +354,7 @@ class TrainingRequests:
                 self.ledger.release(position)
         model.settled_at = [s for s in model.settled_at if s[0] > up_to]
 
-    # A worker goes
+    # Worker exits
 
     def on_exit(self, worker: WorkerHandle) -> None:
         guilty = self.dispatcher(worker).on_exit()
@@ -368,7 +371,7 @@ class TrainingRequests:
     # Leaving
 
     def drop(self, model: TrackedModel, reason: str) -> None:
-        """The model goes; what still waits for it fails with the reason, what is done can be read for a while."""
+        """Removes a model; waiting requests fail with the reason, finished ones can be read for a while."""
         self._take_out(model)
         self._let_go(model, reason)
 
@@ -391,7 +394,7 @@ class TrainingRequests:
         self._finished(future, encode_message(future.failed(reason)))
 
     def lose_result(self, future: TrainFuture) -> None:
-        """It had its effect, and has it again when the model is replayed."""
+        """Notes that a result is lost: the request had its effect, and has it again when the model is replayed."""
         log.error("a result is lost", request_id=future.request_id)
         why = "this request was done, but its result is lost: the journal of results was damaged"
         self._finished(future, encode_message(future.failed(why)))
@@ -401,7 +404,7 @@ class TrainingRequests:
         self._quota.release(future.owner, future.size)
 
     def expire(self, now: float) -> None:
-        """Forgets results older than the configured time; requests that may be replayed stay."""
+        """Deletes results older than the configured time; requests that may be replayed stay."""
         for future in list(self.futures.values()):
             if future.finished_at is None:
                 continue
@@ -412,7 +415,7 @@ class TrainingRequests:
                 future.frame = None
 
     def folders_to_load(self) -> set[str]:
-        """Checkpoints that a replay would need."""
+        """Returns the checkpoints that a replay would need."""
         found = (
             self.ledger.folder_of(future)
             for future in self.futures.values()

@@ -16,12 +16,12 @@ from palestra.types.engine import WorkerHeartbeat
 
 log = structlog.get_logger()
 
-LOOKS = 3  # in a row without a beat between them
-STUCK_BEATS = 2  # one may be of a machine that slept in the middle of a computation
+LOOKS = 3  # checks in a row without a heartbeat between them
+STUCK_BEATS = 2  # a single one may come from a machine that slept in the middle of a computation
 
 
 class RestartReason(StrEnum):
-    """Why a worker had to be started again."""
+    """Why a worker had to be restarted."""
 
     DIED = "died"
     NOT_READY = "not_ready"
@@ -31,7 +31,7 @@ class RestartReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WatchdogTimeouts:
-    """How long a worker is waited for; 0: for ever."""
+    """How long to wait for a worker; 0: for ever."""
 
     start_s: float
     silence_s: float
@@ -64,8 +64,8 @@ class Watchdog:
             self._bite(RestartReason.STUCK)
 
     def _look(self) -> None:
-        """Counts looks rather than seconds: when this process was stopped too, as on a machine that slept, all that
-        time is one look, and the worker's next beat comes before the others."""
+        """Counts checks rather than seconds: if this process was stopped too, as on a machine that slept, all that time
+        is one check, and the worker's next heartbeat comes before the others."""
         self._looks += 1
         if self._looks > LOOKS:
             self._bite(RestartReason.SILENT)

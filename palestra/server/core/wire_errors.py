@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from pydantic import ValidationError
 
-MAX_SHOWN = 80  # characters of a client's own value that a message repeats
+MAX_SHOWN = 80  # characters of a client's value that a message repeats
 
 
 class WireError(ValueError):
-    """The request cannot be read. Its text is meant for the client."""
+    """The request cannot be parsed. The text is meant for the client."""
 
     status = 400
 
@@ -21,13 +21,13 @@ class TooLarge(WireError):
 
 
 def shown(value: object) -> str:
-    """A client's value, cut short, for a message."""
+    """Returns a client's value, shortened, for a message."""
     text = repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def wire_error_of(error: ValidationError) -> WireError:
-    """The first finding of a validation: where, what, and what was found."""
+    """Returns the first error of a validation: where, what, and what was found."""
     first = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(str(part) for part in first["loc"])[:MAX_SHOWN]
     said = first["msg"].removeprefix("Value error, ")

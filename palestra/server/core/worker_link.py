@@ -1,9 +1,9 @@
-"""The server's end of the link to one engine worker: a ZeroMQ socket that outlives both processes' deaths.
+"""The server's end of the link to one engine worker: a ZeroMQ socket that outlives restarts of both processes.
 
 Frames to and from the worker: epoch, then one msgpack record. What arrives under another epoch is from before a restart
 and is ignored; only `Hello` and `WorkerHeartbeat` are always read.
 
-Owns: the socket, epochs. Never touches: the messages' content.
+Owns: the socket, epochs. Never touches: the content of messages.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_IPC_PATH = 100  # the system's limit is 107 bytes
 class WorkerFrame:
     message: FromWorker
     frame: bytes
-    """The record as it came: kept and journaled without encoding it again."""
+    """The record as it arrived: kept and journaled without encoding it again."""
 
 
 class WorkerLink:
@@ -59,7 +59,7 @@ class WorkerLink:
         return self._peer is not None
 
     def welcome(self, hello: Hello) -> None:
-        """From now on this worker, under a new epoch."""
+        """Accepts this worker, under a new epoch."""
         self._peer, self._epoch = hello.worker_id.encode(), secrets.token_hex(8).encode()
         self._send_frames(encode_message(Welcome(epoch=self._epoch.decode())))
 
@@ -67,7 +67,7 @@ class WorkerLink:
         self._peer = None
 
     def send(self, message: ToWorker) -> None:
-        """To nobody, when no worker is there: whoever comes is told everything anew."""
+        """Sends a message; it is dropped if there is no worker, because a new worker is told everything again."""
         if self._peer is not None:
             self._send_frames(encode_message(message))
 
@@ -99,14 +99,15 @@ class WorkerLink:
         self._look()
 
     def _look(self) -> None:
-        """The socket's descriptor speaks once for all that waits, and sending takes that word away: look each time."""
+        """Reads messages. The socket's descriptor signals once for all that wait, and sending clears the signal, so
+        this is called each time."""
         if self._socket.EVENTS & zmq.POLLIN:
             self._arrived.set()
 
 
 def address_in(state: Path, name: str) -> str:
-    """An ipc address that a restarted server finds again: in the state folder, or, where that path is too long for a
-    socket, in a folder of this user's under the temporary one."""
+    """Returns an ipc address that a restarted server finds again: in the state folder or, if that path is too long for
+    a socket, in a folder of this user's below the temporary one."""
     file = state / f"{name}.ipc"
     if len(str(file).encode()) > MAX_IPC_PATH:
         folder = Path(tempfile.gettempdir()) / f"palestra-{os.getuid()}"

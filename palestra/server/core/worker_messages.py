@@ -24,7 +24,7 @@ class WorkerMessages:
         self._sampling.on_hello(worker, hello.sampler_ids)
 
     def on_hello_again(self, worker: WorkerHandle, hello: Hello) -> None:
-        """The line was cut for a moment: what was said meanwhile is said again."""
+        """Handles a second Hello: the connection was interrupted, and what was sent meanwhile is sent again."""
         self._recovery.on_hello(worker, hello)
 
     def on_message(self, worker: WorkerHandle, frame: WorkerFrame) -> None:
@@ -44,7 +44,7 @@ class WorkerMessages:
                 self._sampling.runners[worker].on_stats(frame.message)
 
     def _on_kept(self, worker: WorkerHandle, request_id: str) -> None:
-        """A replay also brings back samplers that were let go meanwhile."""
+        """Handles frozen weights; a replay also brings back samplers that were dropped meanwhile."""
         future, runner = self._training.futures.get(request_id), self._sampling.runners[worker]
         sampler_id = future.reply.get("sampling_session_id", "") if future is not None else ""
         if sampler_id and sampler_id not in self._sampling.samplers:

@@ -1,4 +1,4 @@
-"""Engine workers: started, watched, adopted, started again.
+"""Engine workers: started, watched, adopted, restarted.
 
 Owns: the worker's process and its `Hello`. Never touches: models and requests, which its listener handles.
 """
@@ -33,7 +33,7 @@ log = structlog.get_logger()
 PING_S = 5.0  # a worker gives up after 30 s of silence
 ADOPT_S = 30.0  # a living worker says Hello once it is loaded and its present computation is done
 BACK_OFF_S = (0.25, 10.0)
-"""Before the next start: the first time and at most. It doubles while workers die before they are ready."""
+"""Pause before the next start: the first, and the longest one. It doubles while workers die before they are ready."""
 STOP_S = 30.0
 RESPAWN_S = 2.0
 
@@ -65,7 +65,7 @@ class WorkerHandle:
         self.card: ModelCard | None = None
         self._log_file = log_file
         self._log_start = 0
-        """Where the present life's part of it begins."""
+        """Where the log of the present process begins."""
         Path(config.state).mkdir(parents=True, exist_ok=True)
         self._pid_file = Path(config.state) / "worker.json"
         self._pid = 0
@@ -74,22 +74,22 @@ class WorkerHandle:
         self._hello = asyncio.Event()
         self._watchdog = Watchdog(patience, self._put_down)
         self._ending = RestartReason.DIED
-        """Why the present process ends, when it does."""
+        """Why the present process will have ended."""
         self._starts_fail = WriteFailures(write_wait_s)
         self.start_error: OSError | None = None
-        """Why the last start came to nothing."""
+        """Why the last start failed."""
         self.cannot_start = False
-        """That has gone on for long."""
+        """Whether starts have been failing for long."""
         self._stopping = False
         self._tasks: list[asyncio.Task] = []
 
     @property
     def is_adopted(self) -> bool:
-        """Started by an earlier server."""
+        """Whether it was started by an earlier server."""
         return self._child is None
 
     async def start(self) -> None:
-        """Returns when the worker is ready to work; WorkerError if it cannot."""
+        """Returns when the worker is ready; raises WorkerError if it cannot start."""
         self._tasks.append(asyncio.create_task(self._listen(), name=f"listen {self.name}"))
         if not await self._adopt():
             self._spawn()
@@ -103,7 +103,7 @@ class WorkerHandle:
         self._tasks.append(asyncio.create_task(self._ping(), name=f"ping {self.name}"))
 
     async def stop(self) -> None:
-        """The worker takes snapshots and goes; after a while it is made to."""
+        """Stops the worker, which takes snapshots first; after a while it is killed."""
         self._stopping = True
         self._watchdog.on_exit()
         self.link.send(Stop())
@@ -117,7 +117,7 @@ class WorkerHandle:
         self._pid_file.unlink(missing_ok=True)
 
     async def abandon(self) -> None:
-        """Leaves the process alone."""
+        """Leaves the process running."""
         self._stopping = True
         self._watchdog.on_exit()
         for task in self._tasks:
@@ -125,7 +125,7 @@ class WorkerHandle:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.link.close()
 
-    # Detokenizer
+    # Messages of the worker
 
     async def _listen(self) -> None:
         while True:
@@ -144,7 +144,7 @@ class WorkerHandle:
 
     def _greet(self, hello: Hello) -> None:
         if hello.pid != self._pid:
-            return  # one we have given up; it leaves when it hears nothing
+            return  # a worker that was given up; it exits when it hears nothing
         if hello.worker_id == self._worker_id:
             self.link.send(Ping())
             self.listener.on_hello_again(self, hello)
@@ -201,7 +201,7 @@ class WorkerHandle:
         self._watchdog.on_spawn()
 
     def _try_spawn(self) -> bool:
-        """A full disk or process table is no reason to give up for good."""
+        """Starts a process; a full disk or process table is no reason to give up for good."""
         try:
             self._spawn()
         except OSError as e:
@@ -215,7 +215,7 @@ class WorkerHandle:
         return True
 
     async def _watch(self, exits: asyncio.Task) -> None:
-        """Starts the worker again whenever it has died."""
+        """Restarts the worker whenever it has died."""
         first_wait, longest_wait = BACK_OFF_S
         wait_s = first_wait
         while True:
@@ -241,14 +241,14 @@ class WorkerHandle:
             return
         if hasattr(os, "pidfd_open"):
             await _pidfd_exit(self._pid)
-        else:  # not Linux
+        else:  # not on Linux
             with contextlib.suppress(psutil.NoSuchProcess):
                 await asyncio.to_thread(psutil.Process(self._pid).wait)
         if self._child is not None and self._child.pid == self._pid:
             self._child.wait()
 
     def _why_it_ended(self) -> str:
-        """In its own words, or as its exit tells."""
+        """Returns its own error, or what its exit status says."""
         if reason := last_error(self._log_file, self._log_start):
             return reason
         code = self._child.returncode if self._child is not None else 0

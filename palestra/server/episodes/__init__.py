@@ -1,1 +1,1 @@
-"""The episode API over HTTP, on the broker. Begin at `player_routes` (who plays) and `routes` (who trains)."""
+"""The episode API over HTTP, on the broker. Begin at `player_routes` (for players) and `routes` (for trainers)."""

@@ -50,8 +50,8 @@ async def list_episodes(
     offset: Number = 0,
     format: Literal["json", "jsonl"] = "json",  # noqa: A002 - its name in the URL
 ) -> Response:
-    """In the order of registration; 100 of them, or `limit`, up to 1000. `error` and `task`: a text in them. With
-    `format=jsonl`, the timeline of each in a line; of all, without a `limit`."""
+    """Lists episodes in the order of registration; 100 of them, or `limit`, up to 1000. `error` and `task` search for a
+    text. With `format=jsonl`, each line is the timeline of an episode; without `limit` all are returned."""
     looking = episodes.timelines
     if format == "jsonl":
         searching = await looking.begin(caller.owner, query, limit=limit, offset=offset)
@@ -70,7 +70,7 @@ async def get_episode(episode_id: str, episodes: EpisodesNow, caller: Trainer) -
 
 @router.get("/episodes/{episode_id}/timeline", responses=answer_of(EpisodeTimeline))
 async def get_timeline(episode_id: str, episodes: EpisodesNow, caller: Trainer) -> Response:
-    """The attempts of an episode with their model calls and tools. Keys, and what `episodes.mask` names, are blacked
-    out."""
+    """The attempts of an episode with their model calls and tools. Keys, and what `episodes.mask` matches, are
+    masked."""
     timeline = await episodes.timelines.of(caller.owner, episode_id)
     return Response(timeline, media_type="application/json")

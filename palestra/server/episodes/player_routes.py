@@ -18,7 +18,7 @@ from palestra.server.http.openapi import answer_of, body_of
 from palestra.types import episode_wire as w
 from palestra.types.episodes import ClaimRequest
 
-MAX_AT_ONCE = 4096  # leases that one call speaks of
+MAX_AT_ONCE = 4096  # leases in one call
 ASK_AGAIN_S = 1.0
 
 router = APIRouter(prefix=PREFIX, tags=["episodes"])
@@ -26,7 +26,8 @@ router = APIRouter(prefix=PREFIX, tags=["episodes"])
 
 @router.post("/claim", openapi_extra=body_of(ClaimRequest), responses=answer_of(w.Claimed))
 async def claim(request: Request, episodes: EpisodesNow, caller: Claimant) -> Response:
-    """Claim episodes to play. Waits for them up to `wait_s`; who leaves meanwhile has claimed nothing."""
+    """Claim episodes to play. Waits for them up to `wait_s`; a client that disconnects meanwhile has claimed
+    nothing."""
     body = await read_record(request, ClaimRequest)
     if not body.wait_s >= 0:
         raise Refusal(400, f"wait_s: 0 seconds or more, found {body.wait_s}")
@@ -41,7 +42,7 @@ async def claim(request: Request, episodes: EpisodesNow, caller: Claimant) -> Re
 
 @router.post("/heartbeat", openapi_extra=body_of(w.HeartbeatRequest), responses=answer_of(w.HeartbeatAnswers))
 async def heartbeat(request: Request, episodes: EpisodesNow, caller: Player) -> Response:
-    """Keep leases, and learn which are lost, and why."""
+    """Renew leases, and learn which are lost, and why."""
     body = await read_record(request, w.HeartbeatRequest)
     _check_count("leases", body.leases)
     who = speaker(caller, body.client_id, body.leases)
@@ -51,7 +52,7 @@ async def heartbeat(request: Request, episodes: EpisodesNow, caller: Player) -> 
 
 @router.post("/end", openapi_extra=body_of(w.EndRequests), responses=answer_of(w.EndedEpisodes))
 async def end(request: Request, episodes: EpisodesNow, caller: Player) -> Response:
-    """Hand in results; each is answered for itself. What is accepted is on disk, and may be sent again."""
+    """Send results; each gets its own answer. Accepted results are on disk, and may be sent again."""
     body = await read_record(request, w.EndRequests)
     _check_count("ends", body.ends)
     who = speaker(caller, body.client_id, body.ends)
@@ -63,7 +64,7 @@ async def end(request: Request, episodes: EpisodesNow, caller: Player) -> Respon
 
 @router.post("/release", openapi_extra=body_of(w.Release), responses=answer_of(w.HeartbeatAnswers))
 async def release(request: Request, episodes: EpisodesNow, caller: Player) -> Response:
-    """Give leases back without a result: somebody else may play."""
+    """Give leases back without a result, so that other players may play."""
     body = await read_record(request, w.Release)
     _check_count("leases", body.leases)
     who = speaker(caller, body.client_id, body.leases)

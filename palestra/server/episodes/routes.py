@@ -60,8 +60,8 @@ async def put_run(run: RunName, request: Request, episodes: EpisodesNow, caller:
 
 
 async def _check_model(request: Request, caller: Caller, run: str, model: str) -> None:
-    """That its players will be answered. Weights that a run has already may be gone: they come back with its trainer,
-    and a call that is sent again means the same."""
+    """Checks that the model exists, so that players will be answered. The present weights of a run may be missing: they
+    come back with its trainer, and a repeated request means the same."""
     try:
         await request.app.state.model_api.models.find(caller, model)
     except ApiError as error:
@@ -74,8 +74,8 @@ async def _check_model(request: Request, caller: Caller, run: str, model: str) -
 
 @router.delete(RUN, responses=answer_of(w.RunDeleted))
 async def delete_run(run: RunName, episodes: EpisodesNow, caller: Trainer) -> Response:
-    """With its groups and episodes, read or not; who plays one is told `cancelled`. Sent again, it finds nothing left
-    to delete. The name can be used anew."""
+    """Delete a run with its groups and episodes, read or not; players of its episodes get `cancelled`. If the request
+    is repeated, there is nothing left to delete. The name can be used again."""
     count = await episodes.broker.do(lambda board, now: board.delete_run(caller.owner, run, now))
     episodes.broker.observer.changed("run deleted", caller.owner, run, episodes=count)
     return json_response(w.RunDeleted(count))
@@ -90,8 +90,8 @@ async def list_runs(episodes: EpisodesNow, caller: Trainer) -> Response:
 
 @router.post(RUN + "/weights", openapi_extra=body_of(w.Weights), responses=answer_of(RunInfo))
 async def publish(run: RunName, request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
-    """Publish weights: model calls are answered by them from now on. What becomes of episodes that are being played is
-    the run's weight policy."""
+    """Publish weights: they answer model calls from now on. The run's weight policy decides about episodes that are
+    being played."""
     body = await read_record(request, w.Weights)
     return await _changed(
         "weights published",
@@ -113,7 +113,7 @@ async def pause(run: RunName, request: Request, episodes: EpisodesNow, caller: T
 
 @router.post(RUN + "/resume", openapi_extra=body_of(w.Empty), responses=answer_of(RunInfo))
 async def resume(run: RunName, request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
-    """Go on after a pause."""
+    """Continue after a pause."""
     await read_record(request, w.Empty)
     response = await _changed(
         "run resumed", episodes, caller, run, lambda board, now: board.resume(caller.owner, run, now)
@@ -140,7 +140,7 @@ async def _changed(
 
 @router.post(RUN + GROUPS, openapi_extra=body_of(w.NewGroups), responses=answer_of(w.RegisteredGroups))
 async def register(run: RunName, request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
-    """Register groups of episodes: all of them or none; those that are known already stay as they are."""
+    """Register groups of episodes: all of them or none; known groups do not change."""
     groups = (await read_record(request, w.NewGroups)).groups
     broker, owner = episodes.broker, caller.owner
     if sum(max(group.size, group.count or 0) for group in groups) > PART:
@@ -163,8 +163,9 @@ async def read_groups(
     version: Number | None = None,
     tokens: bool = True,
 ) -> Response:
-    """Those that are whole, or never will be, in the order of their numbers: behind `after`, or behind what is
-    committed. `version`: of the weights that will be trained; what is too stale for them is dropped."""
+    """Read groups that are complete, or were dropped, in the order of their numbers: after `after`, or after the
+    committed cursor. `version` is that of the weights that will be trained; groups that are too stale for them are
+    dropped."""
     info = await episodes.broker.do(lambda board, _now: board.run_info(caller.owner, run))
     begin = info.committed if after is None else after
     reading = DeliveryReading(caller.owner, run, begin, limit, version)
@@ -175,7 +176,7 @@ async def read_groups(
 
 @router.post(RUN + "/commit", openapi_extra=body_of(w.Commit), responses=answer_of(RunInfo))
 async def commit(run: RunName, request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
-    """Commit the groups up to a cursor: they are safe with the trainer, and are forgotten here."""
+    """Commit the groups up to a cursor: the trainer has saved them, and the server deletes them."""
     body = await read_record(request, w.Commit)
     info = await episodes.broker.do_in_parts(
         lambda board, now: board.commit_in_parts(caller.owner, run, body.cursor, now)
@@ -196,7 +197,7 @@ async def get_run(run: RunName, episodes: EpisodesNow, caller: Trainer) -> Respo
 
 @router.post("/cancel", openapi_extra=body_of(w.Cancel), responses=answer_of(w.Cancelled))
 async def cancel(request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
-    """Cancel episodes or groups; their players learn it by the next heartbeat, call or end."""
+    """Cancel episodes or groups; their players learn it with the next heartbeat, call or end."""
     body = await read_record(request, w.Cancel)
     cancelled = await episodes.broker.do_in_parts(
         lambda board, now: board.cancel_in_parts(
@@ -209,7 +210,7 @@ async def cancel(request: Request, episodes: EpisodesNow, caller: Trainer) -> Re
 
 @router.post("/requeue", openapi_extra=body_of(w.Requeue), responses=answer_of(w.Requeued))
 async def requeue(request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
-    """Give parked episodes another chance."""
+    """Put parked episodes back into the queue."""
     body = await read_record(request, w.Requeue)
     requeued = await episodes.broker.do(lambda board, now: board.requeue(caller.owner, body.episode_ids, now))
     episodes.broker.observer.requeued(caller.owner, body.episode_ids)

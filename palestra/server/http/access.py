@@ -22,4 +22,4 @@ async def _model_caller(request: Request) -> Caller:
 
 CallerNow = Annotated[Caller, Depends(_caller)]
 ModelCallerNow = Annotated[Caller, Depends(_model_caller)]
-"""Also an attempt to play an episode: for routes that only look at models, or sample."""
+"""A caller that may also be an attempt at an episode: for routes that only show models, or sample."""

@@ -1,7 +1,7 @@
 """Authentication: the loopback rule, keys, and which host names a browser may use.
 
-On a loopback address without keys everyone is one owner and any key is accepted. As soon as there are keys, or beyond
-loopback, a valid one is needed.
+On a loopback address without keys everyone is one owner and any key is accepted. As soon as there are keys, or on any
+other address, a valid key is needed.
 
 Owns: that rule. Never touches: what an owner may see; lookups do.
 """
@@ -25,7 +25,7 @@ from palestra.store import Store
 from palestra.store.keys import find_key, list_keys
 from palestra.store.records import Rights
 
-CACHE_S = 2.0  # a key that is revoked works no longer than this
+CACHE_S = 2.0  # a revoked key works no longer than this
 CACHE_SIZE = 4096
 
 
@@ -47,7 +47,7 @@ class Authenticator:
     async def admit(self, connection: HTTPConnection, *, rights: tuple[Rights, ...] = TRAINERS) -> Caller:
         headers, came_at = connection.headers, time.monotonic()
         self._check_origin(headers)
-        # What is learned from here on is new enough, however long the database takes.
+        # What is read from here on is recent enough, however long the database takes.
         while (caller := self._identify(headers, came_at)) is None:
             await self._learn(_key_in(headers))
         if caller.right not in rights:
@@ -55,11 +55,12 @@ class Authenticator:
         return caller
 
     async def admit_player(self, connection: HTTPConnection, *, rights: tuple[Rights, ...]) -> Caller:
-        """Also with the key of an attempt."""
+        """Also accepts the key of an attempt."""
         return as_player(await self.admit(connection, rights=(*rights, Rights.EPISODE)))
 
     def _check_origin(self, headers: Mapping[str, str]) -> None:
-        """Without keys, a page in the user's browser must not reach us under a name of its own."""
+        """Refuses requests that a web page in the user's browser makes under another host name, if there are no
+        keys."""
         address = headers.get("host", "")
         if self._is_loopback and not _is_local(address):
             host = _split(f"//{address}").hostname or ""
@@ -69,7 +70,7 @@ class Authenticator:
             raise Refusal(403, f"requests from pages of {origin[:100]!r} are not accepted")
 
     def _identify(self, headers: Mapping[str, str], now: float) -> Caller | None:
-        """None: not known, or not recently enough."""
+        """Returns the caller; None: not known, or not recently enough."""
         key = _key_in(headers)
         if key.startswith(EPISODE_PREFIX):
             attempt = self._find_attempt(key)
@@ -93,7 +94,7 @@ class Authenticator:
         return caller
 
     async def _learn(self, key: str) -> None:
-        """What `_identify` did not know."""
+        """Reads what `_identify` did not know."""
         if self._is_loopback and not self._require_key and not await self._keys_exist():
             return
         if key:
@@ -107,10 +108,11 @@ class Authenticator:
         self._known[name] = (now, None if record is None else Caller(record.owner, record.rights, record))
 
     async def _keys_exist(self) -> bool:
-        """Revoked ones count: revoking the last key closes the door, it does not open it."""
+        """Whether there are keys, including revoked ones: revoking the last key must not open the server to
+        everyone."""
         now = time.monotonic()
         if now - self._has_keys[0] > CACHE_S:
-            if self._looking is None:  # many ask at once; one looks for all of them
+            if self._looking is None:  # many callers may ask at once; one reads for all of them
                 reading = self._store.read(lambda c: bool(list_keys(c, revoked=True)))
                 self._looking = asyncio.ensure_future(reading)
             looking = self._looking
@@ -123,7 +125,7 @@ class Authenticator:
 
 
 def as_player(caller: Caller) -> Caller:
-    """A stored key with the right of an attempt is nobody's attempt."""
+    """A stored key with the rights of an attempt belongs to no attempt."""
     if caller.right is Rights.EPISODE and caller.attempt is None:
         raise Refusal(403, "this key has the right 'episode' but belongs to no episode; only claims make such keys")
     return caller
@@ -149,7 +151,7 @@ def _split(url: str) -> SplitResult:
 
 @lru_cache(maxsize=256)
 def _is_local(address: str) -> bool:
-    """A host, and perhaps a port."""
+    """Whether an address, with or without a port, is local."""
     host = _split(f"//{address}").hostname or ""
     if host == "localhost":
         return True

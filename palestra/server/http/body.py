@@ -1,4 +1,4 @@
-"""Request bodies that no schema of FastAPI reads: bounded, unpacked."""
+"""Reads request bodies that FastAPI's schemas do not read: limited, unpacked."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from palestra.server.core.wire_errors import TooLarge, WireError, shown
 T = TypeVar("T")
 
 GZIP = 31  # zlib's window bits for a gzip header
-LARGE_BYTES = 1 << 20  # some 3 ms to decode
+LARGE_BYTES = 1 << 20  # takes about 3 ms to decode
 
 
 async def read_body(request: Request) -> bytes:
-    """The middleware bounds what is read; unpacking has the same bound."""
+    """Reads a body. The middleware limits what is read; unpacking has the same limit."""
     return decompress(await request.body(), request.headers.get("content-encoding"), request.app.state.max_body_bytes)
 
 
 async def decoded(decode: Callable[[bytes], T], body: bytes) -> T:
-    """A large body is taken apart beside the loop, so that others' requests get their turns."""
+    """Decodes a large body in a thread, so that other requests get their turn."""
     return await asyncio.to_thread(decode, body) if len(body) > LARGE_BYTES else decode(body)
 
 
 def decompress(body: bytes, encoding: str | None, max_bytes: int) -> bytes:
-    """A body by its Content-Encoding: zstd, gzip or none. More than `max_bytes` is TooLarge."""
+    """Unpacks a body by its Content-Encoding: zstd, gzip or none. Raises TooLarge beyond `max_bytes`."""
     coding = (encoding or "").strip().lower()
     if coding in ("", "identity"):
         plain = body

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Gives the work up when the client leaves. The body has been read."""
+    """Cancels the work when the client disconnects. The body must have been read."""
     task, left = asyncio.create_task(work), asyncio.create_task(_left(request))
     try:
         await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)

@@ -47,11 +47,11 @@ EpisodesNow = Annotated[EpisodeService, Depends(_episodes)]
 Trainer = Annotated[Caller, Depends(_trainer)]
 Claimant = Annotated[Caller, Depends(_claimant)]
 Player = Annotated[Caller, Depends(_player)]
-"""Also an attempt's own key, for itself."""
+"""A player; also the key of an attempt, for that attempt."""
 
 
 def holder(caller: Caller, client_id: str) -> str:
-    """Whose leases they are. A client of one key is another than one of the same name with another key."""
+    """Returns the holder of the leases. Clients of the same name with different keys are different holders."""
     if not client_id:
         raise Refusal(400, "client_id is missing; send any name that no other player with this key uses")
     if caller.key is None:
@@ -61,7 +61,7 @@ def holder(caller: Caller, client_id: str) -> str:
 
 
 def speaker(caller: Caller, client_id: str, about: Sequence[LeaseRef | EndRequest]) -> str | None:
-    """Who speaks of these leases; None: the attempt itself."""
+    """Returns the holder who makes a call about these leases; None: the attempt itself."""
     attempt = caller.attempt
     if attempt is None:
         return holder(caller, client_id)
@@ -72,6 +72,6 @@ def speaker(caller: Caller, client_id: str, about: Sequence[LeaseRef | EndReques
 
 
 def endpoint(request: Request) -> tuple[str, str]:
-    """Where a player reaches the model, and the name of one."""
+    """Returns the address at which a player reaches the model, and the name of a model."""
     core: Core = request.app.state.core
     return f"{core.config.episodes.url or str(request.base_url).rstrip('/')}/v1", next(iter(core.workers))

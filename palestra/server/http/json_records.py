@@ -1,6 +1,6 @@
-"""JSON bodies into records and back; an error names the wrong field and the nearest known one.
+"""Converts JSON bodies to records and back; an error names the wrong field and the nearest known one.
 
-Owns: reading, unknown names, nesting. Never touches: what the values may be.
+Owns: reading, unknown names, nesting. Never touches: which values are allowed.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from palestra.util.suggest import did_you_mean
 
 T = TypeVar("T")
 
-LONG_BYTES = 1 << 16  # to look at every name in it takes some 10 ms: beside the loop, then
-MAX_DEPTH = 64  # of anything nested: what is told back later is nested deeper still
+LONG_BYTES = 1 << 16  # checking every name in a larger body takes about 10 ms, so it is done in a thread
+MAX_DEPTH = 64  # of nesting; an answer that repeats the value is nested deeper still
 MAX_INT = 2**63 - 1
 
 
 async def read_record(request: Request, kind: type[T], *, others_pass: bool = False) -> T:
-    """`others_pass`: of clients that are not ours, fields that nobody knows may come."""
+    """Reads a body. `others_pass` allows unknown fields, for clients that are not ours."""
     body = await read_body(request)
-    if len(body) > LONG_BYTES:  # beside the loop, so that others get their turns
+    if len(body) > LONG_BYTES:  # in a thread, so that other requests get their turn
         return await asyncio.to_thread(record_of, body, kind, others_pass=others_pass)
     return record_of(body, kind, others_pass=others_pass)
 
@@ -73,7 +73,7 @@ _Check = Callable[[Any, str], None]
 
 
 def _check_of(info: inspect.Type) -> _Check | None:
-    """None: nothing in it has a name."""
+    """Returns a check for values of this type; None: nothing in it has field names."""
     match info:
         case inspect.StructType():
             return partial(_check_record, info.cls)
@@ -91,7 +91,7 @@ def _check_of(info: inspect.Type) -> _Check | None:
 
 @cache
 def _fields(kind: type[Any]) -> tuple[dict[str, None], list[tuple[str, _Check]]]:
-    """Names, and those with names in them."""
+    """Returns the field names, and the fields whose values need a check."""
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
     checks = [(field.encode_name, _check_of(field.type)) for field in info.fields]
@@ -144,7 +144,7 @@ _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$(?P<where>.*)`)?$", 
 
 
 def _in_plain_words(text: str) -> str:
-    """msgspec says the place last."""
+    """Moves the place in msgspec's text, which comes last, to the front."""
     found = _PLACE.match(text)
     assert found is not None
     what = found["what"].replace("`", "")

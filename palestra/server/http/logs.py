@@ -1,4 +1,4 @@
-"""The server's log: lines on stderr, as text or JSON, that never hold a key.
+"""The server's log: lines on stderr, as text or JSON, that never contain a key.
 
 Owns: how a line looks, redaction, the line per request. Never touches: what is worth a line.
 """
@@ -28,15 +28,16 @@ Observe = Callable[[str, int, float], None]
 """Route, status, seconds: `Metrics.request`."""
 
 current_request: ContextVar[Scope | None] = ContextVar("request", default=None)
-"""What is logged meanwhile has its id."""
+"""Lines that are logged during a request have its id."""
 _REQUEST_ID = "palestra.request_id"
 
-# "Not yet" and "slow down" are the normal course of a busy server, not worth a line at info.
+# These statuses are normal on a busy server, and not worth a line at info.
 ROUTINE_STATUSES = {408, 429}
 
 
 def set_up_logs(level: str = "info", *, as_json: bool = False, stream: TextIO | None = None) -> None:
-    """For this process: our own lines and those of libraries. Called again, it replaces what it set up before."""
+    """Sets up logging for this process: our own lines and those of libraries. If called again, it replaces what it set
+    up before."""
     out: TextIO = stream or sys.stderr
     number = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
@@ -60,15 +61,15 @@ def set_up_logs(level: str = "info", *, as_json: bool = False, stream: TextIO | 
     for old in [old for old in root.handlers if isinstance(old, _Handler)]:
         root.removeHandler(old)
     root.addHandler(handler)
-    # Libraries chat at info: for that, ask for debug.
+    # Libraries log much at info, so theirs is shown at debug only.
     root.setLevel(logging.INFO if number <= logging.DEBUG else max(number, logging.WARNING))
     logging.getLogger("palestra").setLevel(number)
     logging.getLogger("uvicorn.access").disabled = True
 
 
 def request_id() -> str:
-    """Id of the request that is being answered; empty outside of one. Made when it is first needed: most requests are
-    short, and nothing is logged about them."""
+    """Returns the id of the request that is being answered; empty outside of one. It is made when first needed: most
+    requests are short, and nothing is logged about them."""
     scope = current_request.get()
     if scope is None:
         return ""
@@ -85,25 +86,25 @@ def _add_request_id(_logger: WrappedLogger, _method: str, line: EventDict) -> Ev
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Ours, so that setting up again finds it."""
+    """A class of our own, so that setting up again finds it."""
 
 
 def _render(as_json: bool, stream: TextIO) -> list[Processor]:
     if as_json:
         return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
-    # Plain tracebacks: the pretty ones show local variables and break lines, in the middle of a key too.
+    # Plain tracebacks: rich ones show local variables, and break lines even in the middle of a key.
     plain = structlog.dev.plain_traceback
     return [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain, pad_event_to=0)]
 
 
 def _redact_line(_logger: WrappedLogger, _method: str, line: EventDict | str) -> str:
-    """Last of all and on the finished line: whatever field, library or traceback a key came with, it is in there."""
+    """Redacts the finished line, as the last processor: whatever field, library or traceback contains a key."""
     return redact(str(line))
 
 
 def _template(scope: Scope) -> str:
-    """Not the path: ids in paths are many, and a signed one opens a door. A route of FastAPI does not know the prefix
-    that it was included with, but this does."""
+    """Returns the route's template. Not the path: ids in paths are many, and a signed one grants access. A route of
+    FastAPI does not know the prefix with which it was included, but the scope does."""
     included = scope.get("fastapi", {}).get("effective_route_context")
     return getattr(included or scope.get("route"), "path", "unknown")
 
@@ -113,7 +114,7 @@ class RequestLog:
 
     def __init__(self, app: App, observe: Observe | None = None) -> None:
         self.app, self.observe = app, observe
-        # Bound once, with the level that was set: a line that is not wanted then costs nothing.
+        # Bound once, with the configured level: a line that is not logged then costs nothing.
         self.log = structlog.get_logger("palestra.request").bind()
         self._tells_all = self.log.is_enabled_for(logging.DEBUG)
 

@@ -17,13 +17,13 @@ JSON_BODY = {"requestBody": {"required": True, "content": {"application/json": {
 """The schema of routes that read their body themselves."""
 LINES = "application/x-ndjson"
 OR_LINES: Responses = {200: {"content": {"application/json": {}, LINES: {}}}}
-"""With `format=jsonl`."""
+"""The answer of routes with `format=jsonl`."""
 OR_EVENTS: Responses = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
-"""With `stream: true`."""
+"""The answer of routes with `stream: true`."""
 
 
 RECORDS = "#/components/schemas/"
-"""Where records that are no pydantic models are described: see `describe`."""
+"""Where records that are not pydantic models are described: see `describe`."""
 
 
 def body_of(record: type[msgspec.Struct]) -> JsonObject:
@@ -36,7 +36,7 @@ def answer_of(record: type[msgspec.Struct]) -> Responses:
 
 
 def describe(app: FastAPI, bodies: Iterable[Any], answers: Iterable[Any]) -> None:
-    """Puts their schemas into the app's OpenAPI. Bodies have no other fields."""
+    """Adds the schemas of these types to the app's OpenAPI. Bodies have no other fields."""
     read = msgspec.json.schema_components(bodies, ref_template=RECORDS + "{name}")[1]
     components = msgspec.json.schema_components(answers, ref_template=RECORDS + "{name}")[1]
     for schema in read.values():

@@ -25,19 +25,19 @@ async def list_aliases(service: ServiceNow, caller: CallerNow) -> AliasList:
 
 @router.get("/aliases/{name:path}")
 async def get_alias(name: str, service: ServiceNow, caller: CallerNow) -> AliasObject:
-    """One alias, and the model it stands for."""
+    """One alias, and the model it points at."""
     return AliasObject.of(await service.models.aliases.get(caller.owner, name))
 
 
 @router.put("/aliases/{name:path}", openapi_extra=_BODY)
 async def put_alias(name: str, request: Request, service: ServiceNow, caller: CallerNow) -> AliasObject:
-    """Make an alias or move it. Calls that are under way go on with the weights they began with."""
+    """Make an alias or move it. Calls under way continue with the weights they began with."""
     call = await decoded(lambda body: parse_body(AliasRequest, body), await read_body(request))
     return AliasObject.of(await service.models.point(caller, name, call.model))
 
 
 @router.delete("/aliases/{name:path}")
 async def delete_alias(name: str, service: ServiceNow, caller: CallerNow) -> AliasDeleted:
-    """Delete an alias; the model it stands for stays."""
+    """Delete an alias; the model it points at stays."""
     await service.models.aliases.drop(caller.owner, name)
     return AliasDeleted(id=name)

@@ -1,6 +1,7 @@
-"""Aliases: an owner's own names for models. A run moves one to its newest weights, and agents need not know them.
+"""Aliases: an owner's own names for models. A run moves one to its newest weights, so that agents need not know their
+names.
 
-Owns: which names are allowed, what each owner's point at; in memory, and on disk before a change is acknowledged. Never
+Owns: which names are allowed, what each alias points at; in memory, and on disk before a change is acknowledged. Never
 touches: whether the target exists, which `model_resolver` finds out.
 """
 
@@ -20,7 +21,7 @@ from palestra.store import Store
 from palestra.store import aliases as rows
 from palestra.store.records import Alias
 
-MAX_ALIASES = 256  # of one owner: /v1/models looks at what each points at
+MAX_ALIASES = 256  # of one owner: /v1/models resolves each of them
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -53,14 +54,14 @@ class AliasDeleted(BaseModel):
 
 
 class Aliases:
-    """The one writer of its table: what is held is what is stored."""
+    """The only writer of its table, so the memory always equals what is stored."""
 
     def __init__(self, store: Store):
         self._store = store
         self._by_owner: dict[str, dict[str, Alias]] | None = None
         """By owner and name; None: not read yet."""
         self._changing = asyncio.Lock()
-        """One change at a time, so that memory follows the order of the database."""
+        """Allows one change at a time, so that memory follows the order of the database."""
 
     async def of(self, owner: str) -> list[Alias]:
         return sorted((await self._all()).get(owner, {}).values(), key=lambda alias: alias.name)

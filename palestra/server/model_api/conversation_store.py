@@ -29,12 +29,13 @@ from palestra.store import traces as rows
 from palestra.store.traces import FoundAnswer
 from palestra.types.sampling import StopReason
 
-MAX_RECALLED = 8  # traces looked into for one name: they differ in what was thought, and the newest is mostly the one
+MAX_RECALLED = 8  # traces read for one name: they differ in their reasoning, and the newest is usually the right one
 
 
 class ConversationStore:
-    """`prompt` before a call is sampled. Afterwards its turn is kept in a trace, as `Call.of_chat(prompt, …)`, and then
-    `keep` holds it here; both know the answer by the same name, so a restart or a full memory loses nothing."""
+    """Call `prompt` before a call is sampled. Afterwards its turn is stored in a trace, as `TracedCall.of_chat(prompt,
+    …)`, and then `keep` caches it here; both use the same name for the answer, so a restart or a full memory loses
+    nothing."""
 
     def __init__(self, config: ServeConfig, store: Store):
         self._store = store
@@ -48,8 +49,8 @@ class ConversationStore:
     async def prompt(
         self, tokenizer: ChatTokenizer, make_request: Callable[[], PromptRequest], *, max_tokens: int | None = None
     ) -> Prompt:
-        """`ask` reads the request, beside the loop like the rest. What is certain to have more than `max_tokens` is
-        refused before it is encoded."""
+        """Builds a prompt in a thread; `make_request` is called there, too. A conversation that certainly has more than
+        `max_tokens` is refused before it is encoded."""
         return await asyncio.to_thread(self._prompt, tokenizer, make_request, max_tokens)
 
     def _prompt(

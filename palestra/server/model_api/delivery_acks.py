@@ -1,6 +1,7 @@
 """Delivery acknowledgements: which answers have reached the players of episodes.
 
-A server may die in between. The player asks again, and what it never saw must not be trained on as if it had.
+A server may die before an answer is sent. The player then asks again, and the answer that it never received must not be
+trained on.
 
 Owns: recording that an answer was delivered. Never touches: what happens to one that was not (`broker.deliveries`).
 """
@@ -23,20 +24,20 @@ log = structlog.get_logger()
 
 
 class DeliveryAcks:
-    """A turn is kept with a mark, in one transaction; the mark goes when the answer has gone out."""
+    """A turn is stored as unanswered, in one transaction; the mark is deleted when the answer was sent."""
 
     def __init__(self, store: Store, episodes: EpisodeCalls):
         self._store, self._episodes = store, episodes
         self._kept: dict[str, tuple[AttemptRef, Sequence[TurnKey]]] = {}
-        """By response."""
+        """Turns by response id."""
         self._writing: set[asyncio.Task[None]] = set()
 
     def expect(self, response_id: str, attempt: AttemptRef, turns: Sequence[TurnKey]) -> None:
         self._kept[response_id] = attempt, turns
 
     def acknowledge(self, response_id: str) -> None:
-        """All of it is with the system, or beyond. Not for an attempt that is over: what its trainer reads does not
-        change any more. Begun at once, so it is on disk before an end that comes later."""
+        """Notes that the whole answer was handed to the operating system. Does nothing if the attempt is over, because
+        its trainer may have read it. The write begins at once, so it is on disk before a later end of the episode."""
         attempt, turns = self._kept.pop(response_id, (None, ()))
         if attempt is None or not self._episodes.is_live(attempt):
             return
@@ -46,14 +47,14 @@ class DeliveryAcks:
 
     @contextmanager
     def delivering(self, response_id: str) -> Iterator[None]:
-        """Around a stream: one that breaks off is not handed over any more."""
+        """Surrounds a stream: if it breaks off, its answer is not acknowledged."""
         try:
             yield
         finally:
             self.forget(response_id)
 
     def forget(self, response_id: str) -> None:
-        """Nobody will ask for it any more; the mark stays."""
+        """Forgets a response that nobody will ask for any more; the mark stays."""
         self._kept.pop(response_id, None)
 
     async def _write(self, turns: Sequence[TurnKey]) -> None:

@@ -1,4 +1,4 @@
-"""A running sample of the engine: waited for or streamed, and cancelled when no client wants it any more.
+"""A running sample of the engine: waited for or streamed, and cancelled when no client needs it any more.
 
 Owns: submitting, waiting, cancelling. Never touches: text, traces.
 """
@@ -24,7 +24,7 @@ from palestra.types.sampling import StopReason
 
 T = TypeVar("T")
 
-WAIT_S = 60.0  # then it looks again; nothing depends on it
+WAIT_S = 60.0  # only the interval at which it checks again
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +37,20 @@ class RunningSample:
     def __init__(self, core: Core, future: SampleFuture, weights: str, grammar: Grammar | None):
         self._core, self._future = core, future
         self.weights = weights
-        """Which it is sampled from, exactly."""
+        """The exact weights that are sampled from."""
         self._grammar = grammar
         self._received: list[StreamedTokens | None] = []
-        """By `begun`, and not told by `parts` yet."""
+        """Received by `begun`, and not yet yielded by `parts`."""
 
     async def begun(self) -> None:
-        """When a stream has a first part. What the engine refuses is raised here: nothing has been said by then."""
+        """Waits for the first part of a stream. A refusal of the engine is raised here, when nothing was sent yet."""
         self._received.append(await self._next())
         if self._received == [None]:
             self._refuse_when_stopping()
             await self.outcome()
 
     async def parts(self) -> AsyncIterator[StreamedTokens]:
-        """Parts of a stream as it is drawn, up to its end."""
+        """Yields parts of a stream as it is sampled, up to its end."""
         while (part := await self._next()) is not None:
             yield part
         self._refuse_when_stopping()
@@ -84,7 +84,7 @@ class EngineSampler:
     async def run(
         self, caller: Caller, target: SamplingTarget, request: SampleRequest, *, stream: bool = False
     ) -> AsyncIterator[RunningSample]:
-        """Left before its end, the sample is taken back from the engine."""
+        """Runs a sample; if the block is left before its end, the sample is cancelled."""
         call = SampleCall(
             request, target.sampling_session_id, None, target.base_model, target.model_path, stream=stream
         )
@@ -96,11 +96,12 @@ class EngineSampler:
                     weights = weights_name(sampling.samplers[future.sampler_id])
                     yield RunningSample(self._core, future, weights, request.grammar)
             finally:
-                sampling.cancel(future)  # nothing to do for one that is done
+                sampling.cancel(future)  # does nothing if it is done
                 sampling.forget(future)
         except Refusal:
             if target.alias is not None and target.sampling_session_id not in (None, *sampling.samplers):
-                # A run ended and took the session along. Its alias is at a checkpoint by now, or says that it is gone.
+                # A run ended and its sampling session with it. Its alias points at a checkpoint by now, or is reported
+                # as missing.
                 raise ApiError(
                     503, f"{target.name} was moved to other weights; send the request again", retry_after_s=1.0
                 ) from None
@@ -108,7 +109,7 @@ class EngineSampler:
 
 
 async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Their results; when one fails, the others are given up."""
+    """Returns the results of all; if one fails, the others are cancelled."""
     tasks = [asyncio.create_task(one) for one in work]
     try:
         return await asyncio.gather(*tasks)
@@ -119,7 +120,7 @@ async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def _failed(failure: EngineFailure, grammar: Grammar | None) -> ApiError:
-    """A request's own fault is permanent; the engine's may pass."""
+    """Returns the error of a failed sample: permanent if the request caused it, retryable if the engine did."""
     if failure.blame is Blame.USER:
         asked_by = "" if grammar is None else grammar.asked_by
         is_about_it = asked_by and failure.message.startswith(f"{asked_by}: ")

@@ -1,6 +1,6 @@
-"""Refusals in OpenAI's envelope, with the statuses its SDK expects: it retries 408, 409, 429 and 5xx, nothing else.
+"""Refusals in OpenAI's error format, with the statuses its SDK expects: it retries 408, 409, 429 and 5xx, nothing else.
 
-Owns: the envelope. Never touches: what is refused.
+Owns: the format. Never touches: what is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = structlog.get_logger()
 M = TypeVar("M", bound=BaseModel)
 
 BROKE = "the server failed unexpectedly; its log has the details"
-CLIENT_LEFT = 499  # nginx's: nobody reads it, the log shows it
+CLIENT_LEFT = 499  # nginx's status: nobody reads it, but the log shows it
 
 
 class OpenAIErrorDetail(BaseModel):
@@ -46,13 +46,13 @@ def invalid(param: str | None, detail: str, *, code: str | None = None) -> ApiEr
 
 
 def no_model(model: str, known: list[str]) -> ApiError:
-    """Also for what is another owner's."""
+    """Returns the 404 of a model, also for one that belongs to another owner."""
     detail = f"the model {shown(model)} does not exist or you do not have access to it; base models: {', '.join(known)}"
     return ApiError(404, detail, param="model", code="model_not_found")
 
 
 def too_long(prompt_tokens: int, context: int, param: str, *, at_least: bool = False) -> ApiError:
-    """`at_least`: it was not counted to its end."""
+    """`at_least`: the prompt was not counted to its end."""
     detail = (
         f"This model's maximum context length is {context} tokens. However, your messages resulted in "
         f"{'at least ' if at_least else ''}{prompt_tokens} tokens, which leaves no room for an answer. "
@@ -69,7 +69,7 @@ def parse_body(schema: type[M], body: bytes) -> M:
 
 
 def parse_fields(schema: type[M], fields: JsonObject) -> M:
-    """Parses a call that was put together from another route's."""
+    """Parses a call that was made from a call of another route."""
     try:
         return schema.model_validate(fields)
     except ValidationError as error:
@@ -103,7 +103,7 @@ def _refused(error: Refusal) -> Response:
 
 
 def as_refusal(error: Exception, **where: str) -> Refusal:
-    """What a client is told of an error: those we did not expect are in the log."""
+    """Returns what a client is told about an error; unexpected ones are in the log."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, StoreError):
@@ -114,7 +114,7 @@ def as_refusal(error: Exception, **where: str) -> Refusal:
 
 
 class RefusingRoute(APIRoute):
-    """Whatever a route raises leaves it as an envelope: the one that `refused` makes."""
+    """Every exception of a route is answered in the format that `refused` makes."""
 
     refused: ClassVar[Callable[[Refusal], Response]]
 

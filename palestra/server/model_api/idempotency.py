@@ -1,8 +1,9 @@
-"""Idempotent calls: one that a client repeats is not sampled twice.
+"""Idempotent calls: a call that a client repeats is not sampled twice.
 
-An SDK that gave up waiting closes its connection and sends the same call once more, a moment later. What it left is
-kept running for that moment and goes to the one who comes back; an answer that nobody read to its end is kept longer.
-Equal calls that nobody left have nothing to do with each other: each is sampled.
+An SDK that gave up waiting closes its connection and sends the same call again a moment later. The abandoned call is
+kept running for that moment, and its answer goes to the repeated call; an answer that was not read to its end is kept
+longer. Equal calls that were not abandoned are independent: each is sampled.
+
 Owns: which call a retry means. Never touches: what a call does.
 """
 
@@ -23,10 +24,10 @@ from palestra.server.http.connection import while_connected
 from palestra.server.model_api.delivery_acks import DeliveryAcks
 
 RETRY_COUNT = "x-stainless-retry-count"
-"""OpenAI's and Anthropic's SDKs say with each call how often they tried before."""
+"""OpenAI's and Anthropic's SDKs send with each call how often they tried before."""
 IDEMPOTENCY_KEY = "idempotency-key"
-LINGER_S = 3.0  # the SDKs come back after half a second, then one, then two
-KEEP_S = 60.0  # for an answer that is there; the retry may have to wait its turn
+LINGER_S = 3.0  # the SDKs retry after half a second, then one, then two
+KEEP_S = 60.0  # for a finished answer; the retry may have to wait for its turn
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +42,7 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """What a request says about retries."""
+    """What a request's headers say about retries."""
 
     count: int | None
     key: str | None
@@ -60,7 +61,7 @@ class _Header:
 class IdempotentCalls:
     receipts: DeliveryAcks
     _calls: dict[bytes, list[_Call]] = field(default_factory=dict)
-    """Running, or not read to the end; by who asks what."""
+    """Calls that run, or whose answers were not read to the end, by caller and content."""
 
     async def answer(
         self,
@@ -70,7 +71,7 @@ class IdempotentCalls:
         response_id: str,
         work: Callable[[], Coroutine[Any, Any, bytes]],
     ) -> Response:
-        """`work` makes the body of the answer."""
+        """Answers a call. `work` makes the body of the answer."""
         header = _Header.of(request)
         name = _name(request, caller, header, body)
         call = self._find(header, name) or self._start(name, response_id, work)
@@ -89,7 +90,7 @@ class IdempotentCalls:
         )
 
     def _find(self, header: _Header, name: bytes) -> _Call | None:
-        """By key whoever has it; else one that somebody left."""
+        """Finds a call by its idempotency key; without a key, one that was abandoned."""
         if header.key is None and not header.count:
             return None
         return next((call for call in self._calls.get(name, ()) if header.key is not None or not call.readers), None)
@@ -104,7 +105,8 @@ class IdempotentCalls:
         self._left(call, None if is_read else header)
 
     def _left(self, call: _Call, header: _Header | None) -> None:
-        """`header`: of one who may come back; None: there is nothing to come back for."""
+        """Called when a client has left. `header`: of a client that may come back; None: there is nothing to come back
+        for."""
         call.readers -= 1
         if call.readers:
             return
@@ -128,7 +130,7 @@ _NOTHING = {"type": "http.response.body", "body": b""}
 
 
 class _Answer(Response):
-    """Says whether its reader was there to the end."""
+    """A response that notes whether its client read it to the end."""
 
     def __init__(self, body: bytes, handed_over: Callable[[], None], after: Callable[[bool], None]):
         super().__init__(body, media_type="application/json")
@@ -140,7 +142,7 @@ class _Answer(Response):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": self.body, "more_body": True})
             await send(_NOTHING | {"more_body": True})  # waits until there is room again: the client reads, or is gone
-            self._handed_over()  # also if it is gone by now: some hang up as soon as they have read
+            self._handed_over()  # also if it is gone by now: some clients hang up as soon as they have read
             is_read = not await Request(scope, receive).is_disconnected()
             await send(_NOTHING)
         finally:
@@ -148,7 +150,7 @@ class _Answer(Response):
 
 
 def _notice(task: asyncio.Task[bytes]) -> None:
-    """Its client may be gone by then: an error that nobody reads is no news."""
+    """Retrieves the error of a task whose client may be gone, so that asyncio does not report it."""
     if not task.cancelled():
         task.exception()
 

@@ -28,19 +28,19 @@ from palestra.types.engine import KeptSampler, ModelCard, SavedAdapter
 from palestra.types.episodes import SamplingBounds
 from palestra.util.json_types import JsonObject
 
-GONE_RETRY_S = 2.0  # a trainer that resumes takes seconds to tens of them
+GONE_RETRY_S = 2.0  # a trainer that resumes takes seconds to tens of seconds
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingTarget:
     name: str
-    """As the client calls it."""
+    """The name as the client gave it."""
     worker: WorkerHandle
     base_model: str | None = None
     model_path: str | None = None
     sampling_session_id: str | None = None
     alias: Alias | None = None
-    """Under which it was found, as it was then: a call goes on with these weights when the alias moves."""
+    """The alias under which it was found, as it was then: a call continues with these weights when the alias moves."""
     version: int | None = None
     """Version of the weights of an episode's run when the call was admitted."""
     bounds: SamplingBounds | None = None
@@ -61,21 +61,21 @@ class ModelResolver:
         self._tool_formats = {
             model.name[0]: tool_format(model.tool_format) for model in core.config.models if model.tool_format
         }
-        """Those that a setting names."""
+        """Formats that the config sets."""
 
     @property
     def names(self) -> list[str]:
         return list(self._core.workers)
 
     async def find(self, caller: Caller, name: str) -> SamplingTarget:
-        """Under an episode's key its run's model, whatever it is called."""
+        """Resolves a name. With an episode's key it is the model of its run, whatever the name."""
         if caller.attempt is not None:
             name = self._played(self._calls.model_of(caller.attempt), name)
         return await self._named(caller, name)
 
     @asynccontextmanager
     async def calling(self, caller: Caller, name: str) -> AsyncIterator[SamplingTarget]:
-        """Around a call that is sampled, its answer included."""
+        """Surrounds a call that is sampled, including its answer."""
         if caller.attempt is None:
             yield await self.find(caller, name)
             return
@@ -85,7 +85,8 @@ class ModelResolver:
             yield replace(target, version=call.version, bounds=call.bounds)
 
     async def _of_run(self, caller: Caller, model: str | None, name: str) -> SamplingTarget:
-        """Weights that are gone come back with the trainer: players need not fail because it was killed."""
+        """Returns the model of an episode's run. Weights that are missing come back with the trainer, so players are
+        asked to retry."""
         try:
             return await self._named(caller, self._played(model, name))
         except ApiError as error:
@@ -95,7 +96,7 @@ class ModelResolver:
             raise ApiError(503, detail, code="weights_gone", retry_after_s=GONE_RETRY_S) from error
 
     def _played(self, model: str | None, name: str) -> str:
-        """The model of a run without one: the only one there is, or what the player names."""
+        """Returns the model of a run that has none: the only served one, or what the player names."""
         return model or (self.names[0] if len(self._core.all_workers) == 1 else name)
 
     async def _named(self, caller: Caller, name: str) -> SamplingTarget:
@@ -111,7 +112,7 @@ class ModelResolver:
         return target
 
     async def _find(self, caller: Caller, name: str) -> SamplingTarget | None:
-        """What is called so itself."""
+        """Finds a model that has this name itself."""
         if name.startswith(SCHEME):
             try:
                 checkpoint = await self._core.checkpoints.find(TinkerPath.parse(name), caller.owner)
@@ -129,14 +130,14 @@ class ModelResolver:
         return None if target is None else replace(target, name=alias.name, alias=alias)
 
     async def point(self, caller: Caller, name: str, model: str) -> Alias:
-        """Makes an alias, or moves it."""
+        """Makes or moves an alias."""
         check_name(name, self.names)
         if await self._find(caller, model) is None:
             raise target_missing(model, self.names)
         return await self.aliases.put(caller.owner, name, model)
 
     async def listed(self, caller: Caller) -> list[SamplingTarget]:
-        """The base models, and aliases that work. For an episode, its run's model."""
+        """Returns the base models, and the aliases that work. For an episode, the model of its run."""
         if caller.attempt is not None:
             return [await self.find(caller, self.names[0])]
         bases = [SamplingTarget(name, worker, base_model=name) for name, worker in self._core.workers.items()]
@@ -145,13 +146,13 @@ class ModelResolver:
         return bases + [target for target in found if target is not None]
 
     async def find_or_only(self, caller: Caller, name: str | None) -> SamplingTarget:
-        """Without a name, the one model there is."""
+        """Without a name, returns the only served model."""
         if name is None and caller.attempt is None and len(self._core.all_workers) != 1:
             raise invalid("model", f"model: name one of {', '.join(self.names)}")
         return await self.find(caller, self.names[0] if name is None else name)
 
     async def tokenizer(self, target: SamplingTarget) -> ChatTokenizer:
-        """Read once, beside the loop."""
+        """Returns the tokenizer, which is read once, in a thread."""
         name = target.worker.name
         if name not in self._tokenizers:
             reading = asyncio.to_thread(self._load, name, Path(target.worker.config.model))
@@ -170,7 +171,7 @@ class ModelResolver:
 
 
 def about(target: SamplingTarget) -> JsonObject:
-    """As /v1/models tells it."""
+    """Returns the entry in /v1/models."""
     alias, card = target.alias, target.worker.card
     return {
         "id": target.name,
@@ -183,7 +184,8 @@ def about(target: SamplingTarget) -> JsonObject:
 
 
 def weights_name(sampler: SamplingSession) -> str:
-    """Which weights exactly. A checkpoint's folder is its own for every save, so its last part tells saves apart."""
+    """Returns the exact name of the weights. Every save of a checkpoint has its own folder, so the last part of its
+    path distinguishes saves."""
     match sampler.weights:
         case KeptSampler(model_id=model_id, seq_id=seq_id):
             return f"{model_id}@{seq_id}"

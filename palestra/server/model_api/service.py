@@ -1,6 +1,6 @@
-"""The model endpoint: its parts, put together, and its short calls.
+"""The model endpoint: its parts, and its short calls.
 
-Owns: models and tokens, as they are listed. Never touches: HTTP.
+Owns: listing models, tokenizing. Never touches: HTTP.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ModelApi:
 
     async def chat(self, caller: Caller, call: ChatRequest, response_id: str) -> bytes:
         answer = await self.chats.answer(caller, call, route="chat", response_id=response_id)
-        if call.logprobs or call.prompt_logprobs is not None:  # every token gets a name: beside the loop
+        if call.logprobs or call.prompt_logprobs is not None:  # in a thread: the text of every token is looked up
             return await asyncio.to_thread(lambda: dumps(chat_body(answer, call)))
         return dumps(chat_body(answer, call))
 
@@ -56,7 +56,7 @@ class ModelApi:
         return about(await self.models.find(caller, name))
 
     async def tokenize(self, caller: Caller, call: TokenizeRequest) -> JsonObject:
-        """A chat as it would be read now, with what was said before token for token."""
+        """Tokenizes a chat as it would be read now, with the history token for token."""
         target = await self.models.find_or_only(caller, call.model)
         tokenizer = await self.models.tokenizer(target)
         if call.prompt is not None:

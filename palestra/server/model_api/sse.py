@@ -14,7 +14,7 @@ from palestra.server.model_api.json_text import dumps
 from palestra.util.json_types import JsonObject
 
 DONE = b"data: [DONE]\n\n"
-HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # a proxy must not collect events
+HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # a proxy must not buffer events
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -22,7 +22,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 def event(data: JsonObject, name: str | None = None) -> bytes:
-    """One event as it is written; `name` for the APIs that name theirs."""
+    """Returns one event as it is written; `name` for APIs that name their events."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     return head + b"data: " + dumps(data) + b"\n\n"
 
@@ -36,11 +36,11 @@ class EventStream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            await self._events.aclose()  # a client that left: nothing is sampled for it any more
+            await self._events.aclose()  # if the client has left, sampling for it stops
 
 
 async def sse(request: Request, lines: AsyncGenerator[bytes, None]) -> EventStream:
-    """What `lines` raises before its first item is raised here: an ordinary error."""
+    """An exception of `lines` before its first item is raised here, as an ordinary error."""
     try:
         first = await while_connected(request, _first(lines))
     except BaseException:

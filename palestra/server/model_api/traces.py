@@ -1,6 +1,6 @@
-"""Traces for those who made them: kept before an answer is given, read back, exported.
+"""Stores calls as traces before they are answered, and returns and exports them to their owner.
 
-Owns: what of a call is kept, JSON of it. Never touches: conversations in memory.
+Owns: what is stored of a call, its JSON. Never touches: conversations in memory.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class TracedCall:
 
     prompt: Sequence[int]
     read: Sequence[int]
-    """What of the prompt its parent does not have."""
+    """The part of the prompt that its parent does not have."""
     parent: CachedTurn | None
     sequences: Sequence[SampledSequence]
     facts: TurnFacts
     answers: Sequence[AnswerKey] = ()
-    """For each sequence, what its conversation is found by when it goes on."""
+    """For each sequence, the key by which its conversation is found when it continues."""
 
     @classmethod
     def of_chat(
         cls, prompt: Prompt, sequences: Sequence[SampledSequence], messages: Sequence[Message], facts: TurnFacts
     ) -> TracedCall:
-        """`messages`: as the client is told of the sequences."""
+        """`messages` are the sequences as the client receives them."""
         return cls(
             prompt=prompt.ids,
             read=prompt.read,
@@ -72,10 +72,10 @@ class CallTraces:
         self._masking = masking
 
     async def keep(self, caller: Caller, model: str, calls: Sequence[TracedCall]) -> list[TurnKey]:
-        """On disk when it returns. All in one trace: the parent's, or a new one."""
+        """Stores calls; they are on disk when this returns. All are in one trace: the parent's, or a new one."""
         attempt = caller.attempt
         if attempt is not None:
-            self._episodes.check(attempt)  # from here to the writer nothing comes between
+            self._episodes.check(attempt)  # from here to the writer there is no await
             self._episodes.sampled(attempt, sum(len(s.tokens) for call in calls for s in call.sequences))
         parent, now = calls[0].parent, time.time()
         trace_id = rows.new_trace_id() if parent is None else parent.place.trace_id
@@ -108,7 +108,7 @@ class CallTraces:
         return keys
 
     async def page(self, caller: Caller, limit: int, offset: int, origin: str | None) -> JsonObject:
-        """`origin`: of an episode's attempt, as episode_id#attempt."""
+        """`origin` is an attempt at an episode, as episode_id#attempt."""
         found = await self._store.read(
             lambda c: rows.list_traces(c, caller.owner, limit=limit, offset=offset, origin=origin)
         )
@@ -124,7 +124,7 @@ class CallTraces:
         return {"object": "list", "trace_id": trace_id, "data": [msgspec.to_builtins(one) for one in found]}
 
     async def export(self, caller: Caller, limit: int, offset: int, origin: str | None) -> AsyncIterator[bytes]:
-        """A line for each trace. One that is purged meanwhile is left out."""
+        """Yields a line for each trace. Traces that are purged meanwhile are left out."""
         for start in range(offset, offset + limit, EXPORTED_AT_ONCE):
             size = min(EXPORTED_AT_ONCE, offset + limit - start)
             page = await self._store.read(
@@ -140,7 +140,7 @@ class CallTraces:
                 return
 
     async def lines(self, caller: Caller, trace_id: str) -> bytes:
-        """A line for each turn."""
+        """Returns a line for each turn."""
         trace, turns = await self._read(caller, trace_id)
         turns_out = ({"trace_id": trace.trace_id, **one} for one in await self._with_answers(turns))
         return b"".join(msgspec.json.encode(line) + b"\n" for line in turns_out)
@@ -149,7 +149,7 @@ class CallTraces:
         return _about(trace) | {"turns": await self._with_answers(turns)}
 
     async def _with_answers(self, turns: Sequence[TraceTurn]) -> list[JsonObject]:
-        """Their messages without secrets; the tokens are what they are."""
+        """Returns the turns with secrets masked in their messages; tokens are not changed."""
         turns_out = [msgspec.to_builtins(turn) for turn in turns]
         facts = [one.pop("facts") for one in turns_out]
         spoken = [
@@ -190,7 +190,7 @@ def _answers(call: TracedCall) -> list[KeptAnswer]:
 
 
 def _about(trace: Trace) -> JsonObject:
-    """Without its owner, who is the one that asks."""
+    """Returns a trace without its owner, who is the caller."""
     return {
         "id": trace.trace_id,
         "object": "trace",

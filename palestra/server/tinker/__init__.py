@@ -1,1 +1,1 @@
-"""The Tinker API: wire forms, routes, ids. Begin at `service` and the `routes_*`."""
+"""The Tinker API: wire formats, routes, ids. Begin at `service` and the `routes_*`."""

@@ -10,7 +10,7 @@ from palestra.server.tinker.service import TinkerService
 
 
 async def _service(request: Request) -> TinkerService:
-    """Async: a plain function would cost a trip through the thread pool."""
+    """Async, because a plain function would cost a trip through the thread pool."""
     return request.app.state.tinker
 
 

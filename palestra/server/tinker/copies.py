@@ -1,9 +1,9 @@
 """Copies of checkpoints: the same files under the path of a run of their own, which cannot be trained.
 
-Files are linked where the disk allows it, so a copy takes no room; the folder of a checkpoint never changes, so both
-may share them.
+Files are linked if the disk allows it, so a copy takes no space; the folder of a checkpoint never changes, so both may
+share them.
 
-Owns: making a copy, once however often it is asked for. Never touches: HTTP.
+Owns: making a copy, once however often it is requested. Never touches: HTTP.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ from palestra.util.files import sync
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCopy:
-    """What is asked for. The same request has the same `request_id` and the same target."""
+    """A request for a copy. A repeated request has the same `request_id` and the same target."""
 
     source: TinkerPath
     target: TinkerPath
     request_id: str
     ttl_s: int | None
     project_id: str | None
-    """Into a session made for the copy; None: into the target's own session, which is there."""
+    """The project of the session that is made for the copy; None: the copy goes into the target's own session, which
+    exists."""
 
 
 async def copy_weights(core: Core, caller: Caller, request: CopyWeightsRequest, idempotency_key: str | None) -> str:
@@ -66,7 +67,7 @@ async def copy_weights(core: Core, caller: Caller, request: CopyWeightsRequest, 
         if isinstance(e, FileNotFoundError):
             raise not_found("checkpoint", str(copy.source)) from e
         raise
-    if stored.folder != str(folder):  # the same request, asked twice at once
+    if stored.folder != str(folder):  # the same request arrived twice at once
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
     return str(copy.target)
 
@@ -93,7 +94,7 @@ def _digest(parts: list[object]) -> str:
 
 
 def _share_files(source: str, folder: Path) -> None:
-    """Whole or not at all: nothing leads to the folder before all of it is there."""
+    """Links or copies the files, completely or not at all: nothing refers to the folder before all of it is there."""
     files = files_in(source)
     if not files:
         raise FileNotFoundError(source)
@@ -110,7 +111,7 @@ def _share_files(source: str, folder: Path) -> None:
 
 
 def _write(conn: Connection, copy: CheckpointCopy, original: CheckpointRow, owner: str, folder: str) -> CheckpointRow:
-    """Session, run and checkpoint in one transaction."""
+    """Writes session, run and checkpoint in one transaction."""
     now, run = time.time(), ModelId.parse(copy.target.model_id)
     if copy.project_id is not None:
         session = SessionRow(

@@ -1,6 +1,6 @@
-"""From request bodies to records. Whatever arrives, the outcome is a record or a WireError.
+"""Converts request bodies to records. Whatever arrives, the result is a record or a WireError.
 
-Owns: protobuf and JSON of passes and samples. Never touches: whether a model can do what is asked.
+Owns: protobuf and JSON of passes and samples. Never touches: whether a model can do what is requested.
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ def _config_value(name: str, value: wire.LossConfigValue) -> float | str:
 
 
 def _datum_of_message(datum: wire.Datum) -> Datum:
-    """Sorted: protobuf reads a map in another order in every process, and a request sent again must be the same."""
+    """Sorted, because protobuf reads a map in a different order in every process, and a repeated request must be
+    equal."""
     inputs = datum.loss_fn_inputs
     return Datum(
         chunks=tuple(_text_of_message(chunk) for chunk in datum.model_input),
@@ -180,7 +181,7 @@ def sample_from_json(body: bytes) -> SampleCall:
 
 
 def _sampling_params(given: schemas.SamplingParamsBody) -> SamplingParams:
-    """Stop strings come beside the model's end of sequence; token ids, and an empty list, in its place."""
+    """Stop strings are added to the model's end of sequence; token ids, and an empty list, replace it."""
     token_ids: tuple[int, ...] | None = None
     strings: tuple[str, ...] = ()
     match given.stop:

@@ -1,9 +1,9 @@
-"""Files of a checkpoint by URLs that work for a while, without a key.
+"""Serves files of a checkpoint by URLs that work for a while, without a key.
 
-A URL carries its expiry and an HMAC over run, kind, name, folder, file and expiry: nobody can make one, change one or
-use one for other files, and once a checkpoint is replaced or deleted its URLs lead nowhere.
+A URL contains its expiry and an HMAC over run, kind, name, folder, file and expiry: nobody can make one, change one or
+use one for other files, and once a checkpoint is replaced or deleted its URLs are invalid.
 
-Owns: signing and what a folder offers. Never touches: HTTP, who may have a URL.
+Owns: signing, and what a folder offers. Never touches: HTTP, who may have a URL.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ VALID_S = 3600
 
 @dataclass(frozen=True, slots=True)
 class DownloadTicket:
-    """What a URL is good for."""
+    """What a URL gives access to."""
 
     path: TinkerPath
     version: str
-    """Which folder the path led to, without telling where it is."""
+    """Identifies the folder that the path referred to, without saying where it is."""
     file: str
-    """Relative to that folder, with `/`."""
+    """Path relative to that folder, with `/`."""
     expires: int
     """Seconds since the epoch."""
 
@@ -61,7 +61,7 @@ def version_of(folder: str) -> str:
 
 
 def files_in(folder: str) -> dict[str, Path]:
-    """Regular files by their path relative to the folder; a link is none, wherever it leads."""
+    """Returns regular files by their path relative to the folder; links are left out, wherever they point."""
     root = Path(folder)
     found: dict[str, Path] = {}
     for here, _, names in os.walk(root, followlinks=False):

@@ -1,6 +1,6 @@
-"""From the engine's records to response bodies.
+"""Converts the engine's records to response bodies.
 
-Protobuf for passes and samples (JSON for SDKs before 0.25), JSON for all else. Owns: the wire form of results.
+Protobuf for passes and samples (JSON for SDKs before 0.25), JSON for everything else. Owns: the wire format of results.
 Never touches: HTTP.
 """
 
@@ -79,7 +79,7 @@ def sample_protobuf(result: SampleResult) -> bytes:
 
 
 def sample_json(result: SampleResult) -> JsonObject:
-    """What SDKs before 0.25 can ask for."""
+    """Returns what SDKs before 0.25 can request."""
     topk = result.topk_prompt_logprobs
     return {
         "type": "sample",
@@ -103,12 +103,12 @@ def _sequence(sequence: SampledSequence) -> wire.SampledSequence:
 
 
 def _stop_reason(sequence: SampledSequence) -> StopReason:
-    """The wire knows no third reason."""
+    """The wire format has no third reason."""
     return StopReason.STOP if sequence.stop_reason is StopReason.STOP else StopReason.LENGTH
 
 
 def _topk(rows: Sequence[TopLogprobs | None]) -> wire.TopkLogprobs:
-    """A dense matrix; short and absent rows are filled up."""
+    """Returns a dense matrix; short and missing rows are filled up."""
     k = max((len(row.token_ids) for row in rows if row is not None), default=0)
     token_ids: list[int] = []
     logprobs: list[float] = []
@@ -169,5 +169,5 @@ def failure_json(failure: EngineFailure) -> JsonObject:
 
 
 def json_bytes(body: JsonObject) -> bytes:
-    """NaN and infinity as Python's json writes them: the SDK reads those, and refuses null in their place."""
+    """Writes NaN and infinity as Python's json does: the SDK reads those, and refuses null in their place."""
     return json.dumps(body, separators=(",", ":")).encode()

@@ -1,4 +1,4 @@
-"""What the calls about models mean: made, loaded as new, looked at, unloaded; passes and optimizer steps."""
+"""The meaning of calls about models: made, loaded as new, shown, unloaded; passes and optimizer steps."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class ModelService:
         card = model.worker.card
         data = s.ModelData(
             model_name=model.base_model,
-            # The folder is of use to clients on this machine alone; others go by the name.
+            # The folder is useful only to clients on this machine; others use the name.
             tokenizer_id=model.worker.config.model if self._core.config.is_loopback else None,
             arch=card.architecture if card else None,
         )
@@ -119,7 +119,7 @@ class ModelService:
         )
 
     async def unload_model(self, caller: Caller, model_id: str) -> s.FutureResponse:
-        """Unloading what is not loaded (any more) is no error."""
+        """Unloads a model; it is no error if the model is not loaded (any more)."""
         model = self._core.training.models.get(model_id)
         if model is not None and model.owner == caller.owner:
             await unload(self._core, model, "the model was unloaded")
@@ -139,7 +139,7 @@ class ModelService:
         base_model = request.base_model or checkpoint.base_model
         if self._lookup.base(base_model) is not self._core.base(checkpoint.base_model):
             raise Refusal(400, f"{request.path} belongs to the base model {checkpoint.base_model}, not {base_model}")
-        lora = msgspec.structs.replace(checkpoint.lora, seed=0)  # its start is overwritten at once
+        lora = msgspec.structs.replace(checkpoint.lora, seed=0)  # its initial weights are overwritten at once
         return await self._create(
             session,
             request.model_seq_id or 0,

@@ -1,6 +1,6 @@
-"""Numbers as the little-endian bytes of the wire, without a Python loop over them.
+"""Numbers as the little-endian bytes of the wire format, without a Python loop over them.
 
-struct beats array here: 1.5 against 4.6 microseconds for 64 floats.
+struct is faster than array here: 1.5 against 4.6 microseconds for 64 floats.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ def int32_bytes(values: Sequence[int]) -> bytes:
 
 
 def int64_bytes(values: Sequence[float]) -> bytes:
-    """struct.error for anything but whole numbers of 64 bits."""
+    """Raises struct.error for anything but whole numbers of 64 bits."""
     return struct.pack(f"<{len(values)}q", *values)
 
 
 def float32_bytes(values: Sequence[float]) -> bytes:
-    """OverflowError for a finite number beyond float32."""
+    """Raises OverflowError for a finite number beyond float32."""
     return struct.pack(f"<{len(values)}f", *values)
 
 
@@ -36,7 +36,7 @@ def int64_of_int32(data: bytes) -> bytes:
 
 
 def float32_of_bfloat16(data: bytes) -> bytes:
-    """A bfloat16 is the upper half of a float32."""
+    """Converts by padding: a bfloat16 is the upper half of a float32."""
     wide = bytearray(2 * len(data))
     wide[2::4], wide[3::4] = data[0::2], data[1::2]
     return bytes(wide)

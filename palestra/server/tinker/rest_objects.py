@@ -1,6 +1,6 @@
-"""Rows of the store as the objects REST calls answer with.
+"""Converts rows of the store to the objects that REST calls return.
 
-Owns: the form. Never touches: who may see them.
+Owns: the format. Never touches: who may see them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def time_of(seconds: float) -> datetime:
 
 
 def strings(metadata: JsonMapping | None) -> dict[str, str] | None:
-    """The SDK takes nothing but text as values."""
+    """Converts values to text, because the SDK accepts nothing else."""
     if metadata is None:
         return None
     return {str(k): v if isinstance(v, str) else json.dumps(v, default=str) for k, v in metadata.items()}

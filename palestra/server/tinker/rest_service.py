@@ -1,7 +1,7 @@
-"""What the REST calls of Tinker mean: training runs, checkpoints, sessions, keys.
+"""The meaning of Tinker's REST calls: training runs, checkpoints, sessions, keys.
 
-Every lookup is by owner: what belongs to another does not exist, unless it is published and the call says so. Owns:
-the meaning of requests. Never touches: HTTP, files (`downloads`, `copies`).
+Every lookup is by owner: what belongs to another owner does not exist, unless it is published and the call asks for it.
+Owns: the meaning of requests. Never touches: HTTP, files (`downloads`, `copies`).
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _STATUSES = {
     "active": records.SessionStatus.ACTIVE,
     "cancelled": records.SessionStatus.EXPIRED,
     "client_finished": records.SessionStatus.FINISHED,
-}  # "failed": no session of ours ever is
+}  # "failed": no session of ours has this status
 
 
 def path_from(run_id: str, kind: str, name: str) -> TinkerPath:
-    """From the parts of a URL."""
+    """Builds a path from the parts of a URL."""
     return TinkerPath(check_run_id(run_id), parse_kind(kind), check_name(name))
 
 
@@ -82,7 +82,7 @@ class RestService:
         return (await self._runs(caller, [row]))[0]
 
     async def run_checkpoints(self, caller: Caller, run_id: str) -> r.CheckpointsResponse:
-        """All of them: the SDK does not ask for pages here."""
+        """Returns all of them: the SDK does not request pages here."""
         row, now = await self._run(run_id), time.time()
         if row is None or row.owner != caller.owner:
             raise not_found("training run", run_id)
@@ -114,7 +114,7 @@ class RestService:
         ]
 
     def _last_request_at(self, row: records.ModelRow) -> float:
-        """The database hears of requests some seconds late."""
+        """Returns the time of the last request; the database has it some seconds late."""
         model = self.core.training.models.get(row.model_id)
         return max(row.last_request_at, model.last_request_at if model else 0.0)
 
@@ -131,11 +131,11 @@ class RestService:
         )
 
     async def delete(self, caller: Caller, path: TinkerPath) -> None:
-        """The path leads nowhere at once; its files go later."""
+        """Deletes a path at once; its files are deleted later."""
         await self.core.checkpoints.delete(path, caller.owner)
 
     async def publish(self, caller: Caller, path: TinkerPath, *, public: bool) -> None:
-        """Again is no error: the SDK would repeat a 409 for minutes."""
+        """Publishing twice is no error, because the SDK would repeat a 409 for minutes."""
         await self.core.checkpoints.find(path, caller.owner, own=True)
         key = key_of(path)
         if not await self._store.write(lambda c: checkpoint_rows.publish_checkpoint(c, key, public=public)):
@@ -162,7 +162,8 @@ class RestService:
         return r.ExternalWeightsUrlsResponse(urls=urls, expires=time_of(expires))
 
     async def file(self, ticket: DownloadTicket, signature: str) -> Path:
-        """For whoever holds the URL. The signature first: without it nobody learns what exists."""
+        """Returns a file to anybody who has the URL. The signature is checked first: without it nobody learns what
+        exists."""
         self._signer.check(ticket, signature, time.time())
         row = await self._store.read(lambda c: checkpoint_rows.get_checkpoint(c, key_of(ticket.path)))
         if row is not None:

@@ -1,4 +1,4 @@
-"""What asking for a result means."""
+"""The meaning of a request for a result."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ class ResultService:
         if future is not None and future.owner == caller.owner:
             return future
         known = parse_request_id(request_id)
-        if isinstance(known, SampleRequestId):  # another's is as lost as one that never was
+        # a sample of another owner is reported as lost, like one that never existed
+        if isinstance(known, SampleRequestId):
             sampler = self._core.sampling.samplers.get(known.sampler_id)
             self._core.metrics.sample_lost(sampler.worker.name if sampler else "")
             raise Refusal(410, "this sample was lost when the server restarted; send it again")

@@ -41,6 +41,6 @@ async def retrieve_futures(
 
 @router.post("/cancel_future", status_code=204)
 async def cancel_future(body: s.CancelFutureRequest, service: ServiceNow, caller: CallerNow) -> Response:
-    """Give up a sampling call of the caller; unknown ones are no error."""
+    """Cancel a sampling call of the caller; unknown ones are no error."""
     service.sampling.cancel(caller, body.request_id)
     return Response(status_code=204)

@@ -21,7 +21,7 @@ from palestra.store.records import Rights
 router = APIRouter(prefix="/api/v1", tags=["rest"])
 
 CHECKPOINT = "/training_runs/{run_id}/checkpoints/{kind}/{name}"
-MAX_PAGE = 1000  # the CLI asks for as many
+MAX_PAGE = 1000  # the CLI requests as many
 
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 Offset = Annotated[int, Query(ge=0, le=INT64)]
@@ -32,7 +32,7 @@ def _rest(request: Request) -> RestService:
 
 
 async def _key_holder(request: Request) -> Caller:
-    """With whatever right: a key may always ask about itself."""
+    """Any rights are enough: a key may always ask about itself."""
     return await request.app.state.authenticator.admit(request, rights=tuple(Rights))
 
 
@@ -81,7 +81,7 @@ async def checkpoints(rest: Rest, caller: CallerNow, limit: Limit = 100, offset:
 
 @router.delete(CHECKPOINT, status_code=DONE)
 async def delete_checkpoint(path: PathNow, rest: Rest, caller: CallerNow) -> Response:
-    """Delete a checkpoint; its files go a while later."""
+    """Delete a checkpoint; its files are deleted a while later."""
     await rest.delete(caller, path)
     return Response(status_code=DONE)
 
@@ -95,7 +95,7 @@ async def publish(path: PathNow, rest: Rest, caller: CallerNow) -> Response:
 
 @router.delete(CHECKPOINT + "/publish", status_code=DONE)
 async def unpublish(path: PathNow, rest: Rest, caller: CallerNow) -> Response:
-    """Take that back."""
+    """Make a published checkpoint private again."""
     await rest.publish(caller, path, public=False)
     return Response(status_code=DONE)
 
@@ -167,7 +167,7 @@ async def session(session_id: str, rest: Rest, caller: CallerNow, access_scope: 
 
 @router.put("/sessions/{session_id}/project", status_code=DONE)
 async def set_project(session_id: str, body: r.ProjectRequest, rest: Rest, caller: CallerNow) -> Response:
-    """File a session under a project."""
+    """Assign a session to a project."""
     await rest.set_project(caller, session_id, body.project_id)
     return Response(status_code=DONE)
 
@@ -203,7 +203,7 @@ async def audit(
     event_type: Literal["all", "checkpoints", "projects", "teams", "organizations"] = "all",
     day: str | None = None,
 ) -> a.AuditResponse:
-    """Empty: no such log is kept."""
+    """Empty: no such log is kept here."""
     return a.AuditResponse(entries=[])
 
 

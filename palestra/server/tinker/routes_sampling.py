@@ -29,19 +29,19 @@ async def create_sampling_session(
 async def join_sampling_session(
     body: s.JoinSamplingSessionRequest, service: ServiceNow, caller: CallerNow
 ) -> s.JoinSamplingSessionResponse:
-    """Count one more client of a sampler; the answer tells this client's number."""
+    """Count one more client of a sampler; the answer has this client's number."""
     return s.JoinSamplingSessionResponse(client_counter=service.sampling.join(caller, body.sampling_session_id))
 
 
 @router.post("/asample", openapi_extra=JSON_BODY, response_model_exclude_none=True)
 async def asample(request: Request, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
-    """Ask for samples; the result is read as a future."""
+    """Request samples; the result is read as a future."""
     return await service.sampling.sample(caller, await decoded(sample_from_json, await read_body(request)))
 
 
 @router.post("/sample", openapi_extra=JSON_BODY, response_model_exclude_none=True)
 async def sample(request: Request, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
-    """SDK 0.24 and older."""
+    """The same, for SDK 0.24 and older."""
     return await service.sampling.sample(caller, await decoded(sample_from_json, await read_body(request)))
 
 

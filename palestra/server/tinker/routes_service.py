@@ -13,13 +13,13 @@ router = APIRouter(prefix="/api/v1", tags=["service"])
 
 @router.post("/client/config")
 async def client_config(body: s.ClientConfigRequest, caller: CallerNow) -> s.ClientConfigResponse:
-    """Settings of the client library, as the SDK asks for them at its start."""
+    """Settings of the client library, which the SDK requests at its start."""
     return s.ClientConfigResponse()
 
 
 @router.post("/client/dynamic_config")
 async def client_dynamic_config(body: s.ClientConfigRequest, caller: CallerNow) -> s.ClientDynamicConfigResponse:
-    """Settings that the SDK asks for again while it runs."""
+    """Settings that the SDK requests again while it runs."""
     return s.ClientDynamicConfigResponse(sample_cancel_enabled=True)
 
 
@@ -39,7 +39,7 @@ async def get_server_capabilities(service: ServiceNow, caller: CallerNow) -> s.C
 async def create_session(
     body: s.CreateSessionRequest, service: ServiceNow, caller: CallerNow
 ) -> s.CreateSessionResponse:
-    """Begin a session: what a client makes belongs to it."""
+    """Begin a session, to which all that the client makes belongs."""
     return s.CreateSessionResponse(session_id=await service.sessions.create_session(caller, body))
 
 
@@ -63,5 +63,5 @@ async def finish_session(
 
 @router.post("/telemetry")
 async def telemetry(body: s.TelemetryRequest, caller: CallerNow) -> s.TelemetryResponse:
-    """Accepts the SDK's telemetry and drops it: its events hold tracebacks and, at times, keys."""
+    """Accept the SDK's telemetry and drop it: its events contain tracebacks and, at times, keys."""
     return s.TelemetryResponse()

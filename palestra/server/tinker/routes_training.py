@@ -17,7 +17,7 @@ PROTOBUF = "application/x-protobuf"
 
 
 def _body_of(*schemas: type[s.WireModel]) -> JsonObject:
-    """The bodies are read by hand, for speed and for protobuf; this tells OpenAPI of them."""
+    """Describes bodies to OpenAPI that are read by hand, for speed and for protobuf."""
     content: JsonObject = {"application/json": {"schema": schemas[0].model_json_schema()}} if schemas else {}
     return {"requestBody": {"required": True, "content": {**content, PROTOBUF: {"schema": {"type": "string"}}}}}
 
@@ -45,13 +45,13 @@ async def forward_backward(request: Request, service: ServiceNow, caller: Caller
 
 @router.post("/forward", openapi_extra=_body_of(), response_model_exclude_none=True)
 async def forward(request: Request, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
-    """SDK 0.24 and older: newer ones send `forward_only`."""
+    """The same without gradients, for SDK 0.24 and older: newer ones send `forward_only`."""
     return await service.models.run_pass(caller, await decoded(forward_from_json, await read_body(request)))
 
 
 @router.post("/optim_step", response_model_exclude_none=True)
 async def optim_step(body: s.OptimStepRequest, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
-    """Let the optimizer take one step with the gradient that was gathered."""
+    """Make one optimizer step with the accumulated gradient."""
     return await service.models.optim_step(caller, body)
 
 
@@ -73,7 +73,7 @@ async def save_weights_for_sampler(
 async def save_weights_external(
     body: s.SaveWeightsExternalRequest, service: ServiceNow, caller: CallerNow
 ) -> s.FutureResponse:
-    """Save the weights alone as an export, to be downloaded; a second one of the name replaces it."""
+    """Save the weights alone as an export, to be downloaded; a second one of the same name replaces it."""
     return await service.weights.save_weights_external(caller, body)
 
 
@@ -87,7 +87,7 @@ async def load_weights(body: s.LoadWeightsRequest, service: ServiceNow, caller: 
 
 @router.post("/unload_model", response_model_exclude_none=True)
 async def unload_model(body: s.ModelRequest, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
-    """SDK 0.24 and older. Unloading what is not loaded is no error."""
+    """For SDK 0.24 and older. Unloading a model that is not loaded is no error."""
     return await service.models.unload_model(caller, body.model_id)
 
 

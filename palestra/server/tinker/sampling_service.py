@@ -1,4 +1,4 @@
-"""What the sampling calls of Tinker mean. Every lookup is by owner: what belongs to another does not exist."""
+"""The meaning of Tinker's sampling calls. Every lookup is by owner: what belongs to another owner does not exist."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class SamplingService:
     # Many results at once
 
     async def retrieve_many(self, caller: Caller, request: s.RetrieveFuturesRequest) -> s.RetrieveFuturesResponse:
-        """The completions after the cursor; waits for the first one."""
+        """Returns the completions after the cursor; waits for the first one."""
         sampler = self._lookup.sampler(caller, request.target.sampling_session_id)
         if len(sampler.completions) >= MAX_CLONES and request.target.cloned_sampler_id not in sampler.completions:
             raise Refusal(400, f"{sampler.sampler_id} already has {MAX_CLONES} clones; make a new sampling client")

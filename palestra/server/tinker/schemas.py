@@ -2,8 +2,8 @@
 
 Unknown fields pass (newer SDKs send some); a wrong type does not.
 
-Owns: shapes and bounds. Never touches: meaning. Bodies of passes and samples are in `schemas_data`, what the REST calls
-say in `schemas_rest`.
+Owns: fields and bounds. Never touches: meaning. Bodies of passes and samples are in `schemas_data`, those of the REST
+calls in `schemas_rest`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_METADATA_CHARS = 64 << 10
 INT32, INT64 = 2**31 - 1, 2**63 - 1
 
 Storable = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
-"""No NUL, and (a pattern sees to that) no lone surrogate: databases refuse them."""
+"""Text without NUL and (because of the pattern) without a lone surrogate: databases refuse them."""
 Id = Annotated[Storable, StringConstraints(min_length=1, max_length=256)]
 Name = Id
 Text = Annotated[Storable, StringConstraints(max_length=4096)]
@@ -31,7 +31,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 def _flat_metadata(value: object) -> Any:
-    """Values as text (the REST objects show nothing else), the whole bounded."""
+    """Converts values to text (the REST objects show nothing else) and limits the total size."""
     if not isinstance(value, dict):
         return value
     try:
@@ -135,7 +135,7 @@ class FinishSessionRequest(WireModel):
 
 
 class TelemetryRequest(WireModel):
-    """Events stay unread: they hold tracebacks and keys."""
+    """Events are not read: they contain tracebacks and keys."""
 
     events: Annotated[list[JsonObject], Field(max_length=1000)]
     platform: Text = ""
@@ -204,7 +204,7 @@ class AdamParamsBody(WireModel):
 
 
 class OptimizerParams(WireModel):
-    """Parameters of another optimizer than Adam; only its name is read."""
+    """Parameters of an optimizer other than Adam; only its name is read."""
 
     type: Name
 
@@ -260,7 +260,7 @@ class SaveWeightsExternalRequest(WireModel):
 
 
 class LoadWeightsRequest(WireModel):
-    """Into a model, or (`session_id`) as a new one."""
+    """Loads into a model, or (`session_id`) as a new one."""
 
     path: Text
     optimizer: bool
@@ -303,7 +303,7 @@ class CreateSamplingSessionRequest(WireModel):
     sampling_session_seq_id: Seq
     base_model: Name | None = None
     model_path: Text | None = None
-    """Wins over `base_model`."""
+    """Takes precedence over `base_model`."""
 
     @model_validator(mode="after")
     def _something_to_sample(self) -> CreateSamplingSessionRequest:

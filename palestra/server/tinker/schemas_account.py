@@ -1,6 +1,6 @@
-"""JSON bodies about keys, usage and events. There is nothing to bill here: usage is empty.
+"""JSON bodies about keys, usage and events. Nothing is billed here, so usage is empty.
 
-Owns: shapes. Never touches: meaning.
+Owns: fields. Never touches: meaning.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""JSON bodies that carry data: samples, and the passes of SDK 0.24 and older. `decode` turns them into records.
+"""JSON bodies that carry data: samples, and the passes of SDK 0.24 and older. `decode` converts them to records.
 
-Lists end at their first wrong item: a million complaints help nobody. Owns: shapes and bounds.
+Validation of a list ends at its first wrong item: a million errors help nobody. Owns: fields and bounds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from palestra.server.tinker.schemas import INT32, INT64, Finite, Id, Name, Seq, 
 from palestra.types import MAX_TEMPERATURE
 
 MAX_SAMPLES = 4096
-MAX_TOKENS = 1 << 20  # of a chunk: more than any context, and little enough to turn into numbers at once
+MAX_TOKENS = 1 << 20  # of a chunk: more than any context, and few enough to convert at once
 
 Tokens = Annotated[list[Annotated[int, Field(ge=-INT32 - 1, le=INT32)]], Field(fail_fast=True, max_length=MAX_TOKENS)]
 Whole = Annotated[list[Annotated[int, Field(ge=-INT64 - 1, le=INT64)]], Field(fail_fast=True)]
@@ -52,7 +52,7 @@ class PassInput(WireModel):
 
 
 class ForwardBackwardRequest(WireModel):
-    """JSON, of SDK 0.24 and older."""
+    """The JSON body of SDK 0.24 and older."""
 
     model_id: Id
     seq_id: TrainSeq
@@ -60,7 +60,7 @@ class ForwardBackwardRequest(WireModel):
 
 
 class ForwardRequest(WireModel):
-    """JSON, of SDK 0.24 and older."""
+    """The JSON body of SDK 0.24 and older."""
 
     model_id: Id
     seq_id: TrainSeq

@@ -1,6 +1,6 @@
-"""JSON bodies of the REST side of the Tinker API: training runs, checkpoints, sessions, samplers.
+"""JSON bodies of the REST part of the Tinker API: training runs, checkpoints, sessions, samplers.
 
-Owns: shapes and bounds. Never touches: meaning.
+Owns: fields and bounds. Never touches: meaning.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class PageCursor(WireModel):
 
 class CheckpointObject(WireModel):
     checkpoint_id: str
-    """`weights/name`: put into URLs as it is."""
+    """`weights/name`, which is put into URLs as it is."""
     checkpoint_type: Literal["training", "sampler", "external"]
     time: datetime
     tinker_path: str
@@ -65,7 +65,7 @@ class ExternalWeightsUrlsResponse(WireModel):
 
 
 class CopyWeightsRequest(WireModel):
-    """Into a project, or into a session's numbered place."""
+    """Copies into a project, or into a numbered place of a session."""
 
     source_path: Text
     session_id: Id | None = None

@@ -1,4 +1,4 @@
-"""What the Tinker calls mean, by what they are about. Every lookup is by owner: what belongs to another does not exist.
+"""The meaning of the Tinker calls, by topic. Every lookup is by owner: what belongs to another owner does not exist.
 
 Owns: the parts. Never touches: HTTP, order and durability (`core.training`), workers.
 """

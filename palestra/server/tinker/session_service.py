@@ -1,4 +1,4 @@
-"""What the calls around a session mean."""
+"""The meaning of the calls around a session."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SessionService:
         session.touch()
 
     async def finish_session(self, caller: Caller, session_id: str, request: s.FinishSessionRequest) -> None:
-        """The first end counts; saying it again is no error."""
+        """Finishes a session. The first end counts; repeating it is no error."""
         session = self._core.sessions.find(session_id, caller.owner)
         if session is None:
             row = await self._core.store.read(lambda c: session_rows.get_session(c, session_id))

@@ -1,6 +1,6 @@
-"""Small arrays of the wire, dense or sparse rows, to records and back.
+"""Converts small arrays of the wire format, dense or sparse rows, to records and back.
 
-Owns: dtypes, and that sizes agree. Never touches: what sparse indices say; the engine checks that.
+Owns: dtypes, and that sizes agree. Never touches: the values of sparse indices, which the engine checks.
 """
 
 from __future__ import annotations

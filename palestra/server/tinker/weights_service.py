@@ -1,4 +1,4 @@
-"""What saving and loading mean: checkpoints by name, frozen samplers, exports."""
+"""The meaning of saving and loading: checkpoints by name, frozen samplers, exports."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class WeightsService:
             )
         path = self._path(model, request.seq_id, CheckpointKind.EXTERNAL, request.path)
         reply = encode.saved_external_json(str(path), 0)
-        # An export is a copy to be fetched; a second one under the name replaces it.
+        # An export is a copy to be downloaded; a second one of the same name replaces it.
         folder = await self._begin(model, path, request.seq_id, reply, ttl_s=request.ttl_seconds, overwrite=True)
         operation = SaveWeights(folder=folder, optimizer=False)
         return accepted(

@@ -1,6 +1,6 @@
 """Adapters at one vLLM server: loaded before they are needed, unloaded when others are.
 
-A name stands for one folder with one content for ever: vLLM keeps keys and values by name.
+A name always stands for one folder with one content, because vLLM caches keys and values by name.
 
 Owns: what is loaded, who uses it. Never touches: who samples, the folders themselves.
 """
@@ -34,7 +34,7 @@ ATTENTION, MLP, UNEMBED = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj"
 class VllmAdapter:
     folder: str
     digest: str
-    """A hash of the folder and of the file in it: whatever else is written there later is another adapter."""
+    """A hash of the folder and of the file in it: other content that is written there later is another adapter."""
     lora: LoraConfig
 
     @classmethod
@@ -59,21 +59,21 @@ class LoadedAdapters:
     def __init__(self, client: VllmClient, owner: Path, *, max_loaded: int, on_load: Callable[[], None]):
         self._client, self._max_loaded, self._on_load = client, max_loaded, on_load
         self._prefix = f"palestra-{_digest(str(owner), 4)}-"
-        """By the state folder: others may load adapters there, too."""
+        """Contains the state folder's hash: others may load adapters there, too."""
         self._loaded: OrderedDict[str, None] = OrderedDict()
-        """Least recently used first."""
+        """Loaded adapters, the least recently used first."""
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._users: dict[str, int] = {}
         self._unwanted: set[str] = set()
-        """To be unloaded when their last user is gone."""
+        """Adapters to be unloaded when their last user is gone."""
         self._tidying: set[asyncio.Task[None]] = set()
 
     def meet(self, names: Iterable[str]) -> None:
-        """The server is there (again) and has these."""
+        """Notes which adapters a server has that is up (again)."""
         self._loaded = OrderedDict.fromkeys(name for name in names if name.startswith(self._prefix))
 
     def forget(self, adapter: VllmAdapter) -> None:
-        """The server says that it does not have it."""
+        """Notes that the server does not have an adapter."""
         self._loaded.pop(self.name_of(adapter), None)
 
     def name_of(self, adapter: VllmAdapter) -> str:
@@ -81,7 +81,7 @@ class LoadedAdapters:
 
     @asynccontextmanager
     async def using(self, adapter: VllmAdapter) -> AsyncIterator[str]:
-        """Loaded, and not unloaded meanwhile; its name there."""
+        """Keeps an adapter loaded during the block, and gives its name at the server."""
         name = self.name_of(adapter)
         self._users[name] = self._users.get(name, 0) + 1
         try:
@@ -94,7 +94,7 @@ class LoadedAdapters:
                 self._tidy()
 
     async def load(self, adapter: VllmAdapter) -> None:
-        """Once, however many ask for it."""
+        """Loads an adapter once, however many ask for it."""
         name = self.name_of(adapter)
         if name in self._loaded:
             self._loaded.move_to_end(name)
@@ -108,15 +108,15 @@ class LoadedAdapters:
     def _load_ended(self, name: str, task: asyncio.Task[None]) -> None:
         self._loading.pop(name, None)
         if not task.cancelled():
-            task.exception()  # those who wait are told; there may be none left
+            task.exception()  # those who wait get the error; there may be none left
 
     async def _load(self, name: str, folder: str) -> None:
         try:
             await self._client.load(name, folder)
-        except VllmUnknownModel as e:  # of the folder
+        except VllmUnknownModel as e:  # it does not find the folder
             raise VllmUnfit(f"vLLM at {self._client.url} cannot read {folder}: {e}") from None
         except VllmLost as e:
-            # It answers 500 for what it does not like about an adapter.
+            # vLLM answers 500 if it does not accept an adapter.
             if "LoRA" in str(e):
                 raise VllmRefused(f"vLLM cannot load this adapter: {e}") from None
             raise
@@ -125,7 +125,7 @@ class LoadedAdapters:
         self._tidy()
 
     def drop(self, adapter: VllmAdapter) -> None:
-        """Nobody will ask for it again."""
+        """Unloads an adapter that nobody will use again."""
         self._unwanted.add(self.name_of(adapter))
         self._tidy()
 

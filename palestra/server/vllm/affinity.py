@@ -1,6 +1,7 @@
-"""Which server a conversation is at: whoever sampled the tokens that a prompt begins with has their keys and values.
+"""Which server a conversation is at: the one that sampled the tokens at the beginning of a prompt has their keys and
+values cached.
 
-Owns: where sequences ended, bounded. Never touches: servers, whether they live.
+Owns: where sequences ended, limited in number. Never touches: servers, whether they are up.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ End = tuple[int, tuple[int, ...]]
 class Affinity:
     def __init__(self, max_ends: int = MAX_ENDS):
         self._homes: OrderedDict[End, int] = OrderedDict()
-        """Least recently used first."""
+        """Servers by end of a sequence, the least recently used first."""
         self._hashes: Counter[int] = Counter()
         """Hashes of the ends: most blocks of a prompt are not among them."""
         self._max_ends = max_ends
 
     def note(self, sequence: Sequence[int], server: int) -> None:
-        """A prompt with its answer, sampled there."""
+        """Notes that a prompt with its answer was sampled at this server."""
         *_, (position, block_hash) = _blocks(sequence)
         end = (block_hash, tuple(sequence[position:]))
         if end not in self._homes:
@@ -38,7 +39,7 @@ class Affinity:
                 del self._hashes[oldest]
 
     def home(self, prompt: Sequence[int]) -> int | None:
-        """The server of the longest known sequence that the prompt begins with."""
+        """Returns the server of the longest known sequence that the prompt begins with."""
         for position, block_hash in reversed([b for b in _blocks(prompt) if b[1] in self._hashes]):
             for length in range(BLOCK - 1, -1, -1):
                 end = (block_hash, tuple(prompt[position : position + length]))
@@ -49,7 +50,7 @@ class Affinity:
 
 
 def _blocks(tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Position and hash at the start and after each whole block."""
+    """Yields position and hash at the start and after each whole block."""
     block_hash = 0
     yield 0, block_hash
     for start in range(0, len(tokens) - BLOCK + 1, BLOCK):

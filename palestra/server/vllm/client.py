@@ -1,9 +1,9 @@
-"""One vLLM server over HTTP: completions, adapters, health.
+"""A client for one vLLM server: completions, adapters, health.
 
-Owns: connections, what an answer's status means. Never touches: which server is asked, tokens.
+Owns: connections, what an answer's status means. Never touches: which server is used, tokens.
 
-aiohttp and not httpx, as elsewhere: with hundreds of calls in flight httpx takes ten to thirty times the CPU for each
-(`benchmarks/http_clients.py`), and it would be the server's.
+It uses aiohttp and not httpx, unlike most of Palestra: with hundreds of calls in flight httpx takes ten to thirty times
+the CPU for each (`benchmarks/http_clients.py`), and this CPU would be the server's.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ T = TypeVar("T")
 
 CONNECT_S = 10.0
 SHORT_S = 30.0  # for everything that computes nothing
-LOAD_S = 300.0  # an adapter may come from a slow disk, and waits for the step that runs
+LOAD_S = 300.0  # an adapter may come from a slow disk, and waits for the running step
 LINE_BYTES = 1 << 22  # of a stream
 DATA = b"data:"
-QUEUED = "vllm:num_requests_waiting{"  # of its metrics; one for each of its engines
+QUEUED = "vllm:num_requests_waiting{"  # in its metrics; one line for each of its engines
 
 
 class ServedModel(msgspec.Struct):
@@ -57,7 +57,7 @@ class VllmClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
-        """Whatever is under way breaks off, which vLLM notices."""
+        """Closes the connections; running requests break off, which vLLM notices."""
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -82,7 +82,7 @@ class VllmClient:
     # Adapters
 
     async def load(self, name: str, folder: str) -> None:
-        """One that is there already is no error: names are not used twice."""
+        """Loads an adapter. It is no error if it is loaded already: names are not used twice."""
         try:
             await self._read("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder}, LOAD_S)
         except VllmRefused as e:
@@ -95,7 +95,7 @@ class VllmClient:
         except VllmUnknownModel:
             pass
 
-    # About it
+    # Information
 
     async def is_healthy(self) -> bool:
         try:
@@ -105,7 +105,7 @@ class VllmClient:
         return True
 
     async def queued(self) -> int:
-        """Requests that wait in it. 0 where it does not tell."""
+        """Returns the number of requests that wait in it; 0 if it does not say."""
         try:
             metrics = (await self._read("GET", "/metrics", None, SHORT_S)).decode(errors="replace")
             lines = [line for line in metrics.splitlines() if line.startswith(QUEUED)]

@@ -1,4 +1,4 @@
-"""What can go wrong with a vLLM server, by what to do about it."""
+"""Errors of a vLLM server, by what to do about them."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ class VllmError(Exception):
 
 
 class VllmRefused(VllmError):
-    """The request is at fault: it would be refused again."""
+    """The request is wrong: it would be refused again."""
 
 
 class VllmUnknownModel(VllmError):
-    """It does not have the model or adapter that was named."""
+    """The server does not have the named model or adapter."""
 
 
 class VllmBusy(VllmError):
-    """It asks to come back."""
+    """The server asks to retry later."""
 
 
 class VllmLost(VllmError):
-    """It does not answer, or not with sense: another one may."""
+    """The server does not answer, or not sensibly: another one may."""
 
 
 class VllmUnfit(VllmError):
-    """It answers, but cannot be used as it was started."""
+    """The server answers, but cannot be used as it was started."""

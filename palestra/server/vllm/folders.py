@@ -1,7 +1,7 @@
-"""Where adapters lie that vLLM is to sample from and that no checkpoint holds.
+"""Folders of adapters that vLLM samples from and that are not part of a checkpoint.
 
-A folder goes some time after its sampler: vLLM reads it again whenever it has let the adapter go. Owns: these folders.
-Never touches: what is in them; the engine writes it.
+A folder is deleted some time after its sampler, because vLLM reads it again after it has unloaded the adapter. Owns:
+these folders. Never touches: what is in them; the engine writes it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ class AdapterFolders:
     def __init__(self, root: Path, is_live: Callable[[str], bool]):
         self.root, self._is_live = root, is_live
         self._gone: dict[Path, float] = {}
-        """Those without a sampler, and when that was first seen."""
+        """Folders without a sampler, and when that was first noticed."""
 
     def of(self, sampler_id: str) -> Path:
         return self.root / quote(sampler_id, safe="")
 
     def sweep(self) -> None:
-        """What was left half-written by a process that is dead goes too: it has no sampler's name."""
+        """Deletes folders without a sampler. This includes what a dead process left half written, because it has no
+        sampler's name."""
         now = time.time()
         for folder in self.root.iterdir() if self.root.is_dir() else ():
             if self._is_live(unquote(folder.name)):

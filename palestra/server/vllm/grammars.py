@@ -1,6 +1,7 @@
-"""Our grammars as vLLM's `structured_outputs`. It follows them by llguidance too, where its backend is `guidance`.
+"""Converts our grammars to vLLM's `structured_outputs`. vLLM enforces them with llguidance too, if its backend is
+`guidance`.
 
-Owns: the form. Never touches: what a grammar is for.
+Owns: the conversion. Never touches: what a grammar is for.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ ANSWER, RULE = "@answer", "answer_itself"
 
 
 def can_follow(grammar: Grammar | None) -> bool:
-    """Not one grammar inside another."""
+    """Whether vLLM can enforce it: not if one grammar is inside another."""
     return grammar is None or grammar.kind is not GrammarKind.LARK or not grammar.around
 
 
@@ -25,7 +26,7 @@ def structured_outputs(grammar: Grammar) -> JsonObject:
             return {"grammar": grammar.text}
         case GrammarKind.JSON_SCHEMA:
             schema = json.loads(grammar.text)
-            # Its llguidance (1.7) repeats a pattern of white space without end: it gets JSON on one line.
+            # Its llguidance (1.7) allows white space without end, so it is asked for JSON on one line.
             options = schema.get("x-guidance", {})
             options.pop("whitespace_pattern", None)
             schema["x-guidance"] = options | AS_TRAINED

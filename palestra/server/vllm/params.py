@@ -1,8 +1,8 @@
-"""From a sampling request to what vLLM's /v1/completions is asked.
+"""Converts a sampling request to a request of vLLM's /v1/completions.
 
-Our records hold the model's own log-probabilities at the temperature, before filters and penalties. vLLM, started with
-`processed_logprobs`, tells those it drew from: the same thing where nothing but the temperature changed them. Where
-something did, the finished sequence is scored by a second request, which knows temperature 1 alone.
+Our records have the model's own log-probabilities at the temperature, before filters and penalties. vLLM, started with
+`processed_logprobs`, returns those it sampled from, which are the same if nothing but the temperature changed them.
+Otherwise the finished sequence is scored by a second request, which supports temperature 1 only.
 
 Owns: the fields, what vLLM cannot do. Never touches: HTTP, answers.
 """
@@ -16,8 +16,8 @@ from palestra.server.vllm.grammars import can_follow, structured_outputs
 from palestra.types import SampleRequest, SamplingParams
 from palestra.util.json_types import JsonObject
 
-COLDEST = 0.01  # vLLM raises temperatures below it
-MAX_BIAS = 100.0  # vLLM cuts biases to it
+COLDEST = 0.01  # vLLM raises lower temperatures to this
+MAX_BIAS = 100.0  # vLLM limits biases to this
 MAX_SEED = (1 << 63) - 1
 SCORED_ROOM = 1  # to score a sequence, one more token must fit
 UNTOLD = (
@@ -36,7 +36,7 @@ class ServedModelFacts:
 
 
 def check_request(request: SampleRequest, facts: ServedModelFacts) -> None:
-    """Refuses what vLLM cannot do, or would quietly do in another way. What else is wrong, vLLM says itself."""
+    """Refuses what vLLM cannot do, or would silently do differently. vLLM itself reports other errors."""
     p = request.params
     drawn, prompt = p.temperature, request.prompt
     checks = [
@@ -69,12 +69,12 @@ def check_request(request: SampleRequest, facts: ServedModelFacts) -> None:
 
 
 def is_scored(request: SampleRequest) -> bool:
-    """Whether the answer is read once more: for the model's own log-probabilities at temperature 1."""
+    """Whether the answer is scored by a second request: for the model's own log-probabilities at temperature 1."""
     return bool(_reshaping(request)) or (request.raw_logprobs and request.params.temperature not in (0.0, 1.0))
 
 
 def completion_body(request: SampleRequest, model: str, facts: ServedModelFacts, *, stream: bool) -> JsonObject:
-    """All that matters is said: where a request says nothing, vLLM may have defaults of its own."""
+    """Returns the request with all relevant fields set, because vLLM may have defaults of its own for others."""
     p = request.params
     room = facts.context - len(request.prompt) - is_scored(request)
     body: JsonObject = {
@@ -91,7 +91,7 @@ def completion_body(request: SampleRequest, model: str, facts: ServedModelFacts,
         "presence_penalty": p.presence_penalty,
         "frequency_penalty": p.frequency_penalty,
         "repetition_penalty": p.repetition_penalty,
-        # Which tokens end it is ours to say, and what is a stop string does not depend on special tokens being shown.
+        # We say which tokens end it, and stop strings must not depend on special tokens being shown.
         "ignore_eos": True,
         "stop_token_ids": [t for t in _stop_ids(p, facts) if 0 <= t < facts.vocabulary],
         "stop": p.stop_strings,
@@ -112,7 +112,7 @@ def completion_body(request: SampleRequest, model: str, facts: ServedModelFacts,
 
 
 def scoring_body(request: SampleRequest, tokens: tuple[int, ...], model: str) -> JsonObject:
-    """`tokens`: its prompt, and what was sampled."""
+    """`tokens` are the prompt and what was sampled."""
     body = {
         "model": model,
         "prompt": tokens,
@@ -124,7 +124,7 @@ def scoring_body(request: SampleRequest, tokens: tuple[int, ...], model: str) ->
 
 
 def _salt(request: SampleRequest) -> dict[str, str]:
-    """In every request: one without it would put an owner's text where all others find it."""
+    """Added to every request: without it, an owner's text would be cached where all others find it."""
     return {"cache_salt": request.cache_salt} if request.cache_salt else {}
 
 
@@ -133,7 +133,7 @@ def _stop_ids(p: SamplingParams, facts: ServedModelFacts) -> tuple[int, ...]:
 
 
 def _reshaping(request: SampleRequest) -> list[str]:
-    """What changes the distribution besides the temperature."""
+    """Returns what changes the distribution besides the temperature."""
     p, names = request.params, []
     if p.temperature > 0:
         names += [name for name, is_on in (("top_k", p.top_k > 0), ("top_p", p.top_p < 1), ("min_p", p.min_p)) if is_on]

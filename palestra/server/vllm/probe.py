@@ -1,6 +1,6 @@
-"""What a vLLM server can do, found by trying: which log-probabilities it tells, which adapters change its answers.
+"""Tests what a vLLM server can do: which log-probabilities it returns, which adapters change its answers.
 
-Owns: the small adapters it is tried with. Never touches: requests of clients.
+Owns: the small adapters for the tests. Never touches: requests of clients.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from palestra.server.vllm.errors import VllmError, VllmRefused, VllmUnfit, VllmU
 from palestra.util.json_types import JsonObject
 
 LORA_ROUTE = "/v1/load_lora_adapter"
-STRONG = 0.5  # weights of the trial adapters: no answer is left as it was
-SEEN = 1e-3  # what an answer must change by
+STRONG = 0.5  # weights of the test adapters: they change every answer
+SEEN = 1e-3  # the smallest change of an answer that counts
 BESIDE = 200  # tokens that an adapter samples while the base model is asked; the context may be short
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""Not lm_head: with it vLLM scores prompts by other requests' adapters, or dies of it (its issues 16668 and 51594)."""
+"""Not lm_head: with it vLLM scores prompts by other requests' adapters, or crashes (its issues 16668 and 51594)."""
 FLAGS = (
     f"--enable-lora --lora-target-modules {' '.join(TARGETS)} --max-lora-rank {{}} "
     "--logprobs-mode processed_logprobs --generation-config vllm"
@@ -43,15 +43,16 @@ class LoraTargets:
     train_mlp: bool
     train_unembed: bool = False
     keeps_base: bool = True
-    """Answers without an adapter are the base model's own while others sample with theirs."""
+    """Whether answers without an adapter are the base model's own while others sample with theirs."""
 
 
 @dataclass(frozen=True, slots=True)
 class CapabilityProbe:
     parts: Mapping[str, str]
-    """Folders of adapters by the part they change; the attention's has the highest rank that is to be served."""
+    """Folders of adapters by the part they change; the one for attention has the highest rank that is to be served."""
     plain: str
-    """An adapter that changes nothing: the base model, where a server mixes up requests without one."""
+    """An adapter that changes nothing: it is used for the base model if a server mixes up requests without an
+    adapter."""
 
 
 def write_trials(folder: Path, model: Path, vocabulary: int, max_rank: int) -> CapabilityProbe:
@@ -71,14 +72,14 @@ def write_trials(folder: Path, model: Path, vocabulary: int, max_rank: int) -> C
 
 
 class StartupWait:
-    """What a server that comes is waited for at the moment, and since when."""
+    """What a starting server is waited for at the moment, and since when."""
 
     def __init__(self, what: str, limit: str):
         self._changed = asyncio.Event()
         self.begin(what, limit)
 
     def begin(self, what: str, limit: str = "trial_s") -> None:
-        """`limit`: the setting that says how long it may take."""
+        """`limit` is the setting that says how long it may take."""
         self.what, self.limit, self._since = what, limit, time.monotonic()
         self._changed.set()
 
@@ -98,7 +99,7 @@ class StartupWait:
 async def look_over(
     client: VllmClient, model: str, vllm: VllmConfig, trials: CapabilityProbe, awaited: StartupWait
 ) -> LoraTargets:
-    """Raises Unfit where it was not started as it must be."""
+    """Tests a server. Raises VllmUnfit if it was not started as it must be."""
     flags = FLAGS.format(vllm.max_lora_rank)
     if LORA_ROUTE not in await client.routes():
         raise VllmUnfit(
@@ -121,7 +122,7 @@ async def look_over(
 
 
 async def _changes(client: VllmClient, base: tuple[str, float], part: str, folder: str) -> bool:
-    """Whether an adapter of this part is followed."""
+    """Whether an adapter of this part changes the answer."""
     adapter = await asyncio.to_thread(VllmAdapter.read, folder)
     name = f"trial-{adapter.digest}"
     try:
@@ -164,7 +165,8 @@ def _differ(one: tuple[str, float], other: tuple[str, float]) -> bool:
 
 
 async def _biased_logprob(client: VllmClient, model: str) -> float:
-    """The logprob of a token that a bias makes certain: 0 where logprobs are those of the distribution drawn from."""
+    """Returns the logprob of a token that a bias makes certain: 0 if logprobs are those of the distribution sampled
+    from."""
     _, logprob = await _drawn(client, _BODY | {"model": model, "temperature": 1.0, "logit_bias": {"4": 100.0}})
     return logprob
 
@@ -174,7 +176,7 @@ async def _greedy(client: VllmClient, model: str) -> tuple[str, float]:
 
 
 async def _drawn(client: VllmClient, body: JsonObject) -> tuple[str, float]:
-    """One token and its logprob."""
+    """Returns one sampled token and its logprob."""
     try:
         logprobs = (await client.complete(body)).choices[0].logprobs
         assert logprobs is not None
@@ -194,7 +196,7 @@ _BODY: JsonObject = {
 
 
 def _write_adapter(folder: Path, module: str, inputs: int, outputs: int, rank: int, strength: float) -> None:
-    """PEFT's form; safetensors is a header and the numbers."""
+    """Writes an adapter in PEFT's format; a safetensors file is a header and the numbers."""
     folder.mkdir(parents=True, exist_ok=True)
     target = module.rpartition(".")[2]
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "bias": "none", "target_modules": [target]}

@@ -1,6 +1,6 @@
-"""A vLLM server of our own: started, its end noticed, stopped with all that it started.
+"""A vLLM server of our own: started, its end noticed, stopped with all its children.
 
-Owns: the process, its port, its log. Never touches: what it is asked; starting it again is for who watches it.
+Owns: the process, its port, its log. Never touches: what is requested of it; restarting it, which its watcher does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LAUNCHER = Path(__file__).with_name("launcher.py")
 STOP_S = 15.0
 ERROR_BYTES = 1 << 16
 SHOWN_LINES = 3
-# vLLM's own summary of an end names nothing; the cause stands before it.
+# vLLM's own summary of a failure names nothing; the cause comes before it.
 CAUSE = re.compile(r"(?:\w*(?:Error|Exception)|error): (?!Engine core init|.*root cause)(.+)")
 
 
@@ -30,14 +30,14 @@ class VllmProcess:
     def __init__(self, model: ModelConfig, number: int, log_file: Path):
         self._model, self._number, self.log_file = model, number, log_file
         self.api_key = secrets.token_hex(16)
-        """Others on this machine have no business at its port."""
+        """Keeps others on this machine from using its port."""
         self.url = ""
         self._said_before = 0
-        """Bytes of the log that are of earlier lives."""
+        """Bytes of the log that earlier processes wrote."""
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, card: ModelCard) -> None:
-        """Returns at once: loading takes a while."""
+        """Starts it and returns at once: loading takes a while."""
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
         with open_log(self.log_file) as out:
@@ -76,18 +76,18 @@ class VllmProcess:
             await self._process.wait()
 
     async def stop(self) -> None:
-        """It and its children; the latter also when it is dead already."""
+        """Stops it and its children; the latter also if it is dead already."""
         if self._process is not None:
             await processes.stop(self._process, STOP_S)
 
     @property
     def last_lines(self) -> str:
-        """In one, for one that hangs."""
+        """Returns its last lines joined to one, for a server that hangs."""
         return " | ".join(last_lines(self.log_file)[-SHOWN_LINES:])
 
     @property
     def last_output(self) -> str:
-        """Why a process that ended did so."""
+        """Returns why a process has ended."""
         said = self.log_file.stat().st_size - self._said_before
         lines = last_lines(self.log_file, min(said, ERROR_BYTES))
         causes = [found[1] for line in lines if (found := CAUSE.search(line))]

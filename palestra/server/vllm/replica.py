@@ -1,6 +1,6 @@
-"""One vLLM server as we use it: comes, is looked over, watched, lost, comes again.
+"""One vLLM server as we use it: it starts, is tested, watched, lost, and starts again.
 
-Owns: whether it may be asked, how many at once. Never touches: which requests it gets.
+Owns: whether it may be used, how many requests at once. Never touches: which requests it gets.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from palestra.types.engine import ModelCard
 log = structlog.get_logger()
 
 LOOK_S = 5.0
-MAX_MISSES = 3  # looks in a row
-COME_S = 0.25  # between looks at one that is on its way
+MAX_MISSES = 3  # failed checks in a row
+COME_S = 0.25  # between checks of one that is starting
 BACK_OFF_S = (0.5, 15.0)
-"""Before the next try: the first time and at most."""
+"""Pause before the next try: the first, and the longest one."""
 
-TELL_S = 10.0  # between words about one that is waited for, at first
-MIN_TELLS = 4  # before it is given up, however soon that is
+TELL_S = 10.0  # between messages about one that is waited for, at first
+MIN_TELLS = 4  # messages before it is given up, however soon that is
 
 LookOver = Callable[[VllmClient, str, StartupWait], Awaitable[LoraTargets]]
-"""By client and the name of the base model there."""
+"""Takes the client and the name of the base model there."""
 
 
 class VllmReplica:
@@ -55,17 +55,17 @@ class VllmReplica:
         self._use(place if isinstance(place, str) else "", vllm.api_key or os.environ.get("VLLM_API_KEY"))
         self.is_up = False
         self.trouble = ""
-        """Why it is not."""
+        """Why it is not up."""
         self.load = 0
-        """Requests for it, those that wait for a place included."""
+        """Number of requests for it, including those that wait for a slot."""
         self.queued = 0
-        """Requests that it had not begun at the last look."""
+        """Requests that it had not begun at the last check."""
         self.base_name, self.context = "", 0
         self.abilities: LoraTargets | None = None
         self._places = asyncio.Semaphore(vllm.max_in_flight)
         self._doubts = asyncio.Event()
         self.first_try: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Whether it came at all; the exception says why not."""
+        """Whether it started at all; the exception says why not."""
 
     def _use(self, url: str, api_key: str | None) -> None:
         self.client = VllmClient(url, api_key, request_s=self._vllm.request_s)
@@ -79,7 +79,7 @@ class VllmReplica:
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
-        """To ask it something; waits while others do."""
+        """A slot for a request; waits while all are taken."""
         self.load += 1
         try:
             async with self._places:
@@ -90,13 +90,13 @@ class VllmReplica:
             self.load -= 1
 
     def doubt(self) -> None:
-        """A request got no answer: look now rather than later."""
+        """Called if a request got no answer: checks the server now rather than later."""
         self._doubts.set()
 
-    # Its life
+    # Life cycle
 
     async def live(self) -> None:
-        """For ever; cancelled, it leaves nothing behind."""
+        """Runs for ever; when cancelled, it leaves nothing behind."""
         first_wait, longest_wait = BACK_OFF_S
         wait_s = first_wait
         while True:
@@ -118,7 +118,7 @@ class VllmReplica:
             wait_s = min(longest_wait, wait_s * 2)
 
     async def _come(self) -> None:
-        """Started if it is ours, waited for, looked over."""
+        """Starts it if it is ours, waits for it, and tests it."""
         if self._process is not None:
             await self._start(self._process)
         awaited = StartupWait("the server to be ready", "start_s")
@@ -138,12 +138,12 @@ class VllmReplica:
         self._on_change(self)
 
     async def _tell(self, awaited: StartupWait, patience: asyncio.Timeout) -> None:
-        """That it is waited for, less often as it takes longer; ends the waiting where it takes too long."""
+        """Reports that it is waited for, less often as it takes longer; ends the waiting if it takes too long."""
         while awaited.seconds < self._limit_s(awaited):
             self.trouble = f"vLLM at {self.url}: waiting for {awaited.what}"
             log.info("waiting for vLLM", url=self.url, what=awaited.what, seconds=round(awaited.seconds))
             while await awaited.changes_within(self._pause_s(awaited)):
-                pass  # what goes quickly is not told
+                pass  # no message about what is quick
         patience.reschedule(asyncio.get_running_loop().time())
 
     def _pause_s(self, awaited: StartupWait) -> float:
@@ -154,7 +154,7 @@ class VllmReplica:
         return getattr(self._vllm, awaited.limit)
 
     def _given_up(self, awaited: StartupWait) -> str:
-        """Why it hangs may be at the end of its log."""
+        """Returns an error text; the reason may be at the end of its log."""
         after = f"after {self._limit_s(awaited):g} s (vllm.{awaited.limit}) of waiting for {awaited.what}"
         said = f"; its log ends: {self._process.last_lines} (see {self._process.log_file})" if self._process else ""
         return f"vLLM at {self.url} was given up {after}{said}"
@@ -180,7 +180,7 @@ class VllmReplica:
         self._use(process.url, process.api_key)
 
     async def _stay(self) -> None:
-        """Until it is lost."""
+        """Returns when it is lost."""
         misses = 0
         ended = asyncio.create_task(self._process.ended()) if self._process is not None else None
         try:
@@ -203,7 +203,7 @@ class VllmReplica:
         doubts.cancel()
 
     def _explained(self, error: VllmError) -> str:
-        """Why one of ours broke is in its log."""
+        """Adds the reason from the log, if the server is one of ours."""
         if self._process is None or isinstance(error, VllmUnfit):
             return str(error)
         what = "broke" if self.first_try.done() else "did not start"

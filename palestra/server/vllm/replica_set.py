@@ -1,6 +1,6 @@
-"""The vLLM servers of one base model together: started, chosen from, what all of them can do.
+"""The vLLM servers of one base model: started, chosen from, what all of them can do.
 
-Owns: the servers, who gets which prompt. Never touches: what is asked of them.
+Owns: the servers, which one gets which prompt. Never touches: what is requested of them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ReplicaSet:
     # Start and end
 
     async def start(self, card: ModelCard) -> None:
-        """Returns when samples can be asked for; WorkerError if they cannot."""
+        """Returns when samples can be requested; raises WorkerError if they cannot."""
         try:
             trials = await asyncio.to_thread(
                 write_trials, self._trials, self._model.path, card.vocab_size, self._vllm.max_lora_rank
@@ -83,7 +83,8 @@ class ReplicaSet:
         return [VllmProcess(self._model, n, log_file) for n, log_file in enumerate(logs)]
 
     async def _until_there(self) -> None:
-        """All of our own; of given ones the first, and the others may come later."""
+        """Waits for all servers of our own; if they are given by address, for the first one, and the others may follow
+        later."""
         waiting = {replica.first_try for replica in self.replicas}
         while waiting:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -95,7 +96,7 @@ class ReplicaSet:
             one.add_done_callback(lambda late: late.cancelled() or late.exception())
 
     async def stop(self) -> None:
-        """Servers that go on without us are left as they were."""
+        """Stops our own servers; others are left as they were."""
         theirs = [replica for replica in self.replicas if replica.is_up and self._vllm.urls]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(UNLOAD_S):
@@ -120,12 +121,12 @@ class ReplicaSet:
 
     @property
     def placed(self) -> int:
-        """Requests that the servers have."""
+        """Returns the number of requests that the servers have."""
         return sum(min(replica.load, self._vllm.max_in_flight) for replica in self.replicas)
 
     @property
     def queued(self) -> int:
-        """How many of these have not begun yet."""
+        """Returns how many of these have not begun yet."""
         return sum(replica.queued for replica in self.replicas if replica.is_up)
 
     # What all of them can do
@@ -140,13 +141,14 @@ class ReplicaSet:
         return all(getattr(able, part) for able in known)
 
     def stand_in(self, replica: VllmReplica) -> VllmAdapter | None:
-        """For the base model, where a server mixes up requests without an adapter."""
+        """Returns an adapter for the base model, if the server mixes up requests without an adapter."""
         return None if replica.abilities is None or replica.abilities.keeps_base else self._plain
 
-    # Who gets a prompt
+    # Choosing a server
 
     async def pick(self, prompt: Sequence[int], avoid: VllmReplica | None = None) -> VllmReplica:
-        """Where its conversation is, else the least busy one; waits for one to come. `avoid`: only if it is alone."""
+        """Returns the server of the prompt's conversation, else the least busy one; waits until one is up. `avoid` is
+        used only if it is the only one."""
         try:
             async with asyncio.timeout(self._vllm.wait_s):
                 while not (up := [replica for replica in self.replicas if replica.is_up]):
@@ -164,7 +166,7 @@ class ReplicaSet:
     # Adapters
 
     def push(self, adapter: VllmAdapter) -> None:
-        """To every server that is there; one that comes later gets it when it is needed."""
+        """Loads an adapter at every server that is up; one that starts later gets it when it is needed."""
         for replica in self.replicas:
             if replica.is_up:
                 self._run(self._push(replica, adapter), f"push {adapter.folder}")
@@ -172,7 +174,7 @@ class ReplicaSet:
     async def _push(self, replica: VllmReplica, adapter: VllmAdapter) -> None:
         try:
             await replica.adapters.load(adapter)
-        except VllmError as e:  # whoever samples from it will be told
+        except VllmError as e:  # callers that sample from it get the error
             log.warning("an adapter could not be pushed", url=replica.url, error=str(e))
 
     def drop(self, adapter: VllmAdapter) -> None:

@@ -1,6 +1,6 @@
-"""What vLLM's /v1/completions answers, as our records: whole, or put together from a stream.
+"""Converts answers of vLLM's /v1/completions to our records: whole, or joined from a stream.
 
-Owns: reading. Never touches: HTTP, what was asked.
+Owns: reading. Never touches: HTTP, what was requested.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ ID_PREFIX = "token_id:"
 
 class VllmLogprobs(Struct):
     tokens: list[str]
-    """As `token_id:17`."""
+    """Tokens in the form `token_id:17`."""
     token_logprobs: list[float]
     top_logprobs: list[dict[str, float]]
-    """The token's own among them."""
+    """Includes the token's own."""
 
 
 class ScoredToken(Struct):
@@ -82,7 +82,7 @@ class VllmPromptScores(Struct):
 
 
 class GrowingSequences:
-    """Those of one request, growing."""
+    """The sequences of one request while they grow."""
 
     def __init__(self, prompt: Sequence[int], count: int, *, top: int, prompt_top: int = 0):
         self._prompt, self._prompt_top = prompt, prompt_top

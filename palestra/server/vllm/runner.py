@@ -1,8 +1,8 @@
 """vLLM as the sampler of a base model.
 
-    Sample → a server that knows the conversation, or the least busy one → its adapter there → /v1/completions → Sampled
+Sample → a server that knows the conversation, or the least busy one → its adapter there → /v1/completions → Sampled
 
-Owns: the way of a sample, its retries, which folder weights are in. Never touches: training, futures.
+Owns: the steps of a sample, its retries, in which folder weights are. Never touches: training, futures.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from palestra.types.engine import (
 
 log = structlog.get_logger()
 
-MAX_TRIES = 4  # of a sample at servers that broke off: it may be what breaks them
+MAX_TRIES = 4  # of a sample at servers that broke off: the sample may be the cause
 BUSY_S = (0.25, 5.0)
-"""Before a server that is busy is asked again: the first time and at most."""
+"""Pause before a busy server is asked again: the first, and the longest one."""
 
 
 class VllmRunner(SampleRunner):
@@ -90,13 +90,13 @@ class VllmRunner(SampleRunner):
 
     @property
     def waiting(self) -> int:
-        """Those without a place at a server, and what the servers had in their queues at the last look."""
+        """Returns the number of requests without a slot, and of those in the servers' queues at the last check."""
         return len(self._running) - self.fleet.placed + self.fleet.queued
 
     def sweep(self) -> None:
         self.folders.sweep()
 
-    # What it can do
+    # Capabilities
 
     def check_lora(self, lora: LoraConfig) -> None:
         if lora.rank > self._vllm.max_lora_rank:
@@ -124,20 +124,20 @@ class VllmRunner(SampleRunner):
         return SaveWeights(folder=str(self.folders.of(sampler_id)), optimizer=False)
 
     def prepare(self, weights: SampleWeights) -> None:
-        """Every server gets it before the first sample asks for it."""
+        """Loads the adapter at every server before the first sample needs it."""
         self._pushing.run(self._push(weights))
 
     async def _push(self, weights: SampleWeights) -> None:
         try:
             adapter = await self._adapter(weights)
-        except VllmRefused as e:  # whoever samples from it will be told
+        except VllmRefused as e:  # callers that sample from it get the error
             log.warning("an adapter is not pushed", error=str(e))
             return
         if adapter is not None:
             self.fleet.push(adapter)
 
     def drop(self, sampler_ids: list[str]) -> None:
-        """The folders go with the next sweeps."""
+        """Drops samplers; their folders are deleted by the next sweeps."""
         for sampler_id in sampler_ids:
             try:
                 self.fleet.drop(VllmAdapter.read(str(self.folders.of(sampler_id))))
@@ -174,7 +174,7 @@ class VllmRunner(SampleRunner):
         task.add_done_callback(lambda _: self._running.pop(request_id, None))
 
     def cancel(self, request_id: str) -> None:
-        """The request to vLLM is closed, which ends the sampling there."""
+        """Closes the request to vLLM, which ends the sampling there."""
         task = self._running.get(request_id)
         if task is not None:
             task.cancel()
@@ -207,7 +207,7 @@ class VllmRunner(SampleRunner):
                 if time.monotonic() > busy_until:
                     raise
                 wait_s = min(longest_wait, wait_s * 2)
-            except VllmUnknownModel as e:  # it was started again, or told to let the adapter go
+            except VllmUnknownModel as e:  # it was restarted, or told to unload the adapter
                 loaded = adapter or self.fleet.stand_in(replica)
                 if loaded is None:
                     raise VllmLost(f"vLLM at {replica.url} no longer serves {replica.base_name}: {e}") from None
@@ -240,7 +240,7 @@ class VllmRunner(SampleRunner):
 
 
 class _StreamProgress:
-    """Passes on a stream, and knows whether there was anything: then it cannot begin again."""
+    """Passes on a stream, and knows whether anything was sent: then it cannot begin again."""
 
     def __init__(self, tell: Callable[[Streamed], None]):
         self._tell, self.anything = tell, False

@@ -1,6 +1,6 @@
-"""One sample at one vLLM server, in one request or two; no second try.
+"""One sample at one vLLM server, in one request or two, without retries.
 
-Owns: the requests, what their answers come to. Never touches: which server, which adapters it has.
+Owns: the requests, how their answers are combined. Never touches: which server, which adapters it has.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ async def sample_once(
 ) -> SampleResult:
     request = sample.request
     scored = is_scored(request)
-    # What a second request has to complete, or vLLM does not stream, is told in one piece.
+    # An answer that a second request has to complete, or that vLLM does not stream, is sent in one piece.
     in_parts = sample.stream and not scored and not request.prompt_logprobs
     body = completion_body(request, model, facts, stream=in_parts)
     found = GrowingSequences(
@@ -75,7 +75,7 @@ def _part(sample: Sample, index: int, row: SampledSequence, start: int) -> Strea
 
 
 async def _score(client: VllmClient, model: str, request: SampleRequest, row: SampledSequence) -> None:
-    """By the model itself, at temperature 1: its answer read as a prompt."""
+    """Scores the answer by the model itself, at temperature 1, by reading it as a prompt."""
     tokens, count = (*request.prompt, *row.tokens), len(row.tokens)
     answer: VllmCompletion = await client.complete(scoring_body(request, tokens, model))
     prompt_logprobs = answer.choices[0].prompt_logprobs if answer.choices else None

@@ -1,4 +1,4 @@
-"""Alembic's scripts, run by `palestra/store/schema.py` whenever a store opens.
+"""Alembic's scripts, run by `palestra/store/schema.py` whenever a store is opened.
 
-A change of `tables.py` comes with the next file in `versions/`; a test compares the two on both databases.
+A change of `tables.py` needs a new file in `versions/`; a test compares the two on both databases.
 """

@@ -1,4 +1,4 @@
-"""Alembic runs this file for every command; the connection and its transaction are the caller's."""
+"""Alembic runs this file for every command; connection and transaction belong to the caller."""
 
 from __future__ import annotations
 

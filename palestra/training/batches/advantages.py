@@ -1,6 +1,6 @@
-"""From the rewards of a group to the advantage of each rollout.
+"""Computes the advantage of each rollout from the rewards of its group.
 
-Owns: the arithmetic of baselines. Never touches: tokens, penalties, who is in a group.
+Owns: the arithmetic of baselines. Never touches: tokens, penalties, which rollouts are in a group.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from palestra.config.train import AdvantageKind
 
 LARGEST_REWARD = 1e30  # squares and sums of such numbers stay finite, and so do the engine's float32 products
-EQUAL_STD = 1e-8  # rewards closer than this are equal: what is left is rounding
+EQUAL_STD = 1e-8  # rewards closer than this are equal: the difference is a rounding error
 STD_FLOOR = 1e-6  # added to the divisor, as in the GRPO implementations people compare with
 
 
 def group_advantages(rewards: Sequence[float], kind: AdvantageKind) -> list[float]:
-    """One for each reward, in their order; all 0 where the rewards do not differ.
+    """Returns the advantage for each reward, in the same order; all are 0 if the rewards do not differ.
 
-    Give it the rewards of graded rollouts only: one that failed says nothing about the policy and would shift the
-    baseline of the rest.
+    Pass the rewards of graded rollouts only: one that failed says nothing about the policy and would shift the baseline
+    of the rest.
     """
     mean, std = mean_and_std(rewards)
     if std < EQUAL_STD:
@@ -36,12 +36,12 @@ def group_advantages(rewards: Sequence[float], kind: AdvantageKind) -> list[floa
 
 
 def are_equal(rewards: Sequence[float]) -> bool:
-    """Nothing can be learned from comparing them. True of none and of one."""
+    """Whether nothing can be learned from comparing the rewards. True for no reward and for a single one."""
     return mean_and_std(rewards)[1] < EQUAL_STD
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard deviation of the population: divided by n. (0, 0) for no values."""
+    """Returns mean and standard deviation of the population (divided by n); (0, 0) if there are no values."""
     if not values:
         return 0.0, 0.0
     if not all(is_usable(value) for value in values):
@@ -49,11 +49,12 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
             f"rewards must be numbers between -{LARGEST_REWARD:g} and {LARGEST_REWARD:g}, got {list(values)}"
         )
     if min(values) == max(values):
-        return values[0], 0.0  # the quotient below may miss it by a rounding, which is large where the rewards are
+        # the quotient below may differ from it by a rounding error, which is large if the rewards are large
+        return values[0], 0.0
     mean = math.fsum(values) / len(values)
     return mean, math.sqrt(math.fsum((value - mean) * (value - mean) for value in values) / len(values))
 
 
 def is_usable(reward: float | None) -> bool:
-    """A number one can calculate with; NaN and infinities are not."""
+    """Whether it is a finite number; None, NaN and infinities are not usable."""
     return reward is not None and abs(reward) <= LARGEST_REWARD

@@ -1,9 +1,9 @@
-"""Files of conversations: JSONL, one example in a line.
+"""Files of conversations: JSONL, one example in each line.
 
-Owns: reading, the forms a line may have, saying which line is wrong. Never touches: tokens.
+Owns: reading, the forms a line may have, reporting which line is wrong. Never touches: tokens.
 
-To imitate: `{"messages": [...], "tools": [...]}`, or `{"prompt": ..., "completion": ...}` (also called `response`). To
-prefer: `{"prompt": ..., "chosen": ..., "rejected": ...}`. A prompt is text (the user's) or messages, an answer is text
+For SFT: `{"messages": [...], "tools": [...]}`, or `{"prompt": ..., "completion": ...}` (also called `response`). For
+DPO: `{"prompt": ..., "chosen": ..., "rejected": ...}`. A prompt is text (the user's) or messages, an answer is text
 (the assistant's) or messages.
 """
 
@@ -23,19 +23,19 @@ T = TypeVar("T")
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 CHECKED_ROWS = 32
-"""Encoded before a run begins: what a template refuses in one row it mostly refuses in all."""
+"""How many rows are encoded before a run begins: what a template refuses in one row it usually refuses in all."""
 SHOWN_CHARS = 60
 
 
 class DatasetError(ValueError):
-    """A file, or a line of it, cannot be trained on: which, and why."""
+    """A file, or a line of it, cannot be trained on; the message says which, and why."""
 
 
 class Conversation(msgspec.Struct, frozen=True):
     messages: list[Message]
     tools: list[JsonObject] | None = None
     first: int = 0
-    """What the assistant says from this message on may be learned; what is before is the prompt."""
+    """Index of the first message after the prompt: assistant messages from here on are trained on."""
 
 
 class PreferencePair(msgspec.Struct, frozen=True):
@@ -44,11 +44,11 @@ class PreferencePair(msgspec.Struct, frozen=True):
 
 
 class ConversationFile(Generic[T]):
-    """All lines are checked when the file is read; a line is parsed again when it is used, as large files are long
-    lists of small objects else."""
+    """A file of conversations. All lines are checked when the file is read. A line is parsed again when it is used,
+    because parsed lines take much more memory than their bytes."""
 
     def __init__(self, file: Path, parse: Callable[[JsonMapping], T]) -> None:
-        """Raises DataError."""
+        """Raises DatasetError."""
         self._file, self._parse = file.expanduser(), parse
         self._lines = _read_lines(self._file)
         for index in range(len(self)):
@@ -66,16 +66,16 @@ class ConversationFile(Generic[T]):
 
     @property
     def lines(self) -> list[bytes]:
-        """As they are in the file."""
+        """The lines as they are in the file."""
         return [line for _, line in self._lines]
 
     def where(self, index: int) -> str:
-        """For messages."""
+        """Returns file and line number, for error messages."""
         return f"{self._file}, line {self._lines[index][0]}"
 
 
 def conversation_of(row: JsonMapping) -> Conversation:
-    """The conversation of a line to imitate. Raises DatasetError, which does not know the line."""
+    """Returns the conversation of a line of an SFT file. Raises DatasetError without the line number."""
     if "messages" in row:
         return Conversation(_messages(row, "messages"), _tools(row))
     if "prompt" not in row:
@@ -85,7 +85,7 @@ def conversation_of(row: JsonMapping) -> Conversation:
 
 
 def pair_of(row: JsonMapping) -> PreferencePair:
-    """The preference pair of a line. Raises DatasetError, which does not know the line."""
+    """Returns the preference pair of a line of a DPO file. Raises DatasetError without the line number."""
     return PreferencePair(_continued(row, "chosen"), _continued(row, "rejected"))
 
 
@@ -100,7 +100,7 @@ def _continued(row: JsonMapping, key: str) -> Conversation:
 
 
 def _messages(row: JsonMapping, key: str, role: str | None = None) -> list[Message]:
-    """`role`: of one message, where text stands in place of messages."""
+    """Reads messages from a field. If the field is text, it becomes one message of role `role`."""
     if key not in row:
         raise DatasetError(f"no {key!r} ({_keys(row)})")
     found = row[key]
@@ -134,7 +134,7 @@ def _tools(row: JsonMapping) -> list[JsonObject] | None:
 
 
 def _read_lines(file: Path) -> list[tuple[int, bytes]]:
-    """With their numbers, empty ones left out."""
+    """Returns lines with their numbers, without empty lines."""
     if file.suffix == ".parquet":
         example = f"pandas.read_parquet('{file.name}').to_json('{file.stem}.jsonl', orient='records', lines=True)"
         raise DatasetError(f"{file}: conversations must be in a JSONL file; to convert it: {example}")

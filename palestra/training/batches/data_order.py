@@ -1,4 +1,4 @@
-"""Which rows of a file make up which batch: a function of the seed and a position.
+"""Decides which rows of a file make up which batch: a function of the seed and a position.
 
 Owns: shuffling for each epoch, skipping rows with nothing to train on. Never touches: the content of rows.
 """
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Shuffle:
-    """`shuffle[i]` for any i from 0: a row. Each pass has every row once, in an order of its own."""
+    """`shuffle[i]` is a row index, for any i from 0. Each epoch has every row once, in its own order."""
 
     def __init__(self, count: int, seed: int) -> None:
         self._count, self._seed = count, seed
@@ -35,21 +35,21 @@ class Shuffle:
 class DrawnRows(Struct, Generic[T]):
     items: list[T]
     skipped: int
-    """Rows passed over."""
+    """Number of rows that were skipped."""
     position: int
-    """Where the next batch begins."""
+    """Position where the next batch begins."""
 
 
 class DataOrder(Generic[T]):
-    """To go on after a restart is to draw from the position where the last batch ended."""
+    """The order of rows. To continue after a restart, call `draw` with the position where the last batch ended."""
 
     def __init__(self, count: int, seed: int, read: Callable[[int], T | None]) -> None:
-        """`read`: a row, ready to be trained on; None where it teaches nothing."""
+        """`read` returns a row that is ready to be trained on, or None if there is nothing to learn in it."""
         self._count, self._read = count, read
         self._shuffle = Shuffle(count, seed)
 
     def draw(self, position: int, size: int) -> DrawnRows[T]:
-        """Raises DataError where no row teaches anything."""
+        """Returns `size` rows from the position on. Raises DatasetError if there is nothing to learn in any row."""
         items: list[T] = []
         begin, barren = position, 0
         while len(items) < size:
@@ -60,7 +60,7 @@ class DataOrder(Generic[T]):
                 barren = 0
                 continue
             barren += 1
-            if barren >= 2 * self._count:  # however it began, a whole pass is among them
+            if barren >= 2 * self._count:  # wherever it began, this covers a whole epoch
                 raise DatasetError(
                     f"none of {self._count} rows has text of the assistant within max_sequence_length; "
                     "raise it, or check the data"

@@ -1,7 +1,7 @@
-"""From groups of rollouts to the rows of a training batch.
+"""Converts groups of rollouts to the rows of a training batch.
 
-Owns: who is in a batch, masks, truncation, advantages per token and their scale, minibatches. Never touches: the
-engine, files, clocks; the same groups and config give the same batch, in whatever order the groups came in.
+Owns: which rollouts are in a batch, masks, truncation, advantages per token and their scale, minibatches. Never
+touches: the engine, files, clocks; the same groups and config give the same batch, in whatever order the groups arrive.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from palestra.types.rollouts import Branch, Group, Rollout, TrainSequence
 
 
 class DropReason(StrEnum):
-    """Why a rollout is not in the batch. From `OVERLONG` on its reward is still in its group's baseline."""
+    """Why a rollout is not in the batch. From `OVERLONG` on, its reward still counts in its group's baseline."""
 
     FAILED = "failed"
     UNGRADED = "ungraded"
-    """No reward, or one that cannot be calculated with."""
+    """It has no reward, or one that is not a finite number."""
     ZERO_VARIANCE = "zero_variance"
-    """Its group's rewards are all equal."""
+    """The rewards of its group are all equal."""
     OVERLONG = "overlong"
-    """Its last turn was cut."""
+    """Its last turn was cut off."""
     PROMPT_TOO_LONG = "prompt_too_long"
-    """Within `max_sequence_length` nothing of what was sampled has room behind the prompt."""
+    """After the prompt, no sampled token fits into `max_sequence_length`."""
     EMPTY = "empty"
     """Nothing was sampled."""
     BROKEN = "broken"
-    """No prompt, or logprobs that are missing or no numbers."""
+    """It has no prompt, or its logprobs are missing or not finite."""
 
 
 class TrainingBatch(Struct, kw_only=True):
     minibatches: list[list[TrainSequence]]
-    """One optimizer step each; none is empty."""
+    """One list for each optimizer step; none is empty."""
     dropped: dict[DropReason, int] = field(default_factory=dict)
-    """Rollouts."""
+    """Number of rollouts by reason."""
     zero_variance_groups: int = 0
-    """Among those given, kept or not."""
+    """Number of groups without variance among those given, whether they were kept or not."""
     truncated: int = 0
-    """Rows of the batch that lost their end to `max_sequence_length`."""
+    """Number of rows that were cut at `max_sequence_length`."""
 
     @property
     def sequences(self) -> list[TrainSequence]:
@@ -59,9 +59,9 @@ def build_batch(
     base_logprobs: Mapping[str, Sequence[float]] | None = None,
     own_logprobs: Mapping[str, Sequence[float]] | None = None,
 ) -> TrainingBatch:
-    """`base_logprobs`: for each row that could be used, of all its tokens under the base model (the first is 0).
-    `own_logprobs`: likewise by the trainer, of the first `max_sequence_length`, in place of the sampler's where it has
-    them."""
+    """Builds the batch. `base_logprobs` has, for each row that could be used, the logprobs of all its tokens under the
+    base model (the first is 0). `own_logprobs` has the trainer's logprobs of the first `max_sequence_length` tokens;
+    where present they are used instead of the sampler's."""
     if config.penalty.kl and base_logprobs is None:
         raise ValueError("penalty.kl is set, so build_batch needs the base model's logprobs")
     chosen = _choose(groups, config)
@@ -85,17 +85,19 @@ def build_batch(
 
 
 def trainable_rows(groups: Sequence[Group], config: GrpoConfig) -> list[Branch]:
-    """Those `build_batch` will use: the ones worth asking the base model about."""
+    """Returns the rows that `build_batch` will use, for which the base model's logprobs are worth computing."""
     return [row for row, _ in _choose(groups, config).used]
 
 
 def is_zero_variance(group: Group, config: GrpoConfig) -> bool:
-    """Its graded rollouts, penalties included, are all equal: nothing to learn. So is a group where none is graded."""
+    """Whether the rewards of its graded rollouts, including penalties, are all equal, so that nothing can be learned.
+    This is also true if none is graded."""
     return not _can_teach(_by_agent(group, _rewards(group, config), config))
 
 
 def to_sequence(row: Branch, advantage: float, limit: int) -> TrainSequence:
-    """The first `limit` tokens of prompt and turns; what the policy did not draw has mask, logprob, advantage 0."""
+    """Returns the first `limit` tokens of prompt and turns. Mask, logprob and advantage are 0 for tokens that the
+    policy did not sample."""
     tokens, mask = list(row.prompt), [False] * len(row.prompt)
     logprobs = [0.0] * len(row.prompt)
     for turn in row.turns:
@@ -113,7 +115,7 @@ def to_sequence(row: Branch, advantage: float, limit: int) -> TrainSequence:
 
 
 def split(sequences: Sequence[TrainSequence], parts: int, salt: str) -> list[list[TrainSequence]]:
-    """Whole sequences, dealt out at random so that groups mix; sizes differ by one at most."""
+    """Splits whole sequences at random into parts, so that groups mix; the sizes differ by one at most."""
     order = list(sequences)
     if parts > 1:
         random.Random(f"minibatches/{salt}").shuffle(order)
@@ -122,7 +124,8 @@ def split(sequences: Sequence[TrainSequence], parts: int, salt: str) -> list[lis
 
 
 def normalize(minibatch: Sequence[TrainSequence], config: GrpoConfig) -> None:
-    """The engine adds up losses over tokens; scaled advantages turn the sum into the mean that is meant."""
+    """Scales the advantages: the engine sums the loss over tokens, and the scale turns this sum into the configured
+    mean."""
     count = len(minibatch)
     sampled = [sum(sequence.mask) for sequence in minibatch]
     match config.algorithm.normalize:
@@ -140,7 +143,7 @@ def normalize(minibatch: Sequence[TrainSequence], config: GrpoConfig) -> None:
 
 class _Choice(Struct):
     salt: str
-    """For what is random about this batch."""
+    """Seeds what is random about this batch."""
     used: list[tuple[Branch, float]] = []
     """Rows with their advantages."""
     dropped: Counter[DropReason] = field(default_factory=Counter)
@@ -166,7 +169,7 @@ def _choose(groups: Sequence[Group], config: GrpoConfig) -> _Choice:
 
 
 def _add(chosen: _Choice, rollout: Rollout, advantages: Mapping[str, Mapping[str, float]], config: GrpoConfig) -> None:
-    """All its rows that can be trained; without one, why not."""
+    """Adds all rows of a rollout that can be trained on; if there is none, notes the reason."""
     whole = advantages.get("", {})
     if (reason := _why_not(rollout, whole)) is not None:
         chosen.dropped[reason] += 1
@@ -180,12 +183,13 @@ def _add(chosen: _Choice, rollout: Rollout, advantages: Mapping[str, Mapping[str
 
 
 Rewards = dict[str, float]
-"""By rollout."""
+"""Rewards by rollout id."""
 
 
 def _by_agent(group: Group, rewards: Rewards, config: GrpoConfig) -> dict[str, Rewards]:
-    """What is compared with each other: the rollouts (""), and each agent that is graded for itself with its like in
-    the group's other rollouts. Rewards that were dealt out at random must not be betrayed by an agent's own."""
+    """Returns the rewards that are compared with each other: those of the rollouts under "", and those of each agent
+    that is graded by itself, compared with the same agent in the group's other rollouts. If rewards were shuffled (a
+    control experiment), the agents' own rewards are left out, as they would reveal the true ones."""
     compared = {"": rewards}
     if config.algorithm.shuffle_rewards:
         return compared
@@ -205,7 +209,7 @@ def _advantages(rewards: Rewards, config: GrpoConfig) -> dict[str, float]:
 
 
 def _rewards(group: Group, config: GrpoConfig) -> dict[str, float]:
-    """By rollout, of those that count in the baseline."""
+    """Returns the rewards that count in the baseline, by rollout id."""
     return {
         rollout.id: shaped_reward(rollout, config.penalty, config.rollout.max_context)
         for rollout in group.rollouts
@@ -214,7 +218,7 @@ def _rewards(group: Group, config: GrpoConfig) -> dict[str, float]:
 
 
 def _shuffled(groups: list[dict[str, float]], salt: str) -> list[dict[str, float]]:
-    """The same rewards, each to a random rollout of the batch."""
+    """Assigns the same rewards to random rollouts of the batch."""
     deck = [reward for rewards in groups for reward in rewards.values()]
     random.Random(f"rewards/{salt}").shuffle(deck)
     dealt = iter(deck)

@@ -1,11 +1,11 @@
-"""Conversations as rows to train on: what the assistant says is learned, what it answers to is only read.
+"""Converts conversations to training rows: the assistant's messages are learned, all others are only context.
 
 Owns: where an assistant's turn begins and ends in tokens. Never touches: files, batches.
 
-A row is put together as a rollout is. The prompt is the template's, up to and with the header of the assistant's turn.
-The turn is what the template adds to it, up to and with the token that ends a turn. What follows comes from
-`ChatTokenizer.observation`: a turn stays in the context as it was said, also with templates that would leave out its
-reasoning once another message follows.
+A row is built in the same way as a rollout. The prompt is the template's, up to and including the header of the
+assistant's turn. The turn is what the template adds to it, up to and including the token that ends a turn. What follows
+comes from `ChatTokenizer.observation`, so a turn stays in the context unchanged, even with templates that would leave
+out its reasoning once another message follows.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from palestra.types.rollouts import TrainSequence
 
 class Example(Struct):
     sequence: TrainSequence
-    """Weights, in `advantages`, are 1 where it is learned from."""
+    """The weights, in `advantages`, are 1 for tokens to learn from."""
     is_cut: bool
-    """It lost its end to the limit."""
+    """Whether it was cut at the limit."""
 
     @property
     def trained(self) -> int:
-        """Tokens to learn from; may be none."""
+        """Number of tokens to learn from; may be 0."""
         return sum(self.sequence.mask)
 
 
 def encode_example(
     tokenizer: ChatTokenizer, conversation: Conversation, limit: int, *, last_only: bool = False
 ) -> Example:
-    """The first `limit` tokens. `last_only`: all but the last turn is prompt. Raises ChatError."""
+    """Returns the first `limit` tokens. With `last_only` all but the last turn is context. Raises ChatError."""
     tokens, mask = _encode(tokenizer, conversation, last_only)
     tokens, mask, is_cut = tokens[:limit], mask[:limit], len(tokens) > limit
     if mask:
-        mask[0] = False  # nothing predicts the first token
+        mask[0] = False  # the first token is not predicted by anything
     sequence = TrainSequence(
         tokens=tokens, mask=mask, logprobs=[0.0] * len(tokens), advantages=[float(trained) for trained in mask]
     )
@@ -63,7 +63,7 @@ def _encode(tokenizer: ChatTokenizer, conversation: Conversation, last_only: boo
 
 
 def _turn(tokenizer: ChatTokenizer, prompt: Sequence[int], messages: Messages, tools: Tools | None) -> list[int]:
-    """The last message as its author draws it behind the prompt, the end of the turn included."""
+    """Returns the last message as the policy would sample it after the prompt, including the end of the turn."""
     whole = tokenizer.encode_chat(messages, tools, add_generation_prompt=False)
     added = _behind(tokenizer, prompt, whole)
     ends = [place for place, token in enumerate(added) if token in tokenizer.stop_ids]
@@ -71,8 +71,8 @@ def _turn(tokenizer: ChatTokenizer, prompt: Sequence[int], messages: Messages, t
 
 
 def _behind(tokenizer: ChatTokenizer, prompt: Sequence[int], whole: Sequence[int]) -> list[int]:
-    """What `whole` has more than `prompt`. A token that lies across the border, as one of two line breaks does where
-    a header ends with one and the turn begins with the other, is taken apart."""
+    """Returns what `whole` has after `prompt`. A token that spans the boundary is split, e.g. a token of two line
+    breaks where a header ends with the first and the turn begins with the second."""
     shared = next((i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
     expected = tokenizer.decode(prompt[shared:], skip_special=False)
     for end in range(shared, len(whole) + 1):

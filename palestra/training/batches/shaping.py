@@ -1,6 +1,7 @@
 """Penalties that are subtracted from a reward, or from a token's advantage, before training.
 
-Owns: length, format, cut and KL penalties. Never touches: the raw reward, which stays in the record as it was given.
+Owns: penalties for length, format, cut answers and KL. Never touches: the raw reward, which stays in the record as it
+was given.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from palestra.types.rollouts import Branch, Rollout, TrainSequence
 
 
 def shaped_reward(rollout: Rollout, penalty: PenaltyConfig, max_context: int) -> float:
-    """The reward that advantages are computed from. The rollout must be graded."""
+    """Returns the reward that advantages are computed from. The rollout must be graded."""
     if rollout.reward is None:
         raise ValueError(f"rollout {rollout.id} has no reward to shape")
     reward = rollout.reward
@@ -27,23 +28,24 @@ def shaped_reward(rollout: Rollout, penalty: PenaltyConfig, max_context: int) ->
 
 
 def overlength(rollout: Rollout, window: int, max_context: int) -> float:
-    """0 up to `window` tokens before the limit, then rising linearly to 1 (DAPO's soft overlong punishment)."""
+    """Returns 0 up to `window` tokens before the limit, then a value that rises linearly to 1 (DAPO's soft overlong
+    punishment)."""
     return min(1.0, max(0.0, (total_length(rollout) - (max_context - window)) / window))
 
 
 def total_length(rollout: Rollout | Branch) -> int:
-    """Prompt, observations and what was sampled, in tokens."""
+    """Returns the number of tokens of prompt, observations and samples."""
     return len(rollout.prompt) + sum(len(turn.observation) + len(turn.tokens) for turn in rollout.turns)
 
 
 def add_kl_penalty(
     sequences: Sequence[TrainSequence], base_logprobs: Mapping[str, Sequence[float]], coefficient: float
 ) -> None:
-    """Keeps the policy near the base model: each sampled token's advantage gains coefficient x (mean - d).
+    """Keeps the policy near the base model: adds coefficient x (mean - d) to the advantage of each sampled token.
 
-    d is the token's logprob under the policy that drew it minus that under the base model, mean is d's over all
-    sampled tokens of the batch. This is the form of Tinker's cookbook: subtracting the mean makes the penalty a
-    comparison of tokens, so that it does not push all probabilities down at once.
+    d is the token's logprob under the policy that sampled it minus that under the base model; mean is the mean of d
+    over all sampled tokens of the batch. This is the form of Tinker's cookbook: subtracting the mean makes the penalty
+    a comparison of tokens, so that it does not push all probabilities down at once.
     """
     divergences_B = [base_divergence(sequence, base_logprobs) for sequence in sequences]
     count = sum(map(len, divergences_B))
@@ -59,7 +61,7 @@ def add_kl_penalty(
 
 
 def base_divergence(sequence: TrainSequence, base_logprobs: Mapping[str, Sequence[float]]) -> list[float]:
-    """Policy minus base logprob of each sampled token; its mean is the k1 estimate of KL(policy || base)."""
+    """Returns policy minus base logprob of each sampled token; its mean is the k1 estimate of KL(policy || base)."""
     base = base_logprobs.get(sequence.rollout)
     if base is None or len(base) < len(sequence.tokens):
         have = "none" if base is None else str(len(base))

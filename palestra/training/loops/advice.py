@@ -14,12 +14,12 @@ from palestra.types.rollouts import Group
 
 
 def teaches_nothing(groups: Sequence[Group], batch: TrainingBatch) -> bool:
-    """Nothing is left to train on, or nothing with an advantage (`data.zero_variance: keep`)."""
+    """Whether nothing is left to train on, or nothing with an advantage (`data.zero_variance: keep`)."""
     return not batch.sequences or batch.zero_variance_groups == len(groups)
 
 
 def advise(groups: Sequence[Group], batch: TrainingBatch, config: GrpoConfig) -> str:
-    """Why the step teaches nothing, and what to try."""
+    """Returns why the step has nothing to learn from, and what to try."""
     count = sum(len(group.rollouts) for group in groups)
     reason = max(batch.dropped, key=lambda one: batch.dropped[one], default=DropReason.ZERO_VARIANCE)
     left_out = f"{batch.dropped.get(reason, 0)} of {count} rollouts are left out"

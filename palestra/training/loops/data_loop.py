@@ -23,12 +23,12 @@ Metrics = dict[str, float]
 class StepOutcome(Struct):
     metrics: Metrics
     position: int
-    """Where the next batch begins."""
+    """Position where the next batch begins."""
 
 
 class Learner(Protocol):
     async def step(self, position: int) -> StepOutcome:
-        """One optimizer step on the batch at this place in the data."""
+        """Makes one optimizer step on the batch at this position in the data."""
         ...
 
 
@@ -40,8 +40,8 @@ async def run_steps(
     evaluate: Callable[[], Awaitable[Metrics]] | None = None,
     eval_every: int = 0,
 ) -> RunStatus:
-    """From where the session's state is to the last step. Evaluations: before the first step, every so many, and after
-    the last one."""
+    """Runs from the step of the session's state to the last one. Evaluates before the first step, at the configured
+    interval, and after the last step."""
     state = session.state
     while True:
         is_time = bool(eval_every) and _is_due(eval_every, state.step, config.steps)
@@ -55,7 +55,7 @@ async def run_steps(
 
 
 async def _record(config: RunConfig, session: TrainingSession, metrics: Metrics) -> None:
-    """Before the checkpoint: a step may be written twice after a kill, but never be missing."""
+    """Writes a step before its checkpoint: after a kill a step may be written twice, but it is never missing."""
     done = session.state.step
     session.run.write_metrics(done, metrics)
     await session.track(done, metrics)
@@ -95,7 +95,7 @@ def optimizer_metrics(update: PolicyUpdate, learning_rate: float) -> Metrics:
 
 
 def speed_metrics(clock: StageClock, tokens: int) -> Metrics:
-    """`tokens`: all of the batch, those that are only read among them."""
+    """`tokens` counts all tokens of the batch, including those that are only context."""
     seconds: Mapping[str, float] = {**clock.seconds, "total": clock.total}
     found = {f"time/{stage}_s": spent for stage, spent in seconds.items()}
     rates = ((stage, seconds.get(stage, 0.0)) for stage in ("update", "total"))

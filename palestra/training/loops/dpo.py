@@ -1,12 +1,12 @@
-"""Direct preference optimization: make chosen answers likelier than rejected ones, beside a reference model.
+"""Direct preference optimization: makes chosen answers more likely than rejected ones, compared with a reference model.
 
 Owns: the loss and its gradient, the reference's logprobs. Never touches: the form of files, the engine.
 
-Of an answer, let s be the sum of its logprobs minus that under the reference. The loss of a pair is
--log sigmoid(m), with m = beta * (s_chosen - s_rejected). Its derivative by each logprob of the chosen answer is -c, by
-each of the rejected one +c, where c = beta * sigmoid(-m). The engine's cross entropy is the sum of -weight * logprob,
-with derivatives -weight. So one forward pass, which tells c, and then cross entropy with the weights +c and -c make an
-exact step of DPO, and no gradient has to leave the engine.
+For an answer, let s be the sum of its logprobs minus the same sum under the reference. The loss of a pair is -log
+sigmoid(m), with m = beta * (s_chosen - s_rejected). Its derivative by each logprob of the chosen answer is -c, by each
+of the rejected one +c, where c = beta * sigmoid(-m). The engine's cross entropy is the sum of -weight * logprob, with
+derivatives -weight. So one forward pass, which gives c, and then cross entropy with the weights +c and -c make an exact
+step of DPO, and no gradient has to leave the engine.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class PairExample(Struct):
 
 
 class AnswerLogprobs(Struct, frozen=True):
-    """Log-probabilities of both answers of a pair as wholes, under one model."""
+    """Summed log-probabilities of the two answers of a pair, under one model."""
 
     chosen: float
     rejected: float
 
 
 class PairPreference(Struct, frozen=True):
-    """What the policy makes of a pair. A reward is beta times the policy's logprob minus the reference's."""
+    """How the policy rates a pair. A reward is beta times the policy's logprob minus the reference's."""
 
     chosen_reward: float
     rejected_reward: float
@@ -82,30 +82,31 @@ class PairPreference(Struct, frozen=True):
 
 
 async def run_dpo(config: DpoConfig, session: TrainingSession) -> RunStatus:
-    """Raises DataError, PolicyError, SamplingError."""
+    """Runs DPO. Raises DatasetError, PolicyError, SamplingError."""
     rows = PairRows(config, session.tokenizer)
     reference = ReferencePolicy(await open_reference(config, session))
     return await run_steps(config, session, DpoLearner(config, session, rows, reference))
 
 
 def check_dpo(config: DpoConfig, tokenizer: ChatTokenizer) -> None:
-    """All lines of the file, and the first of them as tokens. Raises DataError."""
+    """Checks all lines of the file, and encodes the first of them. Raises DatasetError."""
     rows = PairRows(config, tokenizer)
     for index in range(min(CHECKED_ROWS, len(rows))):
         rows.read(index)
 
 
 async def open_reference(config: DpoConfig, session: TrainingSession) -> PolicySampler:
-    """What the run began with, the same after a resume: the base model, or the weights of `model.start_from`."""
+    """Returns the weights that the run began with, also after a resume: the base model, or the weights of
+    `model.start_from`."""
     start = config.model.start_from
     return await session.policy.base() if start is None else await session.policy.frozen(start)
 
 
 class PairRows:
-    """The file's pairs, ready to be trained on."""
+    """The pairs of the file, ready to be trained on."""
 
     def __init__(self, config: DpoConfig, tokenizer: ChatTokenizer) -> None:
-        """Raises DataError."""
+        """Raises DatasetError."""
         self._limit, self._tokenizer = config.max_sequence_length, tokenizer
         self._rows = ConversationFile(config.data, pair_of)
 
@@ -113,7 +114,8 @@ class PairRows:
         return len(self._rows)
 
     def read(self, index: int) -> PairExample | None:
-        """None: of one answer nothing lies within the limit. Raises DataError where the chat template refuses it."""
+        """Returns a pair; None if one of its answers lies wholly beyond the limit. Raises DatasetError if the chat
+        template refuses it."""
         pair = self._rows[index]
         try:
             chosen = encode_example(self._tokenizer, pair.chosen, self._limit)
@@ -124,12 +126,12 @@ class PairRows:
 
 
 class ReferencePolicy:
-    """Asked once about each pair: it does not change."""
+    """The reference model, which is asked once about each pair because it does not change."""
 
     def __init__(self, sampler: PolicySampler) -> None:
         self._sampler = sampler
         self._known: dict[int, AnswerLogprobs] = {}
-        """By row."""
+        """Known logprobs, by row."""
 
     async def logprobs(self, pairs: Sequence[PairExample]) -> list[AnswerLogprobs]:
         unknown = {pair.row: pair for pair in pairs if pair.row not in self._known}
@@ -181,7 +183,8 @@ class DpoLearner:
 
 
 def weigh(pairs: Sequence[PairExample], preferences: Sequence[PairPreference], beta: float) -> None:
-    """With these weights the gradient of cross entropy is that of the mean DPO loss; see above."""
+    """Sets the weights with which the gradient of cross entropy is that of the mean DPO loss; see the module's
+    docstring."""
     for pair, preference in zip(pairs, preferences, strict=True):
         weight = beta * preference.pull / len(pairs)
         for sequence, signed in zip(pair.sequences, (weight, -weight), strict=True):
@@ -189,7 +192,7 @@ def weigh(pairs: Sequence[PairExample], preferences: Sequence[PairPreference], b
 
 
 def answer_logprobs(pair: PairExample, chosen: Sequence[float], rejected: Sequence[float]) -> AnswerLogprobs:
-    """`chosen`, `rejected`: of each token but the first."""
+    """`chosen` and `rejected` have the logprobs of each token but the first."""
 
     def total(sequence: TrainSequence, logprobs: Sequence[float]) -> float:
         return math.fsum(one for one, trained in zip(logprobs, sequence.mask[1:], strict=True) if trained)

@@ -1,4 +1,4 @@
-"""How good a policy is on tasks it does not train on.
+"""Metrics of how good a policy is on tasks that it does not train on.
 
 Owns: pass@k, success and its uncertainty. Never touches: how evaluations are played.
 """
@@ -22,7 +22,8 @@ from palestra.types.rollouts import Group, Rollout
 
 
 def pass_at_k(successes: int, samples: int, k: int) -> float:
-    """The chance that k of the samples, drawn without putting back, hold a success: unbiased for any k <= samples."""
+    """Returns the probability that k of the samples, drawn without replacement, include a success: an unbiased estimate
+    for any k <= samples."""
     if not 0 <= successes <= samples or not 1 <= k <= samples:
         raise ValueError(f"pass@{k} of {successes} successes in {samples} samples: k must be from 1 to the samples")
     return 1.0 - math.comb(samples - successes, k) / math.comb(samples, k)
@@ -35,8 +36,9 @@ def eval_metrics(
     aggregate: Aggregate = mean_by_name,
     prefix: str = "eval",
 ) -> Metrics:
-    """A rollout succeeds with a reward of `success` or more. What could not be graded counts neither way, but in
-    `failed_share`; a task with fewer than k graded samples is not in pass@k."""
+    """Returns the metrics of an evaluation. A rollout succeeds with a reward of `success` or more. A rollout that could
+    not be graded counts neither as success nor as failure, only in `failed_share`; a task with fewer than k graded
+    samples is left out of pass@k."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     graded_G = [[one for one in group.rollouts if is_counted(one)] for group in groups]
     graded_G = [graded for graded in graded_G if graded]
@@ -63,7 +65,8 @@ def eval_metrics(
 
 
 def standard_error(shares: Sequence[float]) -> float:
-    """Standard error of the mean over tasks; samples of one task are not independent, so tasks are what is counted."""
+    """Returns the standard error of the mean over tasks. Samples of one task are not independent, so tasks are what is
+    counted."""
     if len(shares) < 2:
         return 0.0
     mean = average(shares)

@@ -1,6 +1,6 @@
-"""How good the policy is on held-out tasks.
+"""Evaluates the policy on held-out tasks.
 
-Owns: which tasks, which seeds: the same ones each time, so that evaluations compare. Never touches: training.
+Owns: which tasks and seeds are used: the same each time, so that evaluations can be compared. Never touches: training.
 """
 
 from __future__ import annotations

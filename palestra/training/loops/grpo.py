@@ -1,6 +1,6 @@
 """The GRPO loop: collect rollouts, compute advantages, update, publish weights, repeat.
 
-Owns: the order of the steps of a run, and what is written when. Never touches: how any of it is done.
+Owns: the order of the steps of a run, and what is written when. Never touches: how each of them is done.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from palestra.types.rollouts import Branch, Group
 from palestra.util.suggest import did_you_mean
 
 BASE_SAMPLE = 16
-"""Rows of a step that the base model is asked about when only the report wants to know."""
+"""Number of rows of a step that the base model scores if only the report needs it."""
 
 
 class GrpoParts(Struct):
-    """What a run is made of, beside its session; `grpo_run` puts it together."""
+    """What a run is made of, beside its session; `grpo_run` builds it."""
 
     source: RolloutSource
     requests: RequestMaker
     evaluator: Evaluator | None
     aggregate: Aggregate
     ledger: RolloutLedger | None = None
-    """Where played groups are kept until they are in a checkpoint."""
+    """Keeps played groups until they are in a checkpoint."""
 
 
 class GroupCollector(Protocol):
@@ -60,7 +60,7 @@ class GrpoLoop:
         self._policy, self._state, self._listener = session.policy, session.state, session.listener
         self._base: PolicySampler | None = None
         self._is_warned = False
-        """That there is nothing to learn."""
+        """Whether it was already reported that there is nothing to learn."""
 
     async def run(self) -> RunStatus:
         async with AsyncExitStack() as stack:
@@ -120,7 +120,7 @@ class GrpoLoop:
             raise
 
     async def _score(self, groups: list[Group]) -> dict[str, list[float]]:
-        """The base model's opinion: of all that is trained when a penalty needs it, else of a few, for the report."""
+        """Scores rows with the base model: all that are trained on if a penalty needs it, else a few for the report."""
         rows = trainable_rows(groups, self._config)
         if not self._config.penalty.kl:
             rows = rows[:: max(1, len(rows) // BASE_SAMPLE)][:BASE_SAMPLE]
@@ -138,8 +138,9 @@ class GrpoLoop:
         return {row.id: score for row, score in zip(rows, scores, strict=True)}
 
     async def _own_logprobs(self, groups: list[Group]) -> dict[str, list[float]] | None:
-        """Tinker's logprobs are those at the sampling temperature, its losses compare with those at 1. Where the two
-        differ the ratio would be wrong for every token, so the trainer's own logprobs take the sampler's place."""
+        """Returns the trainer's own logprobs if the sampler's cannot be used. Tinker's logprobs are those at the
+        sampling temperature, its losses compare with those at temperature 1. Where the two differ, the ratio would be
+        wrong for every token."""
         rows = [row for row in trainable_rows(groups, self._config) if row.temperature != 1.0]
         if not rows:
             return None
@@ -157,7 +158,7 @@ class GrpoLoop:
         return updates
 
     async def _record(self, groups: list[Group], batch: TrainingBatch, metrics: dict[str, float]) -> None:
-        """Before the checkpoint: a step may be written twice after a kill, but never be missing."""
+        """Writes a step before its checkpoint: after a kill a step may be written twice, but it is never missing."""
         done, session = self._state.step, self._session
         session.run.write_rollouts(done, groups, batch.sequences if self._config.keep_tokens else None)
         session.run.write_metrics(done, metrics)
@@ -167,7 +168,8 @@ class GrpoLoop:
         self._listener.step(done, metrics)
 
     def _warn(self, advice: str) -> None:
-        """In full the first time, since a run that learns nothing may go on saying so for all its steps."""
+        """Shows the advice in full the first time only, since a run that learns nothing may repeat it for all its
+        steps."""
         done, run = self._state.step, self._session.run
         text = f"step {done} has nothing to train on"
         if not self._is_warned:
@@ -177,7 +179,7 @@ class GrpoLoop:
         self._listener.note(text)
 
     async def _save(self) -> None:
-        """The cursor is in the checkpoint before the server may forget what is up to it."""
+        """Saves a checkpoint with the cursor, before the server may forget the groups up to it."""
         ledger = self._parts.ledger
         if ledger is not None:
             self._state.cursor = ledger.settled(self._state)
@@ -186,7 +188,7 @@ class GrpoLoop:
             await ledger.commit(self._state.cursor)
 
     async def _evaluate(self, sampler: PolicySampler) -> bool:
-        """If it is time, and not done already. True: the run is good enough, or has stopped getting better."""
+        """Evaluates if it is due and not done yet. Returns True if the run is good enough, or has stopped improving."""
         done, evaluator, rule = self._state.step, self._parts.evaluator, self._config.early_stop
         if evaluator is None or self._state.evaluated == done or not self._is_due(self._config.eval.every):
             return False

@@ -1,4 +1,4 @@
-"""A GRPO run from its config: environments, order of tasks, players, evaluation.
+"""Builds a GRPO run from its config: environments, order of tasks, players, evaluation.
 
 Owns: the parts of the loop. Never touches: its steps.
 """
@@ -27,12 +27,12 @@ from palestra.types.rollouts import Task
 
 
 class RolloutSources(Struct):
-    """Who plays for a run."""
+    """The sources of rollouts of a run."""
 
     train: RolloutSource
     eval: RolloutSource
     episodes: EpisodeRun | None = None
-    """Where it is not this process alone."""
+    """The run's episodes at the server; None if only this process plays."""
 
 
 def open_environments(config: GrpoConfig) -> EnvironmentSet:

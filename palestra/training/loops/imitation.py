@@ -20,12 +20,12 @@ from palestra.training.loops.sft import check_sft
 from palestra.util.files import replacing
 
 IMITATION = "imitation"
-"""The folder of the SFT run, in the run's own."""
+"""Name of the SFT run's folder, within the folder of the GRPO run."""
 ENVIRONMENTS = ("fleet_task", "fleet")
 
 
 def sft_config(config: GrpoConfig, imitation: ImitationConfig, data: Path, server: str | None = None) -> SftConfig:
-    """The same model, and no name for others to sample it by: that is for what follows."""
+    """Returns the config of the SFT run: the same model, without an alias, which is only for the GRPO run."""
     return SftConfig(
         kind="sft",
         name=IMITATION,
@@ -54,7 +54,7 @@ def check_imitation(config: GrpoConfig, imitation: ImitationConfig, tokenizer: C
 
 
 def write_conversations(config: GrpoConfig, imitation: ImitationConfig, file: Path) -> None:
-    """All that is to be imitated, in the order of the config; the same each time."""
+    """Writes all conversations to imitate, in the order of the config; the result is always the same."""
     with replacing(file) as stream:
         for source in imitation.data:
             if source.startswith(PLATFORM):
@@ -65,7 +65,7 @@ def write_conversations(config: GrpoConfig, imitation: ImitationConfig, file: Pa
 
 
 def _prompt_style(config: GrpoConfig, source: str) -> PromptStyle:
-    """Solutions are told in the words of the run's own tasks."""
+    """Returns the prompt style of the run's own tasks, so that solutions are written in the same style."""
     for entry in config.environments:
         if entry.name in ENVIRONMENTS:
             return FleetSettings.of(entry.config).prompt_style
@@ -76,7 +76,7 @@ def _prompt_style(config: GrpoConfig, source: str) -> PromptStyle:
 
 
 class ImitationNotes(Silence):
-    """Tells the run's own listener, which counts the steps of GRPO, how far the imitation is."""
+    """Reports the progress of the imitation as notes to the run's own listener, which counts the steps of GRPO."""
 
     def __init__(self, listener: RunListener, steps: int) -> None:
         self._listener, self._steps = listener, steps

@@ -1,4 +1,4 @@
-"""The learning rate, step by step."""
+"""The learning rate of each step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from palestra.types import AdamParams
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
-    """`step` counts from 0."""
+    """Returns the learning rate of a step; `step` counts from 0."""
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     done = (step - config.warmup_steps) / max(1, steps - config.warmup_steps)

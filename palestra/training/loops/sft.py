@@ -32,7 +32,7 @@ from palestra.types.rollouts import TrainSequence
 
 
 async def run_sft(config: SftConfig, session: TrainingSession) -> RunStatus:
-    """Raises DataError, PolicyError."""
+    """Runs SFT. Raises DatasetError, PolicyError."""
     rows = ConversationRows(config.data, config, session.tokenizer)
     learner = SftLearner(config, session, rows)
     if config.eval_data is None:
@@ -43,7 +43,7 @@ async def run_sft(config: SftConfig, session: TrainingSession) -> RunStatus:
 
 
 def check_sft(config: SftConfig, tokenizer: ChatTokenizer) -> None:
-    """All lines of the files, and the first of them as tokens. Raises DataError."""
+    """Checks all lines of the files, and encodes the first of them. Raises DatasetError."""
     for file in filter(None, (config.data, config.eval_data)):
         rows = ConversationRows(file, config, tokenizer)
         for index in range(min(CHECKED_ROWS, len(rows))):
@@ -51,10 +51,10 @@ def check_sft(config: SftConfig, tokenizer: ChatTokenizer) -> None:
 
 
 class ConversationRows:
-    """A file's rows, ready to be trained on."""
+    """The rows of a file, ready to be trained on."""
 
     def __init__(self, file: Path, config: SftConfig, tokenizer: ChatTokenizer) -> None:
-        """Raises DataError."""
+        """Raises DatasetError."""
         self._file, self._config, self._tokenizer = file, config, tokenizer
         self._rows = ConversationFile(file, conversation_of)
 
@@ -62,7 +62,8 @@ class ConversationRows:
         return len(self._rows)
 
     def read(self, index: int) -> Example | None:
-        """None: nothing to learn from. Raises DataError where the chat template refuses it."""
+        """Returns a row; None if there is nothing to learn in it. Raises DatasetError if the chat template refuses
+        it."""
         try:
             example = encode_example(
                 self._tokenizer,
@@ -75,7 +76,7 @@ class ConversationRows:
         return example if example.trained else None
 
     def read_all(self) -> list[TrainSequence]:
-        """Those with something to learn; there must be one."""
+        """Returns the rows with something to learn; there must be at least one."""
         found = [example.sequence for index in range(len(self)) if (example := self.read(index)) is not None]
         if not found:
             raise DatasetError(f"{self._file} has no text of the assistant within max_sequence_length")
@@ -110,7 +111,7 @@ class SftLearner:
 
 
 class LossEvaluation:
-    """The loss on held-out conversations, always the same ones."""
+    """Evaluates the loss on held-out conversations, always the same ones."""
 
     def __init__(self, sequences: Sequence[TrainSequence], batch_size: int, session: TrainingSession) -> None:
         self._sequences, self._size = sequences, batch_size
@@ -134,14 +135,15 @@ class LossEvaluation:
 
 
 def weigh(batch: Sequence[TrainSequence]) -> None:
-    """The engine adds up losses over tokens: with these weights the sum is the mean over the tokens learned from."""
+    """Sets the weights: the engine sums the loss over tokens, and with these weights the sum is the mean over the
+    tokens learned from."""
     weight = 1.0 / sum(sum(sequence.mask) for sequence in batch)
     for sequence in batch:
         sequence.advantages = [weight if trained else 0.0 for trained in sequence.mask]
 
 
 def loss_per_token(batch: Sequence[TrainSequence], logprobs: Sequence[Sequence[float]]) -> float:
-    """`logprobs`: for each sequence, of `tokens[1:]`."""
+    """Returns the mean loss. `logprobs` has, for each sequence, those of `tokens[1:]`."""
     found = [
         one
         for sequence, own in zip(batch, logprobs, strict=True)

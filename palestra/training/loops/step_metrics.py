@@ -20,14 +20,15 @@ from palestra.types.rollouts import Group, Rollout, RolloutStop
 
 Metrics = dict[str, float]
 Aggregate = Callable[[str, Sequence[Mapping[str, float | str]]], Metrics]
-"""From an environment's name and what it reported of each rollout, beside the `data_source` of its task."""
+"""A function of an environment's name and of what it reported for each rollout, together with the `data_source` of its
+task."""
 
 SOURCE, LEVEL = "data_source", "level"
-"""What tasks may name in their extras, for metrics to come apart by: where they are from, how hard they are."""
+"""Fields that tasks may have in their extras, by which metrics are split: where a task is from, how hard it is."""
 
-# As the engine has them: where a ratio counts as clipped unless the run's loss_config says otherwise.
+# The engine's defaults: where a ratio counts as clipped unless the run's loss_config says otherwise.
 CLIPS = {"ppo": (0.8, 1.2), "cispo": (0.0, 4.0), "gspo": (0.8, 1.2)}
-LARGEST_LOG_RATIO = 50.0  # exp of more says no more than "far apart", and may overflow
+LARGEST_LOG_RATIO = 50.0  # a larger one would only say "far apart", and its exp may overflow
 
 
 def mean_by_name(_: str, reported: Sequence[Mapping[str, float | str]]) -> Metrics:
@@ -45,9 +46,9 @@ def step_metrics(
     base_logprobs: Mapping[str, Sequence[float]] | None = None,
     aggregate: Aggregate = mean_by_name,
 ) -> Metrics:
-    """Metrics of one training step. `groups`: all that were played for it. `updates`: one for each minibatch.
-    `version`: of the weights the batch trained. `seconds`: by stage, as `collect`, `score`, `update`, `sync`,
-    `total`."""
+    """Returns the metrics of one training step. `groups`: all that were played for it. `updates`: one for each
+    minibatch. `version`: of the weights that the batch trained. `seconds`: by stage, as `collect`, `score`, `update`,
+    `sync`, `total`."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     return {
         **reward_metrics(groups, config),
@@ -117,7 +118,7 @@ def rollout_metrics(groups: Sequence[Group], config: GrpoConfig) -> Metrics:
 
 
 def environment_metrics(groups: Sequence[Group], aggregate: Aggregate = mean_by_name, prefix: str = "env") -> Metrics:
-    """Each environment's mean reward, and what it reports itself, put together by its own rule."""
+    """Returns each environment's mean reward, and its own metrics, aggregated by its own rule."""
     found: Metrics = {}
     for name in sorted({rollout.environment for group in groups for rollout in group.rollouts}):
         own = [(group, rollout) for group in groups for rollout in group.rollouts if rollout.environment == name]
@@ -137,11 +138,11 @@ def _reported(group: Group, rollout: Rollout) -> dict[str, float | str]:
 
 
 def label_metrics(groups: Sequence[Group], prefix: str, what: str, value: Callable[[Rollout], float]) -> Metrics:
-    """Apart for each `data_source` and `level` that tasks name in their extras: the mean of all would hide which of
-    them are learned."""
+    """Returns a metric for each `data_source` and `level` that tasks name in their extras: the mean over all would hide
+    which of them are learned."""
     found: dict[str, list[float]] = {}
     for group in groups:
-        # A set: where both say the same, it is said once.
+        # A set, so that a label that is both source and level counts once.
         for label in {_label(group, SOURCE), _label(group, LEVEL)} - {""}:
             area = f"{prefix}/{metric_name(group.task.environment)}/{metric_name(label)}"
             found.setdefault(f"{area}/{what}", []).extend(value(one) for one in group.rollouts if is_counted(one))
@@ -169,7 +170,7 @@ def batch_metrics(batch: TrainingBatch) -> Metrics:
 
 
 def policy_metrics(batch: TrainingBatch, updates: Sequence[PolicyUpdate], config: GrpoConfig) -> Metrics:
-    """The sampler's logprobs beside the trainer's, on sampled tokens. d = trainer - sampler."""
+    """Compares the sampler's logprobs with the trainer's, on sampled tokens. d = trainer - sampler."""
     scored = [logprobs for update in updates for logprobs in update.logprobs]
     gaps_B: list[list[float]] = []
     for sequence, logprobs in zip(batch.sequences, scored, strict=True):
@@ -201,7 +202,7 @@ def policy_metrics(batch: TrainingBatch, updates: Sequence[PolicyUpdate], config
 
 
 def base_metrics(batch: TrainingBatch, base_logprobs: Mapping[str, Sequence[float]] | None) -> Metrics:
-    """Over the sequences that the base model was asked about; a few are enough for the report."""
+    """Computed over the sequences that the base model has scored; a few are enough for the report."""
     base = base_logprobs or {}
     requested = [sequence for sequence in batch.sequences if sequence.rollout in base]
     divergences = [d for sequence in requested for d in base_divergence(sequence, base)]
@@ -209,7 +210,7 @@ def base_metrics(batch: TrainingBatch, base_logprobs: Mapping[str, Sequence[floa
 
 
 def update_metrics(updates: Sequence[PolicyUpdate]) -> Metrics:
-    """What the engine said: losses add up over the minibatches, the gradient norm is their mean."""
+    """Returns what the engine reported: losses are summed over the minibatches, gradient norms averaged."""
     found: Metrics = {}
     losses = [update.metrics["loss:sum"] for update in updates if "loss:sum" in update.metrics]
     norms = [update.metrics["grad_norm"] for update in updates if "grad_norm" in update.metrics]
@@ -223,7 +224,7 @@ def update_metrics(updates: Sequence[PolicyUpdate]) -> Metrics:
 def time_metrics(
     rollouts: Sequence[Rollout], batch: TrainingBatch, seconds: Mapping[str, float], scored: int = 0
 ) -> Metrics:
-    """`scored`: tokens the base model was asked about."""
+    """`scored` is the number of tokens that the base model has scored."""
     sampled = sum(rollout.response_length for rollout in rollouts)
     trained = sum(len(sequence.tokens) for sequence in batch.sequences)
     found = {f"time/{stage}_s": float(spent) for stage, spent in seconds.items()}
@@ -245,14 +246,15 @@ def average(values: Sequence[float]) -> float:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Between neighbours in proportion, as numpy does it."""
+    """Returns a quantile with linear interpolation, as numpy does."""
     place = share * (len(ordered) - 1)
     low, high = ordered[math.floor(place)], ordered[math.ceil(place)]
     return low + (high - low) * (place - math.floor(place))
 
 
 def metric_name(name: str) -> str:
-    """Trackers know letters, digits and `_.-`; a slash begins a new level."""
+    """Replaces characters that trackers do not accept: they know letters, digits and `_.-`; a slash begins a new
+    level."""
     return re.sub(r"[^\w.-]", "_", name)
 
 

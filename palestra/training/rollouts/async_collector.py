@@ -1,4 +1,4 @@
-"""Collects groups for an asynchronous run: played all the time, on weights of bounded staleness.
+"""Collects groups for an asynchronous run: they are played all the time, on weights of bounded staleness.
 
 Owns: how many are in flight, which are too old, what was started but not used. Never touches: how a group is played.
 """
@@ -20,22 +20,22 @@ from palestra.training.rollouts.sync_collector import raise_if_all_failed
 from palestra.types.rollouts import Group, GroupRequest, RolloutStop
 
 HOPELESS = 4
-"""Steps' worth of groups in a row without one graded rollout, and the run ends."""
+"""The run ends after this many steps' worth of groups in a row without one graded rollout."""
 
 
 class StartedGroup(Struct):
     request: GroupRequest
     position: int
     version: int
-    """Version of the weights it is played on."""
+    """Version of the weights that it is played on."""
     group: Group | None = None
 
 
 class StreamingCollector:
-    """`async with`: playing goes on between the calls of `collect`.
+    """Collects in the background; use as `async with`: groups are played between the calls of `collect`, too.
 
-    With s = max_staleness and G groups a step, (s + 1) * G groups are under way or ready. A step waits for those that
-    would be too old for the next one, so that slow groups are used as fast ones are.
+    With s = max_staleness and G groups per step, (s + 1) * G groups are in flight or ready. A step waits for groups
+    that would be too old for the next step, so that slow groups are used as well as fast ones.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class StreamingCollector:
     ) -> None:
         self._config, self._source, self._requests, self._listener = config, source, requests, listener
         self._begun: dict[int, StartedGroup] = {}
-        """By position."""
+        """Groups that were begun, by position."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._sampler: PolicySampler | None = None
         self._changed = asyncio.Event()
@@ -66,7 +66,7 @@ class StreamingCollector:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def collect(self, step: int, sampler: PolicySampler) -> list[Group]:
-        """Groups for a step, and beside them those that came to nothing since the last one."""
+        """Returns groups for a step, and in addition those that failed since the last step."""
         self._use(sampler)
         groups_needed = self._config.rollout.groups_per_step
         refills = self._config.data.max_refills if self._config.data.zero_variance == "refill" else 0
@@ -88,7 +88,7 @@ class StreamingCollector:
             await self._changed.wait()
 
     def _use(self, sampler: PolicySampler) -> None:
-        """New weights: what begins now is played on them."""
+        """Takes over new weights: groups that begin from now on are played on them."""
         self._sampler = sampler
         if self._config.asynchronous.in_flight == "drop":
             limit = self._config.asynchronous.max_staleness
@@ -99,7 +99,8 @@ class StreamingCollector:
         self._fill()
 
     def _must_wait(self) -> bool:
-        """For groups that the next step could not use any more, unless it is the policy to drop them."""
+        """Whether the step must wait for groups that the next step could not use any more, unless the config says to
+        drop these."""
         if self._config.asynchronous.in_flight == "drop":
             return False
         limit = self._config.asynchronous.max_staleness
@@ -116,7 +117,7 @@ class StreamingCollector:
         return groups
 
     def _leave_aside(self) -> list[tuple[Group, bool]]:
-        """Finished groups that teach nothing, or are too old (True), leave room for others."""
+        """Removes finished groups that have nothing to learn, or are too old (True), to make room for others."""
         aside: list[tuple[Group, bool]] = []
         for position, begun in sorted(self._begun.items()):
             if begun.group is None:
@@ -162,6 +163,6 @@ class StreamingCollector:
 
 
 def stale_group(request: GroupRequest) -> Group:
-    """What is recorded of a group that was dropped while it was played."""
+    """Returns the record of a group that was dropped while it was played."""
     rollouts = lost_rollouts(request, RolloutStop.STALE, "dropped: new weights made it too old")
     return Group(id=request.id, task=request.task, step=request.step, rollouts=rollouts)

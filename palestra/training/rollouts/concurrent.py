@@ -19,7 +19,8 @@ class ConcurrentRollouts:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def play(self, requests: Sequence[GroupRequest], play_one: PlayOne) -> AsyncGenerator[Group, None]:
-        """Groups as they get whole. Whoever stops listening ends what is still being played."""
+        """Yields groups when they are complete. If the caller stops iterating, rollouts that are still being played are
+        cancelled."""
         tasks = [self._start(self._play_group(request, play_one), request.id) for request in requests]
         try:
             for group in asyncio.as_completed(tasks):
@@ -47,8 +48,8 @@ class ConcurrentRollouts:
 
 
 async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Waits until each has cleaned up. One that is already told to end is not told again: that would break off its
-    cleaning up."""
+    """Cancels tasks and waits until each has cleaned up. A task that is already being cancelled is not cancelled again,
+    because that would interrupt its clean-up."""
     for task in tasks:
         if not task.done() and not task.cancelling():
             task.cancel()

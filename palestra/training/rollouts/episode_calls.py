@@ -1,4 +1,5 @@
-"""Model calls of one attempt, with its own key, repeated while the server or the trainer is not available.
+"""Makes the model calls of one attempt with the attempt's own key, and repeats them while the server or the trainer is
+not available.
 
 Owns: one connection, which errors are retried. Never touches: the content of calls.
 """
@@ -21,29 +22,30 @@ from palestra.types.rollouts import Message
 
 COME_BACK = {408, 429, 500, 502, 503, 504}
 OVER = {401, 409}
-"""The attempt is somebody else's, or nobody's."""
+"""Statuses that mean that this client no longer holds the attempt."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.2, 5.0
-CALL_S = 3600.0  # a lease does not age while its call runs: the rollout's own limit is what counts
+CALL_S = 3600.0  # a lease does not age while its call runs, so the rollout's own time limit decides
 CONNECT_S = 10.0
 USED_UP = {"context_length_exceeded", "quota_exceeded"}
 
 
 class CallRefused(Exception):
-    """Asking again will not help."""
+    """A call was refused, and repeating it will not help."""
 
     def __init__(self, detail: str, code: str = "") -> None:
         super().__init__(detail)
         self.is_used_up = code in USED_UP
-        """The episode has said all it may; it is worth what it has got so far."""
+        """Whether the episode has used up its tokens or calls; its reward so far counts."""
 
 
 class CallAnswer(Struct):
     message: Message
     stop: StopReason
     tokens: int
-    """Tokens of prompt and answer together."""
+    """Number of tokens of prompt and answer together."""
     seconds: float = 0.0
-    """Time of the try that was answered: a server or a trainer that was away is not the episode's fault."""
+    """Duration of the try that was answered: waiting for an absent server or trainer does not count against the
+    episode."""
 
     @property
     def text(self) -> str:
@@ -67,11 +69,12 @@ class AttemptModelCalls:
         )
 
     async def chat(self, messages: list[Message], limit_s: float, **options: object) -> CallAnswer:
-        """Raises CallRefused, TimeoutError when a try takes longer than `limit_s`, and EpisodeApiError where the
-        attempt is over."""
+        """Makes a chat call. Raises CallRefused, TimeoutError if a try takes longer than `limit_s`, and EpisodeApiError
+        if the attempt is over."""
         body = {"model": self._episode.model, "messages": messages, **options}
         self._count += 1
-        key = f"{self._episode.id}#{self._episode.attempt}-{self._count}"  # asked again, it is the same call
+        # with the same key a repeated request is the same call
+        key = f"{self._episode.id}#{self._episode.attempt}-{self._count}"
         delay_s = FIRST_DELAY_S
         for tries in count():
             waits_s = delay_s

@@ -1,4 +1,4 @@
-"""The log of a run's played groups: read once, in order, and passed to whoever waits for a group.
+"""The log of a run's played groups, which is read once, in order, and passed to the tasks that wait for a group.
 
 Owns: reading, groups that were delivered before they were requested, the cursor to save. Never touches: registering,
 rollouts.
@@ -18,7 +18,7 @@ from palestra.training.state import RunState
 from palestra.types.episodes import EpisodeKind, GroupState, PlayedGroup
 
 POLL_S = 1.0
-"""How long a reading waits at the server; the end of a run waits for it."""
+"""How long a read request waits at the server; the end of a run waits for it."""
 
 
 @contextmanager
@@ -30,23 +30,25 @@ def refused_to_us(what: str) -> Iterator[None]:
 
 
 class EpisodeLog:
-    """One task runs `follow`. `state` is the run's, as it changes: what it has used is not kept here."""
+    """Reads the log. One task runs `follow`. `state` is the run's and changes; groups that it has used are not kept
+    here."""
 
     def __init__(self, run: AsyncRun, names: GroupNames, state: RunState, cursor: int) -> None:
         self._run, self._names, self._state = run, names, state
         self.cursor = cursor
-        """All up to it is settled."""
+        """Everything up to this cursor is settled."""
         self._read: deque[str] = deque()
-        """Ids of the groups behind it, in the order of their numbers, which have no gaps."""
+        """Ids of the groups after the cursor, in the order of their numbers, which have no gaps."""
         self._early: dict[str, PlayedGroup] = {}
-        """Delivered before anybody asked: after a resume, or quicker than the answer to the registration."""
+        """Groups that were delivered before they were requested: after a resume, or if they were faster than the answer
+        to the registration."""
         self._waiting: dict[str, asyncio.Future[PlayedGroup]] = {}
         self._failure: Exception | None = None
         self._seen: list[PlayedGroup] = []
-        """Since the last metrics."""
+        """Groups read since the last metrics."""
 
     async def follow(self) -> None:
-        """Never ends by itself. What ends it ends those who wait."""
+        """Reads the log until it is cancelled. If it fails, those who wait fail too."""
         try:
             with refused_to_us(f"the played groups of run {self._run.name!r} cannot be read"):
                 while True:
@@ -63,7 +65,7 @@ class EpisodeLog:
                 future.set_exception(error)
 
     async def wait(self, group_id: str) -> PlayedGroup:
-        """One that is registered, or was."""
+        """Waits for a group that was registered, now or before a resume."""
         if (early := self._early.pop(group_id, None)) is not None:
             return early
         if self._failure is not None:

@@ -23,7 +23,7 @@ NAME = re.compile(r"(\w+)/(?:g(\d+)|e(\d+)-(\d+)-\w+)(?:\.\d+)?")
 
 
 class Lineage(Struct, kw_only=True):
-    """One start of the run: from then on version `version` + n at the server is step `step` + n here."""
+    """One start of the run: from then on, version `version` + n at the server is step `step` + n of this run."""
 
     version: int
     step: int
@@ -31,7 +31,7 @@ class Lineage(Struct, kw_only=True):
 
 class GroupIdentity(Struct, kw_only=True):
     nonce: str
-    """Runs of one name, in different folders, do not take each other's groups."""
+    """Keeps runs of the same name in different folders from taking each other's groups."""
     lineages: list[Lineage] = []
 
     @classmethod
@@ -47,8 +47,8 @@ class GroupIdentity(Struct, kw_only=True):
             ) from None
 
     def begin(self, folder: Path, version: int, step: int) -> None:
-        """On the disk before anything is published under it."""
-        while self.lineages and self.lineages[-1].version >= version:  # it was begun, and published nothing
+        """Notes a start of the run; it is on disk before anything is published under it."""
+        while self.lineages and self.lineages[-1].version >= version:  # a start that published nothing
             self.lineages.pop()
         self.lineages.append(Lineage(version=version, step=step))
         write_json(folder / FILE, msgspec.to_builtins(self))
@@ -58,7 +58,7 @@ class GroupIdentity(Struct, kw_only=True):
         return now.version + step - now.step
 
     def step_of(self, version: int) -> int:
-        """Also of weights from before a resume, which may have been given up since."""
+        """Returns the step of a version, also for weights from before a resume, which may have been given up since."""
         place = bisect_right(self.lineages, version, key=lambda one: one.version) - 1
         if place < 0:
             return 0
@@ -66,25 +66,26 @@ class GroupIdentity(Struct, kw_only=True):
 
 
 class GroupName(Struct, frozen=True, kw_only=True):
-    """What a group's id says."""
+    """The parts of a group's id."""
 
     is_ours: bool
     position: int | None = None
-    """In the order of tasks. None: of an evaluation."""
+    """Position in the order of tasks; None: the group belongs to an evaluation."""
     attempt: int = 0
     step: int = 0
-    """The step of an evaluation."""
+    """Step of the evaluation."""
 
 
 class GroupNames:
-    """The same id for the same position, whenever it is asked for. Evaluations belong to the start of the run that asks
-    for them: after a resume the weights of a step may be others."""
+    """Gives the same id to the same position, whenever it is requested. Ids of evaluations include the start of the
+    run, because after a resume the weights of a step may differ."""
 
     def __init__(self, nonce: str, attempt: int) -> None:
         self._nonce, self._attempt = nonce, attempt
 
     def train(self, request: GroupRequest, generation: int) -> str:
-        """`generation`: 1, or more where the group before is committed, cancelled or was a different one."""
+        """`generation` is 1, or more if the previous group of this position is committed, cancelled or had other
+        content."""
         return self._named(f"g{request.position:06d}", generation)
 
     def eval(self, request: GroupRequest, generation: int) -> str:
@@ -100,7 +101,7 @@ class GroupNames:
         return GroupName(is_ours=True, attempt=int(found[3]), step=int(found[4]))
 
     def is_settled(self, group_id: str, state: RunState) -> bool:
-        """Used, set aside, or never to be asked for again."""
+        """Whether a group was used, set aside, or will never be requested again."""
         named = self.read(group_id)
         if not named.is_ours:
             return True

@@ -1,7 +1,7 @@
 """Plays one episode of the server with an environment: in the trainer, or in `palestra episode play`.
 
-Owns: chat calls for its turns, its result. Never touches: the loop (`rollout_loop`), claiming and leases; tokens, which
-the server stores.
+Owns: the chat calls for its turns, its result. Never touches: the loop (`rollout_loop`), claiming and leases; tokens,
+which the server stores.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ from palestra.training.seeds import derive_seed
 from palestra.types.rollouts import Message, RolloutStop
 
 LARGEST_TRANSCRIPT = 256 * 1024
-"""Bytes of the conversation in a result, which may have 1 MiB. A longer one is read off the tokens."""
+"""Largest size in bytes of the conversation in a result, which may have 1 MiB. A longer conversation is decoded from
+the tokens instead."""
 SETTING_NAMES = ("max_tokens", "max_context", "temperature", "top_p", "top_k", "timeout_s")
 
 
 def sampling_tags(settings: RolloutSettings) -> dict[str, str]:
-    """How an episode's model calls should be made, as its tags tell players."""
+    """Returns tags that tell players how to make an episode's model calls."""
     fields = msgspec.to_builtins(settings)
     return {name: repr(fields[name]) for name in SETTING_NAMES}
 
 
 def settings_of(tags: Mapping[str, str], otherwise: RolloutSettings) -> RolloutSettings:
-    """Settings from the tags of an episode; those given where its trainer sends none, or none that are numbers."""
+    """Reads the settings from the tags of an episode; returns `otherwise` if its trainer sent none, or none that are
+    numbers."""
     fields = {name: tags[name] for name in SETTING_NAMES if name in tags}
     try:
         return msgspec.convert({**msgspec.to_builtins(otherwise), **fields}, RolloutSettings, strict=False)
@@ -47,12 +49,13 @@ def settings_of(tags: Mapping[str, str], otherwise: RolloutSettings) -> RolloutS
 
 
 class EnvironmentPlayer:
-    """For the client library's pool: call it with an episode."""
+    """Plays episodes for the client library's pool: call it with an episode."""
 
     def __init__(
         self, environments: Environments, settings: RolloutSettings, on_unknown: Callable[[str], None] | None = None
     ) -> None:
-        """`on_unknown` hears of a task whose environment is not here; it is given back, for a player that has it."""
+        """`on_unknown` is called with the name of an environment that is not installed here; its task is released for
+        another player."""
         self._environments, self._settings, self._on_unknown = environments, settings, on_unknown
 
     async def __call__(self, episode: AsyncEpisode) -> EpisodeResult | None:
@@ -74,19 +77,19 @@ class EnvironmentPlayer:
 
 
 class ChatTurnSampler:
-    """Speaks by chat calls at the server, which keeps the tokens."""
+    """Samples turns by chat calls to the server, which stores the tokens."""
 
     def __init__(self, episode: AsyncEpisode, calls: AttemptModelCalls, settings: RolloutSettings) -> None:
         self._episode, self._calls, self._settings = episode, calls, settings
         self.messages: list[Message] = []
         self._used = 0
-        """Tokens of the conversation so far."""
+        """Number of tokens of the conversation so far."""
 
     def begin(self, messages: Sequence[Message]) -> None:
         self.messages = list(messages)
 
     async def sample_turn(self, turn: int, watch: RolloutStopwatch) -> PolicyTurn:
-        """Raises EpisodeClientError where the attempt is over and the server will not take a result."""
+        """Samples a turn. Raises EpisodeClientError if the attempt is over and the server will not accept a result."""
         settings = self._settings
         room = max(1, settings.max_context - self._used)
         try:

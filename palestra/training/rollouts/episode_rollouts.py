@@ -1,6 +1,6 @@
-"""From played episodes to rollouts: the tokens of exactly the attempts that were graded.
+"""Converts played episodes to rollouts, with the tokens of exactly the attempts that were graded.
 
-Owns: the conversion of an episode to a rollout. Never touches: the server, training.
+Owns: the conversion. Never touches: the server, training.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from palestra.types.episodes import EpisodeResult, EpisodeTrajectory, GroupState
 from palestra.types.rollouts import FAILURES, Branch, Group, GroupRequest, Message, Rollout, RolloutStop, Turn
 
 UNGRADED = "ungraded"
-"""As the type of an error: nothing went wrong, but nobody can say what it was worth."""
+"""Type of an error which means that nothing went wrong, but no reward could be given."""
 STOP, MESSAGES = "stop", "messages"
-"""In a result's metadata, where a player tells them: a RolloutStop; the conversation as the environment saw it."""
+"""Keys in a result's metadata, set by some players: a RolloutStop; the conversation as the environment saw it."""
 STALE = "stale_weights"
 
 
 class EpisodeReader:
-    """Knows the weights: `step_of` maps the server's versions to this run's steps."""
+    """Converts episodes. `step_of` maps the server's versions of weights to this run's steps."""
 
     def __init__(self, tokenizer: ChatTokenizer, step_of: Callable[[int], int]) -> None:
         self._tokenizer, self._step_of = tokenizer, step_of
 
     def group(self, played: PlayedGroup, request: GroupRequest, newest: int) -> Group:
-        """`newest`: the step that the group is played for."""
+        """`newest` is the step that the group is played for."""
         group = Group(id=request.id, task=request.task, step=request.step)
         if played.state is GroupState.DROPPED:
             stop = RolloutStop.STALE if played.reason.startswith(STALE) else RolloutStop.LOST
@@ -67,14 +67,15 @@ class EpisodeReader:
                 text=self._tokenizer.decode(tokens),
             )
             branch.turns.append(turn)
-            # One that is not 1 makes the sampler's logprobs useless for the whole row, whatever the others were.
+            # A temperature other than 1 makes the sampler's logprobs useless for the whole row, whatever those of other
+            # turns were.
             branch.temperature = next((t for t in trajectory.temperatures[start:end] if t != 1.0), branch.temperature)
         if branch.turns and trajectory.is_cut:
             branch.turns[-1].stop = StopReason.LENGTH
         return branch
 
     def _messages(self, rollout: Rollout, request: GroupRequest, result: EpisodeResult) -> list[Message]:
-        """As its player tells them; else read off the tokens."""
+        """Returns the messages as the player reported them, or else decoded from the tokens."""
         kept_messages = result.metadata.get(MESSAGES)
         if isinstance(kept_messages, list) and all(isinstance(one, dict) and "role" in one for one in kept_messages):
             return kept_messages
@@ -105,7 +106,7 @@ def _stop_of(value: object, allowed: set[RolloutStop], otherwise: RolloutStop) -
 
 
 def _spans(mask: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Where reading begins, where sampled tokens begin, where they end."""
+    """Yields for each turn where its observation begins, where its sampled tokens begin, and where they end."""
     read = 0
     while 1 in mask[read:]:
         start = mask.index(1, read)

@@ -1,4 +1,4 @@
-"""A training run's side of its episodes: the run at the server, its weights, its log, its own players.
+"""The trainer's side of a run's episodes: the run at the server, its weights, its log, its own players.
 
 Owns: opening and closing them, what an earlier start has left over. Never touches: how groups are registered, read and
 played.
@@ -35,7 +35,7 @@ CLAIM_S = 1.0  # the end of a run waits for a claim under way
 
 
 class EpisodeRun:
-    """`open` makes it."""
+    """A run's episodes; `open` makes it."""
 
     def __init__(
         self,
@@ -48,7 +48,8 @@ class EpisodeRun:
         self._session, self._run, self._identity = session, run, identity
         self._names = GroupNames(identity.nonce, session.run.attempt)
         self._published = -1
-        self._publishing = asyncio.Lock()  # one at a time, or an older version may come after a newer
+        # one publication at a time, otherwise an older version could come after a newer one
+        self._publishing = asyncio.Lock()
         self.log = EpisodeLog(run, self._names, session.state, self._first_cursor())
         reader = EpisodeReader(session.tokenizer, identity.step_of)
         context = EpisodeContext(run, self.log, reader, self, environments.packed, config.episodes, set())
@@ -76,7 +77,7 @@ class EpisodeRun:
                 yield opened
 
     async def publish(self, sampler: PolicySampler) -> None:
-        """Once for each version; the log of players' calls goes by it."""
+        """Publishes weights, once for each version."""
         version = self._identity.version_of(sampler.version)
         async with self._publishing:
             if version <= self._published:
@@ -89,12 +90,12 @@ class EpisodeRun:
 
     @asynccontextmanager
     async def _ending(self) -> AsyncIterator[None]:
-        """A run that has all it wants spares players the rest. One that may go on lets them wait: nothing is claimed,
-        and what is being played is held."""
+        """Ends the run at the server. If the run is complete, the remaining episodes are cancelled. If it may be
+        resumed, it is paused: nothing is claimed, and what is being played is held."""
         try:
             yield
         except BaseException:
-            with suppress(EpisodeClientError, TimeoutError):  # a server that is gone needs not be told
+            with suppress(EpisodeClientError, TimeoutError):  # a server that is gone needs no message
                 async with asyncio.timeout(GOODBYE_S):
                     await self._run.pause()
             raise
@@ -118,8 +119,8 @@ class EpisodeRun:
         self._identity.begin(self._session.run.path, first, self._session.state.step)
 
     async def _clear_up(self, client: AsyncEpisodeClient) -> None:
-        """After a kill: groups that will never be asked for are cancelled, and what this run's own players had in their
-        hands is given back, instead of waiting until their leases are over. Another trainer's is not ours to touch."""
+        """Cleans up after a kill: cancels groups that will never be requested, and releases what this run's own players
+        had leased, instead of waiting until the leases expire. Leases of other trainers are not touched."""
         leftover, leased = set[str](), list[LeaseRef]()
         for one in await self._open_episodes():
             if not self._names.read(one.group_id).is_ours:
@@ -171,7 +172,7 @@ class EpisodeRun:
 
 
 def run_settings(config: GrpoConfig, known: RunSettings) -> RunSettings:
-    """What the config does not speak of stays as it is."""
+    """Returns the run's settings; those that the config does not mention stay as they are."""
     is_dropped = config.asynchronous.enabled and config.asynchronous.in_flight == "drop"
     return replace(
         known,

@@ -1,6 +1,6 @@
-"""Rollouts as episodes at the server, played by any player.
+"""A source of rollouts that are registered as episodes at the server and played by any player.
 
-Owns: registering groups, registering again those that are lost. Never touches: players, how the log is read.
+Owns: registering groups, registering lost groups again. Never touches: players, how the log is read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DIFFERENT, MISSING = 409, 404
 
 class Publisher(Protocol):
     async def publish(self, sampler: PolicySampler) -> None:
-        """From now on, model calls are answered by these weights."""
+        """Makes the server answer model calls with these weights from now on."""
         ...
 
 
@@ -39,17 +39,18 @@ class EpisodeContext(Struct, frozen=True):
     reader: EpisodeReader
     publisher: Publisher
     packed: Callable[[Task], Task]
-    """With all that players need."""
+    """Adds to a task all that players need."""
     config: EpisodeRollouts
     unwanted: set[str]
-    """Groups given up, to be cancelled with the next registration: not when the run is ending, as it may go on."""
+    """Groups that were given up, to be cancelled with the next registration. They are not cancelled when the run ends,
+    because it may be resumed."""
 
 
 class EpisodeSource:
     def __init__(
         self, context: EpisodeContext, kind: EpisodeKind, name: Callable[[GroupRequest, int], str], tags: dict[str, str]
     ) -> None:
-        """`name` gives the id of a request's group in its first, second … generation."""
+        """`name` returns the id of a request's group in its first, second … generation."""
         self._context, self._kind, self._name, self._tags = context, kind, name, tags
 
     async def play(self, requests: Sequence[GroupRequest], sampler: PolicySampler) -> AsyncIterator[Group]:
@@ -72,7 +73,7 @@ class EpisodeSource:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def close(self) -> None:
-        """Nothing is held between the calls of `play`."""
+        """Does nothing: no resources are held between the calls of `play`."""
 
     async def _begin(self, requests: Sequence[GroupRequest]) -> list[str]:
         await self._cancel_unwanted()
@@ -86,8 +87,8 @@ class EpisodeSource:
         ]
 
     async def _begin_one(self, request: GroupRequest, generation: int) -> str:
-        """The first that is not committed and not a different group: an older checkpoint, or settings that were changed
-        at a resume, ask again for what was played already."""
+        """Registers the first generation that is neither committed nor known with other content. After a resume from an
+        older checkpoint, or with changed settings, a group is requested again that was already played."""
         for number in count(generation):
             group = self._group(request, number)
             try:
@@ -100,7 +101,7 @@ class EpisodeSource:
         raise AssertionError
 
     async def _register(self, groups: list[NewGroup]) -> list[Registered]:
-        """Raises EpisodeApiError where one of them is known as a different one."""
+        """Raises EpisodeApiError if one of the groups is known with other content."""
         try:
             return await self._context.run.register(groups)
         except EpisodeApiError as error:
@@ -114,7 +115,7 @@ class EpisodeSource:
             raise TrainingError(f"a task cannot be sent to players ({error}); it is one of {tasks}") from error
 
     async def _finish(self, request: GroupRequest, missing: dict[str, str], version: int) -> Group:
-        """`missing`: by request, the group that is waited for."""
+        """`missing` maps requests to the groups that are waited for."""
         played = await self._context.log.wait(missing[request.id])
         for generation in count(2):
             if not _was_given_up(played):
@@ -153,7 +154,7 @@ def _was_given_up(played: PlayedGroup) -> bool:
 
 
 async def cancel_groups(run: AsyncRun, group_ids: Sequence[str]) -> None:
-    """One by one: what was never registered, or is committed, is not there."""
+    """Cancels groups one by one, because those that were never registered, or are committed, do not exist."""
     for group_id in group_ids:
         with refused_to_us("a group could not be cancelled"):
             try:

@@ -1,5 +1,6 @@
-"""One rollout played by the servers of a gym: its row is posted to its agent, and retried where that may help. Owns:
-sampling parameters of a row, its attempts and its time limit. Never touches: the meaning of the answer.
+"""Plays one rollout with the servers of a gym: posts its row to its agent, and retries where that may help.
+
+Owns: sampling parameters of a row, its attempts and its time limit. Never touches: the meaning of the answer.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ from palestra.types.gym_failures import FailureClass, RowFailure
 from palestra.types.rollouts import GroupRequest, Rollout, RolloutStop
 from palestra.util.json_types import JsonMapping, JsonObject
 
-AWAY_S = 60.0  # a server that is started again takes seconds, one on another node a little longer
+AWAY_S = 60.0  # restarting a server takes seconds, on another node a little longer
 NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._-]")
 
 
 class GymPlayer(Struct, frozen=True):
-    """Plays the rows of one entry."""
+    """Plays the rows of one entry of the config."""
 
     calls: RowCalls
     entry: GymEntry
@@ -59,7 +60,7 @@ class GymPlayer(Struct, frozen=True):
     async def play(
         self, request: GroupRequest, index: int, sampler: PolicySampler, settings: RolloutSettings
     ) -> Rollout:
-        """Always a record, whatever happens to the servers."""
+        """Plays a rollout. Always returns a record, whatever happens to the servers."""
         rollout = blank_rollout(request, index, request.seeds[index])
         rollout.temperature = settings.temperature
         rollout.messages = list(request.task.prompt)
@@ -80,12 +81,13 @@ class GymPlayer(Struct, frozen=True):
         return rollout
 
     async def _result(self, row: JsonObject) -> JsonMapping:
-        """Raises RowFailed when all attempts have failed."""
+        """Returns the agent's result. Raises RowFailed if all attempts have failed."""
         for failed in count(1):
             try:
                 return await self.calls.play(row)
             except RowFailed as error:
-                is_away = error.failure.kind == FailureClass.SERVER_UNREACHABLE  # and was waited for
+                # and this attempt has already waited for it
+                is_away = error.failure.kind == FailureClass.SERVER_UNREACHABLE
                 if error.failure.is_final or is_away or failed >= self.entry.attempts:
                     raise
             await asyncio.sleep(pause_s(failed - 1))
@@ -93,7 +95,8 @@ class GymPlayer(Struct, frozen=True):
         raise AssertionError
 
     def _check_weights(self, result: JsonMapping, sampler: PolicySampler) -> None:
-        """Whoever else has answered: to learn from it would be wrong, and nothing else would tell."""
+        """Checks that the run's own weights have answered. To learn from another model's answer would be wrong, and
+        nothing else would reveal it."""
         response = result.get("response")
         model = response.get("model") if isinstance(response, Mapping) else None
         if isinstance(model, str) and model not in (sampler.model, self.policy.alias):
@@ -112,11 +115,11 @@ def _check_kept(result: JsonMapping) -> None:
 def sampling_row(
     row: JsonMapping, request: GroupRequest, index: int, sampler: PolicySampler, settings: RolloutSettings
 ) -> JsonObject:
-    """The row as it is posted: this run's way to sample in place of its own."""
+    """Returns the row as it is posted: with this run's sampling parameters instead of its own."""
     params = dict(row[PARAMS])
     metadata = dict(params.get("metadata") or {})
     extra = json.loads(metadata.get(EXTRA_BODY) or "{}")
-    extra.pop("seed", None)  # a row's own would make its group's rollouts all the same
+    extra.pop("seed", None)  # with a seed of the row, all rollouts of its group would be the same
     if settings.top_k > 0:
         extra["top_k"] = settings.top_k
     metadata |= {EXTRA_BODY: json.dumps(extra), POLICY: sampler.model, ROLLOUT_SEED: str(request.seeds[index])}
@@ -137,7 +140,7 @@ def sampling_row(
 
 @asynccontextmanager
 async def open_gym_players(config: GrpoConfig, session: TrainingSession) -> AsyncIterator[dict[str, GymPlayer]]:
-    """By the name of their entry; none where a run has no gym."""
+    """Opens players by the name of their entry; there are none if a run has no gym."""
     policy = PolicyAddress(session.url, config.alias, config.model.name)
     logs, note = session.run.path / "logs", session.listener.note
     async with HttpClient() as client, open_gyms(config.environments, policy, logs, client, note) as gyms:

@@ -1,6 +1,6 @@
-"""From an agent's answer to a rollout: the tokens of its model calls, its reward, its numbers.
+"""Converts an agent's answer to a rollout: the tokens of its model calls, its reward, its numbers.
 
-Owns: the conversion of an answer to a rollout, which answers cannot be trained on. Never touches: servers.
+Owns: the conversion, which answers cannot be trained on. Never touches: servers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _NotTrainable(Exception):
 
 
 def fill(rollout: Rollout, result: JsonMapping, tokenizer: ChatTokenizer, version: int) -> None:
-    """In place. Always a record: what cannot be trained on has a stop that says so, and an error."""
+    """Fills the rollout in place. An answer that cannot be trained on gets a stop reason that says so, and an error."""
     rollout.metrics = {**numbers(result), TokenIdFlaw.NOT_CONTIGUOUS: 0.0}
     try:
         _take_turns(rollout, result, tokenizer, version)
@@ -54,7 +54,7 @@ def fill(rollout: Rollout, result: JsonMapping, tokenizer: ChatTokenizer, versio
 
 
 def numbers(result: JsonMapping) -> dict[str, float]:
-    """Every number of the answer, and the parts of its reward."""
+    """Returns every number of the answer, and the components of its reward."""
     components = result.get(COMPONENTS)
     named = {f"reward/{name}": value for name, value in components.items()} if isinstance(components, Mapping) else {}
     own = {name: value for name, value in result.items() if name not in OWN_FIELDS and not name.startswith("_ng_")}
@@ -105,7 +105,8 @@ def _add_turn(rollout: Rollout, call: GymModelCall, tokenizer: ChatTokenizer, ve
 
 
 def _end(rollout: Rollout, response: JsonMapping, *, was_last_sampled: bool) -> None:
-    """An answer that ended by length was cut in its last call; or that call had no room at all, and has no tokens."""
+    """Sets the end of an answer that was ended by its length: either its last call was cut, or that call had no room at
+    all and has no tokens."""
     is_cut = response.get("status") == "incomplete" or bool(response.get("incomplete_details"))
     if is_cut and rollout.turns and was_last_sampled:
         rollout.stop = RolloutStop.LENGTH

@@ -26,12 +26,12 @@ KEY_VARIABLE = "PALESTRA_POLICY_KEY"
 
 
 class PolicyAddress(Struct, frozen=True):
-    """What a gym's model server asks."""
+    """Where a gym's model server finds the policy."""
 
     url: str
     """Address of the run's server."""
     alias: str | None
-    """It follows the run's weights: for agents that do not hand on what a row says about them."""
+    """An alias that follows the run's weights, for agents that do not pass on the model that a row names."""
     base_model: str
 
     @property
@@ -47,7 +47,8 @@ async def open_gyms(
     client: HttpClient,
     note: Callable[[str], None],
 ) -> AsyncIterator[dict[str, ServerDirectory]]:
-    """By the entry's name. Raises PolicyError where one cannot be started, TrainingError where none answers."""
+    """Opens gyms by the entry's name. Raises PolicyError if one cannot be started, TrainingError if one does not
+    answer."""
     started: dict[GymStart, str] = {}
     gyms: dict[str, ServerDirectory] = {}
     async with AsyncExitStack() as stack:
@@ -64,7 +65,7 @@ async def open_gyms(
 
 @asynccontextmanager
 async def own_gym(start: GymStart, policy: PolicyAddress, log: Path, note: Callable[[str], None]) -> AsyncIterator[str]:
-    """The address of its head."""
+    """Starts a gym and gives the address of its head server."""
     command = [sys.executable, "-m", "palestra.cli", "gym", "run", "--with-parent"]
     command += [word for folder in start.search_dirs for word in ("--search-dir", str(folder))]
     command += [word for file in start.files for word in ("-c", file)]

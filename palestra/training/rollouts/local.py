@@ -1,4 +1,4 @@
-"""Rollouts played in this process, each at its own speed.
+"""A source of rollouts that are played in this process, each at its own speed.
 
 Owns: how many are played at once, which style of playing a config means. Never touches: how one is played (`player`).
 """
@@ -21,10 +21,11 @@ from palestra.types.rollouts import Group, GroupRequest, Rollout
 
 
 class LocalRollouts:
-    """May be asked for more while it plays: `concurrency` holds for all together."""
+    """Plays rollouts concurrently. `play` may be called again while it runs: `concurrency` is the limit for all
+    together."""
 
     def __init__(self, context: PlayerContext, gyms: Mapping[str, GymPlayer] | None = None) -> None:
-        """`gyms`: by the environment's name, those that servers play."""
+        """`gyms` are the players of environments that gym servers play, by the environment's name."""
         self._context = context
         self._gyms = gyms or {}
         self._concurrent = ConcurrentRollouts()
@@ -51,6 +52,7 @@ def open_source(
     settings: RolloutSettings | None = None,
     gyms: Mapping[str, GymPlayer] | None = None,
 ) -> RolloutSource:
-    """Without `settings`: those of training. Evaluation gives `RolloutSettings.of(config.rollout, temperature)`."""
+    """Opens the source of a config. Without `settings` those of training are used; evaluation passes
+    `RolloutSettings.of(config.rollout, temperature)`."""
     context = PlayerContext(tokenizer, environments, settings or RolloutSettings.of(config.rollout))
     return BatchedRollouts(context) if config.rollout.style == "batched" else LocalRollouts(context, gyms)

@@ -1,6 +1,6 @@
 """Rollouts in lockstep: all sample, then all step, until the last has ended.
 
-Owns: the turns. Never touches: how one rollout is played (`player`).
+Owns: when each takes its turn. Never touches: how one rollout is played (`player`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from palestra.types.rollouts import Group, GroupRequest, Rollout
 
 
 class BatchedRollouts:
-    """A batch is as many whole groups as `concurrency` lets play at once, and at least one."""
+    """Plays in batches. A batch is as many whole groups as `concurrency` allows at once, and at least one."""
 
     def __init__(self, context: PlayerContext) -> None:
         self._context = context
         self._concurrent = ConcurrentRollouts()
         self._slots = asyncio.Semaphore(context.settings.concurrency)
         self._door = asyncio.Lock()
-        """One batch at a time collects its slots: two that each held half of them would wait for ever."""
+        """Lets only one batch at a time collect its slots: two batches that each held half of them would wait for
+        ever."""
 
     async def play(self, requests: Sequence[GroupRequest], sampler: PolicySampler) -> AsyncIterator[Group]:
         for batch in split_batches(requests, self._context.settings.concurrency):
@@ -63,7 +64,7 @@ class BatchedRollouts:
 
 
 class StepBarrier:
-    """Opens when all who still play are there. Nobody is called away from it but all together."""
+    """Opens when all that still play have arrived; all continue together."""
 
     def __init__(self, players: int) -> None:
         self._players = players
@@ -77,7 +78,7 @@ class StepBarrier:
         await opens.wait()
 
     def leave(self) -> None:
-        """For good."""
+        """Removes a player for good."""
         self._players -= 1
         self._open_if_all_are_here()
 

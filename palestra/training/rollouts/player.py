@@ -1,7 +1,7 @@
-"""One rollout in this process, from the environment's first message to its record, in tokens.
+"""Plays one rollout in this process, from the environment's first message to its record, in tokens.
 
-Owns: tokens and prompts, the limit of the context. Never touches: the loop (`rollout_loop`), other rollouts. A history
-is never encoded again: each prompt is the last one, the turn as sampled, the observation.
+Owns: tokens and prompts, the limit of the context. Never touches: the loop (`rollout_loop`), other rollouts. The
+history is never encoded again: each prompt is the previous one, the turn as sampled, and the observation.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PlayerContext(Struct, frozen=True):
 async def play_rollout(
     context: PlayerContext, request: GroupRequest, index: int, sampler: PolicySampler, turns: TurnTaking | None = None
 ) -> Rollout:
-    """Always a record, whatever happens to the environment or a sample."""
+    """Plays a rollout. Always returns a record, whatever happens to the environment or a sample."""
     session = context.environments.open(request.task)
     rollout = blank_rollout(request, index, request.seeds[index])
     rollout.temperature = context.settings.temperature
@@ -62,17 +62,17 @@ def _recorded(rollout: Rollout, played: PlayedRollout) -> Rollout:
 
 
 class TokenTurnSampler:
-    """Samples from tokens, and notes them in the rollout's record."""
+    """Samples turns from tokens, and stores them in the rollout's record."""
 
     def __init__(self, context: PlayerContext, rollout: Rollout, sampler: PolicySampler) -> None:
         self._tokenizer, self._settings = context.tokenizer, context.settings
         self._rollout, self._sampler = rollout, sampler
         self._context: list[int] = []
-        """Everything so far: the next prompt."""
+        """All tokens so far, which are the next prompt."""
         self._observation: list[int] = []
-        """The end of the context that the next turn answers to."""
+        """The end of the context, which the next turn answers."""
         self._new_prompt: list[int] | None = None
-        """Where the environment has changed the conversation: what the next turn begins with."""
+        """The prompt of the next turn, if the environment has changed the conversation."""
 
     def begin(self, messages: Sequence[Message]) -> None:
         self._rollout.messages = list(messages)
@@ -137,20 +137,22 @@ class TokenTurnSampler:
     def _read(self, observation: list[int]) -> None:
         tokens = self._rollout.turns[-1].tokens
         if not tokens or tokens[-1] not in self._tokenizer.stop_ids:
-            observation = [self._tokenizer.turn_end, *observation]  # a stop string ended the turn: nobody drew its end
+            # a stop string ended the turn, so its end token was not sampled
+            observation = [self._tokenizer.turn_end, *observation]
         self._observation = observation
         self._context += observation
-        # Without room even right after the prompt, it says nothing about the policy: no 0 for the baseline.
+        # If there is no room even right after the prompt, this says nothing about the policy: it gets no reward of 0,
+        # which would shift the baseline.
         is_fault_of_task = not self._has_room(self._rollout.prompt + observation)
         self._check_room("observation", observation, is_ungraded=is_fault_of_task)
 
     def _begin_anew(self, prompt: list[int]) -> None:
-        """The environment dropped a part of the conversation: the next turn answers to the rest."""
+        """Continues after the environment has dropped a part of the conversation: the next turn answers the rest."""
         self._new_prompt, self._context, self._observation = prompt, list(prompt), []
         self._check_room("prompt", self._context)
 
     def _branch_off(self, prompt: list[int]) -> None:
-        """What was sampled before belongs to another prompt, and is a row of its own."""
+        """Starts a new row: what was sampled before belongs to another prompt and becomes a row of its own."""
         rollout = self._rollout
         name = f"{rollout.id}.{len(rollout.branches) + 1}"
         rollout.branches.append(
@@ -159,7 +161,7 @@ class TokenTurnSampler:
         rollout.prompt, rollout.turns, self._new_prompt = prompt, [], None
 
     def _has_room(self, context: list[int]) -> bool:
-        """For one more token at least."""
+        """Whether at least one more token fits."""
         return len(context) < self._settings.max_context
 
     def _check_room(self, name: str, tokens: list[int], *, is_ungraded: bool = False) -> None:

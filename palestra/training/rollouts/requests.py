@@ -20,7 +20,7 @@ class RequestMaker:
         self.position = position
         """Position of the next new task."""
         self.pending = list(pending)
-        """Positions before it that were begun before a resume and not used: they come first."""
+        """Earlier positions that were begun before a resume and not used: they come first."""
 
     def next(self, step: int) -> GroupRequest:
         if self.pending:
@@ -29,8 +29,8 @@ class RequestMaker:
         return self._at(self.position - 1, step)
 
     def _at(self, position: int, step: int) -> GroupRequest:
-        """The same group whenever it is asked for, also in another step after a resume. A task may come twice where
-        tasks are few: the position keeps its two groups apart."""
+        """Returns the group of a position, which is always the same, even in another step after a resume. If there are
+        few tasks, one may come twice: the position distinguishes its two groups."""
         task = self._order[position]
         seeds = (derive_seed(self._seed, task.id, position, index) for index in range(self._group_size))
         return GroupRequest(id=f"g{position:06d}", task=task, step=step, seeds=tuple(seeds), position=position)

@@ -22,11 +22,11 @@ from palestra.types.rollouts import Message, RolloutStop, Task
 T = TypeVar("T")
 
 CHANGED_HISTORY = "modified_chat_history"
-"""In the metadata of a step: the whole conversation as it is from now on."""
+"""Key in the metadata of a step: the whole conversation as it is from now on."""
 
 
 class RolloutSettings(Struct, frozen=True, kw_only=True):
-    """What differs between training and evaluation."""
+    """Settings that differ between training and evaluation."""
 
     max_tokens: int
     max_context: int
@@ -50,49 +50,50 @@ class RolloutSettings(Struct, frozen=True, kw_only=True):
 
 
 class Environments(Protocol):
-    """The one thing a player asks of the run's environments."""
+    """What a player needs of the run's environments."""
 
     def open(self, task: Task) -> EnvSession: ...
 
 
 class TurnTaking(Protocol):
-    """Where a player may have to wait for others, before it samples and before it steps."""
+    """Where a player may have to wait for others: before it samples and before it steps."""
 
     async def wait(self) -> None: ...
 
 
 class RolloutEnded(Exception):
-    """The rollout cannot go on."""
+    """The rollout cannot continue."""
 
     def __init__(self, stop: RolloutStop, error: object = None, *, is_ungraded: bool = False) -> None:
         self.stop = stop
         self.error = None if error is None else " ".join(str(error).split())[:ERROR_LENGTH]
         self.is_ungraded = is_ungraded
-        """It says nothing about the policy, whatever was scored so far."""
+        """Whether the rollout says nothing about the policy, whatever its reward so far."""
 
 
 class PolicyTurn(Struct, frozen=True):
-    """One turn of the policy, as the environment hears it."""
+    """One turn of the policy, as the environment receives it."""
 
     text: str
     stop: StopReason
 
 
 class TurnSampler(Protocol):
-    """Speaks for the policy: by tokens in this process, or by chat calls at a server. Each call may raise Ended."""
+    """Samples the turns of the policy: by tokens in this process, or by chat calls at a server. Each method may raise
+    RolloutEnded."""
 
     def begin(self, messages: Sequence[Message]) -> None:
-        """The conversation that the environment begins with."""
+        """Takes the conversation that the environment begins with."""
         ...
 
     async def sample_turn(self, turn: int, watch: RolloutStopwatch) -> PolicyTurn: ...
 
     def observe(self, messages: Sequence[Message]) -> None:
-        """What the environment said; nothing may follow it."""
+        """Takes the last messages of the environment; no turn follows."""
         ...
 
     def go_on(self, observations: Sequence[Message], history: list[Message] | None) -> None:
-        """Another turn follows, to what was heard last; or to `history`, where the environment changed the
+        """Takes the observations that the next turn answers; or `history`, if the environment has changed the
         conversation."""
         ...
 
@@ -101,7 +102,7 @@ class PlayedRollout(Struct):
     stop: RolloutStop = RolloutStop.DONE
     error: str | None = None
     rewards: list[float] = field(default_factory=list)
-    """For each turn that the environment answered."""
+    """One reward for each turn that the environment answered."""
     env_s: list[float] = field(default_factory=list)
     is_ungraded: bool = False
     seconds: float = 0.0
@@ -114,8 +115,8 @@ class PlayedRollout(Struct):
 async def play(
     session: EnvSession, task: Task, turn_sampler: TurnSampler, timeout_s: float, turns: TurnTaking | None = None
 ) -> PlayedRollout:
-    """Never raises because of what the environment does, nor for a sample that fails. All in the caller's task: an
-    environment may have to be closed in the task that opened it."""
+    """Plays the rollout. It does not raise because of the environment, nor if a sample fails. Everything runs in the
+    caller's task, because an environment may have to be closed in the task that opened it."""
     played, watch = PlayedRollout(), RolloutStopwatch(timeout_s)
     try:
         await _begin(session, task, turn_sampler, watch)
@@ -158,7 +159,7 @@ async def _step(
 
 
 async def _settle(session: EnvSession, end: RolloutEnded, watch: RolloutStopwatch, played: PlayedRollout) -> None:
-    """Where we end the episode and not the environment: what it is worth as it stands."""
+    """Grades an episode that was ended by us and not by the environment, by its state so far."""
     played.is_ungraded |= end.is_ungraded
     if not end.stop.is_failure and played.rewards:
         try:
@@ -180,8 +181,8 @@ async def timed(watch: RolloutStopwatch, work: Awaitable[T]) -> T:
 
 
 def stop_after(result: StepResult, stop: StopReason, turns: int, max_turns: int) -> RolloutStop | None:
-    """A cut turn is graded for what it has, but there is nothing to go on from. Turn.stop tells that it was cut, where
-    the environment was done with it anyway."""
+    """Returns why the rollout stops after this turn, if it does. A turn that was cut is graded, but the rollout cannot
+    continue from it. If the environment was done anyway, only Turn.stop says that it was cut."""
     if result.done:
         ran_out = result.metadata.get("done_reason") == RolloutStop.MAX_TURNS
         return RolloutStop.MAX_TURNS if ran_out else RolloutStop.DONE

@@ -1,5 +1,6 @@
-"""The time of a rollout: only its own work counts, so that a slow one does not time out the others of its batch. Owns:
-the time spent, the limit. Never touches: what happens after a timeout.
+"""The time of a rollout: only its own work counts, so that a slow one does not time out the others of its batch.
+
+Owns: the time spent, the limit. Never touches: what happens after a timeout.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ T = TypeVar("T")
 
 
 class RolloutOutOfTime(Exception):
-    """Says which setting."""
+    """The rollout's time is used up; the message names the setting."""
 
 
 class RolloutStopwatch:
@@ -26,7 +27,8 @@ class RolloutStopwatch:
         return self._limit_s - self.spent_s
 
     async def run(self, work: Awaitable[T]) -> T:
-        """Within what is left; raises OutOfTime. A TimeoutError of the work's own passes."""
+        """Awaits `work` within the time that is left; raises RolloutOutOfTime. A TimeoutError raised by the work itself
+        passes."""
         began_s = time.perf_counter()
         limit = asyncio.timeout(self.left_s)
         try:

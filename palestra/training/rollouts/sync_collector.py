@@ -18,12 +18,12 @@ from palestra.types.rollouts import Group
 
 
 class TrainingError(Exception):
-    """Going on makes no sense; the message says why, and what to do."""
+    """The run cannot sensibly continue; the message says why, and what to do."""
 
     def __init__(self, message: str, groups: Sequence[Group] = ()) -> None:
         super().__init__(message)
         self.groups = groups
-        """Played and not recorded yet."""
+        """Groups that were played and are not recorded yet."""
 
 
 class Collector:
@@ -34,11 +34,13 @@ class Collector:
 
     @property
     def pending(self) -> list[int]:
-        """A synchronous step uses all it begins; what is left is of an asynchronous run this one goes on with."""
+        """Positions left over from an asynchronous run that this one continues; a synchronous step itself uses all that
+        it begins."""
         return self._requests.pending
 
     async def collect(self, step: int, sampler: PolicySampler) -> list[Group]:
-        """All groups played, those that teach nothing among them; in the order they were asked for."""
+        """Returns all groups that were played, including those with nothing to learn, in the order they were
+        requested."""
         count = self._config.rollout.groups_per_step
         refills = self._config.data.max_refills if self._config.data.zero_variance == "refill" else 0
         played: list[Group] = []

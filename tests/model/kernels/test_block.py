@@ -16,12 +16,14 @@ Close = Callable[[Tensor, Tensor], None]
 EPS = 1e-6
 
 
-@pytest.mark.parametrize(("rows", "n"), [(3, 48), (2, 130)])
-def test_residual_and_norm(rows: int, n: int, device: str, dtype: torch.dtype, assert_close: Close) -> None:
+@pytest.mark.parametrize(("rows", "n", "has_wide_weight"), [(3, 48, False), (2, 130, True)])
+def test_residual_and_norm(
+    rows: int, n: int, has_wide_weight: bool, device: str, dtype: torch.dtype, assert_close: Close
+) -> None:
     from palestra.model.kernels import block
 
     hidden, update = (torch.randn(rows, n, device=device, dtype=dtype).requires_grad_() for _ in range(2))
-    weight = torch.randn(n, device=device, dtype=dtype)
+    weight = torch.randn(n, device=device, dtype=torch.float32 if has_wide_weight else dtype)
     found = block.add_rms_norm(hidden, update, weight, EPS)
     wide = [x.detach().float().requires_grad_() for x in (hidden, update)]
     expected = ops.add_rms_norm(wide[0], wide[1], weight.float(), EPS)
@@ -46,15 +48,25 @@ def test_the_last_norm_has_no_residual_gradient(device: str, dtype: torch.dtype,
     assert_close(hidden.grad, wide.grad)
 
 
-@pytest.mark.parametrize(("dim", "heads", "has_norm"), [(16, (4, 2, 2), True), (24, (3, 1, 1), False)])
+@pytest.mark.parametrize(
+    ("dim", "turned", "heads", "norm"),
+    [(16, 16, (4, 2, 2), "half"), (24, 24, (3, 1, 1), None), (16, 4, (2, 1, 1), "wide")],
+)
 def test_heads_are_normalised_and_rotated(
-    dim: int, heads: tuple[int, int, int], has_norm: bool, device: str, dtype: torch.dtype, assert_close: Close
+    dim: int,
+    turned: int,
+    heads: tuple[int, int, int],
+    norm: str | None,
+    device: str,
+    dtype: torch.dtype,
+    assert_close: Close,
 ) -> None:
     from palestra.model.kernels import block
 
     qkv = torch.randn(4, sum(heads) * dim, device=device, dtype=dtype).requires_grad_()
-    weight = torch.randn(heads[0] + heads[1], dim, device=device, dtype=dtype) if has_norm else None
-    rotary = Rotary(10000.0 ** (-torch.arange(0, dim, 2, device=device).float() / dim), 1.0)
+    weight = torch.randn(heads[0] + heads[1], dim, device=device, dtype=torch.float32 if norm == "wide" else dtype)
+    weight = weight if norm else None
+    rotary = Rotary(10000.0 ** (-torch.arange(0, turned, 2, device=device).float() / turned), 1.0)
     angles = rotary.angles(torch.arange(4, device=device) * 3, dtype)
     found = block.rotate_heads(qkv, weight, angles, EPS, heads)
     wide = qkv.detach().float().requires_grad_()
@@ -77,3 +89,17 @@ def test_swiglu(device: str, dtype: torch.dtype, assert_close: Close) -> None:
     assert_close(found, expected)
     (d_found,) = torch.autograd.grad(found, gate_up, grad)
     assert_close(d_found, torch.autograd.grad(expected, wide, grad.float())[0])
+
+
+def test_heads_are_normalised_and_gated(device: str, dtype: torch.dtype, assert_close: Close) -> None:
+    from palestra.model.kernels.gated_norm import gated_norm
+
+    x = torch.randn(3, 5, 24, device=device).requires_grad_()
+    gate = torch.randn(3, 5 * 24, device=device, dtype=dtype).requires_grad_()
+    wide, weight = gate.detach().float().requires_grad_(), torch.randn(24, device=device)
+    found, expected = gated_norm(x, gate, weight, EPS), ops.gated_norm(x, wide, weight, EPS)
+    grad = torch.randn_like(found)
+    assert_close(found, expected)
+    d_found, d_expected = (torch.autograd.grad(found, (x, gate), grad), torch.autograd.grad(expected, (x, wide), grad))
+    for a, b in zip(d_found, d_expected, strict=True):
+        assert_close(a, b)

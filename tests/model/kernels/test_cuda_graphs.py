@@ -26,15 +26,16 @@ class Repeated:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
 @pytest.mark.usefixtures("with_kernels")
 def test_a_recorded_step_has_the_bits_of_one_that_is_not(
-    random_model: Callable[..., Path], device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    random_model: Callable[..., Path], family: str, device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prefill beside decoding rows, two adapters and the base model, a prompt that two samples share."""
     from palestra.model.sampling import cuda_graphs
 
     monkeypatch.setattr(cuda_graphs, "PREFILL_SIZES", (48,))
-    model = load_model(random_model("qwen3"), dtype=str(dtype).removeprefix("torch."), device=device)
+    model = load_model(random_model(family), dtype=str(dtype).removeprefix("torch."), device=device)
     pool = AdapterPool(model.spec, dtype=model.decoder.dtype, device=device)
     adapters = [pool.create(LoraConfig(rank=rank, seed=rank)) for rank in (4, 6)]
     for adapter in adapters:
@@ -49,7 +50,9 @@ def test_a_recorded_step_has_the_bits_of_one_that_is_not(
 
     def play(*, with_graphs: bool) -> list[list[SampledSequence]]:
         sampler = Sampler(model.decoder, pool, cache_tokens=512, max_rows=ROWS, prefill_tokens=24)
-        sampler.graphs = cuda_graphs.StepGraphs(model.decoder, sampler.cache, ROWS, record) if with_graphs else None
+        sampler.graphs = None
+        if with_graphs:
+            sampler.graphs = cuda_graphs.StepGraphs(model.decoder, sampler.cache, sampler.states, ROWS, record)
         params = SamplingParams(max_tokens=2, seed=1, stop_token_ids=())
         requests = [
             SampleRequest(prompt=tuple(range(40, 40 + n)), num_samples=k, params=params) for n, k in ((19, 2), (30, 1))

@@ -1,1 +1,1 @@
-"""Chat completions: from messages to a prompt, from tokens to an answer. Begin at `calls`."""
+"""Chat completions: messages become a prompt, tokens an answer. Begin at `calls`."""

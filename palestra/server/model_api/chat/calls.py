@@ -1,4 +1,4 @@
-"""Chat calls of all routes: from messages to an answer, whole or streamed.
+"""Chat calls of all routes: messages in, an answer out, whole or streamed.
 
 Owns: the steps of a call. Never touches: how prompts are cached, how answers are written.
 """
@@ -49,7 +49,7 @@ class PreparedChat:
     plan: SamplingPlan
     prompt: Prompt
     tools: Sequence[JsonObject] | None
-    """None: calls are not looked for."""
+    """None: calls are not searched for."""
     start: AnswerStart
 
     def choice_stream(self) -> ChoiceStream:
@@ -80,7 +80,7 @@ class ChatCalls:
     async def stream(
         self, caller: Caller, call: ChatRequest, *, route: str, response_id: str
     ) -> AsyncGenerator[ChatEvent, None]:
-        """Refusals come before the first event."""
+        """Yields events; refusals are raised before the first event."""
         with self._delivery_acks.delivering(response_id):
             async with self._models.calling(caller, call.model) as target:
                 chat = await self._prepare(CallOrigin(caller, call, route, response_id), call, target)
@@ -101,7 +101,7 @@ class ChatCalls:
             self._delivery_acks.acknowledge(response_id)
 
     async def count_tokens(self, caller: Caller, call: ChatRequest) -> int:
-        """Tokens of the prompt, as it would be read now."""
+        """Returns the number of tokens of the prompt, as it would be read now."""
         target = await self._models.find(caller, call.model)
         tokenizer = await self._models.tokenizer(target)
         return len(
@@ -134,7 +134,7 @@ class ChatCalls:
     async def _keep(
         self, chat: PreparedChat, outcome: SampleOutcome, weights: str, choices: Sequence[ChatChoice]
     ) -> ChatAnswer:
-        """The turn is on disk when it returns, and the conversation can go on."""
+        """Stores the turn; it is on disk when this returns, and the conversation can be continued."""
         origin, prompt = chat.plan.origin, chat.prompt
         facts = chat.plan.facts(outcome, weights, prompt.match)
         messages = [message_of(choice) for choice in choices]
@@ -176,7 +176,7 @@ def _prompt_request(
 
 
 def message_of(choice: ChatChoice) -> JsonObject:
-    """As it comes back in a history."""
+    """Returns the choice as it will come back in a history."""
     message: JsonObject = {"role": "assistant", "content": choice.content}
     if choice.reasoning is not None:
         message["reasoning_content"] = choice.reasoning

@@ -1,4 +1,4 @@
-"""One choice of a chat while it is generated: tokens in, pieces out, and in the end the whole choice.
+"""One choice of a chat while it is generated: takes tokens, returns pieces, and in the end the whole choice.
 
 Owns: ids of tool calls, the finished choice. Never touches: the engine, traces, HTTP.
 """
@@ -23,7 +23,7 @@ from palestra.types.sampling import SampledSequence, StopReason
 ChoicePiece = ReasoningPiece | ContentPiece | ToolCall
 
 LETTERS = string.ascii_letters + string.digits
-ID_LENGTH = 9  # the templates of Mistral's models refuse all others
+ID_LENGTH = 9  # the templates of Mistral's models refuse all other lengths
 
 
 class ChoiceStream:

@@ -21,7 +21,7 @@ class ToolCall:
     id: str
     name: str
     arguments: str
-    """JSON."""
+    """The arguments as JSON."""
 
 
 class ChatFinishReason(StrEnum):
@@ -32,7 +32,7 @@ class ChatFinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """As its client is told of it."""
+    """A token as it is shown to the client."""
 
     token: int
     logprob: float
@@ -44,16 +44,17 @@ class ChatChoice:
     index: int
     reasoning: str | None
     content: str | None
-    """None: it said nothing but calls."""
+    """None: there was nothing but calls."""
     calls: Sequence[ToolCall]
     finish: ChatFinishReason
     stop: str | int | None
-    """What of the request ended it, a stop string or a token's id; None for the model's own end."""
+    """What ended it, if it was part of the request: a stop string or a token's id; None for the model's own end of
+    turn."""
     sequence: SampledSequence
-    """As it was sampled; its logprobs are at the temperature."""
+    """The sequence as it was sampled; its logprobs are at the temperature."""
     tokens: Sequence[SampledToken]
     pieces: Sequence[ReasoningPiece | ContentPiece | ToolCall] = ()
-    """The same as reasoning, content and calls, in the order it was said."""
+    """The same as reasoning, content and calls, in the order they were written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +70,18 @@ class ChatAnswer:
     response_id: str
     trace_id: str
     model: str
-    """As the client calls it."""
+    """The name of the model as the client gave it."""
     prompt: Sequence[int]
     choices: Sequence[ChatChoice]
     usage: TokenUsage
     result: SampleResult
-    """The engine's, whole."""
+    """The engine's whole result."""
     tokenizer: ChatTokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class StreamStarted:
-    """Always the first: from here on nothing can be refused."""
+    """Always the first event: from here on nothing can be refused."""
 
     prompt: Sequence[int]
     tokenizer: ChatTokenizer
@@ -88,7 +89,7 @@ class StreamStarted:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """What is new in one choice. Pieces are in their order; tokens may have come with no piece to show yet."""
+    """What is new in one choice. Pieces are in their order; there may be tokens without a piece yet."""
 
     choice: int
     pieces: Sequence[ReasoningPiece | ContentPiece | ToolCall]
@@ -97,7 +98,7 @@ class ChoiceDelta:
 
 @dataclass(frozen=True, slots=True)
 class StreamEnded:
-    """Always the last: its turn is on disk. The deltas of a choice, put together, are what the answer says of it."""
+    """Always the last event: its turn is on disk. The deltas of a choice, joined, equal the choice in the answer."""
 
     answer: ChatAnswer
 

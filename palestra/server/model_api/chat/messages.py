@@ -1,4 +1,4 @@
-"""Messages and tools of a request, as chat templates read them.
+"""Converts messages and tools of a request to the form that chat templates read.
 
 Owns: what is accepted, and saying where something is wrong. Never touches: tokens.
 """
@@ -16,15 +16,15 @@ from palestra.server.model_api.errors import invalid
 from palestra.util.json_types import JsonObject
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-"""And what templates call them: few know `developer`."""
+"""Roles, and what templates call them: few know `developer`."""
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""Kinds of content parts, and the key their text is under."""
-MAX_MESSAGES = 16384  # each is looked at several times, whatever it says
+"""Kinds of content parts, and the key of their text."""
+MAX_MESSAGES = 16384  # each is processed several times, however short it is
 MAX_NAME = 128
 MAX_IDS_SHOWN = 8
 PROMPT_IDS, SAMPLED_IDS, LOGPROBS = "prompt_token_ids", "generation_token_ids", "generation_log_probs"
 TOKEN_FIELDS = (PROMPT_IDS, SAMPLED_IDS, LOGPROBS)
-"""What NeMo Gym's agents carry along on answers."""
+"""Fields that NeMo Gym's agents carry along on answers."""
 
 
 def read_messages(given: Sequence[JsonObject]) -> list[JsonObject]:
@@ -44,7 +44,7 @@ def read_tools(given: Sequence[JsonObject] | None) -> list[JsonObject] | None:
 
 
 class CallsSoFar:
-    """The calls of a conversation, message by message: a tool's result must be of one of them."""
+    """The tool calls of a conversation, message by message: a tool's result must belong to one of them."""
 
     def __init__(self) -> None:
         self._ids: dict[str, None] = {}
@@ -58,7 +58,8 @@ class CallsSoFar:
             self._check(message.get("tool_call_id"), where)
 
     def _check(self, call_id: str | None, where: str) -> None:
-        """Without an id, as text environments tell results, it is of whatever the assistant said before."""
+        """Checks the id of a result. Without an id, as text environments send results, it belongs to the previous
+        assistant message."""
         if call_id is None and not self._has_answered:
             raise _wrong(where, "this is a tool's result, but the assistant has not called a tool yet")
         if call_id is not None and call_id not in self._ids:
@@ -68,14 +69,15 @@ class CallsSoFar:
 
 @dataclass(frozen=True, slots=True)
 class GivenTokens:
-    """Ids that came with a message: the whole conversation up to and with it."""
+    """Token ids that came with a message: the whole conversation up to and including it."""
 
     ids: list[int]
     place: int
 
 
 def given_tokens(given: Sequence[JsonObject]) -> GivenTokens | None:
-    """The token ids of the last message that has them. Agents send them back as they got them, on each answer."""
+    """Returns the token ids of the last message that has them. Agents send them back as they got them, on each
+    answer."""
     carrying = [place for place, message in enumerate(given) if any(message.get(k) is not None for k in TOKEN_FIELDS)]
     for place in carrying:
         if missing := [key for key in TOKEN_FIELDS if given[place].get(key) is None]:
@@ -158,8 +160,8 @@ def _call(given: Any, where: str) -> JsonObject:
 
 
 def _arguments(function: JsonObject, where: str) -> Any:
-    """Templates want them parsed; text that is no JSON object, or one that they could not handle, stays the text it
-    is."""
+    """Parses arguments, as templates expect. Text that is not a JSON object, or one that templates could not handle,
+    stays text."""
     given = function.get("arguments")
     if given is None or isinstance(given, dict):
         check_depth(given, f"{where}.function.arguments")
@@ -176,7 +178,7 @@ def check_depth(value: object, where: str) -> None:
 
 
 def _tool(given: JsonObject, where: str) -> JsonObject:
-    """Handed on as it is: the template shows it to the model word for word."""
+    """Returns the tool as it is: the template shows it to the model word for word."""
     check_depth(given, where)
     function = given.get("function")
     if given.get("type") != "function" or not isinstance(function, dict):

@@ -1,4 +1,4 @@
-"""The grammar of an answer: a format, tool calls, and the thinking before them.
+"""The grammar of an answer: a format, tool calls, and the reasoning before them.
 
 Owns: how they are combined. Never touches: how grammars are enforced.
 """
@@ -20,7 +20,7 @@ from palestra.types import Grammar, GrammarKind
 
 
 def chat_grammar(call: ChatRequest, tokenizer: ChatTokenizer, start: AnswerStart) -> Grammar | None:
-    """None: whatever the model says will do."""
+    """Returns the grammar; None: any answer is allowed."""
     tools = tokenizer.tool_format
     content, choice = content_format(call), tool_choice_of(call)
     if content is not None and choice is not None:
@@ -38,13 +38,13 @@ def chat_grammar(call: ChatRequest, tokenizer: ChatTokenizer, start: AnswerStart
         whole = rules + answer_rules(tokenizer, tools, top, start=start, may_think=_may_think(call))
     if content is None:
         return Grammar(kind=GrammarKind.LARK, text=whole, is_wide=True, asked_by="tools")
-    asked_by = content.asked_by if choice is None else ""  # either may be what is wrong
+    asked_by = content.asked_by if choice is None else ""  # if both are set, either may be the cause of an error
     is_whole = whole == "start: @answer\n"
     return content if is_whole else msgspec.structs.replace(content, around=whole, asked_by=asked_by)
 
 
 def refuse_unknown_format(call: ChatRequest, tokenizer: ChatTokenizer) -> None:
-    """Calls that nobody could read are not asked for."""
+    """Refuses to demand calls in a format that could not be parsed."""
     if call.calls_tools and tokenizer.unknown_format:
         raise invalid("tools", f"tools: {' '.join(tokenizer.unknown_format.split())}", code="unsupported")
 
@@ -74,5 +74,5 @@ def _refuse_both(choice: ToolChoice, tools: CallFormat) -> None:
 
 
 def _may_think(call: ChatRequest) -> bool:
-    """Templates that know this name close the think block in the prompt."""
+    """Whether the answer may have a think block: templates that know this argument close the block in the prompt."""
     return (call.chat_template_kwargs or {}).get("enable_thinking") is not False

@@ -1,6 +1,6 @@
-"""From a request's fields to the engine's sampling parameters.
+"""Converts a request's fields to the engine's sampling parameters.
 
-Owns: defaults, room in the context. Never touches: prompts.
+Owns: defaults, the room in the context. Never touches: prompts.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ SAME = (
     *("temperature", "top_p", "top_k", "min_p", "min_tokens", "seed"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
-"""Fields that the engine knows by the same name."""
+"""Fields that have the same name in the engine."""
 
 
 def sampling_params(
     call: SamplingFields, target: SamplingTarget, stop_ids: tuple[int, ...], prompt_tokens: int, max_tokens: int | None
 ) -> SamplingParams:
-    """`max_tokens` is cut to the room there is: the answer then ends by length."""
+    """`max_tokens` is reduced to the room in the context: the answer then ends by length."""
     context = target.card.max_positions
     if max_tokens is not None and max_tokens > context:
         raise invalid(
@@ -45,7 +45,7 @@ def sampling_params(
 
 
 def shown_params(params: SamplingParams) -> JsonObject:
-    """What differs from the defaults."""
+    """Returns the parameters that differ from the defaults."""
     values: JsonObject = msgspec.to_builtins(params, str_keys=True)
     return {name: value for name, value in values.items() if value != _DEFAULTS[name]}
 

@@ -1,6 +1,7 @@
 """Makes the prompt request of a call: everything that its prompt depends on.
 
-Owns: which of its messages are an answer's beginning, which ids it brings along. Never touches: tokens' meaning.
+Owns: which messages are the beginning of an answer, which token ids came with the request. Never touches: the meaning
+of tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ PREFIX = "required_prefix_token_ids"
 CONTINUE = "continue_final_message"
 KWARGS = "chat_template_kwargs"
 SAID_ELSEWHERE = ("messages", "tools", "add_generation_prompt", CONTINUE)
-"""Fields of a request that templates know by the same name."""
+"""Names that templates know and that are fields of the request itself."""
 
 
 def prompt_request(caller: Caller, target: SamplingTarget, call: ChatRequest | TokenizeRequest) -> PromptRequest:
@@ -41,8 +42,8 @@ def prompt_request(caller: Caller, target: SamplingTarget, call: ChatRequest | T
 
 
 def _scope(caller: Caller, target: SamplingTarget) -> tuple[str, ...]:
-    """An alias may come to mean another base model, whose tokens mean something else. The weights that an episode is
-    played on change under it, and their names too."""
+    """Returns the scope of a conversation. It has the base model and not the alias, which may come to mean another base
+    model, whose tokens mean something else. The weights of an episode change during it, and so do their names."""
     name = target.name if caller.attempt is None else ""
     return caller.owner, caller.who, name, target.worker.name
 
@@ -57,7 +58,7 @@ def _template_kwargs(call: ChatRequest | TokenizeRequest) -> JsonObject:
 
 
 def _prefix(call: ChatRequest | TokenizeRequest, roles: list[str]) -> TokenPrefix | None:
-    """Named by the request, or brought along by the last message that has its own ids."""
+    """Returns the prefix that the request names, or that of the last message that has its own ids."""
     brought = given_tokens(call.messages or [])
     ids = call.required_prefix_token_ids
     if ids is None:

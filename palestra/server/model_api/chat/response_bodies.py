@@ -1,6 +1,6 @@
-"""Chat and text completions as OpenAI and vLLM write them: bodies and chunks.
+"""Writes chat and text completions in the formats of OpenAI and vLLM: bodies and chunks.
 
-Owns: the JSON. Never touches: how an answer came about.
+Owns: the JSON. Never touches: how an answer was made.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ async def chat_chunks(
                 raise
             yield event(
                 refusal_body(as_refusal(error, response_id=response_id))
-            )  # the beginning is out: all that is left is to say so
+            )  # a part of the answer is already sent, so the error is sent as a chunk
     yield DONE
 
 
@@ -183,7 +183,7 @@ def _chunk_choice(index: int, delta: JsonObject) -> JsonObject:
 
 
 def stream_usage(options: JsonObject, prompt_tokens: int, counts: Sequence[int]) -> JsonObject:
-    """OpenAI writes null until the end; vLLM, asked for it, tells how far it is."""
+    """Returns the usage of a chunk. OpenAI writes null until the end; vLLM, if asked, counts along."""
     if options.get("continuous_usage_stats"):
         return {"usage": usage_body(TokenUsage(prompt_tokens, sum(counts), 0, 0))}
     return {"usage": None} if options.get("include_usage") else {}

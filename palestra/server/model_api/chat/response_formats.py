@@ -1,6 +1,6 @@
 """Formats for the text of an answer: JSON, a schema, a regular expression, one of a few choices.
 
-Owns: `response_format` and vLLM's fields for it. Never touches: tool calls, thinking.
+Owns: `response_format` and vLLM's fields for it. Never touches: tool calls, reasoning.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from palestra.util.json_types import JsonMapping, JsonObject
 OBJECT = {"type": "object"}
 OPTIONS = "x-guidance"
 SPACE = {"whitespace_pattern": r" ?(\n {0,24})?"}
-"""Enough for JSON on one line or indented; a small model would fill an answer with what there is room for."""
+"""Enough for JSON on one line or indented; a small model would fill the answer with any white space that is allowed."""
 BEST_EFFORT = {"lenient": True}
-"""As OpenAI has it: without `strict`, what cannot be followed is left open."""
+"""As with OpenAI: without `strict`, keywords that are not supported are ignored."""
 HARMLESS = ("disable_any_whitespace", "disable_additional_properties", "disable_fallback")
-"""vLLM's, when false. White space has a bound anyway, and schemas are what they say."""
+"""Fields of vLLM that change nothing when false: white space is limited anyway, and schemas are followed as they
+are."""
 
 
 def content_format(call: SamplingFields) -> Grammar | None:
@@ -39,13 +40,14 @@ def content_format(call: SamplingFields) -> Grammar | None:
 
 
 def check_size(where: str, value: object) -> None:
-    """Before anything is done with it: this is everybody's thread. Its JSON would have a little more."""
+    """Checks the size before anything is done with the value, because this thread serves everybody. Its JSON would be a
+    little larger."""
     size, values = 0, [value]
     while values and size <= MAX_GRAMMAR:
         one = values.pop()
         size += len(one) if isinstance(one, str | list | dict) else 1
         if size <= MAX_GRAMMAR and isinstance(one, list | dict):
-            values += one  # of a dict, the keys
+            values += one  # iterating a dict gives its keys
             values += one.values() if isinstance(one, dict) else ()
     if size > MAX_GRAMMAR:
         raise _wrong(where, f"it has more than {MAX_GRAMMAR} characters, which is the limit; send a smaller one")
@@ -117,7 +119,7 @@ def _grammar(where: str, grammar: object) -> Grammar:
 def _one_of(where: str, choices: object) -> Grammar:
     if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) for choice in choices):
         raise _wrong(where, "it must be a list of at least one text")
-    # As one terminal: there may be thousands, and a rule would have each of them in mind at every token.
+    # One terminal: there may be thousands of choices, and with rules each would be tracked at every token.
     texts = " | ".join(map(literal, dict.fromkeys(choices)))
     return Grammar(kind=GrammarKind.LARK, text=f"start: CHOICE\nCHOICE: {texts}")
 

@@ -19,7 +19,7 @@ from palestra.server.model_api.sse import sse
 from palestra.util.json_types import JsonObject
 
 PREFIXES = ("/v1", "/oai/api/v1")
-"""OpenAI's own, and hosted Tinker's."""
+"""The prefix of OpenAI's API, and the one of hosted Tinker."""
 MAX_LISTED = 1000
 
 router = APIRouter(route_class=OpenAIRoute, responses=refusals(OpenAIErrorEnvelope), tags=["model endpoint"])
@@ -82,7 +82,7 @@ async def list_traces(
     origin: Annotated[str | None, Query(max_length=256, pattern=r"^[^\x00]*$")] = None,
     format: Literal["json", "jsonl"] = "json",  # noqa: A002 - its name in the URL
 ) -> Response:
-    """What was kept of the caller's calls, newest first."""
+    """The caller's stored calls, newest first."""
     if format == "jsonl":
         return StreamingResponse(service.traces.export(caller, limit, offset, origin), media_type=LINES)
     return _json(await service.traces.page(caller, limit, offset, origin))
@@ -109,14 +109,14 @@ async def get_trajectories(trace_id: str, service: ServiceNow, caller: CallerNow
 
 @tokens.post("/tokenize", openapi_extra=JSON_BODY)
 async def tokenize(request: Request, service: ServiceNow, caller: ModelCallerNow) -> Response:
-    """Token ids of a text or a chat, as vLLM has it."""
+    """Token ids of a text or a chat, as in vLLM."""
     call = await decoded(lambda body: parse_body(s.TokenizeRequest, body), await read_body(request))
     return _json(await service.tokenize(caller, call))
 
 
 @tokens.post("/detokenize", openapi_extra=JSON_BODY)
 async def detokenize(request: Request, service: ServiceNow, caller: ModelCallerNow) -> Response:
-    """The text of token ids, as vLLM has it."""
+    """The text of token ids, as in vLLM."""
     call = await decoded(lambda body: parse_body(s.DetokenizeRequest, body), await read_body(request))
     return _json(await service.detokenize(caller, call))
 

@@ -1,4 +1,4 @@
-"""Sampling parameters within the bounds of an episode's run.
+"""Keeps sampling parameters within the bounds of an episode's run.
 
 Owns: which fields of a call are refused, which are reduced. Never touches: what the bounds are (the run's settings).
 """
@@ -22,13 +22,13 @@ FILTERS: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (1.0,),
     "logit_bias": ({},),
 }
-"""With the values that change nothing."""
+"""Parameters that filter tokens, with the values that change nothing."""
 UNBOUNDED = SamplingBounds()
 CODE = "out_of_bounds"
 
 
 def bounded(call: C, bounds: SamplingBounds | None) -> C:
-    """The call as it may be sampled. 400 where its run would rather refuse."""
+    """Returns the call as it may be sampled. 400 if its run's settings say to refuse it."""
     if bounds is None or bounds == UNBOUNDED:
         return call
     _check_answers(call, bounds)
@@ -52,7 +52,7 @@ def bounded(call: C, bounds: SamplingBounds | None) -> C:
 
 
 def bounded_tokens(requested: int | None, bounds: SamplingBounds | None) -> int | None:
-    """The most tokens of one answer. None: as many as there is room for."""
+    """Returns the maximum number of tokens of one answer. None: as many as fit."""
     if bounds is None or bounds.max_tokens is None:
         return requested
     return bounds.max_tokens if requested is None else min(requested, bounds.max_tokens)

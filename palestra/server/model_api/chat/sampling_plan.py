@@ -24,7 +24,7 @@ from palestra.types import Grammar, SampleRequest
 
 @dataclass(frozen=True, slots=True)
 class CallOrigin:
-    """Who calls, and how."""
+    """The caller and the route of a call."""
 
     caller: Caller
     call: SamplingFields
@@ -35,11 +35,11 @@ class CallOrigin:
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """What differs between the routes."""
+    """Output options that differ between the routes."""
 
     max_tokens: int | None
     top: int | None
-    """How many alternatives are told for each token; None: no logprobs."""
+    """How many alternatives are returned for each token; None: no logprobs."""
     prompt_top: int | None
     """The same for the prompt's tokens."""
     grammar: Grammar | None = None
@@ -90,7 +90,8 @@ def plan(
         num_samples=call.choices,
         grammar=options.grammar,
         topk_logprobs=options.top or 0,
-        # The trace needs the logprobs of what was drawn from; where the client's differ, it gets its own.
+        # The trace needs the logprobs of the distribution that was sampled from; if the client wants others, it gets
+        # its own.
         raw_logprobs=options.top is not None
         and call.logprobs_mode != "temperature"
         and call.drawn_at not in (0.0, 1.0),

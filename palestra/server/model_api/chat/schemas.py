@@ -1,5 +1,6 @@
-"""Fields of the calls. Unknown fields of newer clients pass; known but unsupported ones are refused by name. Owns:
-fields, their bounds, the list of unsupported ones. Never touches: messages and tools; see `messages`.
+"""Fields of the calls. Unknown fields of newer clients pass; known but unsupported ones are refused by name.
+
+Owns: fields, their bounds, the list of unsupported ones. Never touches: messages and tools; see `messages`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_PROMPTS = 1024
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
-"""The last is OpenAI's padding against onlookers, which their SDK may send; there is none here."""
+"""The last one is OpenAI's padding against traffic analysis, which their SDK may request; it is ignored."""
 INT64 = 2**63
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -45,7 +46,7 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "repetition_detection": NOTHING,
     "vllm_xargs": ({},),
 }
-"""Known and not supported, with the values that ask for nothing (null always does)."""
+"""Known fields that are not supported, with the values that request nothing (as null always does)."""
 CHAT_NOT_YET = NOT_YET | {
     "echo": (False,),
     "suffix": ("",),
@@ -76,11 +77,11 @@ TEXT_NOT_YET = NOT_YET | {
     "continue_final_message": (False,),
     "required_prefix_token_ids": NOTHING,
 }
-"""Also what only chats have."""
+"""In addition, fields that only chats have."""
 
 
 class ModelApiBody(BaseModel):
-    """Without coercion: a client that sends "5" for 5 has a mistake somewhere."""
+    """Values are not coerced: a client that sends "5" for 5 has a bug somewhere."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
     not_yet: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
@@ -96,7 +97,7 @@ class ModelApiBody(BaseModel):
 
 
 class SamplingFields(ModelApiBody):
-    """What chat and text completions share."""
+    """Fields that chat and text completions share."""
 
     model: str
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
@@ -120,7 +121,8 @@ class SamplingFields(ModelApiBody):
     stream_options: JsonObject | None = None
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     logprobs_mode: Literal["raw", "temperature"] | None = None
-    """Ours. raw, as OpenAI has it: of the model itself. temperature: of the distribution that was drawn from."""
+    """An extension of ours. raw, as OpenAI has it: logprobs of the model itself. temperature: of the distribution that
+    was sampled from."""
     response_format: JsonObject | None = None
     structured_outputs: JsonObject | None = None
     guided_json: str | JsonObject | None = None
@@ -185,13 +187,13 @@ class ChatRequest(SamplingFields):
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     chat_template_kwargs: JsonObject | None = None
     reasoning_effort: str | None = None
-    """For templates that know it."""
+    """Used by templates that know it."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     required_prefix_token_ids: list[TokenId] | None = None
     """The exact ids of the conversation up to its last answer."""
     history: Literal["exact", "template"] | None = None
-    """Ours: whether what was said before stays token for token, or is rendered anew."""
+    """An extension of ours: whether the history stays token for token, or is rendered again."""
 
     @property
     def calls_tools(self) -> bool:
@@ -253,7 +255,7 @@ class TokenizeRequest(ModelApiBody):
     required_prefix_token_ids: list[TokenId] | None = None
     """The exact ids of the conversation up to its last answer."""
     history: Literal["exact", "template"] | None = None
-    """Ours: whether what was said before stays token for token, or is rendered anew."""
+    """An extension of ours: whether the history stays token for token, or is rendered again."""
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")

@@ -19,7 +19,7 @@ class Detokenizer:
         self._decoder, self._shows_stop = decoder, shows_stop
         self._ending, self._stops = frozenset(params.stop_token_ids or ()), params.stop_strings
         self._unbound = params.min_tokens
-        """So many tokens are still to come in which no stop string counts."""
+        """Number of further tokens in which no stop string counts."""
         self._pending = ""
         """The end of the text that may be the beginning of a stop string."""
         self.stop: str | int | None = None
@@ -57,6 +57,6 @@ class Detokenizer:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many of the last characters of `text` begin `stop`."""
+    """Returns how many of the last characters of `text` begin `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,6 +1,6 @@
-"""Tokens and logprobs as OpenAI and vLLM write them.
+"""Writes tokens and logprobs in the formats of OpenAI and vLLM.
 
-Owns: names, bytes, alternatives. Never touches: text as a whole.
+Owns: names, bytes, alternatives. Never touches: the text as a whole.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TokenNames:
         return self.tokenizer.decode([token], skip_special=False)
 
     def bytes(self, token: int) -> list[int] | None:
-        """None for a token that is part of a character."""
+        """Returns the bytes of a token; None for one that is a part of a character."""
         text = self.text(token)
         return None if "\ufffd" in text else list(text.encode())
 
@@ -48,7 +48,7 @@ class TokenNames:
     # Text
 
     def columns(self, tokens: Sequence[SampledToken], offset: int = 0) -> JsonObject:
-        """`offset`: of the first of them in the text."""
+        """`offset` is that of the first token in the text."""
         names = [self.of(one.token) for one in tokens]
         offsets: list[int] = []
         for one in tokens:
@@ -65,10 +65,10 @@ class TokenNames:
     def _row(self, top: TopLogprobs | None) -> dict[str, float] | None:
         return None if top is None else {self.of(token): max(logprob, LOWEST) for token, logprob in _pairs(top)}
 
-    # Prompts, as vLLM tells of them
+    # Prompts, as vLLM returns them
 
     def prompt_logprobs(self, prompt: Sequence[int], result: SampleResult) -> list[JsonObject | None]:
-        """For each token but the first, itself and the likeliest in its place."""
+        """Returns, for each token but the first, the token itself and the most likely ones in its place."""
         logprobs = result.prompt_logprobs or [None] * len(prompt)
         alternatives = result.topk_prompt_logprobs or [None] * len(prompt)
         return [
@@ -77,7 +77,7 @@ class TokenNames:
         ]
 
     def _cell(self, token: int, logprob: float, top: TopLogprobs | None) -> JsonObject:
-        """The rank of a token that is not among the likeliest is not known."""
+        """Returns one cell. The rank of a token is unknown if it is not among the most likely ones."""
         ranked = list(_pairs(top))
         cell = {
             str(one): {"logprob": max(p, LOWEST), "rank": i + 1, "decoded_token": self.text(one)}

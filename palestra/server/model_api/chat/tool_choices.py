@@ -18,21 +18,21 @@ from palestra.util.json_types import JsonObject
 Tool = JsonObject
 
 BEST_EFFORT = {"x-guidance": AS_TRAINED | {"lenient": True}}
-"""What a grammar cannot say of a schema is left open, where `strict` is not asked for."""
+"""Ignores what a grammar cannot express of a schema, if `strict` is not requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
     tools: Sequence[Tool]
-    """As a grammar follows them."""
+    """Tools with the schemas that the grammar follows."""
     is_required: bool
     several: bool
     is_free: bool
-    """Whatever the model says will do."""
+    """Whether the model may answer anything."""
 
 
 def tool_choice_of(call: ChatRequest) -> ToolChoice | None:
-    """None: no tool can be called. The tools have been looked at."""
+    """Returns the choice; None: no tool can be called. The tools must have been checked."""
     given = call.tool_choice
     tools = call.tools or []
     match given:
@@ -65,8 +65,8 @@ def _choice(call: ChatRequest, tools: Sequence[Tool], *, required: bool, chosen:
 
 
 def _followed(tool: Tool, required: bool) -> Tool:
-    """Strict arguments are as the schema says; in a call that has to be made they are, as far as possible; in one that
-    was the model's own idea they are JSON."""
+    """Returns the tool with the schema to follow: strict arguments follow the schema exactly; in a required call they
+    do as far as possible; in a voluntary call they only have to be JSON."""
     function = tool["function"]
     if _is_strict(tool) or (required and function.get("parameters") is None):
         return tool

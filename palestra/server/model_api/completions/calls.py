@@ -29,7 +29,7 @@ from palestra.server.model_api.sse import DONE, event
 from palestra.server.model_api.traces import CallTraces, TracedCall
 from palestra.types.engine import StreamedTokens
 
-DEFAULT_TOKENS = 16  # OpenAI's
+DEFAULT_TOKENS = 16  # OpenAI's default
 
 
 class TextCalls:
@@ -100,7 +100,8 @@ class TextCalls:
         context = target.card.max_positions
         prompts = await asyncio.to_thread(lambda: [_encoded(tokenizer, prompt, context) for prompt in call.prompts])
         origin = CallOrigin(caller, call, "completions", response_id)
-        tokens = DEFAULT_TOKENS if call.max_tokens is None else call.max_tokens or 1  # one that nobody is told of
+        # for 0 one token is sampled and not returned
+        tokens = DEFAULT_TOKENS if call.max_tokens is None else call.max_tokens or 1
         echoed = call.logprobs if call.echo else None
         prompt_top = max((top for top in (call.prompt_logprobs, echoed) if top is not None), default=None)
         options = OutputOptions(tokens, call.logprobs, prompt_top, text_grammar(call), "prompt")

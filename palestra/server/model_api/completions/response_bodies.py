@@ -1,4 +1,4 @@
-"""Text completions as OpenAI and vLLM write them: bodies and chunks.
+"""Writes text completions in the formats of OpenAI and vLLM: bodies and chunks.
 
 Owns: the JSON, and the records it is made of. Never touches: the engine, traces.
 """
@@ -28,7 +28,7 @@ FINISH = {StopReason.LENGTH: "length", StopReason.STOP: "stop"}
 
 @dataclass(frozen=True, slots=True)
 class CompletionText:
-    """What came of one prompt."""
+    """The result of one prompt."""
 
     plan: SamplingPlan
     outcome: SampleOutcome
@@ -59,7 +59,8 @@ class TextChunks:
         self._prompt_tokens = sum(len(one.request.prompt) for one in prepared.plans)
 
     def begun(self) -> list[bytes]:
-        """With the prompts, where they are to be repeated: an empty one for each, or nothing could follow a refusal."""
+        """Returns the first chunks: with the prompts, if they are to be echoed, otherwise empty ones. They make sure
+        that a refusal comes before the stream."""
         chunks: list[bytes] = []
         for number, one in enumerate(self._prepared.plans):
             text = _text_of(one) if self._call.echo else ""
@@ -129,7 +130,7 @@ def _whole(prepared: PreparedPrompt, text: CompletionText, index: int, sequence:
 
 
 def _echoed(names: TokenNames, text: CompletionText) -> JsonObject:
-    """Nothing predicts the first token."""
+    """Returns the logprobs of prompt and answer; the first token has none."""
     result, prompt = text.outcome.result, text.plan.request.prompt
     logprobs = result.prompt_logprobs or [None] * len(prompt)
     top = result.topk_prompt_logprobs or [None] * len(prompt)

@@ -1,6 +1,7 @@
-"""Refusals in Anthropic's envelope, with the statuses its SDK expects: it retries 408, 409, 429 and 5xx, nothing else.
+"""Refusals in Anthropic's error format, with the statuses its SDK expects: it retries 408, 409, 429 and 5xx, nothing
+else.
 
-Owns: the envelope, the id of a request. Never touches: what is refused.
+Owns: the format, the id of a request. Never touches: what is refused.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ NAMES = {
     "reasoning_effort": "output_config.effort",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }
-"""Fields of chat calls, and what they are called here."""
+"""Fields of chat calls, and their names in this API."""
 _KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -48,12 +49,12 @@ _KINDS = {
 
 
 def request_id() -> str:
-    """The log calls it the same."""
+    """Returns the id of the request, which the log shows too."""
     return f"req_{logs.request_id()}"
 
 
 def headers(retry_after_s: float | None = None) -> dict[str, str]:
-    """Headers of every answer."""
+    """Returns the headers of every answer."""
     later = {} if retry_after_s is None else {"retry-after": f"{retry_after_s:g}"}
     return {"request-id": request_id()} | later
 

@@ -1,4 +1,4 @@
-"""Anthropic's messages, with blocks of two speakers, as messages of a chat call.
+"""Converts Anthropic's messages, whose blocks may belong to two roles, to messages of a chat call.
 
 Owns: the conversion of each block, errors with their place. Never touches: tools, sampling.
 """
@@ -18,12 +18,13 @@ Message = JsonObject
 
 ROLES = ("user", "assistant", "system")
 ERROR = "Error: "
-"""Before the result of a tool that failed: templates have no other place for it."""
+"""Prefix of the result of a tool that failed: templates have no other place for it."""
 BETWEEN_USERS = "\n\n"
 
 
 def read_conversation(system: str | list[JsonObject] | None, given: Sequence[Block]) -> list[Message]:
-    """Neighbours of one role are one turn: a prefill and what continued it, say."""
+    """Converts a conversation. Neighbouring messages of one role become one turn, e.g. a prefill and its
+    continuation."""
     messages: list[Message] = []
     if len(given) > MAX_MESSAGES:
         raise wrong("messages", f"{len(given)} were sent, but at most {MAX_MESSAGES} are allowed")
@@ -55,7 +56,7 @@ def _read(message: Block, where: str) -> list[Message]:
 
 
 def _user(blocks: Sequence[Block], where: str) -> list[Message]:
-    """Results of tools are messages of their own; what is said around them stays in its place."""
+    """Converts a user message. Results of tools become messages of their own; text around them stays in its place."""
     messages: list[Message] = []
     for i, block in enumerate(blocks):
         if block.get("type") == "tool_result":
@@ -87,7 +88,7 @@ def _assistant(blocks: Sequence[Block], where: str) -> Message:
                 calls.append(_call(block, f"{where}[{i}]"))
             case "thinking":
                 thought.append(_string(block, "thinking", f"{where}[{i}]"))
-            case "redacted_thinking":  # another server's: as if its client had left it out
+            case "redacted_thinking":  # from another server: treated as if the client had left it out
                 continue
             case _:
                 said.append(_text(block, f"{where}[{i}]"))

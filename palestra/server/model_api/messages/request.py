@@ -17,14 +17,14 @@ from palestra.server.model_api.messages.schemas import NOT_HERE, AnthropicToolCh
 from palestra.util.json_types import JsonObject
 
 THINKING = "enable_thinking"
-"""What templates call it."""
+"""The template argument for it."""
 TOOL_FIELDS: dict[str, tuple[Any, ...]] = {
     "type": ("custom",),
     "defer_loading": (False,),
     "allowed_callers": (["direct"],),
     "input_examples": ([],),
 }
-"""That cannot be kept, with the values that ask for nothing (null always does)."""
+"""Fields of tools that are not supported, with the values that request nothing (as null always does)."""
 
 
 def chat_request(call: MessagesRequest) -> ChatRequest:
@@ -60,7 +60,8 @@ def check_thinking(call: CountRequest, tokenizer: ChatTokenizer) -> None:
 
 
 def _shared(call: CountRequest) -> JsonObject:
-    """With the fields of other APIs that came along: a chat call knows them, or lets them pass."""
+    """Returns the shared fields, including those of other APIs that were sent: a chat call knows them, or ignores
+    them."""
     messages = read_conversation(call.system, call.messages)
     others = {name: value for name, value in (call.model_extra or {}).items() if name not in NOT_HERE}
     fields: JsonObject = {**others, "model": call.model, "messages": messages}

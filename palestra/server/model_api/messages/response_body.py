@@ -1,4 +1,4 @@
-"""An answer as a Message: blocks in the order they were said.
+"""Writes an answer as a Message: blocks in the order they were generated.
 
 Owns: blocks, stop reasons, usage. Never touches: events, HTTP.
 """
@@ -49,7 +49,7 @@ def ended(choice: ChatChoice) -> JsonObject:
 
 
 def usage(used: TokenUsage) -> JsonObject:
-    """`input_tokens` are those that had to be read: Anthropic counts what the cache had apart."""
+    """Returns the usage. `input_tokens` are those that had to be read: Anthropic counts cached tokens separately."""
     return {
         "input_tokens": used.prompt_tokens - used.cached_tokens,
         "cache_read_input_tokens": used.cached_tokens,
@@ -60,7 +60,7 @@ def usage(used: TokenUsage) -> JsonObject:
 
 
 def extras(answer: ChatAnswer, call: MessagesRequest) -> JsonObject:
-    """Ours: what is known when all was said."""
+    """Returns our extensions, which are known when the answer is complete."""
     if not call.return_token_ids:
         return {"trace_id": answer.trace_id}
     tokens = answer.choices[0].tokens
@@ -72,7 +72,7 @@ def extras(answer: ChatAnswer, call: MessagesRequest) -> JsonObject:
 
 
 def blocks(pieces: Iterable[Piece], call: MessagesRequest) -> list[JsonObject]:
-    """Neighbours of one kind are one block."""
+    """Returns blocks; neighbouring pieces of one kind are one block."""
     found: list[JsonObject] = []
     for kind, group in groupby((piece for piece in pieces if not is_silent(piece)), key=type):
         if kind is ToolCall:
@@ -86,17 +86,18 @@ def blocks(pieces: Iterable[Piece], call: MessagesRequest) -> list[JsonObject]:
 
 
 def is_silent(piece: Piece) -> bool:
-    """A think block that was opened and closed again, say."""
+    """Whether a piece shows nothing, e.g. a think block that was opened and closed again."""
     return not isinstance(piece, ToolCall) and not piece.text
 
 
 def tool_use(call: ToolCall) -> JsonObject:
-    """Before its input is there."""
+    """Returns the block before its input is known."""
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
 
 
 def signature(thought: str) -> str:
-    """Clients want one. It proves nothing, so none is asked for when the thinking comes back."""
+    """Returns a signature, which clients expect. It proves nothing, so it is not checked when the reasoning comes
+    back."""
     return f"palestra-{blake2b(thought.encode(), digest_size=16).hexdigest()}"
 
 

@@ -29,7 +29,7 @@ from palestra.server.model_api.sse import sse
 OWN_PREFIX = "/anthropic/v1"
 PREFIXES = (*openai_routes.PREFIXES, OWN_PREFIX)
 PATHS = (*(f"{prefix}/messages" for prefix in openai_routes.PREFIXES), "/anthropic/")
-"""What begins so is Anthropic's."""
+"""Paths that begin like this belong to Anthropic's API."""
 
 router = APIRouter(route_class=AnthropicRoute, responses=refusals(AnthropicErrorEnvelope), tags=["model endpoint"])
 
@@ -57,7 +57,7 @@ async def messages(request: Request, service: ServiceNow, caller: ModelCallerNow
 
 @router.post("/messages/count_tokens", openapi_extra=JSON_BODY)
 async def count_tokens(request: Request, service: ServiceNow, caller: ModelCallerNow) -> Response:
-    """How many tokens a Messages request would read."""
+    """Count the tokens that a Messages request would read."""
     call = await decoded(lambda body: parse_body(CountRequest, body), await read_body(request))
     await _check(service, caller, call)
     count = await service.chats.count_tokens(caller, await asyncio.to_thread(counted_request, call))
@@ -70,5 +70,5 @@ async def _check(service: ModelApi, caller: Caller, call: CountRequest) -> None:
 
 
 def _written(answer: ChatAnswer, call: MessagesRequest) -> bytes:
-    """Not by orjson: a model may write numbers of any size."""
+    """Writes the body without orjson, because a model may write numbers of any size."""
     return json.dumps(whole(answer, call), ensure_ascii=False).encode()

@@ -1,5 +1,6 @@
-"""Fields of Messages calls. Unknown fields of newer clients pass; known but unsupported ones are refused by name. Owns:
-fields, their bounds, the list of unsupported ones. Never touches: their conversion; see `request`.
+"""Fields of Messages calls. Unknown fields of newer clients pass; known but unsupported ones are refused by name.
+
+Owns: fields, their bounds, the list of unsupported ones. Never touches: their conversion; see `request`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ NOT_HERE: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "standard_only"),
     "speed": ("standard",),
 }
-"""Known and not supported, with the values that ask for nothing (null always does)."""
+"""Known fields that are not supported, with the values that request nothing (as null always does)."""
 SAID_OTHERWISE = {
     "stop": "send stop_sequences",
     "max_completion_tokens": "send max_tokens",
@@ -42,10 +43,11 @@ SAID_OTHERWISE = {
     "stream_options": "usage is always sent",
     "n": "a Message is one answer; send the request several times",
 }
-"""Fields of chat completions that mean nothing here, and what to do instead. All its others mean the same."""
+"""Fields of chat completions that have no meaning here, and what to send instead. All its other fields mean the
+same."""
 
 
-NO_THREADS = "thread_unsupported_request"  # the SDK's helpers know it, and do without
+NO_THREADS = "thread_unsupported_request"  # the SDK's helpers know this code, and continue without threads
 TASK_BUDGET: dict[str, tuple[Any, ...]] = {"task_budget": NOTHING}
 
 
@@ -64,7 +66,7 @@ class OutputConfig(ModelApiBody):
 class ThinkingConfig(ModelApiBody):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = Field(default=None, ge=1, lt=2**31)
-    """A wish: `max_tokens` is the bound."""
+    """Only a hint: `max_tokens` is the limit."""
     display: Literal["summarized", "omitted"] | None = None
 
 
@@ -97,9 +99,9 @@ class CountRequest(ModelApiBody):
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
-    """Where it stood before it was a part of `output_config`."""
+    """Its place before it became a part of `output_config`."""
     cache_control: JsonObject | None = None
-    """Accepted here and wherever else it stands: what was read before is never read again anyway."""
+    """Accepted here and everywhere else, without effect: what was read before is never read again anyway."""
     chat_template_kwargs: JsonObject | None = None
     thread: Any = None
 

@@ -1,4 +1,4 @@
-"""An answer as a stream of Anthropic's events; together they are the Message that a plain call gets.
+"""Writes an answer as a stream of Anthropic's events; together they are the Message that a plain call gets.
 
 Owns: the events and their order. Never touches: where they come from, HTTP.
 """
@@ -29,7 +29,7 @@ from palestra.util.json_types import JsonObject
 async def lines(
     events: AsyncGenerator[ChatEvent, None], call: MessagesRequest, message_id: str
 ) -> AsyncGenerator[bytes, None]:
-    """What is refused before the first of them is raised; afterwards it is an event."""
+    """Yields events. A refusal before the first of them is raised; afterwards it is an event."""
     writer, has_begun = _Writer(call, message_id), False
     try:
         async for one in events:
@@ -69,7 +69,7 @@ class _Writer:
                 yield from self._end(answer)
 
     def _begin(self, prompt: Sequence[int]) -> Iterator[JsonObject]:
-        """How much of the prompt was read before is not known yet."""
+        """Begins the message. How much of the prompt was cached is not known yet."""
         used = TokenUsage(prompt_tokens=len(prompt), completion_tokens=0, cached_tokens=0, reasoning_tokens=0)
         message = answers.begun(self._message_id, self._call.model)
         message |= {"content": [], "stop_reason": None, "stop_sequence": None, "usage": answers.usage(used)}

@@ -1,4 +1,4 @@
-"""Calls of the Responses API as chat calls.
+"""Handles calls of the Responses API as chat calls.
 
 Owns: the conversion there and back. Never touches: HTTP, sampling.
 """
@@ -36,7 +36,7 @@ class ResponsesCall:
         header, chat = self.header, self.translated.chat
         with in_these_words(self.translated.places):
             answer = await chats.answer(caller, chat, route=ROUTE, response_id=header.response_id)
-        if chat.logprobs:  # every token gets a name: beside the loop
+        if chat.logprobs:  # in a thread: the text of every token is looked up
             return await asyncio.to_thread(lambda: dumps(response_body(header, answer)))
         return dumps(response_body(header, answer))
 
@@ -49,6 +49,6 @@ class ResponsesCall:
                     yield line
 
     async def count(self, chats: ChatCalls, caller: Caller) -> int:
-        """Tokens of its input."""
+        """Returns the number of tokens of its input."""
         with in_these_words(self.translated.places):
             return await chats.count_tokens(caller, self.translated.chat)

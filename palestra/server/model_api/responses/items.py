@@ -1,7 +1,7 @@
-"""The `input` of a request as messages of our chat API, and refusals with their place in the request.
+"""Converts the `input` of a request to messages of our chat API; refusals name their place in the request.
 
 Owns: where each message came from. Never touches: the conversion itself (`palestra.chat.responses_input`), what a
-message may say.
+message may contain.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from palestra.util.json_types import JsonObject
 
 @dataclass(frozen=True, slots=True)
 class MessageOrigins:
-    """Messages, and the place in the request that each came from."""
+    """Messages, and the place in the request from which each came."""
 
     messages: list[JsonObject]
     places: list[str]
@@ -31,7 +31,7 @@ def read_input(given: str | Sequence[JsonObject], instructions: str | None) -> M
 
 @contextmanager
 def with_places() -> Iterator[None]:
-    """What has no form in a chat is a request that is refused."""
+    """Turns an item that cannot be expressed in a chat into a refusal."""
     try:
         yield
     except ItemError as error:
@@ -40,5 +40,5 @@ def with_places() -> Iterator[None]:
 
 
 def _written(place: Place) -> str:
-    """`input[3].content[0]`."""
+    """Formats a place, e.g. `input[3].content[0]`."""
     return "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in place).removeprefix(".")

@@ -17,7 +17,7 @@ IN_PROGRESS = "in_progress"
 
 
 class ResponseEvent(NamedTuple):
-    """An event, apart from its number."""
+    """An event, without its number."""
 
     kind: str
     says: JsonObject
@@ -29,11 +29,11 @@ class OpenItem(Protocol):
     def begin(self) -> Iterator[ResponseEvent]: ...
 
     def end(self) -> Iterator[ResponseEvent]:
-        """All but the item as a whole."""
+        """Yields the events of the end, except for the one with the whole item."""
         ...
 
     def item(self) -> Item:
-        """As it is by now."""
+        """Returns the item as it is by now."""
         ...
 
 
@@ -47,7 +47,7 @@ class OpenReasoning:
         yield ResponseEvent("reasoning_summary_part.added", self._at | {"part": summary_part("")})
 
     def more(self, text: str) -> Iterator[ResponseEvent]:
-        text = text if self._text else text.lstrip("\n")  # what stands between two thoughts
+        text = text if self._text else text.lstrip("\n")  # drop line breaks between two pieces of reasoning
         self._text += text
         yield ResponseEvent("reasoning_summary_text.delta", self._at | {"delta": text})
 
@@ -84,7 +84,7 @@ class OpenMessage:
 
 
 class OpenCall:
-    """Whole from the beginning: a call is told when its end is known."""
+    """A call, which is complete from the beginning, because it is emitted when its end is known."""
 
     def __init__(self, index: int, call: ToolCall):
         self.index, self._call = index, call

@@ -21,7 +21,7 @@ from palestra.server.model_api.responses.schemas import LOGPROBS, NOT_HANDED_ON,
 from palestra.util.json_types import JsonObject
 
 CLEAR = "reasoning.encrypted_content"
-"""Asks for reasoning that can be sent back: it is told in clear, so it can."""
+"""Requests reasoning that can be sent back. It is returned as plain text, so it can."""
 NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -30,13 +30,13 @@ NAMES = {
     "reasoning_effort": "reasoning.effort",
     "logprobs": "include",
 }
-"""Fields of chat completions, and what they are called here."""
+"""Fields of chat completions, and their names in this API."""
 NOT_OF_FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "defer_loading": (False,),
     "async": (False,),
     "allowed_callers": (["direct"],),
 }
-"""What OpenAI's functions can be and ours cannot, with the values that ask for nothing."""
+"""Properties of OpenAI's functions that are not supported, with the values that request nothing."""
 FORMATS = ("text", "json_object", "json_schema")
 _ONE_MESSAGE = re.compile(r"messages\[(\d+)\]")
 
@@ -45,7 +45,7 @@ _ONE_MESSAGE = re.compile(r"messages\[(\d+)\]")
 class TranslatedRequest:
     chat: ChatRequest
     places: Sequence[str]
-    """Where each of its messages came from."""
+    """The place in the request from which each of its messages came."""
 
 
 def chat_request(call: ResponsesRequest) -> TranslatedRequest:
@@ -86,7 +86,7 @@ def _renamed(error: ApiError, places: Sequence[str]) -> ApiError:
 
 
 def _tools(call: ResponsesRequest) -> JsonObject:
-    """Without tools nothing is said about choosing them; that one must be called cannot be."""
+    """Converts the tools. Without tools, nothing may be said about choosing them; to require a call is an error."""
     if not call.tools:
         if call.tool_choice not in (None, "auto", "none"):
             raise invalid("tool_choice", f"tool_choice: {shown(call.tool_choice)} needs tools")

@@ -78,7 +78,7 @@ def _output(call: ResponsesRequest, answer: ChatAnswer) -> list[Item]:
 
 
 def with_tokens(call: ResponsesRequest, answer: ChatAnswer, items: list[Item]) -> list[Item]:
-    """NeMo Gym's fields, on the last item of the call, if they were asked for."""
+    """Adds NeMo Gym's fields to the last item of the call, if they were requested."""
     if call.return_token_ids:
         sequence = answer.choices[0].sequence
         items[-1] |= {
@@ -90,12 +90,13 @@ def with_tokens(call: ResponsesRequest, answer: ChatAnswer, items: list[Item]) -
 
 
 def ending_of(choice: ChatChoice) -> str:
-    """How its text ended: calls after it were whole."""
+    """Returns how its text ended: calls after it are complete."""
     return "incomplete" if choice.finish is ChatFinishReason.LENGTH and not choice.calls else "completed"
 
 
 def entries(call: ResponsesRequest, tokenizer: ChatTokenizer, tokens: Sequence[SampledToken]) -> list[JsonObject]:
-    """Logprobs, if they were asked for: of all that was drawn, as chat completions tell it, thinking and calls too."""
+    """Returns logprobs, if they were requested: of all sampled tokens, as in chat completions, including reasoning and
+    calls."""
     if not call.wants_logprobs:
         return []
     return TokenNames(tokenizer, bool(call.return_tokens_as_token_ids)).entries(tokens)

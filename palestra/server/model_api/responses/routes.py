@@ -32,7 +32,7 @@ async def responses(request: Request, service: ServiceNow, caller: ModelCallerNo
 
 @router.post("/responses/input_tokens", openapi_extra=JSON_BODY)
 async def input_tokens(request: Request, service: ServiceNow, caller: ModelCallerNow) -> Response:
-    """How many tokens a Responses request would read."""
+    """Count the tokens that a Responses request would read."""
     call = await decoded(ResponsesCall.read, await read_body(request))
     return JSONResponse({"object": "response.input_tokens", "input_tokens": await call.count(service.chats, caller)})
 

@@ -15,14 +15,14 @@ from palestra.server.model_api.errors import invalid
 from palestra.util.json_types import JsonObject
 
 LOGPROBS = "message.output_text.logprobs"
-"""To be included."""
+"""A value of `include`."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldReplacement:
     advice: str
     harmless: tuple[Any, ...] = NOTHING
-    """Values that ask for nothing; null always does."""
+    """Values that request nothing; null never does."""
 
 
 _WHOLE = (
@@ -52,14 +52,15 @@ INSTEAD = {
 
 
 class ResponsesRequest(SamplingFields):
-    """What chat completions have by the same name is handed on to them: vLLM's fields, and ours."""
+    """Fields of chat completions with the same name are passed on to them: vLLM's fields, and ours."""
 
     not_yet: ClassVar = {
         "context_management": ([],),
         "moderation": NOTHING,
         "access_programs": NOTHING,
         "image": ({},),
-        "stream_options": ({}, *({"include_obfuscation": value} for value in (False, True))),  # there is none anyway
+        # there is no obfuscation anyway
+        "stream_options": ({}, *({"include_obfuscation": value} for value in (False, True))),
     }
 
     input: str | list[JsonObject]
@@ -75,7 +76,7 @@ class ResponsesRequest(SamplingFields):
     """Limits calls of tools that OpenAI hosts; there are none here, so it is only echoed."""
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     store: bool | None = None
-    """Whatever it says, the call is kept in its trace, and nothing under the response's id."""
+    """Whatever its value, the call is stored in its trace, and nothing is stored under the response's id."""
 
     @property
     def wants_logprobs(self) -> bool:
@@ -92,4 +93,4 @@ class ResponsesRequest(SamplingFields):
 
 
 NOT_HANDED_ON = {*ResponsesRequest.__annotations__, *ResponsesRequest.not_yet, *INSTEAD, "stream"}
-"""To the chat call: it gets them in its own words, or they asked for nothing."""
+"""Fields that are not passed to the chat call: they are converted, or request nothing."""

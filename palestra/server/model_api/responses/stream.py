@@ -1,7 +1,8 @@
-"""A response while it is made, as events; put together they are the response.
+"""Streams a response as events; joined, they are the response.
 
-Reasoning ends where text begins. Text ends with the response, as there may be more of it after a call; so calls come
-last. Owns: the events. Never touches: the engine, HTTP.
+Reasoning ends where text begins. Text ends with the response, because more of it may follow a call; so calls come last.
+
+Owns: the events. Never touches: the engine, HTTP.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class _Writer:
         self._reasoning: OpenReasoning | None = None
         self._message: OpenMessage | None = None
         self._untold: list[SampledToken] = []
-        """Drawn since the last text."""
+        """Tokens sampled since the last text."""
 
     def event(self, sent: ResponseEvent) -> bytes:
         name = f"response.{sent.kind}"
@@ -81,7 +82,7 @@ class _Writer:
                     yield from self._think(text)
                 case ContentPiece(text=text) if text:
                     yield from self._say(text)
-                case _:  # a call, or a block without a thought in it
+                case _:  # a call, or an empty think block
                     pass
 
     def _think(self, text: str) -> Iterator[ResponseEvent]:
@@ -125,7 +126,7 @@ class _Writer:
         yield ResponseEvent("output_item.done", {"output_index": one.index, "item": item})
 
     def failed(self, error: Exception) -> ResponseEvent:
-        """Its beginning is out: all that is left is to say so."""
+        """Returns the event of an error after the beginning was sent."""
         refusal = as_refusal(error, response_id=self._header.response_id)
         error_body = {
             "code": "rate_limit_exceeded" if refusal.status == 429 else "server_error",

@@ -1,1 +1,1 @@
-"""One file a step, named by its number; never changed once released."""
+"""One file for each migration, named by its number; a released migration is never changed."""

@@ -1,4 +1,4 @@
-"""Sessions, models, samplers, checkpoints with the saves under way, keys, settings."""
+"""Adds sessions, models, samplers, checkpoints with the saves under way, keys and settings."""
 
 from __future__ import annotations
 

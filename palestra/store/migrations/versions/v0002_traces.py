@@ -1,4 +1,4 @@
-"""Traces: what was read and sampled in each call of a model."""
+"""Adds traces: what was read and sampled in each call of a model."""
 
 from __future__ import annotations
 

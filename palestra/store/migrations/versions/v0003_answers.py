@@ -1,4 +1,4 @@
-"""Answers: how each of a trace's samples is found again when its conversation goes on."""
+"""Adds answers: how each sample of a trace is found again when its conversation continues."""
 
 from __future__ import annotations
 

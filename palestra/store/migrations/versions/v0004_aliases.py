@@ -1,4 +1,4 @@
-"""Aliases: names of models that move."""
+"""Adds aliases: names of models that can be moved."""
 
 from __future__ import annotations
 

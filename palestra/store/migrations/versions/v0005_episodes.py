@@ -1,4 +1,4 @@
-"""Episodes: runs, groups, episodes, what is remembered of committed ones; and whose attempt a trace is."""
+"""Adds episodes: runs, groups, episodes, tombstones of committed ones, and the attempt that a trace belongs to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that may not have reached who asked; how much an attempt has sampled."""
+"""Adds answers that may not have reached their client, and how many tokens an attempt has sampled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes of episodes on their way into their tables; whether a run counts its groups by what it says itself."""
+"""Adds a log of changes on their way into the tables of episodes, and whether a run is registering groups in parts."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def upgrade() -> None:
         sa.Column("entry", sa.LargeBinary, nullable=False),
         sa.PrimaryKeyConstraint("number", name="pk_episode_log"),
     )
-    # Of a run that was saved before, groups that it does not count are none.
+    # In a run that was saved before this version, groups that are not counted do not exist.
     op.add_column("episode_runs", sa.Column("is_staging", sa.Boolean, nullable=False, server_default=sa.true()))

@@ -1,4 +1,4 @@
-"""What is logged of episodes goes into their tables, and the log goes."""
+"""Moves the entries of the log of episodes into their tables and removes the log."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from alembic import op
 revision = "0008"
 down_revision = "0007"
 
-# Entries are lists of changes in MessagePack, each a list that begins with its kind: a row's values in this order, or
-# of one that is gone the name of its kind and its key.
+# Entries are lists of changes in MessagePack. Each change is a list that begins with its kind, followed by the values
+# of a row in this order; a deleted row is the name of its kind and its key.
 KINDS = ["RunRow", "GroupRow", "EpisodeRow", "Tombstone"]
 GONE = 4
 TABLES = ["episode_runs", "episode_groups", "episodes", "episode_tombstones"]

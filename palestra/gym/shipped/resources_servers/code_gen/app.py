@@ -1,4 +1,4 @@
-"""Programs in Python, judged by what they print or return for hidden inputs.
+"""Python programs, judged by what they print or return for hidden inputs.
 
 Owns: finding the program in an answer, comparing outputs. Never touches: running it; a sandbox does.
 """
@@ -26,15 +26,15 @@ _FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNOREC
 
 class CodeSettings(ResourcesSettings, frozen=True, kw_only=True):
     num_processes: int | None = None
-    """Programs at a time.  [one a core]"""
+    """Number of programs at a time.  [one a core]"""
     unit_test_timeout_secs: float = 10.0
     memory_mib: int = 1024
     sandbox: str | None = None
-    """`module:Class` of a Sandbox of yours, say one with containers.  [a child process that may only compute]"""
+    """`module:Class` of your own ProgramSandbox, e.g. one with containers.  [a child process that may only compute]"""
     trust_programs: bool = False
-    """Run them also where the kernel has no filter to hold them."""
+    """Run programs even if the kernel has no filter to restrict them."""
     debug: bool = False
-    """Keep what went wrong in the row."""
+    """Store errors in the row."""
 
 
 class UnitTests(Struct, frozen=True):
@@ -89,7 +89,7 @@ class CodeGen(ResourcesServer[CodeSettings]):
 
 
 def program_in(text: str) -> str | None:
-    """The last fenced block; without any, all of it where it is a program."""
+    """Returns the last fenced block; if there is none, the whole text if it is a program."""
     fenced = _FENCE.findall(text)
     if fenced:
         return fenced[-1].strip() or None
@@ -115,13 +115,13 @@ def is_right(outcome: ProgramOutcome, expected: str, function: str | None) -> bo
 
 
 def _lines(text: str) -> list[str]:
-    """Spaces at the ends of lines, and empty lines at the end, do not count."""
+    """Splits lines; spaces at the ends of lines, and empty lines at the end, do not count."""
     return [line.strip() for line in text.strip().splitlines()]
 
 
 def _numbers(text: str) -> list[int | float] | None:
-    """All of it as numbers; None where it is not only those. Whole ones stay whole: as floats, 10**18 and 10**18 + 1
-    would be the same."""
+    """Returns all of it as numbers; None if there is anything else. Whole numbers stay whole: as floats, 10**18 and
+    10**18 + 1 would be equal."""
     try:
         return [_number(word) for word in text.split()]
     except ValueError:

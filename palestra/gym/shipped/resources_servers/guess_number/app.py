@@ -1,6 +1,6 @@
-"""A game: find a hidden number; each guess is told whether it was too low or too high.
+"""A game: find a hidden number; the answer to each guess is whether it was too low or too high.
 
-Owns: the rules. Never touches: how guesses come about.
+Owns: the rules. Never touches: how guesses are made.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class GuessNumber(GymnasiumServer[ResourcesSettings]):
         game.guesses_left -= 1
         info = {"guesses_left": game.guesses_left}
         if guess == game.secret:
-            # Fewer guesses are worth more, and the last possible one still half.
+            # Fewer guesses are worth more; the last possible one is still worth half.
             reward = 0.5 + 0.5 * game.guesses_left / max(1, game.guesses - 1)
             return Step(reward=reward, terminated=True, info=info)
         if game.guesses_left <= 0:

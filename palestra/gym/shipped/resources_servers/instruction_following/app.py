@@ -1,4 +1,4 @@
-"""Instructions whose following can be checked: the share of them that an answer follows, or all or nothing.
+"""Instructions that can be checked: the reward is the share of them that an answer follows, or all or nothing.
 
 Owns: rewards. Never touches: the checks themselves.
 """

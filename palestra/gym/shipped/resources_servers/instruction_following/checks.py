@@ -31,7 +31,7 @@ def check(name: str) -> Callable[[Check], Check]:
 
 
 def follows(name: str, text: str, arguments: JsonMapping) -> bool:
-    """Whether the text does as told. Raises KeyError for an id nobody knows, TypeError for wrong arguments."""
+    """Whether the text follows the instruction. Raises KeyError for an unknown id, TypeError for wrong arguments."""
     given = {key: value for key, value in arguments.items() if value is not None}
     return bool(text.strip()) and CHECKS[name](text, **given)
 
@@ -84,7 +84,7 @@ def sentence_count(text: str, num_sentences: int, relation: str = "at least") ->
 
 @check("length_constraints:number_paragraphs")
 def paragraph_count(text: str, num_paragraphs: int) -> bool:
-    """Divided by `***`."""
+    """Paragraphs are divided by `***`."""
     parts = [part.strip() for part in re.split(r"\s?\*\*\*\s?", text)]
     inner = parts[1 if not parts[0] else 0 : len(parts) - (not parts[-1])]
     return all(inner) and len(inner) == num_paragraphs
@@ -92,7 +92,7 @@ def paragraph_count(text: str, num_paragraphs: int) -> bool:
 
 @check("length_constraints:nth_paragraph_first_word")
 def nth_paragraph_begins(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """Divided by empty lines."""
+    """Paragraphs are divided by empty lines."""
     paragraphs = [part.strip() for part in text.split("\n\n") if part.strip()]
     if len(paragraphs) != num_paragraphs or not 1 <= nth_paragraph <= num_paragraphs:
         return False
@@ -198,7 +198,7 @@ def no_comma(text: str) -> bool:
 
 
 def sentences(text: str) -> list[str]:
-    """Good enough to count by: ends of sentences that are not abbreviations."""
+    """Splits sentences well enough to count them: at ends of sentences that are not abbreviations."""
     found: list[str] = []
     for part in _SENTENCE_END.split(text.strip()):
         if found and _ABBREVIATIONS.search(found[-1]):

@@ -1,4 +1,4 @@
-"""Mathematics: answers compared as texts, then as expressions, then, where wanted, by a judge.
+"""Mathematics: answers are compared as texts, then as expressions, then, if configured, by a judge.
 
 Owns: the three comparisons and their order. Never touches: the problems.
 """
@@ -32,7 +32,7 @@ Second answer: {{second}}"""
 
 
 class AnswerFrom(StrEnum):
-    """Where the answer stands in what a model says."""
+    """Where the answer is in the model's text."""
 
     BOXED = "boxed"
     LABEL = "label"
@@ -43,7 +43,7 @@ class AnswerFrom(StrEnum):
 class MathSettings(ResourcesSettings, frozen=True, kw_only=True):
     answer_from: AnswerFrom = AnswerFrom.BOXED
     symbolic: bool = True
-    """Compare as expressions where the texts differ; needs math-verify."""
+    """Compare as expressions if the texts differ; needs math-verify."""
     library_verifier_timeout_seconds: float = 10.0
     library_verifier_max_concurrency: int | None = None
     should_use_judge: bool = False
@@ -109,7 +109,7 @@ class Math(ResourcesServer[MathSettings]):
         return found["is_right"]
 
     async def _is_judged_equal(self, question: str, expected: str, said: str) -> bool:
-        """Asked in both orders: judges prefer a place."""
+        """Asks the judge in both orders, because judges prefer a position."""
         for first, second in ((expected, said), (said, expected)):
             prompt = JUDGE.format(question=question, first=first, second=second)
             body = {**self.settings.judge_responses_create_params, "input": [{"role": "user", "content": prompt}]}
@@ -121,5 +121,5 @@ class Math(ResourcesServer[MathSettings]):
 
 
 def canonical(text: str) -> str:
-    """Without what does not change a value: wrappers, spaces, a full stop at the end."""
+    """Removes what does not change a value: wrappers, spaces, a full stop at the end."""
     return "".join(unwrapped(text).rstrip(".").replace("\\!", "").replace("\\,", "").replace("{,}", "").split())

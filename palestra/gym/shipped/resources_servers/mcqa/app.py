@@ -1,4 +1,4 @@
-"""Multiple choice: the letter of an answer, found as strictly as the row asks for.
+"""Multiple choice: finds the letter of an answer, as strictly as the row requires.
 
 Owns: reading the letter. Never touches: the questions.
 """
@@ -32,9 +32,9 @@ class GradingMode(StrEnum):
 
 class McqaSettings(ResourcesSettings, frozen=True, kw_only=True):
     grading_mode: GradingMode | None = None
-    """Over what rows say."""
+    """Takes precedence over the mode in rows."""
     regex_timeout_seconds: float = 5.0
-    """For the patterns of a row."""
+    """Time limit for the patterns of a row."""
 
 
 _ALONE = re.compile(r"^[^A-Za-z]*([A-Za-z])[^A-Za-z]*$")
@@ -68,14 +68,14 @@ class Mcqa(ResourcesServer[McqaSettings]):
         if patterns:
             try:
                 letter = by_match(await self._matches(patterns, text), options or [])
-            except ChildError as error:  # a pattern may take for ever on what a model wrote: that is no answer
+            except ChildError as error:  # a pattern may take for ever on what a model wrote: that counts as no answer
                 letter, problem = None, {"regex_error": str(error)}
         else:
             letter = letter_of(text, self.settings.grading_mode or grading_mode, options or [])
         return {"reward": float(letter == expected_answer.strip().upper()), "extracted_answer": letter, **problem}
 
     async def _matches(self, patterns: str | list[str], text: str) -> Sequence[str | None]:
-        """The last one of each."""
+        """Returns the last match of each pattern."""
         question = {"text": text, "patterns": [patterns] if isinstance(patterns, str) else patterns}
         return await self._children.request(question, self.settings.regex_timeout_seconds)
 
@@ -89,7 +89,7 @@ class Mcqa(ResourcesServer[McqaSettings]):
 
 
 def letter_of(text: str, mode: GradingMode, options: Options) -> str | None:
-    """The option that was chosen; None: none of them, or not one alone."""
+    """Returns the chosen option; None: none of them, or more than one."""
     allowed = letters(options)
     if mode in (GradingMode.ANSWER_COLON, GradingMode.ANSWER_COLON_MD):
         said = after_label(text)
@@ -105,7 +105,7 @@ def letter_of(text: str, mode: GradingMode, options: Options) -> str | None:
 
 
 def by_text(said: str, options: Options) -> str | None:
-    """The one option whose text is in what was said."""
+    """Returns the only option whose text occurs in the answer."""
     words = _plain(said)
     found = {
         letter.upper()
@@ -117,7 +117,7 @@ def by_text(said: str, options: Options) -> str | None:
 
 
 def by_match(matches: Sequence[str | None], options: Options) -> str | None:
-    """The letter, or an option's text, in the first of them that has one."""
+    """Returns the letter, or the option's text, in the first match that has one."""
     for match in matches:
         said = (match or "").strip()
         if len(said) == 1 and said.isalpha():
@@ -131,7 +131,7 @@ def by_match(matches: Sequence[str | None], options: Options) -> str | None:
 
 
 def letters(options: Options) -> set[str]:
-    """All of the alphabet where a row names no options."""
+    """Returns the letters of the options; the whole alphabet if a row names no options."""
     found = {letter.upper() for one in options for letter in one if len(letter) == 1}
     return found or {chr(code) for code in range(ord("A"), ord("Z") + 1)}
 

@@ -39,7 +39,7 @@ class PlatformWorld(ResourcesServer[ResourcesSettings]):
         return {}
 
     async def call_tool(self, session: Session, name: str, arguments: Any) -> Any:
-        """An unknown tool is the model's mistake, and told to it."""
+        """Calls a tool. An unknown tool is an error of the model, and the model gets the error."""
         play: Play = session.state
         if name != ANSWER_TOOL:
             return play.instance.call(name, arguments).text
@@ -70,7 +70,7 @@ class PlatformWorld(ResourcesServer[ResourcesSettings]):
 
 
 def row_of(task_key: str, agent: str | None = None) -> JsonObject:
-    """A row for the data file of this server."""
+    """Returns a row for the data file of this server."""
     task = _task(task_key)
     tools = [
         {

@@ -1,6 +1,6 @@
-"""Structured output: an answer, or the arguments of a call, held against a JSON Schema.
+"""Structured output: an answer, or the arguments of a call, validated against a JSON Schema.
 
-Owns: reading JSON, YAML, TOML and CSV, what is wrong with them. Never touches: what the content says.
+Owns: parsing JSON, YAML, TOML and CSV, errors in them. Never touches: the meaning of the content.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SchemaType(StrEnum):
 
 
 class SchemaMismatch(Exception):
-    """The answer does not fit: its kind, and what is wrong."""
+    """The answer does not match: its kind, and what is wrong."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -75,7 +75,7 @@ class StructuredOutputs(ResourcesServer[ResourcesSettings]):
 
 
 def parsed(text: str, kind: SchemaType) -> Any:
-    """Raises Unfit."""
+    """Parses the text. Raises SchemaMismatch."""
     bare = text.strip()
     fenced = _FENCE.match(bare)
     try:
@@ -85,7 +85,7 @@ def parsed(text: str, kind: SchemaType) -> Any:
 
 
 def payload_of(response: JsonMapping, name: str | None, key: str | None) -> Any:
-    """The arguments of the one call there is. Raises Unfit."""
+    """Returns the arguments of the only call. Raises SchemaMismatch."""
     calls = function_calls(response.get("output", []))
     if len(calls) != 1:
         raise SchemaMismatch(
@@ -102,12 +102,12 @@ def payload_of(response: JsonMapping, name: str | None, key: str | None) -> Any:
 
 
 def _check(validator: Draft202012Validator, found: Any) -> None:
-    """Raises Unfit, BadCall where the schema refers to what is not there."""
+    """Validates. Raises SchemaMismatch, or BadCall if the schema refers to something that does not exist."""
     try:
         error = next(validator.iter_errors(found), None)
     except Unresolvable as problem:
         raise BadCall(422, f"schema_str refers to what is not in it: {problem}"[:500]) from problem
-    except (RecursionError, TypeError) as problem:  # too deep; in YAML, names that are no texts
+    except (RecursionError, TypeError) as problem:  # too deep; in YAML, keys that are not text
         raise SchemaMismatch("validation_error", f"cannot be checked: {problem}") from problem
     if error is not None:
         where = "/".join(map(str, error.absolute_path)) or "the top"
@@ -120,11 +120,11 @@ def _validator(schema: str) -> Draft202012Validator:
         Draft202012Validator.check_schema(found)
     except (ValueError, RecursionError, SchemaError) as error:
         raise BadCall(422, f"schema_str is no JSON Schema: {error}"[:500]) from error
-    return Draft202012Validator(found, registry=Registry())  # one that fetches nothing
+    return Draft202012Validator(found, registry=Registry())  # this registry fetches nothing
 
 
 def _rows(text: str) -> list[JsonObject]:
-    """With numbers where all of a cell is one."""
+    """Parses CSV; cells that are numbers become numbers."""
     reader = csv.DictReader(io.StringIO(text), strict=True)
     rows = list(reader)
     if not rows or any(None in row or None in row.values() for row in rows):
@@ -148,7 +148,7 @@ def _no_number(name: str) -> Any:
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Without aliases: nine lines of them stand for a billion texts."""
+    """A loader without aliases: nine lines of them can stand for a billion texts."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -157,7 +157,7 @@ class _PlainLoader(yaml.SafeLoader):
 
 
 def _yaml(text: str) -> Any:
-    return yaml.load(text, _PlainLoader)  # a safe one
+    return yaml.load(text, _PlainLoader)  # it derives from the safe loader
 
 
 _READERS: dict[SchemaType, Callable[[str], Any]] = {

@@ -1,4 +1,4 @@
-"""`gymnasium_agent`, by the name of NeMo Gym's configs."""
+"""`gymnasium_agent`, under its name in NeMo Gym's configs."""
 
 from palestra.gym.agents import GymnasiumAgent
 

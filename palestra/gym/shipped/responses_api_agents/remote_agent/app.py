@@ -1,4 +1,4 @@
-"""`remote_agent`, by the name of NeMo Gym's configs."""
+"""`remote_agent`, under its name in NeMo Gym's configs."""
 
 from palestra.gym.agents import RemoteAgent
 

@@ -1,4 +1,4 @@
-"""`simple_agent`, by the name of NeMo Gym's configs."""
+"""`simple_agent`, under its name in NeMo Gym's configs."""
 
 from palestra.gym.agents import SimpleAgent
 

@@ -1,0 +1,436 @@
+"""The gated delta rule by kernels, in its two forms: steps of one position, and chunks of 64 by products.
+
+A program has one head of one sequence (and some of its value dimensions), in tiles whose shape depends on the model
+alone: a row's bits do not depend on what is computed beside it, nor on where a sequence was cut. Everything is float32;
+products are three passes of tf32 (`tf32x3`), which keeps float32's accuracy on tensor cores. Chunks take two launches:
+what they need before any state is known, all at once, then each sequence's chunks in order. The gradient keeps the
+states between chunks and computes the rest again; it has no atomics. Owns: the kernels, their launch and gradient.
+Never touches: where states are kept.
+"""
+
+# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd import Function
+
+from palestra.model.loading.layer_spec import DeltaNetSpec
+from palestra.model.mixers.delta_rule import CHUNK
+
+VALUE_BLOCK = 32  # value dimensions of a program: a state's rows are then read in whole cache lines
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Neighbouring rows of sequences."""
+
+    table: Tensor
+    """int32 [spans, 4]: first row, rows (0: nothing to do), first chunk, slot of the state."""
+    chunks: Tensor | None = None
+    """int32 [chunks, 2]: first row, rows (0: nothing to do); none where spans are computed in steps."""
+
+
+@triton.jit
+def _head(X, rows, is_row, first, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Rows of a head as they are, and what gives them length 1."""
+    d = tl.arange(0, BLOCK_D)[None]
+    x = tl.load(X + rows[:, None] + first + d, mask=is_row[:, None] & (d < D), other=0.0)
+    wide = x.to(tl.float32)
+    return x, tl.rsqrt(tl.sum(wide * wide, 1) + 1e-6)
+
+
+@triton.jit
+def _raw_gradient(X, rows, is_row, first, d, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """From the gradient of rows of length 1 to that of the rows as they are."""
+    x, unit = _head(X, rows, is_row, first, D, BLOCK_D)
+    along = x.to(tl.float32) * unit[:, None]
+    return ((d - along * tl.sum(along * d, 1)[:, None]) * unit[:, None]).to(X.dtype.element_ty)
+
+
+@triton.jit
+def _gates(BETA, DECAY, row0, count, head, N_HEADS: tl.constexpr, CHUNK: tl.constexpr):
+    """Of a chunk: beta, the sums of decays up to each row, and the sum of all."""
+    r = tl.arange(0, CHUNK)
+    place = (row0 + r).to(tl.int64) * N_HEADS + head
+    beta = tl.load(BETA + place, mask=r < count, other=0.0)
+    total = tl.cumsum(tl.load(DECAY + place, mask=r < count, other=0.0), 0)
+    return beta, total, tl.sum(tl.where(r == CHUNK - 1, total, 0.0), 0)
+
+
+@triton.jit
+def _product(a, b):
+    return tl.dot(a, b, input_precision="tf32x3")
+
+
+@triton.jit
+def _coarse(x):
+    """What tf32 holds of a number: the rest is the other half's."""
+    return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _half_product(x, b):
+    """Rows of the model's half type, which tf32 holds exactly, times float32: two passes are enough."""
+    x, top = x.to(tl.float32), _coarse(b)
+    return tl.dot(x, top, tl.dot(x, b - top, input_precision="tf32"), input_precision="tf32")
+
+
+@triton.jit
+def _product_half(a, x):
+    x, top = x.to(tl.float32), _coarse(a)
+    return tl.dot(top, x, tl.dot(a - top, x, input_precision="tf32"), input_precision="tf32")
+
+
+@triton.jit
+def _step_kernel(
+    QKV, BETA, DECAY, STATES, OUT, SPANS, scale, stride, N_KEY_HEADS: tl.constexpr, SHARE: tl.constexpr,
+    DK: tl.constexpr, DV: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    head, span, N_HEADS = tl.program_id(1), tl.program_id(2), N_KEY_HEADS * SHARE
+    first, count = tl.load(SPANS + span * 4), tl.load(SPANS + span * 4 + 1)
+    if count > 0:
+        i, j = tl.arange(0, BLOCK_K), tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+        is_key, is_value = i < DK, j < DV
+        slot = tl.load(SPANS + span * 4 + 3).to(tl.int64)
+        place = STATES + (slot * N_HEADS + head) * DK * DV + i[:, None] * DV + j[None]
+        mask = is_key[:, None] & is_value[None]
+        state = tl.load(place, mask=mask, other=0.0)
+        for n in range(count):
+            row = (first + n).to(tl.int64)
+            x, gate = QKV + row * stride, row * N_HEADS + head
+            q = tl.load(x + head // SHARE * DK + i, mask=is_key, other=0.0).to(tl.float32)
+            k = tl.load(x + (N_KEY_HEADS + head // SHARE) * DK + i, mask=is_key, other=0.0).to(tl.float32)
+            v = tl.load(x + 2 * N_KEY_HEADS * DK + head * DV + j, mask=is_value, other=0.0).to(tl.float32)
+            q = q * (tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * scale)
+            k = k * tl.rsqrt(tl.sum(k * k, 0) + 1e-6)
+            state = state * tl.exp(tl.load(DECAY + gate))
+            change = tl.load(BETA + gate) * (v - tl.sum(state * k[:, None], 0))
+            state = tl.fma(k[:, None], change[None], state)
+            tl.store(OUT + gate * DV + j, tl.sum(state * q[:, None], 0), mask=is_value)
+        tl.store(place, state, mask=mask)
+
+
+@triton.jit
+def _chunk_products_kernel(
+    QKV, BETA, DECAY, CHUNKS, INVERSES, SCORES, scale, stride, N_KEY_HEADS: tl.constexpr, SHARE: tl.constexpr,
+    DK: tl.constexpr, BLOCK_K: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Of a chunk: what turns its corrections, as they would be by the state alone, into those that also know each
+    other (the inverse of a unit triangle, row by row), and the decayed scores of its queries and keys."""
+    head, chunk, N_HEADS = tl.program_id(0), tl.program_id(1), N_KEY_HEADS * SHARE
+    row0, count = tl.load(CHUNKS + chunk * 2), tl.load(CHUNKS + chunk * 2 + 1)
+    if count > 0:
+        r = tl.arange(0, CHUNK)
+        rows, is_row = (row0 + r).to(tl.int64) * stride, r < count
+        q, q_unit = _head(QKV, rows, is_row, head // SHARE * DK, DK, BLOCK_K)
+        k, k_unit = _head(QKV, rows, is_row, (N_KEY_HEADS + head // SHARE) * DK, DK, BLOCK_K)
+        beta, total, _ = _gates(BETA, DECAY, row0, count, head, N_HEADS, CHUNK)
+        q_unit = q_unit * scale
+        place = (chunk.to(tl.int64) * N_HEADS + head) * CHUNK * CHUNK + r[:, None] * CHUNK + r[None]
+        is_seen = r[:, None] >= r[None]
+        between = tl.exp(tl.where(is_seen, total[:, None] - total[None], 0.0))
+        scores = tl.dot(q, tl.trans(k)) * (q_unit[:, None] * k_unit[None])
+        tl.store(SCORES + place, tl.where(is_seen, scores * between, 0.0))
+        # transposed, so that a row of the triangle is a column here, which multiplies rows of the inverse
+        is_later = r[None] > r[:, None]
+        between = tl.exp(tl.where(is_later, total[None] - total[:, None], 0.0))
+        triangle = tl.dot(k, tl.trans(k)) * (k_unit[:, None] * (k_unit * beta)[None])
+        triangle = tl.where(is_later, triangle * between, 0.0)
+        inverse = tl.where(r[:, None] == r[None], 1.0, 0.0)
+        for i in range(1, count):
+            weights = tl.sum(tl.where(r[None] == i, triangle, 0.0), 1)
+            inverse -= tl.where(r[:, None] == i, tl.sum(weights[:, None] * inverse, 0)[None], 0.0)
+        tl.store(INVERSES + place, inverse)
+
+
+@triton.jit
+def _chunks_kernel(
+    QKV, BETA, DECAY, STATES, OUT, BEFORE, SPANS, INVERSES, SCORES, scale, stride, N_KEY_HEADS: tl.constexpr,
+    SHARE: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    CHUNK: tl.constexpr,
+):  # fmt: skip
+    """The chunks of a span, in order. STATES: where a span's state is (none: it begins with zeros and is dropped).
+    BEFORE: takes the state that each chunk begins with."""
+    head, span, N_HEADS = tl.program_id(1), tl.program_id(2), N_KEY_HEADS * SHARE
+    first, count = tl.load(SPANS + span * 4), tl.load(SPANS + span * 4 + 1)
+    if count > 0:
+        r, i = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
+        j = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+        is_value = (j < DV)[None]
+        in_state, mask = i[:, None] * DV + j[None], (i < DK)[:, None] & is_value
+        at = (tl.load(SPANS + span * 4 + 2).to(tl.int64)) * N_HEADS + head
+        if STATES is not None:
+            slot = tl.load(SPANS + span * 4 + 3).to(tl.int64)
+            state_place = STATES + (slot * N_HEADS + head) * DK * DV + in_state
+            state = tl.load(state_place, mask=mask, other=0.0)
+        else:
+            state = tl.zeros((BLOCK_K, BLOCK_V), tl.float32)
+        for start in range(0, count, CHUNK):
+            row0, live = first + start, tl.minimum(count - start, CHUNK)
+            row, is_row = (row0 + r).to(tl.int64), r < live
+            q, q_unit = _head(QKV, row * stride, is_row, head // SHARE * DK, DK, BLOCK_K)
+            k, k_unit = _head(QKV, row * stride, is_row, (N_KEY_HEADS + head // SHARE) * DK, DK, BLOCK_K)
+            v_place = QKV + row[:, None] * stride + 2 * N_KEY_HEADS * DK + head * DV + j[None]
+            v = tl.load(v_place, mask=is_row[:, None] & is_value, other=0.0).to(tl.float32)
+            beta, total, last = _gates(BETA, DECAY, row0, live, head, N_HEADS, CHUNK)
+            grown, left = tl.exp(total), tl.exp(last - total)
+            square = at * CHUNK * CHUNK + r[:, None] * CHUNK + r[None]
+            if BEFORE is not None:
+                tl.store(BEFORE + at * DK * DV + in_state, state, mask=mask)
+            wrong = v - (grown * k_unit)[:, None] * _half_product(k, state)
+            change = _product(tl.load(INVERSES + square), beta[:, None] * wrong)
+            out = (grown * scale * q_unit)[:, None] * _half_product(q, state)
+            out += _product(tl.load(SCORES + square), change)
+            out_place = OUT + (row[:, None] * N_HEADS + head) * DV + j[None]
+            tl.store(out_place, out, mask=is_row[:, None] & is_value)
+            state = tl.exp(last) * state + _half_product(tl.trans(k), (left * k_unit)[:, None] * change)
+            at += N_HEADS
+        if STATES is not None:
+            tl.store(state_place, state, mask=mask)
+
+
+@triton.jit
+def _chunks_backward_kernel(
+    QKV, BETA, DECAY, D_OUT, D_AFTER, D_CHANGE, SPANS, INVERSES, SCORES, scale, stride, N_KEY_HEADS: tl.constexpr,
+    SHARE: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    CHUNK: tl.constexpr,
+):  # fmt: skip
+    """The chunks of a span from the last to the first. D_AFTER takes the gradient of the state after each chunk,
+    D_CHANGE that of its corrections as they would be by the state alone: [rows, value heads, value dim]."""
+    head, span, N_HEADS = tl.program_id(1), tl.program_id(2), N_KEY_HEADS * SHARE
+    first, count = tl.load(SPANS + span * 4), tl.load(SPANS + span * 4 + 1)
+    r, i = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
+    j = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    is_value = (j < DV)[None]
+    n_chunks = tl.cdiv(count, CHUNK)
+    at = (tl.load(SPANS + span * 4 + 2).to(tl.int64) + n_chunks - 1) * N_HEADS + head
+    d_state = tl.zeros((BLOCK_K, BLOCK_V), tl.float32)
+    for back in range(n_chunks):
+        start = (n_chunks - 1 - back) * CHUNK
+        row0, live = first + start, tl.minimum(count - start, CHUNK)
+        row, is_row = (row0 + r).to(tl.int64), r < live
+        q, q_unit = _head(QKV, row * stride, is_row, head // SHARE * DK, DK, BLOCK_K)
+        k, k_unit = _head(QKV, row * stride, is_row, (N_KEY_HEADS + head // SHARE) * DK, DK, BLOCK_K)
+        beta, total, last = _gates(BETA, DECAY, row0, live, head, N_HEADS, CHUNK)
+        grown, left = tl.exp(total), tl.exp(last - total)
+        square = at * CHUNK * CHUNK + r[:, None] * CHUNK + r[None]
+        place, mask = (row[:, None] * N_HEADS + head) * DV + j[None], is_row[:, None] & is_value
+        d_out = tl.load(D_OUT + place, mask=mask, other=0.0)
+        d_after = D_AFTER + at * DK * DV + i[:, None] * DV + j[None]
+        tl.store(d_after, d_state, mask=(i < DK)[:, None] & is_value)
+        d_joint = _product(tl.trans(tl.load(SCORES + square)), d_out)
+        d_joint += (left * k_unit)[:, None] * _half_product(k, d_state)
+        d_change = _product(tl.trans(tl.load(INVERSES + square)), d_joint)
+        tl.store(D_CHANGE + place, d_change, mask=mask)
+        d_state = tl.exp(last) * d_state + _half_product(tl.trans(q), (grown * scale * q_unit)[:, None] * d_out)
+        d_state -= _half_product(tl.trans(k), (grown * beta * k_unit)[:, None] * d_change)
+        at -= N_HEADS
+
+
+@triton.jit
+def _chunk_gradients_kernel(
+    QKV, BETA, DECAY, BEFORE, D_OUT, D_AFTER, D_CHANGE, D_QKV, D_BETA, D_DECAY, CHUNKS, INVERSES, scale, stride,
+    N_KEY_HEADS: tl.constexpr, SHARE: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Gradients of a chunk's inputs for one key head and the value heads that share it, one after another."""
+    key_head, chunk, N_HEADS = tl.program_id(0), tl.program_id(1), N_KEY_HEADS * SHARE
+    row0, count = tl.load(CHUNKS + chunk * 2), tl.load(CHUNKS + chunk * 2 + 1)
+    r, i = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
+    row, is_row = (row0 + r).to(tl.int64), r < count
+    q_first, k_first = key_head * DK, (N_KEY_HEADS + key_head) * DK
+    d_q, d_k = tl.zeros((CHUNK, BLOCK_K), tl.float32), tl.zeros((CHUNK, BLOCK_K), tl.float32)
+    for head in range(key_head * SHARE, key_head * SHARE + SHARE):
+        beta, total, last = _gates(BETA, DECAY, row0, count, head, N_HEADS, CHUNK)
+        grown, left = tl.exp(total), tl.exp(last - total)
+        at = chunk.to(tl.int64) * N_HEADS + head
+        square = at * CHUNK * CHUNK + r[:, None] * CHUNK + r[None]
+        d_scores, d_triangle = tl.zeros((CHUNK, CHUNK), tl.float32), tl.zeros((CHUNK, CHUNK), tl.float32)
+        d_beta, d_total = tl.zeros((CHUNK,), tl.float32), tl.zeros((CHUNK,), tl.float32)
+        d_left = tl.zeros((CHUNK,), tl.float32)
+        d_last = 0.0
+        for block in range(0, DV, BLOCK_V):
+            j = block + tl.arange(0, BLOCK_V)
+            is_value = (j < DV)[None]
+            in_state, in_states = at * DK * DV + i[:, None] * DV + j[None], (i < DK)[:, None] & is_value
+            state = tl.load(BEFORE + in_state, mask=in_states, other=0.0)
+            mask, value = is_row[:, None] & is_value, 2 * N_KEY_HEADS * DK + head * DV + j[None]
+            place = (row[:, None] * N_HEADS + head) * DV + j[None]
+            v = tl.load(QKV + row[:, None] * stride + value, mask=mask, other=0.0).to(tl.float32)
+            d_change = tl.load(D_CHANGE + place, mask=mask, other=0.0)
+            d_v = beta[:, None] * d_change
+            tl.store(D_QKV + row[:, None] * stride + value, d_v.to(D_QKV.dtype.element_ty), mask=mask)
+            k, k_unit = _head(QKV, row * stride, is_row, k_first, DK, BLOCK_K)
+            wrong = v - (grown * k_unit)[:, None] * _half_product(k, state)
+            change = _product(tl.load(INVERSES + square), beta[:, None] * wrong)
+            d_beta += tl.sum(wrong * d_change, 1)
+            d_triangle -= _product(d_change, tl.trans(change))
+            d_recalled = _product(grown[:, None] * d_v, tl.trans(state))
+            unit = k.to(tl.float32) * k_unit[:, None]
+            d_total -= tl.sum(unit * d_recalled, 1)
+            d_k -= d_recalled
+            d_after = tl.load(D_AFTER + in_state, mask=in_states, other=0.0)
+            d_last += tl.sum(tl.sum(state * d_after, 1), 0)
+            d_written = _product(left[:, None] * change, tl.trans(d_after))
+            d_left += tl.sum(unit * d_written, 1)
+            d_k += d_written
+            d_out = tl.load(D_OUT + place, mask=mask, other=0.0)
+            d_scores += _product(d_out, tl.trans(change))
+            d_read = _product((grown * scale)[:, None] * d_out, tl.trans(state))
+            q, q_unit = _head(QKV, row * stride, is_row, q_first, DK, BLOCK_K)
+            d_total += tl.sum(q.to(tl.float32) * q_unit[:, None] * d_read, 1)
+            d_q += d_read
+        q, q_unit = _head(QKV, row * stride, is_row, q_first, DK, BLOCK_K)
+        k, k_unit = _head(QKV, row * stride, is_row, k_first, DK, BLOCK_K)
+        is_seen, is_later = r[:, None] >= r[None], r[:, None] > r[None]
+        between = tl.exp(tl.where(is_seen, total[:, None] - total[None], 0.0))
+        d_scores = tl.where(is_seen, d_scores * between * scale, 0.0)
+        d_q += _product_half(d_scores * k_unit[None], k)
+        d_k += _product_half(tl.trans(d_scores * q_unit[:, None]), q)
+        moved = d_scores * (tl.dot(q, tl.trans(k)) * (q_unit[:, None] * k_unit[None]))
+        d_total += tl.sum(moved, 1) - tl.sum(moved, 0)
+        d_triangle = tl.where(is_later, d_triangle * between, 0.0)
+        moved = d_triangle * (tl.dot(k, tl.trans(k)) * (k_unit[:, None] * k_unit[None]))
+        d_beta += tl.sum(moved, 1)
+        moved = moved * beta[:, None]
+        d_total += tl.sum(moved, 1) - tl.sum(moved, 0)
+        d_triangle = d_triangle * beta[:, None]
+        both = d_triangle + tl.trans(d_triangle)
+        d_k += _product_half(both * k_unit[None], k)
+        d_last = tl.exp(last) * d_last + tl.sum(d_left, 0)
+        d_total += tl.where(r == CHUNK - 1, d_last, 0.0) - d_left
+        gate = row * N_HEADS + head
+        tl.store(D_BETA + gate, d_beta, mask=is_row)
+        tl.store(D_DECAY + gate, tl.cumsum(d_total, 0, reverse=True), mask=is_row)
+    mask, out = is_row[:, None] & (i < DK)[None], D_QKV + row[:, None] * stride + i[None]
+    tl.store(out + q_first, _raw_gradient(QKV, row * stride, is_row, q_first, d_q, DK, BLOCK_K), mask=mask)
+    tl.store(out + k_first, _raw_gradient(QKV, row * stride, is_row, k_first, d_k, DK, BLOCK_K), mask=mask)
+
+
+def delta_steps(
+    qkv: Tensor, beta: Tensor, decay: Tensor, spans: Spans, spec: DeltaNetSpec, states: Tensor, out: Tensor
+) -> None:
+    """Spans one position after another; advances their states, float32 [slots, value heads, key dim, value dim], and
+    writes their rows of `out`, float32 [rows, value heads, value dim]. Rows of `qkv` are dense, gates are float32."""
+    if len(spans.table):
+        beta, decay = beta.contiguous(), decay.contiguous()
+        _step_kernel[(_value_blocks(spec), spec.n_value_heads, len(spans.table))](
+            *(qkv, beta, decay, states, out, spans.table, spec.key_dim**-0.5, qkv.stride(0)),
+            **_shape(spec),
+            num_warps=4,
+        )
+
+
+def delta_chunks(
+    qkv: Tensor,
+    beta: Tensor,
+    decay: Tensor,
+    spans: Spans,
+    spec: DeltaNetSpec,
+    states: Tensor | None,
+    out: Tensor,
+    before: Tensor | None = None,
+) -> None:
+    """Spans in chunks that begin with their first rows; otherwise as `delta_steps`. Without `states` they begin with
+    zeros. `before` takes the state that each chunk begins with."""
+    if len(spans.table):
+        beta, decay = beta.contiguous(), decay.contiguous()
+        inverses, scores = _chunk_products(qkv, beta, decay, spans, spec)
+        _chunks_kernel[(_value_blocks(spec), spec.n_value_heads, len(spans.table))](
+            *(qkv, beta, decay, states, out, before, spans.table, inverses, scores),
+            *(spec.key_dim**-0.5, qkv.stride(0)),
+            **_shape(spec),
+            CHUNK=CHUNK,
+            num_warps=4,
+            num_stages=1,
+        )
+
+
+def delta_rule(qkv: Tensor, beta: Tensor, decay: Tensor, spans: Spans, spec: DeltaNetSpec) -> Tensor:
+    """float32 [rows, value heads, value dim] of sequences that all begin here, with gradients."""
+    if torch.is_grad_enabled() and qkv.requires_grad:
+        return _DeltaRule.apply(qkv, beta, decay, spans, spec)
+    return _packed(qkv, beta, decay, spans, spec, None)
+
+
+def _packed(
+    qkv: Tensor, beta: Tensor, decay: Tensor, spans: Spans, spec: DeltaNetSpec, before: Tensor | None
+) -> Tensor:
+    out = torch.empty(len(qkv), spec.n_value_heads, spec.value_dim, dtype=torch.float32, device=qkv.device)
+    delta_chunks(qkv, beta, decay, spans, spec, None, out, before)
+    return out
+
+
+class _DeltaRule(Function):
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, beta: Tensor, decay: Tensor, spans: Spans, spec: DeltaNetSpec) -> Tensor:
+        before = torch.empty(_n_chunks(spans), *spec.state_shape, dtype=torch.float32, device=qkv.device)
+        qkv, beta, decay = (x.contiguous() for x in (qkv, beta, decay))
+        ctx.save_for_backward(qkv, beta, decay, before)
+        ctx.spans, ctx.spec = spans, spec
+        return _packed(qkv, beta, decay, spans, spec, before)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        qkv, beta, decay, before = ctx.saved_tensors
+        spans, spec, d_out = ctx.spans, ctx.spec, grads[0].contiguous()
+        inverses, scores = _chunk_products(qkv, beta, decay, spans, spec)
+        d_after, d_change = torch.empty_like(before), torch.empty_like(d_out)
+        shape, numbers = {**_shape(spec), "CHUNK": CHUNK}, (spec.key_dim**-0.5, qkv.stride(0))
+        _chunks_backward_kernel[(_value_blocks(spec), spec.n_value_heads, len(spans.table))](
+            *(qkv, beta, decay, d_out, d_after, d_change, spans.table, inverses, scores, *numbers),
+            **shape,
+            num_warps=4,
+            num_stages=1,
+        )
+        d_qkv, d_beta, d_decay = torch.empty_like(qkv), torch.empty_like(beta), torch.empty_like(decay)
+        _chunk_gradients_kernel[(spec.n_key_heads, len(spans.chunks))](
+            *(qkv, beta, decay, before, d_out, d_after, d_change, d_qkv, d_beta, d_decay, spans.chunks, inverses),
+            *numbers,
+            **shape,
+            num_warps=8,
+            num_stages=1,
+        )
+        return d_qkv, d_beta, d_decay, None, None
+
+
+def _chunk_products(
+    qkv: Tensor, beta: Tensor, decay: Tensor, spans: Spans, spec: DeltaNetSpec
+) -> tuple[Tensor, Tensor]:
+    n = _n_chunks(spans)
+    inverses, scores = torch.empty(2, n, spec.n_value_heads, CHUNK, CHUNK, dtype=torch.float32, device=qkv.device)
+    shape = {name: size for name, size in _shape(spec).items() if name not in ("DV", "BLOCK_V")}
+    _chunk_products_kernel[(spec.n_value_heads, n)](
+        *(qkv, beta, decay, spans.chunks, inverses, scores, spec.key_dim**-0.5, qkv.stride(0)),
+        **shape,
+        CHUNK=CHUNK,
+        num_warps=4,
+        num_stages=1,
+    )
+    return inverses, scores
+
+
+def _n_chunks(spans: Spans) -> int:
+    assert spans.chunks is not None, "these spans are computed in steps"
+    return len(spans.chunks)
+
+
+def _shape(spec: DeltaNetSpec) -> dict[str, int]:
+    return {
+        "N_KEY_HEADS": spec.n_key_heads,
+        "SHARE": spec.n_value_heads // spec.n_key_heads,
+        "DK": spec.key_dim,
+        "DV": spec.value_dim,
+        "BLOCK_K": max(16, triton.next_power_of_2(spec.key_dim)),
+        "BLOCK_V": max(16, min(VALUE_BLOCK, triton.next_power_of_2(spec.value_dim))),
+    }
+
+
+def _value_blocks(spec: DeltaNetSpec) -> int:
+    return triton.cdiv(spec.value_dim, _shape(spec)["BLOCK_V"])
