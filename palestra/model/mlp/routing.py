@@ -6,6 +6,7 @@ the order in which the router named them. Owns: choosing, sorting, grouped produ
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -44,6 +45,23 @@ class _RouterLogits(Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (router,) = ctx.saved_tensors
         return (grads[0] @ router.float()).to(router.dtype), None
+
+
+class Routing:
+    """Which experts the rows of one forward pass visit, layer by layer."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[int, Tensor] = {}
+
+    def visits(self, lengths: Sequence[int], n_experts: int) -> Tensor:
+        """How often each expert was visited by each of the sequences that make up the rows: [sequences, layers,
+        experts]."""
+        layers = torch.stack(list(self.numbers.values()))
+        owners = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(layers.device)
+        every = torch.arange(len(layers), device=layers.device)
+        cells = (owners[None, :, None] * len(layers) + every[:, None, None]) * n_experts + layers
+        counts = torch.bincount(cells.flatten(), minlength=len(lengths) * len(layers) * n_experts)
+        return counts.view(len(lengths), len(layers), n_experts)
 
 
 @dataclass(frozen=True)
