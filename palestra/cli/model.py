@@ -34,8 +34,8 @@ def model() -> None:
     "--shape",
     default="tiny",
     show_default=True,
-    help="micro, tiny, small, qwen3-0.6b, qwen3-4b, qwen3-8b, qwen3-30b-a3b, qwen3.5-4b, qwen3.5-9b "
-    "or qwen3.5-35b-a3b.",
+    help="micro, tiny, small, qwen3-0.6b, qwen3-4b, qwen3-8b, qwen3-30b-a3b, qwen3.5-4b, qwen3.5-9b or "
+    "qwen3.5-35b-a3b.",
 )
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same weights.")
 @click.option("--dtype", default="float32", show_default=True, help="float32, bfloat16 or float16.")

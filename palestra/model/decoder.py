@@ -85,8 +85,8 @@ class Decoder:
         match self.spec.layers[n].mixer, self.weights.layers[n].mixer:
             case AttentionSpec() as mixer, AttentionWeights() as weights:
                 return AttentionMixer(n, self.spec, mixer, weights, self.ops)
-            case DeltaNetSpec(), DeltaNetWeights() as weights:
-                return DeltaNetMixer(n, self.spec, weights, self.ops)
+            case DeltaNetSpec() as mixer, DeltaNetWeights() as weights:
+                return DeltaNetMixer(n, self.spec, mixer, weights, self.ops)
         raise TypeError(f"the weights of layer {n} are not those its spec asks for")
 
     def _mlp(self, n: int) -> DenseMlp | ExpertsMlp:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import linear, softplus
 
 from palestra.model.block_ops import BlockOps
+from palestra.model.loading.layer_spec import DeltaNetSpec
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weights import DeltaNetWeights
 from palestra.model.lora.linear import LoraPlan, lora_linear
@@ -17,8 +18,8 @@ from palestra.model.mixers.inputs import MixerInputs
 
 
 class DeltaNetMixer:
-    def __init__(self, n: int, spec: ModelSpec, weights: DeltaNetWeights, ops: BlockOps):
-        self.n, self.spec, self.weights, self.ops = n, spec, weights, ops
+    def __init__(self, n: int, spec: ModelSpec, mixer: DeltaNetSpec, weights: DeltaNetWeights, ops: BlockOps):
+        self.n, self.spec, self.mixer, self.weights, self.ops = n, spec, mixer, weights, ops
 
     def __call__(self, x: Tensor, inputs: MixerInputs, plan: LoraPlan) -> Tensor:
         assert inputs.recur is not None, "this model needs a recurrence"

@@ -499,7 +499,7 @@ def _states(decoder: Decoder, slots: StateSlots | None) -> RecurrentStates | Non
 
 
 def _step_graphs(decoder: Decoder, cache: KVCache, states: RecurrentStates | None, max_rows: int) -> StepGraphs | None:
-    """None where steps are not recorded: without kernels."""
+    """None where steps are not recorded: without kernels, and for models with experts."""
     if decoder.device.type != "cuda" or not has_kernels(decoder.spec, decoder.device, decoder.dtype):
         return None
     if decoder.spec.experts:
