@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from palestra.cli.board import open_display
+from palestra.cli.progress_display import open_display
 from palestra.cli.run.common import safe_text
 from palestra.config.bundled import find_config_file
 from palestra.config.train import GrpoConfig, load_train_config

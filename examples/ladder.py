@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from palestra.cli.board import open_display, sparkline
+from palestra.cli.progress_display import open_display, sparkline
 from palestra.config import ConfigError
 from palestra.config.bundled import find_config_file
 from palestra.config.train import GrpoConfig, load_train_config

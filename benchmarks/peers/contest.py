@@ -165,11 +165,19 @@ class Contest:
     def _memory(self, work: TrainWork, peers: list[Any]) -> dict[str, Measure]:
         self.release()
         self.progress.doing("peak memory")
-        ours = MemoryJob("ours", str(self.folder), work.lengths, self.dtype, self.device)
+        ours = self._memory_job(work)
         jobs = {"ours": ours} | {str(p): replace(ours, side="peft", batch=p.batch, masked=p.masked) for p in peers}
         # Nothing is timed, and a process's memory is its own; a GPU's is shared, so there one after another.
         with ThreadPoolExecutor(len(jobs) if self.device == "cpu" else 1) as several:
             return {name: Measure((mib,)) for name, mib in zip(jobs, several.map(peak_mib, jobs.values()), strict=True)}
+
+    def _memory_job(self, work: TrainWork) -> MemoryJob:
+        return MemoryJob("ours", str(self.folder), work.lengths, self.dtype, self.device)
+
+    def memory_alone(self, what: str, work: TrainWork, target: Target, *, checkpointing: bool = False) -> Row:
+        self.progress.doing(what)
+        mib = peak_mib(replace(self._memory_job(work), checkpointing=checkpointing))
+        return _row(what, "MiB", {"ours": Measure((mib,))}, target, less_is_better=True)
 
     def _check_same_loss(self, ours: float, peer: float) -> None:
         """Fresh adapters change nothing, so both sides stand at the base model's loss, or they do different work."""

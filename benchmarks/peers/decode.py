@@ -48,6 +48,8 @@ def decode_contender(ours: Ours, work: DecodeWork, adapters: list[Adapter]) -> C
         max_rows=work.rows,
         prefill_tokens=PREFILL_TOKENS,
     )
+    if sampler.state_slots is not None and sampler.state_slots.n_slots < work.rows:
+        raise RuntimeError(f"memory is left for the states of {sampler.state_slots.n_slots} of {work.rows} rows")
     runs = itertools.count()
 
     def steps() -> None:

@@ -28,6 +28,7 @@ class MemoryJob:
     device: str
     batch: int = 1
     masked: bool = True
+    checkpointing: bool = False
 
 
 def peak_mib(job: MemoryJob) -> float:
@@ -60,7 +61,7 @@ def _import_side(job: MemoryJob) -> Callable[[], Callable[[], float]]:
 
         def ours() -> Callable[[], float]:
             side = Ours(Path(job.folder), **where)
-            return side.stepper(work, side.adapters(1)[0])
+            return side.stepper(work, side.adapters(1)[0], checkpointing=job.checkpointing)
 
         return ours
 

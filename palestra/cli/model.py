@@ -14,6 +14,7 @@ import rich_click as click
 from palestra.cli.output import USAGE, bytes_text, count_text, fail, needs_extra, one_line_errors, print_json
 
 if TYPE_CHECKING:
+    from palestra.cli.model_facts import ExpertFacts
     from palestra.cli.model_plan import MemoryPlan
 
 
@@ -24,12 +25,18 @@ def model() -> None:
 
 @model.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--family", default="qwen3", show_default=True, help="qwen3, qwen3_5, qwen2, llama or mistral.")
+@click.option(
+    "--family",
+    default="qwen3",
+    show_default=True,
+    help="qwen3, qwen3_moe, qwen3_5, qwen3_5_moe, qwen3_next, qwen2, llama or mistral.",
+)
 @click.option(
     "--shape",
     default="tiny",
     show_default=True,
-    help="micro, tiny, small, qwen3-0.6b, qwen3-4b, qwen3-8b, qwen3.5-4b or qwen3.5-9b.",
+    help="micro, tiny, small, qwen3-0.6b, qwen3-4b, qwen3-8b, qwen3-30b-a3b, qwen3.5-4b, qwen3.5-9b or "
+    "qwen3.5-35b-a3b.",
 )
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same weights.")
 @click.option("--dtype", default="float32", show_default=True, help="float32, bfloat16 or float16.")
@@ -112,13 +119,17 @@ def info(
     window = f", sliding window {facts.sliding_window}" if facts.sliding_window else ""
     scaling = "" if facts.rope_type == "default" else f", {facts.rope_type} scaling"
     kinds = "".join(f", {n} {kind}" for kind, n in facts.layer_kinds.items()) if len(facts.layer_kinds) > 1 else ""
+    dense = f", feed-forward {facts.intermediate_size}" if facts.intermediate_size else ""
+    experts = facts.experts
+    active = f", {count_text(facts.active_parameters)} of them active for a token" if experts else ""
     state = bytes_text(facts.state_bytes_per_sequence)
     more = f", {state} per further sequence" if facts.state_bytes_per_sequence else ""
     lines = {
         "architecture": f"{facts.architecture} (family {facts.family})",
-        "parameters": f"{count_text(facts.parameters)} in {facts.dtype}",
-        "layers": f"{facts.layers} of width {facts.hidden_size}, feed-forward {facts.intermediate_size}{kinds}",
+        "parameters": f"{count_text(facts.parameters)} in {facts.dtype}{active}",
+        "layers": f"{facts.layers} of width {facts.hidden_size}{dense}{kinds}",
         "mechanisms": ", ".join(facts.mechanisms) or "none beyond Llama's",
+        **({"experts": _experts_text(experts)} if experts else {}),
         "heads": f"{facts.heads} query, {facts.kv_heads} key/value, {facts.head_dim} wide",
         "context": f"{facts.max_positions} tokens{window}",
         "rope": f"theta {facts.rope_theta:g}{scaling}",
@@ -159,3 +170,10 @@ def _print_plan(plan: MemoryPlan, rows: int, context: int) -> None:
         click.echo(f"  settings: {' '.join(plan.settings)}")
     else:
         click.echo("  lower --rows or --context, or choose --weights with fewer bits")
+
+
+def _experts_text(experts: ExpertFacts) -> str:
+    shared = f", beside one of {experts.shared_size} for all" if experts.shared_size else ""
+    return (
+        f"{experts.experts} of width {experts.size} in {experts.layers} layers, {experts.per_token} for a token{shared}"
+    )

@@ -25,10 +25,22 @@ TRAINING_COPIES = 4  # weight, gradient, and the two moments of Adam
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertFacts:
+    layers: int
+    experts: int
+    per_token: int
+    size: int
+    shared_size: int
+    """Width of the expert that every token visits; 0 without one."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFacts:
     architecture: str
     family: str
     parameters: int
+    active_parameters: int
+    """Those that one token needs: without the experts it does not visit."""
     dtype: str
     layers: int
     layer_kinds: dict[str, int]
@@ -37,6 +49,8 @@ class ModelFacts:
     """What the family has beside Llama's plain layers."""
     hidden_size: int
     intermediate_size: int
+    experts: ExpertFacts | None
+    """None where all layers are dense."""
     heads: int
     kv_heads: int
     head_dim: int
@@ -73,12 +87,14 @@ def gather_facts(folder: Path) -> ModelFacts:
         architecture=spec.architecture,
         family=spec.family,
         parameters=parameters,
+        active_parameters=parameters - spec.n_idle_parameters,
         dtype=spec.dtype,
         layers=spec.n_layers,
         layer_kinds=_layer_kinds(spec),
         mechanisms=_mechanisms(spec),
         hidden_size=spec.hidden_size,
         intermediate_size=spec.intermediate_size,
+        experts=_expert_facts(spec),
         heads=spec.n_heads,
         kv_heads=spec.n_kv_heads,
         head_dim=spec.head_dim,
@@ -105,6 +121,7 @@ def gather_facts(folder: Path) -> ModelFacts:
 def _mechanisms(spec: ModelSpec) -> list[str]:
     attention = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, AttentionSpec)]
     has = {
+        "mixture of experts": bool(spec.experts),
         "gated delta nets": bool(spec.delta_nets),
         "sliding windows": spec.sliding_window is not None,
         "norms on queries and keys": any(mixer.qk_norm for mixer in attention),
@@ -121,6 +138,13 @@ def _mechanisms(spec: ModelSpec) -> list[str]:
 def _modules(layout: Layout) -> list[str]:
     names = (part.module.rsplit(".", 1)[-1] for site in layout.sites.values() for part in site.parts)
     return list(dict.fromkeys(names))
+
+
+def _expert_facts(spec: ModelSpec) -> ExpertFacts | None:
+    if not spec.experts:
+        return None
+    mlp = next(iter(spec.experts.values()))
+    return ExpertFacts(len(spec.experts), mlp.n_experts, mlp.per_token, mlp.size, mlp.shared_size)
 
 
 def _layer_kinds(spec: ModelSpec) -> dict[str, int]:

@@ -135,7 +135,7 @@ def open_folder(config: RunConfig, resume: str | None) -> RunFolder:
 
 
 def run(config: RunConfig, folder: RunFolder, display: str, *, with_parent: bool = False) -> int:
-    from palestra.cli.board import open_display
+    from palestra.cli.progress_display import open_display
     from palestra.training.launch import RUN_ERRORS, train
     from palestra.training.policy import ServerUnreachable
 

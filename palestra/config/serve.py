@@ -246,14 +246,15 @@ class EpisodesConfig(Config):
 
 
 class TinkerScriptConfig(Config):
-    """For clients of AgentJet's, which look for it at a port of its own. docs/tinkerscript.md has more."""
+    """A second port for AgentJet's clients, which look for TinkerScript at a port of its own. See
+    docs/tinkerscript.md."""
 
     enabled: bool = False
-    """Listen there, too. Its calls are answered at the server's own port in any case."""
+    """Listen at the second port, too. The server's own port answers TinkerScript's calls in any case."""
     host: str | None = Field(default=None, min_length=1)
-    """None: as the server's."""
+    """Address to listen on. None: the server's."""
     port: int = Field(default=10086, ge=0, le=65535)
-    """0: any free one; the ready message says which."""
+    """Port to listen on. 0: any free one; the ready message says which."""
 
 
 def _known_database(url: str) -> str:
@@ -270,7 +271,7 @@ class ServeConfig(Config):
     host: str = Field(default="127.0.0.1", min_length=1)
     """Address to listen on. Beyond loopback, keys are needed."""
     port: int = Field(default=8000, ge=0, le=65535)
-    """0: any free one; the ready message says which."""
+    """Port to listen on. 0: any free one; the ready message says which."""
     state: Folder = Path(".palestra")
     """Everything that must survive: database, journal, snapshots, checkpoints. The default is a folder in the current
     directory: on a laptop each project then has its own state, easy to see, copy and delete, and two servers
@@ -278,66 +279,69 @@ class ServeConfig(Config):
     database: DatabaseUrl = Field(default_factory=lambda data: f"sqlite:///{data['state'] / 'palestra.db'}")
     """An SQLAlchemy URL, sqlite or postgresql. Default: SQLite in the state folder."""
     checkpoints: Folder = Field(default_factory=lambda data: data["state"] / "checkpoints")
-    """Default: in the state folder."""
+    """Folder of the checkpoints. Default: in the state folder."""
     models: list[ModelConfig] = Field(default=[])
     """The base models to serve. Empty: the bundled `ephebe`."""
     limits: ServeLimits = ServeLimits()
     episodes: EpisodesConfig = EpisodesConfig()
     tinkerscript: TinkerScriptConfig = TinkerScriptConfig()
     keep_results_s: NonNegativeFloat = 3600.0
-    """How long a finished future can be asked for again."""
+    """How long the result of a finished future can be read again."""
     keep_runs_s: NonNegativeFloat = 30 * 86400.0
     """How long an ended session stays listed, if it has no checkpoint."""
     keep_deleted_s: NonNegativeFloat = 600.0
-    """How long the files of a deleted checkpoint stay: somebody may be reading them. Longer, if a crash would need
-    them again."""
+    """How long the files of a deleted checkpoint stay, because a client may be reading them. Longer, if they would be
+    needed after a crash."""
     keep_conversations_s: NonNegativeFloat = 86400.0
     """How long a conversation stays in memory while nothing is added to it. Later it is found in its trace."""
     keep_traces_s: NonNegativeFloat = 7 * 86400.0
     """How long a trace stays after its last answer."""
     history: Literal["exact", "template"] = "exact"
-    """For chats that do not say it: what was read and sampled before stays token for token, or the chat template
-    renders all of it anew."""
+    """For chats that do not set it: exact keeps the tokens that were read and sampled before; with template, the chat
+    template renders the whole history again."""
     session_timeout_s: float = 300.0
-    """Without a heartbeat for so long a session ends and its models are freed. Negative: never."""
+    """A session ends after this time without a heartbeat, and its models are freed. Negative: never."""
     session_check_s: float = 30.0
-    """How often to look for such sessions. Negative: never."""
+    """How often expired sessions are searched for. Negative: never."""
     gap_wait_s: NonNegativeFloat = 30.0
-    """A missing number before other passes is given up when nothing has come for so long. Long enough for the first
-    chunk of a call, which is sent last, to arrive over a slow line."""
+    """A missing request number is given up after this time without any request. The default is long enough for the
+    first chunk of a call, which is sent last, to arrive over a slow connection."""
     poll_hold_s: NonNegativeFloat = 25.0
     """How long a poll for a result waits before it answers "not yet"."""
     write_wait_s: NonNegativeFloat = 120.0
-    """While nothing can be written (a full disk, a database that is away) requests are asked to come again for so long;
-    then they are refused with the reason, and so is who waits for an engine that cannot start for it."""
+    """While nothing can be written (a full disk, a database that cannot be reached), clients are asked to retry for
+    this time; then their requests are refused with the reason. The same holds for requests that wait for an engine
+    which cannot be started because of that."""
     worker_start_s: NonNegativeFloat = 600.0
-    """A worker that is not ready by then, with its model and snapshots loaded, is ended and started again. 0: never."""
+    """A worker that is not ready after this time, with its model and snapshots loaded, is ended and restarted. 0:
+    never."""
     worker_silence_s: NonNegativeFloat = 30.0
-    """A worker without a sign of life for so long is ended and started again. 0: never."""
+    """A worker without a heartbeat for this time is ended and restarted. 0: never."""
     worker_stall_s: NonNegativeFloat = 600.0
-    """The same for one that lives but is stuck in one computation: far more than the longest micro-batch. 0: never."""
+    """A worker that is stuck in one computation for this time is ended and restarted. The default is far more than the
+    longest micro-batch takes. 0: never."""
     require_key: Literal["auto", "always"] = "auto"
     """auto: not on a loopback address without keys, where everyone is one owner and any key is accepted."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least important lines that are still logged; `debug` has one for each request."""
+    """Lowest level of log lines; `debug` has one line for each request."""
     log_json: bool = False
-    """JSON lines instead of text on stderr."""
+    """Write JSON lines instead of text to stderr."""
     otlp_endpoint: str | None = None
-    """Where to send traces, as http://host:4318. None: nowhere."""
+    """Address to which traces are sent, such as http://host:4318. None: no traces."""
 
     @property
     def tinkerscript_host(self) -> str | None:
-        """Where it listens besides; None: nowhere."""
+        """The address of the second port; None: there is none."""
         return (self.tinkerscript.host or self.host) if self.tinkerscript.enabled else None
 
     @property
     def database_file(self) -> Path | None:
-        """The file of SQLite; None where the database is a server."""
+        """The file of SQLite; None if the database is a server."""
         return Path(self.database.partition(":///")[2]) if self.database.startswith("sqlite") else None
 
     @property
     def is_loopback(self) -> bool:
-        """Wherever it listens."""
+        """Whether all addresses that it listens on are loopback."""
         return _is_loopback(self.host) and (self.tinkerscript_host is None or _is_loopback(self.tinkerscript_host))
 
     @property
@@ -353,7 +357,7 @@ class ServeConfig(Config):
 
 
 def load_serve_config(files: Iterable[str | Path], overrides: Iterable[str | Override]) -> ServeConfig:
-    """What comes later wins; where nothing names a model, the bundled one is served. Raises ConfigError."""
+    """Loads the config; later values win. If no model is named, the bundled one is served. Raises ConfigError."""
     layers = Layers()
     layers.merge({"models": [{"path": EPHEBE}]}, "the bundled model")
     return validate(ServeConfig, merge_layers(layers, files, overrides))
@@ -364,7 +368,7 @@ MAX_BEAT_S = 5.0
 
 
 def worker_config(serve: ServeConfig, model: ModelConfig, address: str, state: Path) -> WorkerConfig:
-    """`address`: the ZeroMQ endpoint the server binds. `state`: a folder for this worker alone."""
+    """`address` is the ZeroMQ endpoint that the server binds, `state` a folder for this worker alone."""
     fields: JsonObject = {
         **model.model_dump(exclude={"path", "name", "tool_format", "sampler", "vllm"}),
         "address": address,

@@ -39,5 +39,5 @@ __all__ = [
 
 register("arithmetic", "palestra.environments.bundled.arithmetic:Arithmetic")
 register("fleet_task", "palestra.environments.fleet:FleetTaskEnv")
-register("fleet", "palestra.environments.fleet:FleetTaskEnv")  # the short word, for configs
+register("fleet", "palestra.environments.fleet:FleetTaskEnv")  # the short name, for configs
 register("stockroom", "palestra.environments.bundled.stockroom:Stockroom")

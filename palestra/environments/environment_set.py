@@ -47,7 +47,7 @@ class _Known(NamedTuple):
 
 
 class EnvironmentSet:
-    """Close it to let go of its threads; one that hangs in an environment is not waited for."""
+    """The environments. Close it to end its threads; a thread that hangs in an environment is not waited for."""
 
     def __init__(
         self,
@@ -57,8 +57,8 @@ class EnvironmentSet:
         env_timeout_s: float,
         are_elsewhere: bool = False,
     ) -> None:
-        """Raises UnknownEnvironment. `are_elsewhere`: nothing is played here, so that names need mean something only to
-        the players; their tasks are in files then."""
+        """Raises UnknownEnvironment. `are_elsewhere`: nothing is played here, so only the players need to know the
+        names; their tasks are in files then."""
         self._known: dict[str, _Known] = {}
         for place, entry in enumerate(entries):
             if entry.name in self._known:
@@ -71,7 +71,8 @@ class EnvironmentSet:
         self._threads = CallThreads(env_threads)
 
     def tasks(self, split: Split) -> list[EntryTasks]:
-        """Tasks of each environment that has some. Raises TaskFileError, also for one without tasks to train on."""
+        """Returns the tasks of each environment that has some. Raises TaskFileError, also for an environment without
+        training tasks."""
         found = [EntryTasks(known.entry, _tasks(known, split)) for known in self._known.values()]
         for entry, tasks in found:
             if not tasks and split == "train":
@@ -81,7 +82,7 @@ class EnvironmentSet:
         return [one for one in found if one.tasks]
 
     def open(self, task: Task) -> EnvSession:
-        """An episode of this task. What goes wrong with its environment comes out of the session's `init`."""
+        """Opens an episode of this task. Errors of its environment are raised by the session's `init`."""
         known = self._known.get(task.environment)
         if known is None or known.spec is None:
             raise UnknownEnvironment(f"environment {task.environment!r} is not played here")
@@ -92,13 +93,14 @@ class EnvironmentSet:
         return EnvSession(deferred, self._threads, self._timeout_s, known.entry.max_turns)
 
     def packed(self, task: Task) -> Task:
-        """With all that the config says about its episodes: players elsewhere have nothing but the task."""
+        """Returns the task with all settings of the config for its episodes: players elsewhere have nothing but the
+        task."""
         entry = self._known[task.environment].entry
         turns = {} if entry.max_turns is None else {"max_turns": entry.max_turns}
         return replace(task, extras={**task.extras, **entry.extras, **turns})
 
     def aggregate(self, environment: str, metrics: Sequence[Mapping[str, float | str]]) -> dict[str, float]:
-        """Many episodes' metrics as one, by the environment's own rule."""
+        """Combines the metrics of many episodes, by the environment's own rule."""
         aggregate = getattr(self._known[environment].env_class, "aggregate_metrics", mean_of_numbers)
         try:
             return numbers_of(aggregate([dict(one) for one in metrics]))
@@ -153,7 +155,7 @@ def _tasks(known: _Known, split: Split) -> Sequence[Task]:
 
 
 def _asked_for_tasks(own: Callable[..., Any], split: Split, entry: EnvironmentEntry) -> object:
-    """Environments whose tasks depend on their config take it as `env_config`."""
+    """Calls `tasks`; environments whose tasks depend on their config take it as `env_config`."""
     if "env_config" in inspect.signature(own).parameters:
         return own(split, env_config=EnvConfig(copy.deepcopy(entry.config)))
     return own(split)
@@ -169,7 +171,7 @@ def _own_tasks(found: Any, name: str, split: Split) -> Sequence[Task]:
     if not len(tasks):
         return []
     is_rows = isinstance(tasks[0], Mapping)
-    # What makes its tasks when asked is not asked for all of them here.
+    # A sequence that makes tasks on demand is not checked as a whole here.
     for place, one in enumerate(tasks if is_rows or isinstance(tasks, list | tuple) else [tasks[0]]):
         if not isinstance(one, Mapping if is_rows else Task):
             expected = "a row, like those before" if is_rows else "a row (a dict with a prompt) or a Task"

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 
 class EnvironmentFailure(Exception):
-    """An environment raised, hung, or answered something that is no answer. Says nothing about the policy."""
+    """An environment raised, hung, or returned an invalid value. This says nothing about the policy."""
 
 
 class EnvironmentTimeout(EnvironmentFailure):
-    """A call into an environment took longer than it may."""
+    """A call into an environment took longer than allowed."""
 
 
 class UnknownEnvironment(ValueError, LookupError):
-    """No environment goes by this name here."""
+    """There is no environment with this name here."""
 
 
 class TaskFileError(ValueError):
-    """A task file cannot be read; says the file and the line."""
+    """A task file cannot be read; the message names the file and the line."""

@@ -1,7 +1,7 @@
-"""One call into code that may raise anything, hang, or block.
+"""Calls code that may raise anything, hang, or block.
 
-Owns: where it runs (coroutines in the caller's task, the rest in threads), its time limit, one kind of error for
-whatever goes wrong. Never touches: what is called, what it answers.
+Owns: where it runs (coroutines in the caller's task, the rest in threads), its time limit, one kind of error for all
+failures. Never touches: what is called, what it returns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from palestra.environments.errors import EnvironmentFailure, EnvironmentTimeout
 
-ERROR_CHARS = 500  # of somebody's own words: some put whole pages into an exception
+ERROR_CHARS = 500  # of an error text: some exceptions contain whole pages
 
 
 class GuardedCaller:
@@ -25,7 +25,7 @@ class GuardedCaller:
         self._timeout_s = timeout_s
 
     async def call(self, where: str, method: Callable[..., Any], *args: object) -> Any:
-        """Raises EnvironmentFailure for anything but our own cancellation; `where` is how it names the call."""
+        """Raises EnvironmentFailure for anything but our own cancellation; `where` names the call in the message."""
         try:
             if inspect.iscoroutinefunction(method):
                 return await self._in_task(where, method, *args)
@@ -43,7 +43,8 @@ class GuardedCaller:
             raise EnvironmentFailure(f"{where} raised {words(error)}") from error
 
     async def _in_task(self, where: str, method: Callable[..., Any], *args: object) -> object:
-        """In the caller's own task: what an environment opens in one call it may have to close in the same task."""
+        """Calls in the caller's own task: what an environment opens in one call it may have to close in the same
+        task."""
         limit = asyncio.timeout(self._timeout_s)
         try:
             async with limit:
@@ -64,7 +65,7 @@ class GuardedCaller:
                 await asyncio.wait({waiter}, timeout=left_s)
         finally:
             if not waiter.done():
-                waiter.cancel()  # and with it the thread is given up
+                waiter.cancel()  # this also abandons the thread
         if call.error is not None:
             raise EnvironmentFailure(f"{where} raised {words(call.error)}") from call.error
         return call.result
@@ -74,7 +75,7 @@ class GuardedCaller:
 
 
 class _ThreadCall:
-    """One call in a thread. Its time counts from when a thread took it, not while it queues."""
+    """One call in a thread. Its time counts from when a thread started it, not while it is queued."""
 
     def __init__(self, method: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self._method, self._args = method, args
@@ -86,7 +87,8 @@ class _ThreadCall:
         self._started_s = time.monotonic()
         try:
             self.result = self._method(*self._args)
-        except BaseException as error:  # kept here: a future cannot carry StopIteration, and SystemExit ends loops
+        # stored here, because a future cannot carry StopIteration, and SystemExit ends loops
+        except BaseException as error:
             self.error = error
 
     def left_s(self, timeout_s: float) -> float:
@@ -94,16 +96,16 @@ class _ThreadCall:
 
 
 def words(error: BaseException) -> str:
-    """On one line, of bounded length, also where the exception cannot say what it is."""
+    """Returns the error's text on one line, of limited length, even if the exception's `__str__` fails."""
     try:
         said = " ".join(str(error).split())
-    except Exception:  # a stranger's `__str__`
+    except Exception:  # boundary: somebody else's `__str__`
         said = "(its repr failed)"
     return f"{type(error).__name__}: {said}"[:ERROR_CHARS] if said else type(error).__name__
 
 
 def place_of(error: BaseException, caller: str) -> str:
-    """` (file:line)` of where it was raised, or nothing where that is in `caller`, the file that made the call."""
+    """Returns ` (file:line)` of where it was raised; empty if that is in `caller`, the file that made the call."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({error.filename}:{error.lineno})"
     frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith("<frozen")]

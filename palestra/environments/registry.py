@@ -2,8 +2,8 @@
 
 Owns: the table of names, finding and making environments. Never touches: tasks, episodes.
 
-A name is one that was registered, or `package.module:Class`, or `skyrl_gym:ID` for an environment that an installed
-skyrl-gym knows. What is made is not asked for its base class, only for `step` and `init`.
+A name is a registered one, or `package.module:Class`, or `skyrl_gym:ID` for an environment of an installed skyrl-gym.
+The base class of an environment does not matter, only `step` and `init`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SKYRL = "skyrl_gym:"
 
 
 class EnvConfig(JsonObject):
-    """`env_config` as environments read it: some by key, some by attribute, maps within maps too."""
+    """`env_config` as environments read it: some by key, some by attribute, including nested mappings."""
 
     def __init__(self, content: JsonMapping | None = None) -> None:
         found = (content or {}).items()
@@ -44,11 +44,11 @@ class EnvSpec:
 
     id: str
     entry_point: Callable[..., Any] | str
-    """What makes the environment, or where that is: `package.module:Class`."""
+    """A callable that makes the environment, or its name: `package.module:Class`."""
     kwargs: JsonMapping = field(default_factory=dict)
 
     def load(self) -> Callable[..., Any]:
-        """The class, or what stands for it. Raises UnknownEnvironment where there is none."""
+        """Returns the class, or another callable. Raises UnknownEnvironment if there is none."""
         return self.entry_point if callable(self.entry_point) else _import(self.entry_point, self.id)
 
     def make(self, **kwargs: object) -> object:
@@ -71,7 +71,7 @@ registry: dict[str, EnvSpec] = {}
 
 
 def register(id: str, entry_point: Callable[..., Any] | str, kwargs: JsonMapping | None = None) -> None:  # noqa: A002
-    """Makes an environment known as `id`, made with `kwargs` besides `env_config` and `extras`."""
+    """Registers an environment as `id`, made with `kwargs` in addition to `env_config` and `extras`."""
     if id in registry:
         raise ValueError(f"an environment {id!r} is already registered; to replace it: deregister({id!r})")
     if not id or ":" in id:
@@ -84,14 +84,14 @@ def register(id: str, entry_point: Callable[..., Any] | str, kwargs: JsonMapping
 
 
 def deregister(id: str) -> None:  # noqa: A002
-    """Take an environment out of the registry. Raises UnknownEnvironment."""
+    """Removes an environment from the registry. Raises UnknownEnvironment."""
     if id not in registry:
         raise _unknown(id)
     del registry[id]
 
 
 def spec(id: str) -> EnvSpec:  # noqa: A002
-    """Raises UnknownEnvironment, with the nearest name."""
+    """Returns the entry. Raises UnknownEnvironment with the nearest name."""
     if id in registry:
         return registry[id]
     if id.startswith(SKYRL):
@@ -102,12 +102,13 @@ def spec(id: str) -> EnvSpec:  # noqa: A002
 
 
 def make(id: str, **kwargs: object) -> object:  # noqa: A002
-    """An environment; `env_config` and `extras` are what most take."""
+    """Makes an environment; most take `env_config` and `extras`."""
     return spec(id).make(**kwargs)
 
 
 def names() -> list[str]:
-    """All that can be made without naming a class: the registered, and those of an installed skyrl-gym."""
+    """Returns all names that can be made without naming a class: registered ones, and those of an installed
+    skyrl-gym."""
     try:
         theirs = importlib.import_module("skyrl_gym").registry
     except ModuleNotFoundError:
@@ -134,7 +135,8 @@ def _import(path: str, env_id: str) -> Callable[..., Any]:
     if not all(part.isidentifier() for part in module_name.split(".")):
         raise UnknownEnvironment(f"{where}: {module_name!r} is not a module name")
     if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)  # a script beside the config; a command's own path does not begin here
+        # finds a script beside the config; the path of a command does not include the current folder
+        sys.path.append(here)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

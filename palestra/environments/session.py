@@ -1,6 +1,6 @@
-"""An async handle on one environment, ours or anybody's: it answers in time and in shape, or it has failed.
+"""An async handle of one environment, ours or anybody's: it answers in time and in the right form, or it has failed.
 
-Owns: one episode's calls, and what may still be called. Never touches: tokens, models, what a reward is worth.
+Owns: one episode's calls, and what may still be called. Never touches: tokens, models, what a reward means.
 """
 
 from __future__ import annotations
@@ -24,48 +24,50 @@ __all__ = ["Deferred", "EnvSession", "StepResult"]
 log = logging.getLogger(__name__)
 
 _without_metrics: set[str] = set()
-"""Environments that were warned about: once each, not once a rollout."""
+"""Environments that were warned about: once each, not once per rollout."""
 
 
 class Deferred(Struct, frozen=True):
-    """An environment still to be made, by `EnvSession.init`: constructors may fail and be slow."""
+    """An environment that `EnvSession.init` will make: constructors may fail and be slow."""
 
     make: Callable[[], Any]
     name: str
     is_async: bool = False
-    """Made in the event loop's thread, as environments with async methods may expect; else in the pool."""
+    """Whether it is made in the event loop's thread, as environments with async methods may expect; else in the
+    pool."""
 
 
 class EnvSession:
-    """One episode: `init`, then `step` until done, then `close`. After a failure only `close` is left."""
+    """One episode: `init`, then `step` until done, then `close`. After a failure only `close` is allowed."""
 
     def __init__(self, env: object, pool: Executor, timeout_s: float, max_turns: int | None = None) -> None:
-        """`env` is an environment or a Deferred one; without `max_turns` it is the environment's own."""
+        """`env` is an environment or a Deferred one; by default `max_turns` is the environment's own."""
         self._env = env
         self._name = env.name if isinstance(env, Deferred) else type(env).__name__
         self._caller = GuardedCaller(pool, timeout_s)
         self._max_turns = max_turns
         self._ended: str | None = None
-        """Why there is nothing more to step."""
+        """Why there are no more steps."""
         self._is_closed = False
 
     @property
     def max_turns(self) -> int:
-        """A Deferred environment's own is known after `init`."""
+        """The limit of turns; that of a Deferred environment is known after `init`."""
         if self._max_turns is not None:
             return self._max_turns
         own = getattr(self._env, "max_turns", 1)
         return own if isinstance(own, int) and own > 0 else 1
 
     async def init(self, prompt: list[Message]) -> list[Message]:
-        """The conversation to begin with. Raises EnvironmentFailure."""
+        """Returns the initial conversation. Raises EnvironmentFailure."""
         with self._failure_is_final():
             if isinstance(self._env, Deferred):
                 self._env = await self._make(self._env)
             return conversation_of(await self._call("init", self._copied(prompt)))
 
     async def step(self, action: str) -> StepResult:
-        """Raises EnvironmentFailure, also for a wrong shape or a reward that is no finite number."""
+        """Makes a step. Raises EnvironmentFailure, also for an invalid result or a reward that is not a finite
+        number."""
         if self._ended:
             raise EnvironmentFailure(f"{self._name}: {self._ended}, no more steps")
         with self._failure_is_final():
@@ -75,8 +77,8 @@ class EnvSession:
         return result
 
     async def grade(self) -> float | None:
-        """What an episode is worth that somebody else ends: 0, unless the environment has a `grade` for it. None: it
-        cannot say. Raises EnvironmentFailure."""
+        """Returns the reward of an episode that is ended from outside: 0, unless the environment has a `grade` for it.
+        None: unknown. Raises EnvironmentFailure."""
         if self._ended or isinstance(self._env, Deferred) or self._method("grade") is None:
             return 0.0
         with self._failure_is_final():
@@ -85,7 +87,7 @@ class EnvSession:
         return graded
 
     async def close(self) -> None:
-        """Lets the environment clean up. Never raises; the second time does nothing."""
+        """Lets the environment clean up. Never raises; a second call does nothing."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -98,22 +100,22 @@ class EnvSession:
             log.warning("an environment could not be closed: %s", error)
 
     async def metrics(self) -> dict[str, float]:
-        """What the environment says about the episode, as far as it is numbers. Never raises; ask before `close`."""
+        """Returns the environment's numeric metrics of the episode. Never raises; call it before `close`."""
         if isinstance(self._env, Deferred) or self._method("get_metrics") is None:
             return {}
         try:
             return numbers_of(await self._call("get_metrics"))
-        except Exception as error:  # of the environment's own code: metrics are not worth a rollout
+        except Exception as error:  # boundary: the environment's own code; metrics are not worth losing a rollout
             if self._name not in _without_metrics:
                 _without_metrics.add(self._name)
                 log.warning("no metrics: %s (reported once for %s)", words(error), self._name)
             return {}
 
     def _copied(self, prompt: list[Message]) -> list[Message]:
-        """All rollouts of a task share its prompt, and an environment may change what it gets."""
+        """Copies the prompt: all rollouts of a task share it, and an environment may change what it gets."""
         try:
             return copy.deepcopy(prompt)
-        except Exception as error:  # of the environment's own objects
+        except Exception as error:  # boundary: the environment's own objects
             raise EnvironmentFailure(f"{self._name}: the task's prompt cannot be copied: {words(error)}") from error
 
     async def _make(self, deferred: Deferred) -> object:

@@ -1,6 +1,6 @@
-"""What an environment may answer, and nothing else.
+"""Checks what an environment returns.
 
-Owns: checking shapes and numbers, copying what an environment might change later. Never touches: the environment.
+Owns: checking types and numbers, copying what an environment might change later. Never touches: the environment.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ SHOWN_CHARS = 80  # of a value in a message
 
 
 class StepResult(Struct, kw_only=True):
-    """What a step came to, checked: messages, reward, and whether it is over."""
+    """The checked result of a step: messages, reward, and whether it is over."""
 
     observations: list[Message]
     reward: float | None
     """None: the environment could not grade it."""
     done: bool
     metadata: JsonObject = field(default_factory=dict)
-    """Also holds `postprocessed_action`, where the environment wants the action to read differently."""
+    """Also has `postprocessed_action`, if the environment wants the action to read differently."""
 
 
 def conversation_of(answer: object) -> list[Message]:
-    """From `init`: (messages, metadata)."""
+    """Checks the result of `init`: (messages, metadata)."""
     if not isinstance(answer, tuple | list) or len(answer) != 2:
         raise EnvironmentFailure(f"init should return (messages, metadata), not {shown(answer)}")
     conversation = _messages(answer[0], "init")
@@ -41,7 +41,7 @@ def conversation_of(answer: object) -> list[Message]:
 
 
 def step_result_of(answer: object) -> StepResult:
-    """From `step`: a BaseTextEnvStepOutput."""
+    """Checks the result of `step`: a BaseTextEnvStepOutput."""
     if not isinstance(answer, Mapping):
         raise EnvironmentFailure(f"step should return a dict with observations, reward and done, not {shown(answer)}")
     if missing := {"reward", "done"} - answer.keys():
@@ -59,7 +59,7 @@ def step_result_of(answer: object) -> StepResult:
 
 
 def numbers_of(answer: object) -> dict[str, float]:
-    """From `get_metrics`: the finite numbers, booleans as 0 and 1."""
+    """Checks the result of `get_metrics`: returns the finite numbers, booleans as 0 and 1."""
     if not isinstance(answer, Mapping):
         return {}
     numbers = {str(key): _number(value) for key, value in answer.items()}
@@ -69,7 +69,7 @@ def numbers_of(answer: object) -> dict[str, float]:
 def shown(value: object) -> str:
     try:
         text = repr(value)
-    except Exception:  # a stranger's `__repr__`
+    except Exception:  # boundary: somebody else's `__repr__`
         text = f"a {type(value).__name__}"
     return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "…"
 
@@ -81,7 +81,7 @@ def _messages(found: object, where: str) -> list[Message]:
         return [_message(message, where) for message in found]
     except EnvironmentFailure:
         raise
-    except Exception as error:  # a generator's own, or of something that contains itself
+    except Exception as error:  # boundary: a generator's own error, or a value that contains itself
         raise EnvironmentFailure(f"{where} returned messages that cannot be read: {words(error)}") from error
 
 
@@ -98,11 +98,11 @@ def _message(found: object, where: str) -> Message:
 
 
 def _plain(value: object, where: str, path: str) -> Any:
-    """A copy of what JSON can say, all the way down; `path` is how its place in the message is named."""
+    """Returns a copy with JSON values at all levels; `path` names its place in an error."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return str.__str__(value)  # subclasses become the plain kind: enums, and below numpy's float64
+        return str.__str__(value)  # subclasses become the plain type: enums, and below numpy's float64
     if isinstance(value, int | float):
         return int(value) if isinstance(value, int) else float(value)
     if isinstance(value, Mapping):
@@ -120,7 +120,7 @@ def _key(key: object, where: str, path: str) -> str:
 
 
 def reward_of(found: object) -> float | None:
-    """A finite number, or None."""
+    """Returns a finite number, or None."""
     if found is None:
         return None
     reward = _number(found)
@@ -132,7 +132,7 @@ def reward_of(found: object) -> float | None:
 def _flag(found: object) -> bool:
     try:
         is_flag = found in (True, False)
-    except Exception:  # an array has no truth of its own
+    except Exception:  # boundary: an array has no truth value
         is_flag = False
     if not is_flag:
         raise EnvironmentFailure(f"step returned a done that is neither True nor False: {shown(found)}")
@@ -140,10 +140,10 @@ def _flag(found: object) -> bool:
 
 
 def _number(found: Any) -> float | None:
-    """Also numpy's and torch's scalars, by what they can do; text that looks like a number is none."""
+    """Converts numbers, including scalars of numpy and torch; text is not accepted."""
     if isinstance(found, str | bytes) or not (hasattr(found, "__float__") or hasattr(found, "__index__")):
         return None
     try:
         return float(found)
-    except Exception:  # a stranger's `__float__`
+    except Exception:  # boundary: somebody else's `__float__`
         return None

@@ -1,7 +1,7 @@
 """Which task comes when, for ever: a function of the seed and a number.
 
-Owns: shuffling each environment's tasks anew each time they have all been used, mixing environments by weight. Never
-touches: what has been played; to go on after a restart is to ask for the next number.
+Owns: shuffling each environment's tasks again whenever all have been used, mixing environments by weight. Never
+touches: what has been played; to continue after a restart, ask for the next number.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 from palestra.types.rollouts import Task
 
-PATTERN = 5040  # picks until the mix repeats; a multiple of 1 to 10, so that common shares come out exactly
-KEPT_SHUFFLES = 2  # of each environment: this round's and the last one's, for those who look back a little
+PATTERN = 5040  # choices until the mix repeats; a multiple of 1 to 10, so that common shares are exact
+KEPT_SHUFFLES = 2  # of each environment: those of this epoch and the last one, for callers that look back a little
 
 
 class TaskOrder:
-    """`order[i]` for any i from 0. Each environment is spread evenly: any stretch holds about its share."""
+    """`order[i]` is a task for any i from 0. Each environment is spread evenly: any section has about its share."""
 
     def __init__(self, weighted: Sequence[tuple[float, Sequence[Task]]], seed: int) -> None:
         if not weighted or any(weight <= 0 or not tasks for weight, tasks in weighted):
@@ -34,7 +34,7 @@ class TaskOrder:
 
 
 class _Deck:
-    """One environment's tasks, shuffled anew for each pass through them."""
+    """One environment's tasks, shuffled again for each epoch."""
 
     def __init__(self, tasks: Sequence[Task], seed: str) -> None:
         self._tasks = tasks
@@ -53,7 +53,7 @@ class _Deck:
 
 
 def _counts(weights: list[float]) -> list[int]:
-    """How many of PATTERN picks each gets: the nearest whole numbers with that sum, and never none."""
+    """Returns how many of PATTERN choices each gets: the nearest whole numbers with that sum, and never 0."""
     total = sum(weights)
     exact = [weight / total * PATTERN for weight in weights]
     counts = [max(1, int(share)) for share in exact]
@@ -64,6 +64,6 @@ def _counts(weights: list[float]) -> list[int]:
 
 
 def _pattern(counts: list[int]) -> list[tuple[int, int, int]]:
-    """(environment, how many of it came before in the pattern, how many there are in all), evenly spread."""
+    """Returns (environment, how many of it came before in the pattern, how many there are in all), evenly spread."""
     picks = [((nth + 0.5) / count, deck, nth) for deck, count in enumerate(counts) for nth in range(count)]
     return [(deck, nth, counts[deck]) for _, deck, nth in sorted(picks)]

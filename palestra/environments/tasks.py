@@ -1,8 +1,8 @@
-"""Task files: JSONL, one task in a line.
+"""Task files: JSONL, one task in each line.
 
-Owns: reading rows, ids for those without, saying which line is wrong. Never touches: environments.
+Owns: reading rows, ids for those without, reporting which line is wrong. Never touches: environments.
 
-A row is `{"prompt": text or messages, "id": optional, ...}`, and all the rest are the task's extras. A row with
+A row is `{"prompt": text or messages, "id": optional, ...}`, and all other fields are the task's extras. A row with
 `env_class` is one of SkyRL's datasets, whose extras are all but `prompt` and `env_class`.
 """
 
@@ -40,7 +40,7 @@ class LazyTasks(Sequence[Task], Generic[K]):
         return self._make(self._keys[index])
 
 
-ID_BYTES = 8  # of a row's hash: two of a million rows meet once in 30 million files
+ID_BYTES = 8  # of a row's hash: two of a million rows collide once in 30 million files
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def read_tasks(file: Path, environment: str) -> list[Task]:
-    """Raises TaskFileError."""
+    """Reads tasks. Raises TaskFileError."""
     file = file.expanduser()
     if file.suffix == ".parquet":
         example = f"pandas.read_parquet('{file.name}').to_json('{file.stem}.jsonl', orient='records', lines=True)"
@@ -84,12 +84,12 @@ def tasks_of_rows(rows: Iterable[Row], environment: str) -> list[Task]:
 
 
 def labelled_tasks(tasks: Sequence[Task], environment: str) -> Sequence[Task]:
-    """An environment's own tasks, under the name it has in this run. As lazy as what it stands on."""
+    """Returns an environment's own tasks under the name it has in this run, as lazily as the given sequence."""
     return LazyTasks(tasks, lambda task: msgspec.structs.replace(task, environment=environment))
 
 
 def read_rows(file: Path) -> Iterable[Row]:
-    """Whatever objects are in it. Raises TaskFileError."""
+    """Yields the objects of a file. Raises TaskFileError."""
     try:
         lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:
@@ -139,7 +139,7 @@ def _id(row: Row) -> str:
     if "id" not in row.content:
         try:
             canonical = msgspec.json.encode(row.content, order="sorted")
-        except Exception as error:  # rows of environments may hold anything
+        except Exception as error:  # boundary: rows of environments may contain anything
             raise TaskFileError(
                 f"{row.where}: the row needs an 'id', since it cannot be written as JSON ({error})"
             ) from error
@@ -151,7 +151,7 @@ def _id(row: Row) -> str:
 
 
 def _free_id(row_id: str, seen: JsonMapping) -> str:
-    """For a row that is there more than once: the same number each time the file is read."""
+    """Returns an id for a repeated row: the same number each time the file is read."""
     copy = 2
     while f"{row_id}-{copy}" in seen:
         copy += 1

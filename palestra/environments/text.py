@@ -32,7 +32,7 @@ class BaseTextEnvStepOutput(TypedDict):
     done: bool
     metadata: JsonObject
     postprocessed_action: NotRequired[str | None]
-    """What the action should have read. Kept in the metadata; what the policy said stays what is trained."""
+    """How the action should read. Stored in the metadata; training uses what the policy sampled."""
 
 
 class Env(Generic[ObsType, ActType]):
@@ -45,7 +45,7 @@ class Env(Generic[ObsType, ActType]):
         raise NotImplementedError(f"{type(self).__name__} has no step")
 
     def close(self) -> None:
-        """Called once or more."""
+        """May be called more than once."""
 
     def __str__(self) -> str:
         return f"Env({type(self).__name__})"
@@ -61,13 +61,13 @@ class Env(Generic[ObsType, ActType]):
 class BaseTextEnv(Env[ConversationType, str]):
     """One episode of a task: text in, text out.
 
-    Made with `env_config` (the same for all tasks) and `extras` (this task's). Subclasses with a constructor of their
-    own may call this one without arguments, as in skyrl_gym. `init_async`, `step_async`, `close_async` and
-    `get_metrics_async` are used instead of their twins where a subclass has them; the others are called in threads.
+    It is made with `env_config` (the same for all tasks) and `extras` (this task's). Subclasses with a constructor of
+    their own may call this one without arguments, as in skyrl_gym. If a subclass has `init_async`, `step_async`,
+    `close_async` or `get_metrics_async`, these are used; the plain methods are called in threads.
     """
 
     max_turns: int = 1
-    """`extras["max_turns"]` where given."""
+    """`extras["max_turns"]` if it is given."""
 
     def __init__(self, env_config: object = None, extras: JsonMapping | None = None) -> None:
         super().__init__()
@@ -79,19 +79,19 @@ class BaseTextEnv(Env[ConversationType, str]):
         self.tool_to_toolgroup: dict[str, str] = {}
 
     def init(self, prompt: ConversationType) -> tuple[ConversationType, JsonObject]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The conversation the policy sees first, and metadata."""
+        """Returns the conversation that the policy sees first, and metadata."""
         return prompt, {}
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
         raise NotImplementedError(f"{type(self).__name__} has no step")
 
     def get_metrics(self) -> JsonObject:
-        """About the episode so far."""
+        """Returns metrics of the episode so far."""
         return {}
 
     @staticmethod
     def aggregate_metrics(metrics: list[JsonObject]) -> JsonObject:
-        """Over many episodes."""
+        """Aggregates the metrics of many episodes."""
         return mean_of_numbers(metrics)
 
     def init_tool_groups(self, tool_groups: Sequence[ToolGroup] = ()) -> None:
@@ -115,7 +115,8 @@ class BaseTextEnv(Env[ConversationType, str]):
 
 
 def mean_of_numbers(metrics: Sequence[JsonMapping]) -> dict[str, float]:
-    """Each metric over the episodes that have it; booleans count as 0 and 1, anything but numbers is left out."""
+    """Returns the mean of each metric over the episodes that have it; booleans count as 0 and 1, other types are left
+    out."""
     values: dict[str, list[float]] = {}
     for one in metrics:
         for key, value in one.items():

@@ -1,10 +1,10 @@
 """Threads for calls that may hang.
 
-Owns: a bounded set of daemon threads, and replacing one whose call was given up. Never touches: what is called.
+Owns: a bounded set of daemon threads, and replacing one whose call was abandoned. Never touches: what is called.
 
-`ThreadPoolExecutor` joins its threads when the interpreter ends, so one environment that never answers would keep a
+`ThreadPoolExecutor` joins its threads when the interpreter ends, so one environment that never returns would keep a
 finished run from ending; and each such call would take a thread from the others for good. Here a running call that is
-cancelled keeps its thread, which nobody waits for, and a fresh one takes its place.
+cancelled keeps its thread, for which nobody waits, and a new thread takes its place.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Call(Future[Any]):
         self.is_finished = False
 
     def cancel(self) -> bool:
-        """As of any future; a call that runs already goes on, but its thread no longer counts."""
+        """As for any future; a call that is running continues, but its thread no longer counts."""
         is_cancelled = super().cancel()
         if not is_cancelled and self.running():
             self.abandon(self)
@@ -39,20 +39,20 @@ class _Call(Future[Any]):
     def run(self) -> None:
         try:
             result = self.work()
-        except BaseException as error:  # also SystemExit: it is the call's, not the thread's
+        except BaseException as error:  # also SystemExit: it belongs to the call, not to the thread
             self.set_exception(error)
         else:
             self.set_result(result)
 
 
 class CallThreads(Executor):
-    """At most `size` calls at once, not counting those given up."""
+    """Runs at most `size` calls at once, not counting abandoned ones."""
 
     def __init__(self, size: int, name: str = "palestra-env") -> None:
         self._size = size
         self._name = name
         self._queue: SimpleQueue[_Call | None] = SimpleQueue()
-        self._lock = threading.Lock()  # protects all below and what a call knows of its thread
+        self._lock = threading.Lock()  # protects all fields below and what a call knows about its thread
         self._threads: set[threading.Thread] = set()
         self._is_closed = False
 

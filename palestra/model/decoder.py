@@ -1,4 +1,4 @@
-"""The decoder: one block, in which a family's entry says what mixes positions.
+"""The decoder: one block, in which a family's entry says what mixes positions and what follows.
 
 Tokens of many sequences stand packed in one row dimension; who may see whom is the attention's business, where a
 recurrence begins the recurrence's, which adapter a row uses the LoRA plan's.
@@ -16,13 +16,22 @@ from torch.utils.checkpoint import checkpoint
 from palestra.model.attention.packed import Attention
 from palestra.model.attention.rope import Rotary
 from palestra.model.block_ops import BlockOps
-from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec
+from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec, ExpertsSpec, MlpSpec
 from palestra.model.loading.spec import ModelSpec
-from palestra.model.loading.weights import AttentionWeights, DecoderWeights, DeltaNetWeights
-from palestra.model.lora.linear import LoraPlan, lora_linear
+from palestra.model.loading.weights import (
+    AttentionWeights,
+    DecoderWeights,
+    DeltaNetWeights,
+    ExpertsWeights,
+    MlpWeights,
+)
+from palestra.model.lora.linear import LoraPlan
 from palestra.model.mixers.attention import AttentionMixer
 from palestra.model.mixers.delta_net import DeltaNetMixer
 from palestra.model.mixers.inputs import MixerInputs, Recurrence
+from palestra.model.mlp.dense import DenseMlp
+from palestra.model.mlp.experts import ExpertsMlp
+from palestra.model.mlp.routing import Routing
 
 
 class Decoder:
@@ -38,6 +47,7 @@ class Decoder:
         self.rotary = Rotary.of(spec, self.device)
         self.ops = BlockOps.of(self.device, self.dtype)
         self.mixers = [self._mixer(n) for n in range(spec.n_layers)]
+        self.mlps = [self._mlp(n) for n in range(spec.n_layers)]
 
     def __call__(
         self,
@@ -48,10 +58,11 @@ class Decoder:
         recur: Recurrence | None = None,
         *,
         checkpointing: bool = False,
+        routing: Routing | None = None,
     ) -> Tensor:
         """Final hidden states, normalised: [tokens, hidden]. The unembedding is the caller's, in chunks."""
         hidden, update = embedding(tokens, self.weights.embedding), None
-        inputs = MixerInputs(self.rotary.angles(positions, self.dtype), attend, recur)
+        inputs = MixerInputs(self.rotary.angles(positions, self.dtype), attend, recur, routing)
         for n in range(self.spec.n_layers):
             if checkpointing and torch.is_grad_enabled():
                 hidden, update = checkpoint(
@@ -68,13 +79,20 @@ class Decoder:
         w, ops, eps = self.weights.layers[n], self.ops, self.spec.norm_eps
         hidden, x = ops.add_rms_norm(hidden, update, w.input_norm, eps)
         hidden, x = ops.add_rms_norm(hidden, self.mixers[n](x, inputs, plan), w.mlp_norm, eps)
-        activated = ops.swiglu(lora_linear(x, w.gate_up, w.gate_up_bias, (n, "gate_up"), plan))
-        return hidden, lora_linear(activated, w.down, w.down_bias, (n, "down"), plan)
+        return hidden, self.mlps[n](x, plan, inputs.routing)
 
     def _mixer(self, n: int) -> AttentionMixer | DeltaNetMixer:
         match self.spec.layers[n].mixer, self.weights.layers[n].mixer:
             case AttentionSpec() as mixer, AttentionWeights() as weights:
                 return AttentionMixer(n, self.spec, mixer, weights, self.ops)
-            case DeltaNetSpec(), DeltaNetWeights() as weights:
-                return DeltaNetMixer(n, self.spec, weights, self.ops)
+            case DeltaNetSpec() as mixer, DeltaNetWeights() as weights:
+                return DeltaNetMixer(n, self.spec, mixer, weights, self.ops)
+        raise TypeError(f"the weights of layer {n} are not those its spec asks for")
+
+    def _mlp(self, n: int) -> DenseMlp | ExpertsMlp:
+        match self.spec.layers[n].mlp, self.weights.layers[n].mlp:
+            case MlpSpec(), MlpWeights() as weights:
+                return DenseMlp(n, weights, self.ops)
+            case ExpertsSpec() as experts, ExpertsWeights() as weights:
+                return ExpertsMlp(n, experts, weights, self.ops)
         raise TypeError(f"the weights of layer {n} are not those its spec asks for")

@@ -65,6 +65,9 @@ class LoraConfig(Struct, frozen=True, kw_only=True):
     train_attn: bool = True
     train_mlp: bool = True
     train_unembed: bool = True
+    per_expert: bool = False
+    """Every expert of a mixture has an A and a B of its own, as PEFT lays them out. Otherwise, as in Tinker, gate and
+    up have one A for all experts, and down has one B."""
 
 
 class AdamParams(Struct, frozen=True, kw_only=True):

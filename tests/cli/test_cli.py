@@ -127,6 +127,16 @@ def test_random_model_then_info(tmp_path):
     assert "LoRA rank 32" in shown.output
 
 
+def test_info_tells_the_experts_of_a_mixture(tmp_path):
+    assert palestra("model", "random", tmp_path / "m", "--shape", "micro", "--family", "qwen3_moe").exit_code == 0
+    facts = json.loads(palestra("model", "info", tmp_path / "m", "--json").stdout)
+    assert facts["experts"] == {"layers": 2, "experts": 8, "per_token": 2, "size": 48, "shared_size": 0}
+    assert facts["parameters"] - facts["active_parameters"] == 2 * 6 * 3 * 48 * 64
+    shown = palestra("model", "info", tmp_path / "m").output
+    assert "8 of width 48 in 2 layers, 2 for a token" in shown
+    assert "of them active for a token" in shown
+
+
 def test_info_tells_the_layers_and_states_of_a_hybrid_model(tmp_path):
     assert palestra("model", "random", tmp_path / "m", "--shape", "micro", "--family", "qwen3_5").exit_code == 0
     facts = json.loads(palestra("model", "info", tmp_path / "m", "--json").stdout)

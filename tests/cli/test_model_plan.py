@@ -48,8 +48,16 @@ def test_an_8b_model_trains_and_samples_in_16_gb_with_4_bits(tmp_path):
     assert "lower --rows or --context" in text
 
 
+def test_30b_a3b_trains_and_samples_in_40_gb_with_4_bits(tmp_path):
+    folder = write_hollow(tmp_path / "30b", "qwen3-30b-a3b", "qwen3_moe")
+    shown = palestra("model", "info", folder, "--plan", "--memory", "40GB", "--weights", "nf4", "--json")
+    facts = json.loads(shown.stdout)
+    assert facts["plan"]["fits"]
+    assert facts["active_parameters"] < 0.12 * facts["parameters"]
+
+
 @pytest.mark.parametrize("name", [None, "int8", "nf4", "mxfp4"])
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "llama"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "qwen3_moe"])
 def test_planned_weights_are_those_that_are_loaded(random_model, family, name):
     folder = random_model(family, shape="tiny")
     planned, scratch = weight_bytes(folder, FORMS[name] if name else None, 4)
@@ -57,7 +65,7 @@ def test_planned_weights_are_those_that_are_loaded(random_model, family, name):
     weights, total, largest = model.decoder.weights, 0, 0
     found = [weights.embedding, weights.norm]
     for layer in weights.layers:
-        for part in (layer, layer.mixer):
+        for part in (layer, layer.mixer, layer.mlp):
             found += [getattr(part, field) for field in type(part).__dataclass_fields__]
     for weight in found:
         if isinstance(weight, torch.Tensor | PackedWeight):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from palestra.chat.tool_calls import ParsedCall, parse_tool_call
 from palestra.environments.bundled import arithmetic, stockroom_tasks
 from palestra.environments.bundled.arithmetic import Arithmetic, answer, is_held_out, problems, question
-from palestra.environments.bundled.draws import last_integer
+from palestra.environments.bundled.seeded_random import last_integer
 from palestra.environments.bundled.stockroom import Stockroom
 from palestra.environments.bundled.stockroom_tasks import ITEMS, SYSTEM, Kind, call_text
 from tests.properties import examples

@@ -258,7 +258,20 @@ def hub_gpt_oss(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
     config["rope_theta"] = config["rope_scaling"].pop("rope_theta")
 
 
-SUPPORTED = ("llama", "mistral", "qwen2", "qwen3", "qwen3_5", "qwen3_5_tied", "qwen3_5_text")
+SUPPORTED = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3_5",
+    "qwen3_5_tied",
+    "qwen3_5_text",
+    "qwen3_moe",
+    "qwen3_moe_mixed",
+    "qwen3_moe_fused",
+    "qwen3_5_moe",
+    "qwen3_next",
+)
 """Families that must pass; the others are not supported yet and are refused by name."""
 
 FAMILIES: dict[str, Family] = {

@@ -45,6 +45,11 @@ def test_same_requests_in_the_same_order_give_the_same_bits(micro_model):
     assert life(micro_model) == life(micro_model)
 
 
+def test_experts_give_the_same_bits_again(random_model):
+    folder = random_model("qwen3_moe")
+    assert life(folder) == life(folder)
+
+
 def test_same_requests_in_another_process_give_the_same_bits(micro_model):
     environment = {**os.environ, "PYTHONPATH": str(Path(palestra.__file__).parents[1])}
     command = [sys.executable, __file__, str(micro_model)]

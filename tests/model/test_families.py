@@ -60,10 +60,20 @@ CASES: dict[str, dict] = {
     "old-yarn": {"family": "qwen2", "overrides": {"rope_theta": 5e4, "rope_scaling": {"type": "yarn", **YARN}}},
     "qwen3_5": {"family": "qwen3_5"},
     "qwen3_5-tied": {"family": "qwen3_5", "tie": True, "overrides": {"linear_num_key_heads": 2}},
+    "qwen3_moe": {"family": "qwen3_moe"},
+    "qwen3_moe-mixed": {"family": "qwen3_moe", "overrides": {"mlp_only_layers": [1]}},
+    "qwen3_5_moe": {"family": "qwen3_5_moe"},
+    "qwen3_next": {"family": "qwen3_next", "overrides": {"linear_num_key_heads": 2}},
+    "qwen3_moe-shares": {"family": "qwen3_moe", "tie": True, "overrides": {"norm_topk_prob": False}},
     "mistral": {"family": "mistral", "overrides": {"sliding_window": 8}},
     "mistral-full": {"family": "mistral", "overrides": {"sliding_window": None}},
 }
-FAMILIES = ["qwen3", *(pytest.param(one, marks=pytest.mark.slow) for one in ("qwen2", "llama2", "mistral")), "qwen3_5"]
+FAMILIES = [
+    "qwen3",
+    *(pytest.param(one, marks=pytest.mark.slow) for one in ("qwen2", "llama2", "mistral")),
+    "qwen3_5",
+    "qwen3_moe",
+]
 
 every_case = pytest.mark.parametrize("case", CASES)
 
@@ -97,6 +107,7 @@ def test_gradients_equal_peft(get_bench, case, tmp_path):
     truth = {n.replace(".default.", "."): p.grad for n, p in peft_model.named_parameters() if p.requires_grad}
     ours = {f"base_model.model.{n}": g for n, g in bench.gradient(adapter).items()}
     take_parts(truth, ours)
+    take_experts(truth, ours)
     assert ours.keys() == truth.keys()
     for name, gradient in ours.items():
         assert torch.linalg.norm(gradient - truth[name]) < 1e-4 * torch.linalg.norm(truth[name]), name
@@ -104,12 +115,27 @@ def test_gradients_equal_peft(get_bench, case, tmp_path):
 
 def take_parts(truth: dict[str, torch.Tensor], ours: dict[str, torch.Tensor]) -> None:
     """Of matrices that PEFT has joined, what is ours: its other blocks of B are zero, but not their gradients."""
-    for joined in [name for name in truth if "in_proj_qkv" in name]:
+    for joined in [name for name in truth if "in_proj_qkv." in name]:
         gradient, row, column = truth.pop(joined), 0, 0
         for part in (joined.replace("qkv", x) for x in "qkv"):
             rows, columns = ours[part].shape
             truth[part] = gradient[row : row + rows, column : column + columns]
             row, column = row + rows, column + (columns if "lora_B" in part else 0)
+
+
+def take_experts(truth: dict[str, torch.Tensor], ours: dict[str, torch.Tensor]) -> None:
+    """Of what PEFT repeats for each expert, the sum where ours is one matrix; the blocks of gate and up."""
+    for key in [key for key in truth if key.endswith("experts.lora_A.weight")]:
+        head = key.removesuffix(".lora_A.weight")
+        for module, parts in ((f"{head}.base_layer", ("w1", "w3")), (head, ("w2",))):
+            a, b = (truth.pop(f"{module}.lora_{x}.weight") for x in "AB")
+            n = max(len(ours[f"{head}.{parts[0]}.lora_{x}.weight"]) for x in "AB")
+            a, b = a.unflatten(0, (n, -1)), b.unflatten(1, (-1, n)).permute(2, 0, 1)
+            rank = a.shape[1] // len(parts)
+            for i, (part, rows) in enumerate(zip(parts, b.chunk(len(parts), 1), strict=True)):
+                for x, every in (("A", a.split(rank, 1)[i]), ("B", rows.split(rank, 2)[i])):
+                    name = f"{head}.{part}.lora_{x}.weight"
+                    truth[name] = every.sum(0, keepdim=True) if len(ours[name]) == 1 else every
 
 
 def weighted_loss(model, item: TrainItem) -> tuple[torch.Tensor, np.ndarray]:
@@ -133,9 +159,11 @@ def test_bfloat16_is_as_close_to_float32_as_transformers_is(get_bench, in_transf
         with torch.no_grad():
             truth = bench.reference()(torch.tensor([tokens])).logits[0]
             peer = theirs(torch.tensor([tokens])).logits[0].float()
-        ours_off.append((ours - truth).flatten())
-        theirs_off.append((peer - truth).flatten())
-    ours_rms, theirs_rms = (torch.cat(x).square().mean().sqrt() for x in (ours_off, theirs_off))
+        ours_off.append((ours - truth).square().mean(-1))
+        theirs_off.append((peer - truth).square().mean(-1))
+    # Rounding sends some tokens to other experts, and not the same ones here and there: that says nothing.
+    typical = torch.median if bench.model.spec.experts else torch.mean
+    ours_rms, theirs_rms = (typical(torch.cat(x)).sqrt() for x in (ours_off, theirs_off))
     assert 0 < ours_rms < 1.25 * theirs_rms
 
 
@@ -144,7 +172,8 @@ def test_bfloat16_trains_like_float32(get_bench, case):
     """The same stored weights and the same adapter in both precisions: gradients agree to bfloat16's digits."""
     narrow = get_bench(**CASES[case], dtype="bfloat16")
     wide = get_bench(**CASES[case], dtype="bfloat16", load_dtype="float32")
-    bound = 0.15 if narrow.model.spec.delta_nets else 0.05  # a recurrence carries its roundings on
+    # A recurrence carries its roundings on; experts are other ones for a few tokens.
+    bound = 0.15 if narrow.model.spec.delta_nets or narrow.model.spec.experts else 0.05
     gradients = []
     for bench in (narrow, wide):
         adapter = bench.adapter(rank=4, noise=0.05)

@@ -52,7 +52,7 @@ def message_of(error: type[ModelError], folder: Path) -> str:
     ("fields", "parts"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, ["'architectures'", "'GPT2LMHeadModel'"]),
-        ({"architectures": ["Qwen3MoeForCausalLM"]}, ["'architectures'", "'Qwen3MoeForCausalLM'"]),
+        ({"architectures": ["DeepseekV3ForCausalLM"]}, ["'architectures'", "'DeepseekV3ForCausalLM'"]),
         ({"architectures": ["LlamaForSequenceClassification"]}, ["'architectures'"]),
         ({"architectures": "remove"}, ["'architectures'", "nothing"]),
     ],

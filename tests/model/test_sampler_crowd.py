@@ -17,6 +17,7 @@ MODELS = {
     "qwen3": {},
     "mistral": {"family": "mistral", "overrides": {"sliding_window": 9}},
     "qwen3_5": {"family": "qwen3_5"},
+    "qwen3_moe": {"family": "qwen3_moe"},
 }
 
 

@@ -16,9 +16,9 @@ from tinker import types
 
 from tests.server.conftest import NAME, WORKER
 from tests.server.raw import Raw, datum, ok
-from tests.server.test_faults import Run, assert_same_bits, batch, train, undisturbed, weights
+from tests.server.test_faults import Run, assert_same_bits, batch, frail, train, undisturbed, weights
 
-__all__ = ["undisturbed"]
+__all__ = ["frail", "undisturbed"]
 
 pytestmark = pytest.mark.slow
 

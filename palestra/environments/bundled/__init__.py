@@ -1,1 +1,1 @@
-"""Environments that come with Palestra: small enough for the bundled model, and needing nothing but Python."""
+"""Environments that are part of Palestra: small enough for the bundled model, and needing nothing but Python."""

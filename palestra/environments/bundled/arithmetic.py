@@ -1,7 +1,7 @@
 """Arithmetic: one question, one number.
 
-Owns: the questions, which of them are held out, the verifier. The bundled model has been taught these very words, so
-what it reads here should not change without it.
+Owns: the questions, which of them are held out, the verifier. The bundled model was trained on exactly these texts, so
+they should not change without it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import Any, Literal
 
 from palestra.chat.tool_calls import without_thinking
-from palestra.environments.bundled.draws import last_integer
+from palestra.environments.bundled.seeded_random import last_integer
 from palestra.environments.tasks import LazyTasks
 from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput
 from palestra.types.rollouts import Task
@@ -21,8 +21,8 @@ Op = Literal["+", "-", "*"]
 OPS: tuple[Op, ...] = ("+", "-", "*")
 OP_NAMES: dict[Op, str] = {"+": "add", "-": "subtract", "*": "multiply"}
 PROBLEMS = {"+": 6000, "-": 4500, "*": 2000}
-"""At most so many of each kind to train on: there are 10,000, 5,050 and 1,504 in all."""
-HELD_OUT = 20  # one of so many questions is kept for evaluation
+"""The maximum number of training questions of each kind: there are 10,000, 5,050 and 1,504 in all."""
+HELD_OUT = 20  # one of this many questions is kept for evaluation
 
 Problem = tuple[int, Op, int]
 
@@ -36,7 +36,7 @@ def answer(a: int, op: Op, b: int) -> int:
 
 
 def problems(op: Op) -> list[Problem]:
-    """All there are: numbers to 99, no negative results, products with a factor of one digit."""
+    """Returns all questions: numbers to 99, no negative results, products with a factor of one digit."""
     if op == "+":
         return [(a, op, b) for a in range(100) for b in range(100)]
     if op == "-":
@@ -45,13 +45,14 @@ def problems(op: Op) -> list[Problem]:
 
 
 def is_held_out(a: int, op: Op, b: int) -> bool:
-    """Never trained on, nor is the same sum or product the other way round."""
+    """Whether a question is never trained on; the same holds for the sum or product the other way round."""
     first, second = (a, b) if op == "-" else sorted((a, b))
     return _hash(f"{first}{op}{second}") % HELD_OUT == 0
 
 
 def difficulty(a: int, op: Op, b: int) -> int:
-    """1: nothing to carry or borrow in the ones; 2: something, or the times table; 3: larger products."""
+    """Returns 1 if there is nothing to carry or borrow in the ones; 2 if there is, or for the times table; 3 for larger
+    products."""
     if op == "*":
         return 2 if max(a, b) < 10 else 3
     carries = a % 10 + b % 10 > 9 if op == "+" else a % 10 < b % 10
@@ -59,7 +60,7 @@ def difficulty(a: int, op: Op, b: int) -> int:
 
 
 def tasks(split: Literal["train", "eval"]) -> LazyTasks[Problem]:
-    """About 12,000 to train on and 800 held out, in a fixed mixed order."""
+    """Returns about 12,000 tasks to train on or 800 held-out ones, in a fixed mixed order."""
     chosen = _chosen(split)
     return LazyTasks(chosen, lambda pair: task(*pair))
 
@@ -74,7 +75,7 @@ def task(a: int, op: Op, b: int) -> Task:
 
 
 def gym_rows(split: Literal["train", "eval"]) -> list[JsonObject]:
-    """The same questions for the gym's `math_with_judge` server."""
+    """Returns the same questions for the gym's `math_with_judge` server."""
     return [
         {
             "responses_create_params": {"input": [{"role": "user", "content": question(*one)}]},
@@ -86,12 +87,12 @@ def gym_rows(split: Literal["train", "eval"]) -> list[JsonObject]:
 
 
 def solve(task: Task) -> str:
-    """What a perfect policy says."""
+    """Returns the answer of a perfect policy."""
     return str(task.extras["answer"])
 
 
 class Arithmetic(BaseTextEnv):
-    """Single turn: 1 for the right number, said last, else 0."""
+    """A single turn: the reward is 1 if the last number is right, else 0."""
 
     tasks = staticmethod(tasks)
 

@@ -1,4 +1,4 @@
-"""Stockroom: questions that nobody can answer without asking a tool first.
+"""Stockroom: questions that cannot be answered without calling a tool first.
 
 Owns: the tools, the verifier. Never touches: what is in stock and what is asked, which come with the task.
 """
@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from palestra.chat.tool_calls import ParsedCall, ParseFailure, parse_tool_call, without_thinking
-from palestra.environments.bundled.draws import last_integer
+from palestra.environments.bundled.seeded_random import last_integer
 from palestra.environments.bundled.stockroom_tasks import DONE, NO_CALL, Kind, answer, tasks, tool_error, tool_result
 from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput
 from palestra.environments.tools import ToolGroup, tool
@@ -17,11 +17,11 @@ from palestra.util.json_types import JsonObject
 
 CALLS = re.compile(r"<(tool_call|function_call)>.*?(?:</\1>|\Z)", re.DOTALL)
 MAX_INTEGER = 10**18
-SHOWN_CHARS = 40  # of a name the policy made up
+SHOWN_CHARS = 40  # of a name that the policy invented
 
 
 class ToolRefusal(Exception):
-    """What the policy is told instead of a result."""
+    """The text that the policy gets instead of a result."""
 
 
 class StockroomTools(ToolGroup):
@@ -50,7 +50,7 @@ PARAMETERS = {"count": ("item",), "add": ("a", "b"), "subtract": ("a", "b")}
 class Stockroom(BaseTextEnv):
     """Up to six turns: a tool call in each, then the answer and `<done>`.
 
-    The reward, 1 or 0, comes at the end, whichever way it ends.
+    The reward, 1 or 0, comes at the end, however the episode ends.
     """
 
     max_turns = 6
@@ -93,7 +93,7 @@ class Stockroom(BaseTextEnv):
         }
 
     def _run_tool(self, said: str, is_done: bool) -> str:
-        """What the policy gets to read. A message that only ends the episode needs no call."""
+        """Returns what the policy reads. A message that only ends the episode needs no call."""
         call = parse_tool_call(said)
         if isinstance(call, ParsedCall):
             self._tool_calls += 1
@@ -115,7 +115,7 @@ class Stockroom(BaseTextEnv):
         return self._execute_tool("stockroom", call.name, [call.arguments[name] for name in parameters])
 
     def _verify(self, said: str) -> float:
-        """The answer is what was said last, not what was put into a call."""
+        """Grades the answer, which is what was said last, not the arguments of a call."""
         number = last_integer(CALLS.sub(" ", said.partition(DONE)[0]))
         if number is None:
             self._has_parse_error = True
@@ -123,7 +123,7 @@ class Stockroom(BaseTextEnv):
 
 
 def _integer(name: str, value: Any) -> int:
-    """Also from text: small models write "37"."""
+    """Converts a value; text is accepted, because small models write "37"."""
     if isinstance(value, str) and len(value) <= len(str(MAX_INTEGER)):
         try:
             value = int(value)

@@ -1,7 +1,7 @@
-"""The stockroom's questions and all its words.
+"""The stockroom's questions and all its texts.
 
-Owns: items, kinds of questions, which of them are held out, what is said on both sides. The bundled model has been
-taught these very words, so they should not change without it. Never touches: how replies are read and graded.
+Owns: items, kinds of questions, which of them are held out, the texts of both sides. The bundled model was trained on
+exactly these texts, so they should not change without it. Never touches: how replies are read and graded.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Literal
 
-from palestra.environments.bundled.draws import Draws
+from palestra.environments.bundled.seeded_random import SeededRandom
 from palestra.environments.tasks import LazyTasks
 from palestra.types.rollouts import Task
 
@@ -28,10 +28,10 @@ knives lamps maps masks mirrors nails needles nets pans pencils pens pipes plate
 shoes spoons stamps tables towels wheels
 """
 ITEMS = tuple(_NOUNS.split())
-COUNTS = (10, 99)  # too many to guess
-STOCKED = 4  # items in one stockroom: those asked for, and others
+COUNTS = (10, 99)  # a range that is too large to guess in
+STOCKED = 4  # items in one stockroom: those in the question, and others
 TRAIN_TASKS, EVAL_TASKS = 20_000, 512
-HELD_OUT = 12  # one of so many questions is kept for evaluation
+HELD_OUT = 12  # one of this many questions is kept for evaluation
 DONE = "<done>"
 NO_CALL = "no tool call found"
 
@@ -80,7 +80,7 @@ def answer_text(number: int) -> str:
 
 
 def solve(task: Task) -> list[str]:
-    """What a perfect policy says, turn by turn."""
+    """Returns the messages of a perfect policy, turn by turn."""
     kind, items, stock = Kind(task.extras["kind"]), task.extras["items"], task.extras["stock"]
     said = [call_text("count", item=item) for item in items]
     if kind is not Kind.ONE:
@@ -90,8 +90,9 @@ def solve(task: Task) -> list[str]:
 
 
 def is_held_out(kind: Kind, items: Sequence[str]) -> bool:
-    """Never trained on, whatever is in stock, nor are the same two items the other way round."""
-    return Draws(f"stockroom/split/{kind}/{'/'.join(sorted(items))}").below(HELD_OUT) == 0
+    """Whether a question is never trained on, whatever is in stock; the same holds for the two items the other way
+    round."""
+    return SeededRandom(f"stockroom/split/{kind}/{'/'.join(sorted(items))}").below(HELD_OUT) == 0
 
 
 def tasks(split: Split) -> LazyTasks[int]:
@@ -99,7 +100,7 @@ def tasks(split: Split) -> LazyTasks[int]:
 
 
 def make_task(split: Split, index: int) -> Task:
-    draws = Draws(f"stockroom/{split}/{index}")
+    draws = SeededRandom(f"stockroom/{split}/{index}")
     kind = _kind(draws)
     stocked = draws.sample(ITEMS, STOCKED)
     while is_held_out(kind, items := stocked[: 1 if kind is Kind.ONE else 2]) != (split == "eval"):
@@ -117,7 +118,7 @@ def make_task(split: Split, index: int) -> Task:
     )
 
 
-def _kind(draws: Draws) -> Kind:
+def _kind(draws: SeededRandom) -> Kind:
     percent = draws.below(100)
     for kind, share in SHARES:
         percent -= share

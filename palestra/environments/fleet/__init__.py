@@ -1,4 +1,4 @@
-"""Fleet tasks: text environments whose world is an app that tools act on, here or elsewhere. Begin at `env`."""
+"""Fleet tasks: text environments whose world is an app with tools, here or elsewhere. Begin at `env`."""
 
 from typing import TYPE_CHECKING
 

@@ -1,9 +1,9 @@
-"""Reads the model's text as an action: a tool call, the end, both, or neither.
+"""Parses the model's text as an action: a tool call, the end, both, or neither.
 
 Owns: the two grammars, what counts as done. Never touches: which tools there are.
 
-`lenient` is ours: a call that is only thought about does not count, JSON ends where it ends, and what cannot be read is
-answered with the reason. `strict` reads what the reference reads and nothing else.
+`lenient` is our own: a call in the reasoning does not count, the end of JSON is found by parsing it, and an unreadable
+call is answered with the reason. `strict` accepts exactly what the reference implementation does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ActionGrammar(StrEnum):
 
 class CallRequest(msgspec.Struct, frozen=True):
     name: Any
-    """Text, but for what the strict grammar lets through."""
+    """Text, except for what the strict grammar lets through."""
     arguments: Any
 
 
@@ -36,9 +36,9 @@ class AgentAction(msgspec.Struct, frozen=True, kw_only=True):
     call: CallRequest | None = None
     is_done: bool = False
     problem: str = ""
-    """Why a try at a call is none, for the model to read."""
+    """Why an attempt at a call is invalid, for the model to read."""
     ignored_calls: int = 0
-    """After the first: only that one is run."""
+    """Number of calls after the first: only the first is run."""
 
 
 def parse_action(text: str, grammar: ActionGrammar = ActionGrammar.LENIENT) -> AgentAction:
@@ -55,7 +55,7 @@ def parse_action(text: str, grammar: ActionGrammar = ActionGrammar.LENIENT) -> A
 
 
 def _outside_calls(said: str) -> tuple[str, int]:
-    """The text without calls and unfinished thought, and how many calls there were."""
+    """Returns the text without calls and unfinished reasoning, and the number of calls."""
     outside: list[str] = []
     place, count = 0, 0
     while (found := _next_tag(said, place)) is not None:
@@ -71,7 +71,8 @@ def _next_tag(said: str, place: int) -> tuple[int, str] | None:
 
 
 def _end_of_call(said: str, start: int, closing: str) -> int:
-    """After its JSON, if that can be read: what is quoted there is no closing tag. Else after the tag, or nowhere."""
+    """Returns where a call ends: after its JSON, if that can be parsed, because a quoted closing tag does not count.
+    Else after the tag, or nowhere."""
     try:
         end = json.JSONDecoder().raw_decode(said, start + len(said[start:]) - len(said[start:].lstrip()))[1]
     except (ValueError, RecursionError):
@@ -96,7 +97,7 @@ def _strict_call(text: str) -> CallRequest | None:
 
 
 def _strict_content(text: str, tag: str) -> str | None:
-    """To the first closing tag; where there is none, to a special token or the end."""
+    """Returns the text up to the first closing tag; if there is none, up to a special token or the end."""
     start = text.find(tag)
     if start < 0:
         return None

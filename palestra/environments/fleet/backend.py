@@ -22,21 +22,21 @@ from palestra.util.json_types import JsonObject
 
 
 class ToolAnswer(msgspec.Struct, frozen=True):
-    """What a tool call came to."""
+    """The result of a tool call."""
 
     result: Any
-    """What JSON can say; text where it is no JSON."""
+    """A JSON value; text if it is not JSON."""
     error: str = ""
-    """What the tool said went wrong."""
+    """The error that the tool reported."""
 
 
 class FleetGrade(msgspec.Struct, frozen=True, kw_only=True):
-    """What a verifier says about an episode."""
+    """The verifier's result for an episode."""
 
     score: float | None
-    """None: unknown, because the verifier itself broke, or returned no score."""
+    """None: unknown, because the verifier itself failed, or returned no score."""
     partial: float = 0.0
-    """For those who want it, where the score is 0."""
+    """The partial reward, for those who use it, if the score is 0."""
     stdout: str = ""
     error: str = ""
 
@@ -46,7 +46,7 @@ class FleetGrade(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetAttempt(msgspec.Struct, frozen=True, kw_only=True):
-    """What a verifier may look at besides the instance."""
+    """What a verifier may use in addition to the instance."""
 
     answer: str | None = None
     conversation: Sequence[JsonObject] = ()
@@ -56,19 +56,20 @@ class FleetBackend(Protocol):
     """One instance of an app for one episode: made, called, verified and closed."""
 
     async def create(self) -> None:
-        """Raises BackendError."""
+        """Makes the instance. Raises BackendError."""
         ...
 
     async def list_tools(self) -> list[ToolSpec]: ...
 
     async def call_tool(self, name: str, arguments: JsonObject) -> ToolAnswer:
-        """What the tool itself says is wrong is an answer. Raises BackendError where there is no instance any more."""
+        """Calls a tool. An error that the tool itself reports is an answer. Raises BackendError if the instance does
+        not exist any more."""
         ...
 
     async def verify(self, attempt: FleetAttempt) -> FleetGrade: ...
 
     async def close(self) -> None:
-        """Also of one that was never created; the second time does nothing."""
+        """Closes the instance, also if it was never created; a second call does nothing."""
         ...
 
 
@@ -79,11 +80,11 @@ BLOCK = r">>> {0}_ACCUMULATOR >>>\n(.*?)\n<<< {0}_ACCUMULATOR <<<"
 ERRORS, SUCCESSES = (re.compile(BLOCK.format(name), re.DOTALL) for name in ("ERROR", "SUCCESS"))
 APP_LINE = re.compile(r"^App (.+): ([01])\s*$", re.MULTILINE)
 NOTHING_HAPPENED = re.compile(r"no (?:unexpected|other|unwanted) (?:database )?changes", re.IGNORECASE)
-"""A check that is met by doing nothing is no part of a success."""
+"""Checks that are passed by doing nothing do not count towards a partial reward."""
 
 
 def partial_score(stdout: str) -> float:
-    """0 to below 1."""
+    """Returns a value from 0 to below 1."""
     apps = APP_LINE.findall(stdout)
     if apps:
         passed = [one == "1" for _, one in apps]
@@ -106,7 +107,7 @@ def _listed(block: re.Pattern[str], stdout: str) -> list[Any]:
 
 
 def _read(text: str) -> Any:
-    """JSON or, as most print it, Python's own way."""
+    """Parses JSON or, as most verifiers print it, Python's notation."""
     try:
         return json.loads(text)
     except ValueError:

@@ -1,9 +1,9 @@
-"""Tools for a model to tend its own context: look how full it is, drop old turns, search what was said.
+"""Tools with which a model manages its own context: see how full it is, drop old turns, search what was said.
 
 Owns: these five tools, the whole history, outputs too long to be shown. Never touches: the platform.
 
-Patterns are plain words, without regard to case; `a|b` finds either. They are no regular expressions: one of those can
-be written so that looking for it takes for ever.
+Patterns are plain words, without regard to case; `a|b` finds either. They are not regular expressions, because one can
+be written whose search takes for ever.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class ContextTools:
         self._max_output_chars = max_output_chars
         self._cut_output: list[str] = []
         self._start = len(history)
-        """How many messages there are before the first turn: they always stay."""
+        """Number of messages before the first turn: they always stay."""
 
     def note(self, messages: Sequence[Message]) -> None:
-        """What was said since: also what is dropped later can be found."""
+        """Adds new messages to the full history, so that what is dropped later can still be found."""
         self._everything += messages
 
     def cut(self, text: str) -> str:
-        """What the model gets to see of an output."""
+        """Returns the part of an output that the model sees."""
         if len(text) <= self._max_output_chars:
             return text
         self._cut_output = text.splitlines()
@@ -68,7 +68,7 @@ class ContextTools:
         )
 
     def call(self, name: str, arguments: object) -> tuple[str, bool]:
-        """The answer, and whether the history was changed. Raises ValueError for arguments that do not do."""
+        """Returns the answer, and whether the history was changed. Raises ValueError for invalid arguments."""
         if not isinstance(arguments, dict):
             raise ValueError("arguments must be an object")
         run: Callable[..., str] = getattr(self, f"_{name}")
@@ -92,7 +92,7 @@ class ContextTools:
     def _search_history(self, pattern: str) -> str:
         found = [
             {"index": place, "role": message["role"], "snippet": _snippet(message["content"], pattern)}
-            for place, message in enumerate(self._everything[:-1])  # without the one that asks
+            for place, message in enumerate(self._everything[:-1])  # without the message that asks
             if _is_in(pattern, message["content"])
         ]
         return json.dumps({"matches": found[:MAX_MESSAGES], "total": len(found)}, ensure_ascii=False)

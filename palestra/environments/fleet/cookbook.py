@@ -53,14 +53,14 @@ log = logging.getLogger(__name__)
 
 
 class FleetEnv(Env):
-    """One episode. However it ends, the verifier is asked once; the instance is gone at the end."""
+    """One episode. However it ends, the verifier runs once; the instance is closed at the end."""
 
     def __init__(self, env: FleetTaskEnv, renderer: Renderer, max_trajectory_tokens: int | None = None) -> None:
         self._env, self._renderer = env, renderer
         self._max_tokens = max_trajectory_tokens
         self._messages: list[Message] = []
         self.is_unknown = False
-        """The verifier broke: its 0 is no reward. The group's builder makes up for it."""
+        """Whether the verifier failed: its 0 is not a reward. The group's builder corrects it."""
 
     async def initial_observation(self) -> Any:
         messages, _ = await self._env.init_async([])
@@ -85,7 +85,7 @@ class FleetEnv(Env):
             is_last = step["metadata"]["done_reason"] == "max_turns"
             reward, metrics = await self._end(StopReason.MAX_TURNS if is_last else StopReason.COMPLETED, step["reward"])
             return self._result(reward, metrics)
-        # After a drop by the model's context tools, what it said before is no longer as it was.
+        # After the model's context tools dropped turns, the history differs from what was sampled.
         kept = step["metadata"].get("modified_chat_history")
         messages = [Message(role=one["role"], content=one["content"]) for one in kept or step["observations"]]
         self._messages = messages if kept else [*self._messages, message, *messages]
@@ -96,11 +96,11 @@ class FleetEnv(Env):
         return StepResult(reward=0.0, episode_done=False, next_observation=observation, next_stop_condition=stop)
 
     async def close(self) -> None:
-        """At any time and again."""
+        """May be called at any time, and repeatedly."""
         await self._env.close_async()
 
     async def _ended(self, reason: StopReason) -> StepResult:
-        """By us: what was done until now counts."""
+        """Ends the episode from our side: what was done so far counts."""
         return self._result(*await self._end(reason, await self._env.grade_async()))
 
     async def _end(self, reason: StopReason, reward: float | None) -> tuple[float, dict[str, float]]:
@@ -121,7 +121,7 @@ class FleetEnv(Env):
         )
 
     def _rendered(self) -> ModelInput:
-        """In this thread: episodes share the renderer, and its tokenizer is not for several at once."""
+        """Renders in this thread: episodes share the renderer, and its tokenizer is not thread-safe."""
         return self._renderer.build_generation_prompt(self._messages)
 
     def _is_too_long(self, observation: ModelInput) -> bool:
@@ -129,7 +129,8 @@ class FleetEnv(Env):
 
 
 def text_of(message: Message) -> str:
-    """As `fleet_task` reads it: renderers take thoughts and calls apart, some of them in a spelling of their own."""
+    """Returns the text as `fleet_task` reads it: renderers separate reasoning and calls, some of them in their own
+    format."""
     content = message["content"]
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     said = [
@@ -143,7 +144,7 @@ def text_of(message: Message) -> str:
 
 @dataclass
 class FleetGroupBuilder(EnvGroupBuilder):
-    """All that it holds before `make_envs` can be pickled."""
+    """Everything it holds before `make_envs` can be pickled."""
 
     task: Task
     env_config: JsonMapping
@@ -169,7 +170,8 @@ class FleetGroupBuilder(EnvGroupBuilder):
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
     ) -> list[tuple[float, dict[str, float]]]:
-        """An episode whose grade nobody knows is given the mean of the others: it teaches nothing, moves no mean."""
+        """Gives an episode with an unknown grade the mean of the others: then it has no advantage, and does not change
+        the mean."""
         pairs = list(zip(trajectory_group, env_group, strict=True))
         known = [sum(step.reward for step in one.transitions) for one, env in pairs if not env.is_unknown]
         mean = sum(known) / len(known) if known else 0.0
@@ -182,13 +184,13 @@ class FleetGroupBuilder(EnvGroupBuilder):
                 log.warning("an instance of %s did not close: %s", self.task.id, words(problem))
 
     def logging_tags(self) -> list[str]:
-        """Their metrics come apart for each: the app, and the level where the task has one."""
+        """Returns tags by which their metrics are split: the app, and the level if the task has one."""
         named = (self.task.extras.get(name) for name in ("data_source", "level"))
         return ["fleet_task", *(str(name) for name in named if name)]
 
 
 class FleetDataset(RLDataset):
-    """Tasks in an order that the seed says; what is left over at the end of a pass is left out."""
+    """Tasks in an order that depends on the seed; what is left over at the end of an epoch is left out."""
 
     def __init__(self, tasks: Sequence[Task], batch_size: int, seed: int, group: JsonMapping) -> None:
         if len(tasks) < batch_size:
@@ -212,20 +214,20 @@ class FleetDatasetBuilder(RLDatasetBuilder):
     """As in env_config: a file, or `platform:mail?difficulty=0,1&count=200`."""
     model_name_for_tokenizer: str
     batch_size: int
-    """Groups."""
+    """Number of groups."""
     group_size: int
     renderer_name: str | None = None
     env_config: JsonMapping = chz.field(default_factory=dict)
     max_turns: int | None = None
-    """Without it each task's own."""
+    """By default each task's own."""
     max_trajectory_tokens: int | None = None
-    """A conversation that is longer ends, and is graded as it stands."""
+    """A longer conversation ends, and is graded as it stands."""
     eval_tasks: int = 0
-    """So many that are kept back, each played once; 0: no evaluation."""
+    """Number of tasks that are held out, each played once; 0: no evaluation."""
     seed: int = 0
 
     async def __call__(self) -> tuple[FleetDataset, FleetDataset | None]:
-        """Raises ValueError, where there are too few tasks."""
+        """Raises ValueError if there are too few tasks."""
         config = {**self.env_config, "tasks_file": self.tasks_file}
         name = self.renderer_name or get_recommended_renderer_name(self.model_name_for_tokenizer)
         group = {

@@ -1,7 +1,7 @@
 """`fleet_task`: a Fleet task as a text environment.
 
-Owns: the conversation, reading what the model wrote, what it is told, counters. Never touches: instances; the layer
-below has those. The interface is that of the FleetTaskEnv which SkyRL's training knows.
+Owns: the conversation, parsing the model's output, the texts it reads, counters. Never touches: instances, which the
+layer below has. The interface is that of the FleetTaskEnv which SkyRL's training knows.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ MAX_TURNS, MAX_OUTPUT_CHARS = 50, 10_000
 
 
 class TurnOutcome(msgspec.Struct, kw_only=True):
-    """What came of one turn, before it is put into words."""
+    """The outcome of one turn, before it becomes text."""
 
     result: Any = None
     error: str | None = None
     reward: float | None = 0.0
     is_ended: bool = False
-    """By the model: it said so, or gave its answer."""
+    """Whether the model ended it: it said so, or gave its answer."""
     was_called: bool = False
     is_context_tools: bool = False
-    """The answer of one of those: it is short enough, and says what was cut before."""
+    """Whether it is the answer of a context tool, which is short and must not be cut again."""
     is_history_changed: bool = False
 
 
 class FleetTaskEnv(BaseTextEnv):
-    """A task at an app, done by calling its tools; what changed in the app decides."""
+    """A task in an app, solved by calling its tools; the changes in the app decide about the reward."""
 
     def __init__(self, env_config: Any, extras: Mapping[str, Any] = {}) -> None:
         super().__init__(env_config, {key: value for key, value in extras.items() if key != "max_turns"})
@@ -82,15 +82,15 @@ class FleetTaskEnv(BaseTextEnv):
     # Episodes
 
     async def init_async(self, prompt: ConversationType | None = None) -> tuple[ConversationType, JsonObject]:
-        """`prompt` is not looked at: the task has its own. Raises RuntimeError where there is no instance."""
+        """`prompt` is ignored: the task has its own. Raises RuntimeError if there is no instance."""
         await self.close_async()
         self.openenv_task_env = OpenEnvTask(self.task, self.settings, self.max_turns)
         try:
             observation = await self.openenv_task_env.reset_async()
-        except Exception as e:  # SkyRL expects a RuntimeError, whatever it was
+        except Exception as e:  # boundary: SkyRL expects a RuntimeError, whatever it was
             await self.close_async()
             raise RuntimeError(f"Failed to create OpenEnv FleetTaskEnv: {words(e)}") from e
-        except BaseException:  # cancelled: the instance must not stay
+        except BaseException:  # when cancelled: the instance must not stay
             await self.close_async()
             raise
         self.tools = list(observation["tools"])
@@ -114,7 +114,7 @@ class FleetTaskEnv(BaseTextEnv):
         self._context = ContextTools(self.chat_history, self.max_output_chars) if is_wanted else None
 
     async def step_async(self, action: str) -> BaseTextEnvStepOutput:
-        """After the end it only says again that it is over."""
+        """Makes a step. After the end it only repeats that the episode is over."""
         if self._is_over:
             return _output([], 0.0, True, {"done_reason": "over", "task_key": self.task_key})
         if self.openenv_task_env is None:
@@ -148,11 +148,11 @@ class FleetTaskEnv(BaseTextEnv):
         return _output([message], outcome.reward, outcome.is_ended, metadata | self._hints())
 
     async def grade_async(self) -> float | None:
-        """For whoever ends the episode otherwise, when there is no room or no time left: the verifier's word, once."""
+        """Grades an episode that is ended from outside, e.g. for lack of context or time: runs the verifier once."""
         if self.openenv_task_env is None:
             raise RuntimeError("there is nothing to grade; await init_async(prompt) first")
         if self._is_over:
-            return 0.0  # the last step had it already
+            return 0.0  # the last step already had the reward
         self._is_over = True
         self.openenv_task_env.conversation = self.chat_history
         reward = await self.openenv_task_env.grade_async()
@@ -160,7 +160,7 @@ class FleetTaskEnv(BaseTextEnv):
         return reward
 
     async def close_async(self) -> None:
-        """The instance is gone when this returns."""
+        """Closes the instance; it is gone when this returns."""
         if self.openenv_task_env is not None:
             await self.openenv_task_env.close_async(grade=False)
 
@@ -192,7 +192,7 @@ class FleetTaskEnv(BaseTextEnv):
 
     @staticmethod
     def tasks(split: Split, env_config: JsonMapping | None = None) -> Sequence[Task]:
-        """For a training run without a file of rows: those of its tasks_file."""
+        """Returns the tasks of the tasks_file, for a training run without a file of rows."""
         tasks_file = str((env_config or {}).get("tasks_file") or DEFAULT_TASKS)
         if tasks_file.startswith(PLATFORM):
             return PlatformTasks.named(tasks_file).tasks(split)

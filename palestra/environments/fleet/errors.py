@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class BackendError(RuntimeError):
-    """An instance could not be made, or is gone. Says nothing about the policy."""
+    """An instance could not be made, or is gone. This says nothing about the policy."""

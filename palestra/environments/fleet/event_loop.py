@@ -1,7 +1,7 @@
-"""Coroutines for callers without an event loop: one loop in a thread, for all of them.
+"""Runs coroutines for callers without an event loop: one loop in a thread, for all of them.
 
-Owns: that thread. Never touches: what runs there. Not `asyncio.run`: that needs that no loop runs here, and ends what
-the last call left open.
+Owns: that thread. Never touches: what runs there. `asyncio.run` would not do: it needs that no loop runs here, and ends
+what the last call left open.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _lock = threading.Lock()
-"""Guards the making of the loop."""
+"""Protects the creation of the loop."""
 _loop: asyncio.AbstractEventLoop | None = None
 
 
 def run_sync(work: Coroutine[Any, Any, T]) -> T:
-    """Waits for it; interrupted, it is cancelled."""
+    """Runs a coroutine and waits for it; if interrupted, it is cancelled."""
     future = asyncio.run_coroutine_threadsafe(work, _running_loop())
     try:
         return future.result()
-    except BaseException:  # also an interrupt: the work must not go on alone
+    except BaseException:  # also at an interrupt: the work must not continue alone
         future.cancel()
         raise
 

@@ -19,17 +19,18 @@ from palestra.environments.fleet.platform_tasks import PLATFORM, PlatformTasks, 
 from palestra.environments.fleet.prompts import PromptStyle
 from palestra.environments.platform import SolutionCall, TaskKey
 
-MAX_TURNS = 100  # of a solution: none is cut
+MAX_TURNS = 100  # enough for every solution
 
 
 def gold_lines(tasks_file: str, style: PromptStyle = PromptStyle.FULL) -> list[str]:
-    """A line of `messages` for each task of a `platform:…`."""
+    """Returns a line of `messages` for each task of a `platform:…`."""
     found = run_sync(_conversations(PlatformTasks.named(tasks_file).keys("train"), style))
     return [json.dumps({"messages": messages}, ensure_ascii=False) for messages in found]
 
 
 async def gold_conversation(task_key: str, style: PromptStyle = PromptStyle.FULL) -> list[dict[str, str]]:
-    """One call in each message, then `<done>`. Raises BackendError where the solution is worth less than 1."""
+    """Returns a conversation with one call in each message, then `<done>`. Raises BackendError if the solution gets
+    less than 1."""
     env = FleetTaskEnv({"tasks_file": PLATFORM, "prompt_style": style}, {"task_key": task_key, "max_turns": MAX_TURNS})
     task = platform_task(task_key)
     solving, result = task.template.solve(task.params), None
@@ -48,7 +49,7 @@ async def gold_conversation(task_key: str, style: PromptStyle = PromptStyle.FULL
         await env.close_async()
     if step["reward"] != 1.0:
         raise BackendError(f"the solution of {task_key} gets reward {step['reward']}, not 1")
-    return env.chat_history[:-1]  # nobody answers to the last word
+    return env.chat_history[:-1]  # there is no answer to the last message
 
 
 async def _conversations(keys: Iterable[TaskKey], style: PromptStyle) -> list[list[dict[str, str]]]:

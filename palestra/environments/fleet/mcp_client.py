@@ -1,9 +1,9 @@
 """A connection to an MCP server, by the official `mcp` package: its 1.x and its 2.x.
 
-Owns: the connection, kept for as long as an episode lasts, and what differs between the two packages. Never touches:
-what tools mean.
+Owns: the connection, which lasts as long as an episode, and what differs between the two versions. Never touches: what
+tools mean.
 
-The package's transports must be left by the task that entered them, so each connection has a task of its own.
+The package's transports must be closed by the task that opened them, so each connection has a task of its own.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class McpConnection:
         self._is_open = asyncio.Event()
 
     async def open(self) -> None:
-        """Raises BackendError."""
+        """Connects. Raises BackendError."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._hold(ready), name="mcp-connection")
         await ready
@@ -74,7 +74,7 @@ class McpConnection:
         return answer_of(_wire(await self._request(self._client.call_tool(name, arguments))))
 
     async def _request(self, request: Any) -> Any:
-        """Where the connection ends first there is no answer, however long one waits."""
+        """Sends a request; if the connection ends first there is no answer, however long one waits."""
         assert self._task is not None
         asking = asyncio.ensure_future(request)
         try:
@@ -82,7 +82,7 @@ class McpConnection:
             if not asking.done():
                 raise BackendError(f"the connection to {self._address} ended")
             return asking.result()
-        except Exception as e:  # the client's transports raise what they like
+        except Exception as e:  # boundary: the client's transports raise any kind of error
             if _is_lost(e):
                 raise BackendError(f"the connection to {self._address} is lost: {words(e)}") from e
             raise
@@ -94,14 +94,14 @@ class McpConnection:
             async with _client(self._address, self._timeout_s) as self._client:
                 ready.set_result(None)
                 await self._is_open.wait()
-        except Exception as e:  # told to whoever waits in `open`
+        except Exception as e:  # boundary: raised to the caller of `open`
             if not ready.done():
                 ready.set_exception(BackendError(f"no MCP server at {self._address}: {_innermost(e)}"))
 
 
 @contextlib.asynccontextmanager
 async def _client(address: McpAddress, timeout_s: float) -> AsyncIterator[Any]:
-    """Something with `list_tools` and `call_tool`."""
+    """Gives an object with `list_tools` and `call_tool`."""
     try:
         import mcp
     except ModuleNotFoundError:
@@ -146,12 +146,13 @@ async def _http_transport(url: str, headers: dict[str, str], timeout_s: float) -
 
 
 def _wire(answer: Any) -> JsonObject:
-    """As it went over the wire: names of attributes differ between the packages, those do not."""
+    """Returns the JSON as it was sent: names of attributes differ between the two versions, those do not."""
     return answer.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def answer_of(result: JsonMapping) -> ToolAnswer:
-    """One text is read as JSON where it is some; several are a list of texts; pictures become parts of a message."""
+    """Converts a result: a single text is parsed as JSON if it is valid; several become a list of texts; pictures
+    become parts of a message."""
     blocks: Sequence[JsonMapping] = result.get("content") or []
     texts = [block["text"] for block in blocks if block.get("type") == "text"]
     if result.get("isError"):
@@ -180,14 +181,15 @@ def _read(text: str) -> Any:
 
 
 def _is_lost(error: Exception) -> bool:
-    """Whether it is the connection's own and no answer of the server's. By names: the packages bring several kinds."""
+    """Whether the connection failed, and not the server's call. It is decided by class names, because the package has
+    several kinds of errors."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     code = getattr(error, "code", getattr(getattr(error, "error", None), "code", None))
     return code == CONNECTION_CLOSED or bool(kinds & LOST and not kinds & LATE)
 
 
 def _innermost(error: BaseException) -> str:
-    """Task groups wrap what happened in groups of one."""
+    """Returns the innermost error: task groups wrap errors in groups of one."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
     return words(error)

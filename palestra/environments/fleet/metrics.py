@@ -11,7 +11,8 @@ Metrics = JsonMapping
 
 
 def aggregate_metrics(metrics: Sequence[Metrics]) -> dict[str, float]:
-    """Episodes that never began come as `env_init_failed` and `env_init_failed/{app}`, and count apart."""
+    """Aggregates metrics. Episodes that never began have `env_init_failed` and `env_init_failed/{app}`, and are counted
+    separately."""
     if not metrics:
         return {}
     failed = [one for one in metrics if INIT_FAILED in one]
@@ -34,7 +35,7 @@ def aggregate_metrics(metrics: Sequence[Metrics]) -> dict[str, float]:
 
 
 def _app_of(one: Metrics) -> str:
-    """Training keeps the numbers of an episode, and says the app as where its task is from."""
+    """Returns the app: training keeps the numbers of an episode, and has the app as its `data_source`."""
     return str(one.get("env_key") or one.get("data_source") or "")
 
 

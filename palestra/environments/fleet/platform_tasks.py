@@ -32,11 +32,11 @@ Split = Literal["train", "eval"]
 
 
 class PlatformTasks(msgspec.Struct, frozen=True):
-    """A choice of them, as its name says: `platform:keys?difficulty=0b,0c&count=200`."""
+    """A selection of tasks, as its name says: `platform:keys?difficulty=0b,0c&count=200`."""
 
     name: str
     app: str | None
-    """None: any."""
+    """None: any app."""
     difficulties: tuple[str, ...] = ()
     templates: tuple[str, ...] = ()
     count: int = 1000
@@ -46,7 +46,7 @@ class PlatformTasks(msgspec.Struct, frozen=True):
 
     @classmethod
     def named(cls, name: str) -> PlatformTasks:
-        """Raises ValueError."""
+        """Parses a name. Raises ValueError."""
         app, _, query = name.removeprefix(PLATFORM).partition("?")
         given = dict(parse_qsl(query, keep_blank_values=True))
         unknown = given.keys() - set(CHOICES)
@@ -65,7 +65,7 @@ class PlatformTasks(msgspec.Struct, frozen=True):
         return found
 
     def find(self, task_key: str) -> FleetTask:
-        """By its key: any of the app, also one that a run would not come to. Raises ValueError."""
+        """Returns a task by its key: any task of the app, even outside of this selection. Raises ValueError."""
         try:
             task = platform_task(task_key)
         except PlatformError as e:
@@ -75,7 +75,7 @@ class PlatformTasks(msgspec.Struct, frozen=True):
         return fleet_task(task)
 
     def keys(self, split: Split) -> Sequence[TaskKey]:
-        """Templates take turns."""
+        """Returns keys; templates take turns."""
         chosen = self._chosen()
         start = self.first + (FIRST_EVAL if split == "eval" else 0)
         return [
@@ -85,7 +85,7 @@ class PlatformTasks(msgspec.Struct, frozen=True):
         ]
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """For a training run; each is made when it is asked for."""
+        """Returns tasks for a training run; each is made when it is accessed."""
         return LazyTasks(self.keys(split), partial(_task, self.name))
 
     def _chosen(self) -> list[tuple[str, TaskTemplate]]:
@@ -116,7 +116,7 @@ class PlatformTasks(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=MAX_KEPT)
 def platform_task(task_key: str) -> PlatformTask:
-    """Raises PlatformError."""
+    """Returns the platform's task. Raises PlatformError."""
     return make_task(task_key)
 
 
@@ -162,14 +162,15 @@ def _number(name: str, key: str, text: str) -> int:
 
 
 def export_tasks(keys: Iterable[TaskKey | str], file: Path) -> int:
-    """How many it wrote."""
+    """Writes tasks and returns their number."""
     rows = [fleet_row(make_task(key)) for key in keys]
     file.write_text(json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
     return len(rows)
 
 
 def fleet_row(task: PlatformTask) -> JsonObject:
-    """In the spelling of Fleet's own exports and in that of OpenEnv: Fleet's `FleetTaskEnv` reads `data_key` only."""
+    """Returns a row in the spelling of Fleet's own exports and in that of OpenEnv: Fleet's `FleetTaskEnv` reads
+    `data_key` only."""
     key, app, data = str(task.key), task.app, task.seed.key
     return {
         "key": key,
@@ -192,5 +193,5 @@ def fleet_row(task: PlatformTask) -> JsonObject:
 
 
 def _level(difficulty: str) -> int:
-    """Fleet's: 1 easy, 2 medium, 3 hard."""
+    """Returns Fleet's level: 1 easy, 2 medium, 3 hard."""
     return max(1, int(difficulty[0]))

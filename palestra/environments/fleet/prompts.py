@@ -29,13 +29,13 @@ HINTS = {
         "a query."
     )
 }
-"""By env_key."""
+"""Hints by env_key."""
 
 
 class PromptStyle(StrEnum):
     FULL = "full"
     COMPACT = "compact"
-    """A line for each tool instead of its JSON Schema, and few words: for small models and long lists of tools."""
+    """One line for each tool instead of its JSON Schema, and short texts: for small models and long lists of tools."""
 
 
 def system_prompt(task: FleetTask, tools: Sequence[ToolSpec], style: PromptStyle = PromptStyle.FULL) -> str:
@@ -43,7 +43,7 @@ def system_prompt(task: FleetTask, tools: Sequence[ToolSpec], style: PromptStyle
 
 
 def today_of(task: FleetTask) -> str:
-    """The world's own date: a run of last year's task is about last year."""
+    """Returns the world's own date: a task of last year is about last year, whenever it is played."""
     given = task.env_variables.get(CURRENT_DATE)
     return str(given)[:10] if given else datetime.now(UTC).date().isoformat()
 
@@ -87,7 +87,7 @@ RESULT = "Tool result:\n"
 
 
 def error_of(result: object) -> str | None:
-    """The error in a result that came back: some tools say in words that they failed."""
+    """Returns the error in a result: some tools report a failure in their text."""
     if isinstance(result, str) and result.startswith(("Error:", "error:")):
         return result.partition(":")[2].strip() or result
     if isinstance(result, Mapping) and result.get("error") is not None:
@@ -96,7 +96,7 @@ def error_of(result: object) -> str | None:
 
 
 def result_text(result: object, indent: int | None = 2) -> str:
-    """None: the tool had nothing to say."""
+    """Formats a result; None: the tool returned nothing."""
     return EXECUTED if result is None else RESULT + text_of(result, indent)
 
 
@@ -111,5 +111,5 @@ def text_of(value: object, indent: int | None = None) -> str:
 
 
 def problem_text(problem: str) -> str:
-    """For a try at a call that cannot be read; none at all where there was no try."""
+    """Returns the text for an invalid call; for a message without any call if `problem` is empty."""
     return f"No tool call found: {problem}. {NO_CALL.partition('. ')[2]}" if problem else NO_CALL

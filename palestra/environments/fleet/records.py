@@ -1,4 +1,4 @@
-"""A Fleet task, whichever way its file spells it.
+"""A Fleet task, whichever spelling its file uses.
 
 Owns: both spellings, what a row must have. Never touches: files.
 """
@@ -22,11 +22,11 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "env_variables": ("env_variables",),
     "max_turns": ("max_turns",),
 }
-"""Our name, then those of the files; the first that holds something counts."""
+"""Our name, then those of the files; the first that has a value counts."""
 
 
 class FleetTask(msgspec.Struct, frozen=True, kw_only=True):
-    """A task in Fleet's words: a prompt, an app with its data, and a verifier."""
+    """A task in Fleet's terms: a prompt, an app with its data, and a verifier."""
 
     task_key: str
     prompt: str
@@ -38,13 +38,13 @@ class FleetTask(msgspec.Struct, frozen=True, kw_only=True):
     task_modality: str = "tool_use"
     env_variables: JsonObject = {}
     max_turns: int | None = None
-    """The task's own limit; a dataset or a config may say otherwise."""
+    """The task's own limit; a dataset or a config may set another."""
     raw: JsonObject = {}
-    """The row as it was: what a platform may want besides."""
+    """The original row, which a platform may need."""
 
     @classmethod
     def of(cls, row: JsonMapping, where: str = "task") -> FleetTask:
-        """Raises ValueError."""
+        """Parses a row. Raises ValueError."""
         found = {name: value for name, spellings in SPELLINGS.items() if (value := _first(row, spellings)) is not None}
         for name in ("task_key", "prompt", "env_key"):
             if name not in found:
@@ -56,7 +56,7 @@ class FleetTask(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_answered(self) -> bool:
-        """Whether it wants an answer besides what is done."""
+        """Whether it requires an answer in addition to the changes."""
         return ANSWER_TOOL in self.prompt
 
 

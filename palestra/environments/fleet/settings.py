@@ -30,11 +30,11 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     base_url: str | None = None
     """The address of its orchestrator. Default: FLEET_BASE_URL, then the SDK's own."""
     ttl_seconds: int = 600
-    """An instance that nobody closes ends after so long."""
+    """Seconds after which an instance ends that nobody closes."""
     backend: str = AUTO
     """platform: the apps here, in this process. remote: those of a `palestra platform serve`. fleet: hosted Fleet, by
-    its SDK. mcp: any MCP server. openenv: any OpenEnv server. Or `package.module:factory`. auto: platform where the
-    task's app is one of those here, else fleet."""
+    its SDK. mcp: any MCP server. openenv: any OpenEnv server. Or `package.module:factory`. auto: platform if the task's
+    app is one of those here, else fleet."""
     mcp: JsonObject = {}
     """For the backend mcp: `url` or `command`, `headers`, `env`, `verifier`."""
     openenv: JsonObject = {}
@@ -43,17 +43,17 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     prompt_style: PromptStyle = PromptStyle.FULL
     enable_context_tools: bool = False
     partial_reward: bool = False
-    """A score of 0 becomes the share of the checks that were met; never 1."""
+    """A score of 0 becomes the share of passed checks; never 1."""
     hints: bool = False
-    """The last step's metadata say what the verifier printed and which calls failed."""
+    """Adds to the last step's metadata what the verifier printed and which calls failed."""
     request_timeout_s: float = 60.0
-    """How long one tool call may take."""
+    """Time limit of one tool call."""
     verifier_timeout_s: float = 30.0
     verifier_memory_mib: int = 512
 
     @classmethod
     def of(cls, env_config: object) -> FleetSettings:
-        """From any mapping with `get`. Raises ValueError."""
+        """Reads any mapping with `get`. Raises ValueError."""
         get = getattr(env_config, "get", None)
         if env_config is not None and get is None:
             raise ValueError(f"env_config should be a mapping, but is a {type(env_config).__name__}")
@@ -66,7 +66,7 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _plain(value: Any) -> Any:
-    """Maps of other libraries become our own."""
+    """Converts mappings of other libraries to plain ones."""
     if isinstance(value, Mapping) or hasattr(value, "items"):
         return {str(key): _plain(one) for key, one in value.items()}
     is_list = not isinstance(value, str) and hasattr(value, "__iter__")

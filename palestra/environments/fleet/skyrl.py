@@ -22,10 +22,10 @@ ID = "fleet_task"
 
 
 class FleetTaskEnv(OurEnv, TheirTextEnv):  # pyright: ignore[reportIncompatibleMethodOverride, reportUntypedBaseClass]
-    """Its own interface, and an instance of their base class, which `skyrl_gym.make` asks for."""
+    """Our class as an instance of their base class, which `skyrl_gym.make` requires."""
 
 
 def register() -> None:
-    """Once or more in a process."""
+    """Registers the environment; may be called repeatedly."""
     if ID not in registry:
         _register(ID, FleetTaskEnv)

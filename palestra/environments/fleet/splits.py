@@ -1,7 +1,7 @@
-"""Which tasks of a file are trained on and which are kept for evaluation: by each task's own hash, so that a file that
-grows does not move them.
+"""Which tasks of a file are trained on and which are kept for evaluation: by each task's own hash, so that adding tasks
+to a file does not move others.
 
-Owns: the split. Never touches: files. The rules are those that Fleet's datasets are built by.
+Owns: the split. Never touches: files. The rules are those by which Fleet's datasets are built.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from palestra.environments.fleet.records import FleetTask
 from palestra.types.rollouts import Task
 
 EVAL_SHARE, MAX_EVAL, MIN_EVAL = 0.20, 20, 5  # of one app
-MAX_EVAL_TOTAL, EVAL_EACH = 60, 4  # of all, and of each before any has more
-TRAIN_SHARE = 0.20  # of all tasks that one app may have, where there are enough apps for that
+MAX_EVAL_TOTAL, EVAL_EACH = 60, 4  # of all apps, and of each app before any has more
+TRAIN_SHARE = 0.20  # of all tasks that one app may have, if there are enough apps for that
 
 
 def split_tasks(tasks: Iterable[FleetTask], split: Split) -> list[FleetTask]:
@@ -31,7 +31,7 @@ def split_tasks(tasks: Iterable[FleetTask], split: Split) -> list[FleetTask]:
 
 
 def rows_of(tasks: Iterable[FleetTask], tasks_file: str) -> Sequence[Task]:
-    """For a training run."""
+    """Returns tasks for a training run."""
     return [
         Task(
             id=task.task_key,
@@ -44,7 +44,7 @@ def rows_of(tasks: Iterable[FleetTask], tasks_file: str) -> Sequence[Task]:
 
 
 def place_of(task: FleetTask) -> float:
-    """From 0 to 1, by the key alone."""
+    """Returns a number from 0 to 1, derived from the key alone."""
     digest = hashlib.md5(task.task_key.encode(), usedforsecurity=False).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 
@@ -64,7 +64,7 @@ def _trained(own: Sequence[FleetTask], cap: int) -> list[FleetTask]:
 
 
 def _spread(apps: Sequence[Sequence[FleetTask]]) -> list[FleetTask]:
-    """Some of each app, then more of each in turn."""
+    """Takes some tasks of each app, then more of each in turn."""
     first = [task for own in apps for task in own[:EVAL_EACH]]
     more = [task for tier in zip_longest(*(own[EVAL_EACH:] for own in apps)) for task in tier if task is not None]
     return [*first, *more][:MAX_EVAL_TOTAL]

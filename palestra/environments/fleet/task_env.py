@@ -1,7 +1,7 @@
 """One rollout of a Fleet task at the level of calls: dicts in, dicts out, no text grammar.
 
-Owns: an instance from its making to its end, steps, the final answer, the one verdict. Never touches: prompts, how a
-model writes a call. It has the shape of the OpenEnv layer that Fleet's own integration stands on.
+Owns: an instance from creation to its end, steps, the final answer, the one verdict. Never touches: prompts, how a
+model writes a call. It has the interface of the OpenEnv layer that Fleet's own integration uses.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from palestra.util.json_types import JsonMapping, JsonObject
 log = logging.getLogger(__name__)
 
 _closing: set[asyncio.Task[None]] = set()
-"""Closings go on when whoever asked for them is cancelled."""
+"""Tasks that close instances continue if their caller is cancelled."""
 
 
 class OpenEnvTask:
-    """`reset_async`, then `step_async` until done, then `close_async`, which may be called at any time and again."""
+    """Call `reset_async`, then `step_async` until done, then `close_async`, which may be called at any time, and
+    repeatedly."""
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class OpenEnvTask:
         self.verifier_stdout = self.verifier_error = ""
         self.tool_errors_list: list[str] = []
         self.conversation: Sequence[JsonObject] = ()
-        """For verifiers that want to read it; whoever leads the conversation keeps it here."""
+        """For verifiers that read it; the owner of the conversation stores it here."""
         self.tool_time_s = 0.0
         self._factory = factory
         self._backend: FleetBackend | None = None
@@ -64,7 +65,8 @@ class OpenEnvTask:
         return self._grade is not None
 
     async def reset_async(self, seed: int | None = None) -> JsonObject:
-        """A fresh instance. `seed` is there for others' sake: the task says which data it is. Raises BackendError."""
+        """Makes a new instance. `seed` exists for compatibility: the task says which data it has. Raises
+        BackendError."""
         await self.close_async(grade=False)
         self._close, self._backend = None, self._factory(self.task, self.settings)
         self._steps, self._answer, self._is_done, self._grade, self.final_reward = 0, None, False, None, None
@@ -78,8 +80,8 @@ class OpenEnvTask:
         return self._observation({})
 
     async def step_async(self, action: JsonMapping) -> tuple[JsonObject, float | None, bool, JsonObject]:
-        """`{"tool", "params", "done"}`: the call, if there is one, then the end, if it is one. A reward of None: nobody
-        knows."""
+        """Takes `{"tool", "params", "done"}`: makes the call, if there is one, then ends, if it says so. A reward of
+        None is unknown."""
         if self._backend is None or self._creation is None:
             raise RuntimeError("step was called before reset; await reset_async() first")
         if self._is_done:
@@ -95,7 +97,7 @@ class OpenEnvTask:
         return self._observation({} if result is None else result), reward, self._is_done, info
 
     async def grade_async(self) -> float | None:
-        """The end, whoever wants it: the verifier runs once, and what it said is said again."""
+        """Ends the rollout: the verifier runs once, and its result is returned again by later calls."""
         if self._backend is None:
             raise RuntimeError("there is nothing to grade; await reset_async() first")
         self._is_done = True
@@ -107,8 +109,8 @@ class OpenEnvTask:
         return self.final_reward
 
     async def close_async(self, *, grade: bool = True) -> None:
-        """The instance is gone when this returns. With `grade`, a rollout that was begun and not graded is graded
-        first. Cancelled, it goes on without whoever waited."""
+        """Closes the instance; it is gone when this returns. With `grade`, a rollout that was begun and not graded is
+        graded first. If it is cancelled, closing continues without its caller."""
         if self._close is None:
             self._close = asyncio.create_task(self._closed(grade), name="fleet-close")
             _closing.add(self._close)
@@ -142,7 +144,8 @@ class OpenEnvTask:
         return result
 
     async def _tried(self, name: object, arguments: object) -> tuple[Any, str]:
-        """The result, or what the model is told instead. A lost instance is no mistake of the model's, and raises."""
+        """Returns the result, or the text that the model gets instead. A lost instance is not caused by the model, and
+        raises."""
         assert self._backend is not None
         if not isinstance(name, str):
             return None, f"a tool's name must be text, not {name!r}"
@@ -155,15 +158,15 @@ class OpenEnvTask:
             raise
         except TimeoutError:
             return None, f"{name} did not answer within {self.settings.request_timeout_s:g} s"
-        except Exception as e:  # of a tool: for the model to read
+        except Exception as e:  # boundary: an error of a tool is for the model to read
             return None, words(e)
         return answer.result, answer.error or error_of(answer.result) or ""
 
     async def _verified(self, backend: FleetBackend) -> FleetGrade:
-        """What breaks while grading leaves the grade unknown."""
+        """Returns the grade; an error while grading leaves it unknown."""
         try:
             return await backend.verify(FleetAttempt(answer=self._answer, conversation=self.conversation))
-        except Exception as e:  # a verifier that breaks is no verdict
+        except Exception as e:  # boundary: a verifier that fails is no verdict
             log.warning("task %s could not be graded: %s", self.task.task_key, words(e))
             return FleetGrade(score=None, error=words(e))
 

@@ -20,13 +20,13 @@ from palestra.environments.fleet.records import FleetTask
 SHOWN_KEYS = 5
 
 _read: dict[str, dict[str, FleetTask]] = {}
-"""By the file as it was named."""
+"""Tasks that were read, by the file as it was named."""
 _lock = threading.Lock()
-"""Guards what has been read."""
+"""Protects the cache of files."""
 
 
 def find_task(tasks_file: str, task_key: str) -> FleetTask:
-    """Raises FileNotFoundError or ValueError."""
+    """Returns a task. Raises FileNotFoundError or ValueError."""
     if tasks_file.startswith(PLATFORM):
         return PlatformTasks.named(tasks_file).find(task_key)
     tasks = load_tasks(tasks_file)
@@ -37,7 +37,7 @@ def find_task(tasks_file: str, task_key: str) -> FleetTask:
 
 
 def load_tasks(tasks_file: str) -> dict[str, FleetTask]:
-    """By key, in the file's order; of two with the same key the first counts."""
+    """Returns tasks by key, in the file's order; if two have the same key, the first counts."""
     with _lock:
         if tasks_file not in _read:
             _read[tasks_file] = _load(tasks_file)
@@ -45,7 +45,7 @@ def load_tasks(tasks_file: str) -> dict[str, FleetTask]:
 
 
 def clear_caches() -> None:
-    """Forget the task files that were read: the next use reads them again."""
+    """Forgets the task files that were read: the next use reads them again."""
     with _lock:
         _read.clear()
 

@@ -1,4 +1,4 @@
-"""Tools as models are shown them: OpenAI's form, made of what MCP servers say.
+"""Tools as models see them: in OpenAI's format, made from what MCP servers return.
 
 Owns: normalising schemas, one line for each tool. Never touches: where tools come from.
 """
@@ -34,7 +34,7 @@ def name_of(tool: ToolSpec) -> str:
 
 
 def in_a_line(tool: ToolSpec) -> str:
-    """`set(name: string, value: integer, note?: string) Give an item a value.`"""
+    """Returns a line such as `set(name: string, value: integer, note?: string) Give an item a value.`"""
     function = tool["function"]
     parameters = function.get("parameters") or {}
     required = parameters.get("required") or []
@@ -50,7 +50,7 @@ def in_lines(tools: Sequence[ToolSpec]) -> str:
 
 
 def _plain(schema: object) -> Any:
-    """Without what models need not read: titles, defaults, null among the types, tuples."""
+    """Removes what models need not read: titles, defaults, null among the types, tuples."""
     if not isinstance(schema, Mapping):
         return schema
     found = {key: value for key, value in schema.items() if key not in DROPPED}

@@ -33,10 +33,10 @@ REWARD = "verifier"
 
 
 class FleetData(vf.TaskData):
-    """The prompt is the task's own; what is said before it, with the tools, is known when an instance is there."""
+    """The prompt is the task's own; the system message, with the tools, is known once an instance exists."""
 
     extras: JsonObject
-    """What the environment is made with."""
+    """Arguments with which the environment is made."""
 
 
 class FleetVfTask(vf.Task[FleetData, vf.State, vf.TaskConfig]):
@@ -50,9 +50,9 @@ class FleetConfig(vf.TasksetConfig):
     """A file, or `platform:mail?difficulty=0,1&count=200`."""
     split: Literal["train", "eval"] = "eval"
     env_config: JsonObject = Field(default_factory=dict)
-    """Settings of `fleet_task`: backend, prompt_style and the like. They are not written into traces."""
+    """Settings of `fleet_task`: backend, prompt_style and the like. They are not written to traces."""
     max_turns: int | None = None
-    """Without it each task's own."""
+    """By default each task's own."""
 
 
 class FleetTaskset(vf.Taskset[FleetVfTask, FleetConfig]):
@@ -73,7 +73,7 @@ class FleetTaskset(vf.Taskset[FleetVfTask, FleetConfig]):
 
 
 class FleetHarness(vf.Harness[vf.HarnessConfig]):
-    """One message of the model at a time, asked for from here: its calls are text, so that it needs no program."""
+    """Requests one message of the model at a time: its calls are text, so no program is needed."""
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_RESUME = True
@@ -86,7 +86,7 @@ class FleetHarness(vf.Harness[vf.HarnessConfig]):
         system, prompt = self.resolve_prompt(data)
         said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else map(message_to_wire, prompt or [])
         messages = [*([{"role": "system", "content": system}] if system else []), *said]
-        # Their server sits between, and waits for the model as long as the run's own limits say.
+        # Their server is in between, and waits for the model as long as the run's own limits say.
         async with httpx.AsyncClient(timeout=None, trust_env=False) as http:
             answer = await http.post(
                 f"{endpoint}/chat/completions",
@@ -101,7 +101,7 @@ class FleetEnvConfig(vf.EnvConfig):
 
 
 class FleetEnv(vf.Env[FleetEnvConfig]):
-    """One episode. However it ends, the verifier is asked once; the instance is gone at the end."""
+    """One episode. However it ends, the verifier runs once; the instance is closed at the end."""
 
     async def run(self, task: FleetVfTask, agents: vf.Agents) -> None:
         env = FleetTaskEnv(self.taskset.env_config, task.data.extras)
@@ -115,7 +115,7 @@ class FleetEnv(vf.Env[FleetEnvConfig]):
         numbers = {name: float(value) for name, value in env.get_metrics().items() if isinstance(value, int | float)}
         interaction.trace.record_metrics(numbers)
         if reward is None:
-            # A failed episode is none that counts; a 0 would be a guess.
+            # A failed episode must not count; a 0 would be a guess.
             raise vf.EnvError(f"{task.key} has no reward, because its verifier failed")
         interaction.trace.record_reward(REWARD, reward)
 

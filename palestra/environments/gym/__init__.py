@@ -1,1 +1,1 @@
-"""A gym as its clients see it: rows as tasks, where its agents are, playing one row. Begin at `playing`."""
+"""A gym as its clients see it: rows as tasks, addresses of its agents, playing one row. Begin at `playing`."""

@@ -1,6 +1,6 @@
 """The model calls in an agent's answer: their token ids, and the check that each continues the ones before.
 
-Owns: reading and checking them. Never touches: what is trained on them.
+Owns: reading and checking them. Never touches: how they are trained on.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ PROMPT, GENERATION, LOGPROBS = TOKEN_FIELDS
 
 class TokenIdFlaw(StrEnum):
     NOT_CONTIGUOUS = "not_contiguous"
-    """A call whose prompt does not begin with all that was read and said before."""
+    """The prompt of a call does not begin with everything that was read and sampled before."""
     NO_LOGPROB = "no_logprob"
-    """A logprob that is no number."""
+    """A logprob is not a number."""
     NO_IDS = "no_ids"
-    """Some of the three fields, or lists that do not fit each other."""
+    """Some of the three fields are missing, or the lists do not match each other."""
 
 
 class GymModelCall(Struct):
     item: JsonMapping
-    """Where it was told."""
+    """The item that has its ids."""
     read: list[int]
-    """What its prompt has more than everything before."""
+    """The part of its prompt that is new."""
     tokens: list[int]
     logprobs: list[float]
 
 
 class GymModelCalls(Struct):
     calls: list[GymModelCall]
-    """Up to the first flaw."""
+    """Calls up to the first flaw."""
     flaw: TokenIdFlaw | None = None
     why: str = ""
 
 
 def model_calls(items: Sequence[Any]) -> GymModelCalls:
-    """Items of `response.output`; those without ids are what others said."""
+    """Reads items of `response.output`; those without ids are not from the model."""
     found = GymModelCalls([])
     seen: list[int] = []
     for item in items:

@@ -19,7 +19,7 @@ AGENTS = "responses_api_agents"
 
 
 class ServerDirectory:
-    """Addresses by instance name, and of what kind each is. Servers may move: `refresh` asks the head again."""
+    """Addresses and kinds by instance name. Servers may move: `refresh` asks the head server again."""
 
     def __init__(self, client: HttpClient, head: str, key: str | None = None) -> None:
         self._client = client
@@ -30,7 +30,7 @@ class ServerDirectory:
 
     @classmethod
     async def of_head(cls, client: HttpClient, head: str, key: str | None = None) -> ServerDirectory:
-        """Raises NoGym where no gym answers."""
+        """Reads the directory. Raises NoGym if no gym answers."""
         made = cls(client, head, key)
         await made.refresh()
         return made
@@ -48,7 +48,7 @@ class ServerDirectory:
         self.urls, self.kinds = urls, kinds
 
     async def settings(self) -> JsonObject:
-        """What the gym was started with, for those who may see it; else nothing."""
+        """Returns the gym's settings for callers that may see them; otherwise nothing."""
         try:
             text = await self._fetch("/global_config_dict_yaml")
             found = yaml.safe_load(text) if isinstance(text, str) else None
@@ -63,7 +63,7 @@ class ServerDirectory:
         return reply.json()
 
     def agent(self, name: str) -> str:
-        """Its address. Raises UnknownAgent with the nearest name."""
+        """Returns an agent's address. Raises UnknownAgent with the nearest name."""
         if name in self.urls and self.kinds[name] == AGENTS:
             return self.urls[name]
         agents = sorted(each for each, kind in self.kinds.items() if kind == AGENTS)

@@ -7,14 +7,14 @@ from palestra.util.json_types import JsonObject
 
 
 class GymError(Exception):
-    """Anything that goes wrong with a gym."""
+    """Base class of all errors of a gym."""
 
     failure: RowFailure | None = None
-    """What a rollout that ended with it is recorded as. None: nobody but the one who raised it can tell."""
+    """How a rollout that ended with it is recorded. None: only the code that raised it knows."""
 
 
 class NoGym(GymError, ConnectionError):
-    """Nothing that answers is a gym's head."""
+    """There is no head server of a gym at this address."""
 
 
 class UnknownAgent(GymError, LookupError):
@@ -22,10 +22,10 @@ class UnknownAgent(GymError, LookupError):
 
 
 class RowFailed(Exception):
-    """An attempt to play a row came to nothing."""
+    """An attempt to play a row failed."""
 
     def __init__(self, failure: RowFailure, answer: JsonObject | None = None) -> None:
         super().__init__(f"{failure.kind}: {failure.reason or 'no reason given'}")
         self.failure = failure
         self.answer = failure.fields() if answer is None else answer
-        """What its agent said, with the failure in it."""
+        """The agent's answer, with the failure in it."""

@@ -20,19 +20,19 @@ from palestra.types.gym import AGENT_REF, FAILURE_CLASS
 from palestra.types.gym_failures import REASON_CHARS, FailureClass, RowFailure, run_failure
 from palestra.util.json_types import JsonObject
 
-AWAY_S = 180.0  # a server that builds its environment anew takes minutes; one that starts again, seconds
+AWAY_S = 180.0  # a server that rebuilds its environment takes minutes; one that only restarts, seconds
 BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 class RowCalls:
-    """Stateless but for the connection pool."""
+    """Makes the calls. It has no state except for the connection pool."""
 
     def __init__(self, client: HttpClient, directory: ServerDirectory, away_s: float = AWAY_S) -> None:
-        """`away_s`: how long a server may be away before its rows fail."""
+        """`away_s`: how long a server may be unreachable before its rows fail."""
         self._client, self._directory, self._away_s = client, directory, away_s
 
     async def play(self, row: JsonObject) -> JsonObject:
-        """Raises RowFailed."""
+        """Plays a row. Raises RowFailed."""
         name = row[AGENT_REF]["name"]
         try:
             reply = await self._post(name, orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY))
@@ -47,7 +47,8 @@ class RowCalls:
         return _usable(reply)
 
     async def _post(self, name: str, body: bytes) -> HttpReply:
-        """A server that is not there is waited for: the row has not begun. It may come back elsewhere."""
+        """Posts the row. A server that is not reachable is waited for, because the row has not begun. It may come back
+        at another address."""
         until, pauses = time.monotonic() + self._away_s, 0
         while True:
             try:
@@ -57,12 +58,12 @@ class RowCalls:
                     raise
             await asyncio.sleep(pause_s(pauses))
             pauses += 1
-            with suppress(NoGym):  # the head may be away as well
+            with suppress(NoGym):  # the head server may be unreachable as well
                 await self._directory.refresh()
 
 
 def pause_s(number: int) -> float:
-    """Before another try: longer each time, and never the same for two."""
+    """Returns the pause before another try: longer each time, with a random part."""
     return BACKOFF_S[min(number, len(BACKOFF_S) - 1)] * random.uniform(0.5, 1.0)
 
 

@@ -1,7 +1,7 @@
 """Rows for gym servers as tasks of a run.
 
-Owns: reading and checking them. Never touches: servers, who plays. A row goes to its agent as it is; it is the task's
-`row`, and the prompt is for people to read.
+Owns: reading and checking them. Never touches: servers, who plays. A row is sent to its agent unchanged; it is the
+task's `row`, and the prompt is for people to read.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROW = "row"
-"""In a task's extras: what its agent gets."""
+"""Key in a task's extras: what its agent gets."""
 LABELS = ("data_source", "level")
-"""Fields of a row by which metrics are told apart."""
+"""Fields of a row by which metrics are split."""
 
 
 def gym_tasks(entry: EnvironmentEntry, split: str) -> Sequence[Task]:
-    """Raises TaskFileError, with the line."""
-    from palestra.config.environment_entries import gym_entry  # environments need no pydantic
+    """Returns tasks. Raises TaskFileError with the line."""
+    from palestra.config.environment_entries import gym_entry  # imported here: environments need no pydantic
 
     known = gym_entry(entry)
     file = entry.tasks if split == "train" else entry.eval_tasks
@@ -57,7 +57,7 @@ def gym_tasks(entry: EnvironmentEntry, split: str) -> Sequence[Task]:
 
 @cache
 def _warn(text: str) -> None:
-    """Once, however often the same rows are read."""
+    """Warns once, however often the same rows are read."""
     log.warning(text)
 
 
@@ -95,7 +95,7 @@ def _wrapped(row: Row, agent: str | None) -> Row:
 
 
 def _check_sampling(where: str, params: JsonMapping) -> None:
-    """What a run changes has to be what it should be."""
+    """Checks the sampling parameters that a run will change."""
     limit = params.get("max_output_tokens")
     if limit is not None and (type(limit) is not int or limit < 1):
         raise TaskFileError(
@@ -112,7 +112,7 @@ def _check_sampling(where: str, params: JsonMapping) -> None:
 
 
 def messages_of(given: str | list[Any]) -> list[Message]:
-    """What of an input can be read as messages."""
+    """Returns the part of an input that can be read as messages."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     found = [one for one in given if isinstance(one, Mapping) and isinstance(one.get("role"), str)]

@@ -1,4 +1,4 @@
-"""The local platform: task apps whose state is a small database, their tasks, verifiers that look at what changed.
+"""The local platform: task apps whose state is a small database, their tasks, and verifiers that check what changed.
 
 Begin at `app` and `instance`.
 """

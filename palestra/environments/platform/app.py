@@ -1,6 +1,6 @@
-"""An app: tables, what fills them, tools, task templates; and the seeds that templates draw their tasks from.
+"""An app: tables, what fills them, tools, task templates; and the seed databases that templates make their tasks from.
 
-Plain data that knows of each other; `seeds.py` builds, `tasks.py` draws, instances do the work.
+These are plain data; `seeds.py` builds databases, `tasks.py` makes tasks, instances do the work.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from palestra.util.json_types import JsonMapping, JsonObject
 
 
 class SeedSize(StrEnum):
-    """How much there is to look through in a seed."""
+    """How much data a seed database has."""
 
     TINY = "tiny"
     SMALL = "small"
@@ -31,13 +31,13 @@ class SeedSize(StrEnum):
 
 
 class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True):
-    """From a random number and a seed to a prompt, a solution and what it must come to."""
+    """Makes a prompt, a solution and its expected result from a random number and a seed database."""
 
     name: str
     difficulty: str
-    """0a to 0d for the tiny ladder, then 0, 1, 2, 3."""
+    """0a to 0d for the smallest tasks, then 0, 1, 2, 3."""
     params: Callable[[random.Random, SeedDatabase], Params | None]
-    """None where this draw does not do: there is no such row, or more than one. Another is drawn."""
+    """Returns None if this choice is impossible: there is no such row, or more than one. Then another one is tried."""
     prompts: Sequence[str]
     """Paraphrases, with `{names}` of the params."""
     solve: Callable[[Params], Solution]
@@ -45,9 +45,9 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True):
     """What must have changed in the end; empty: nothing may change."""
     answer: Callable[[Params], ExpectedAnswer] | None = None
     process: Callable[[Params], RequiredCalls] | None = None
-    """What must have been called, for tasks that only read."""
+    """Which tools must have been called, for tasks that only read."""
     must_not: bool = False
-    """The data asks for what must not be done."""
+    """Whether the data asks for something that must not be done."""
     size: str = "small"
     max_turns: int = 10
 
@@ -78,7 +78,7 @@ class TemplateMaker:
         size: SeedSize = SeedSize.SMALL,
         max_turns: int = 10,
     ) -> Callable[[Callable[[Params], Solution]], TaskTemplate]:
-        """Decorates the solution, whose name is the template's. `prompts`: the template that has them, where it is
+        """Decorates the solution, whose name is the template's. `prompts` names the template that has them, if it is
         another."""
 
         def made(solve: Callable[[Params], Solution]) -> TaskTemplate:
@@ -107,25 +107,25 @@ class TaskApp(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     description: str
     version: str
-    """The version of schema and seeds together: another one is another world."""
+    """The version of schema and seeds together: another version is another world."""
     schema: str
     fill: Callable[[sqlite3.Connection, random.Random, SeedSize], Mapping[str, str]]
-    """Puts rows into fresh tables, the same for the same numbers; returns the variables of a task in this world:
+    """Puts rows into new tables, the same for the same numbers; returns the variables of a task in this world:
     LOGGED_IN_USER, LOGGED_IN_NAME, CURRENT_DATE."""
     fill_with: Callable[[sqlite3.Connection, random.Random, SeedSize, Cast], Mapping[str, str]] | None = None
-    """The same with people and a day that are given; None: it cannot be part of a world."""
+    """The same with given people and a given day; None: it cannot be part of a world."""
     parts: tuple[TaskApp, ...] = ()
     """The apps of a world of several, in one database (`worlds.py`)."""
     tools: tuple[PlatformTool, ...]
     templates: tuple[TaskTemplate, ...]
     fixed: Set[str] = frozenset()
-    """Tables that no tool writes: they are not watched."""
+    """Tables that no tool writes: they are not watched for changes."""
     volatile: Mapping[str, Set[str]] = {}
-    """Columns that no task looks at, by table."""
+    """Columns that no task checks, by table."""
 
     @property
     def instructions(self) -> str:
-        """For models that connect by MCP."""
+        """Instructions for models that connect by MCP."""
         return f"{self.title}: {self.description}"
 
     def tool(self, name: str) -> PlatformTool | None:
@@ -155,15 +155,15 @@ class SeedDatabase(msgspec.Struct, frozen=True):
     digest: str
     variables: Mapping[str, str]
     connection: sqlite3.Connection
-    """To read from, shared; nobody writes."""
+    """A shared connection for reading; nobody writes."""
     lock: threading.Lock
-    """Guards the connection."""
+    """Protects the connection."""
     names: TableNames | None = None
-    """Names of the app's tables where it is one of several."""
+    """Names of the app's tables if it is one of several."""
 
     @property
     def key(self) -> str:
-        """Fleet's `data_key`: with the app it says which world this is."""
+        """Fleet's `data_key`: together with the app it identifies the world."""
         return f"{self.size}-{self.number}"
 
     def rows(self, query: str, *args: object) -> list[Row]:
@@ -174,7 +174,7 @@ class SeedDatabase(msgspec.Struct, frozen=True):
             return [dict(zip(names, row, strict=True)) for row in cursor]
 
     def part(self, key: str) -> SeedDatabase:
-        """As an app of this world sees it."""
+        """Returns the database as an app of this world sees it."""
         (app,) = (app for app in self.app.parts if app.key == key)
         names = table_names(key, app.schema)
         return msgspec.structs.replace(self, app=app, variables=variables_of(key, self.variables), names=names)

@@ -1,7 +1,7 @@
-"""An app inside a world of several: its tables have its name before them, and its own words still find them.
+"""An app inside a world of several: its tables have its name as a prefix, and its own statements still find them.
 
-Owns: names of tables and variables, statements in an app's words. Never touches: rows. Statements of apps are written
-with SQL's words in capitals and names in small letters, which is what is looked for here.
+Owns: names of tables and variables, rewriting an app's statements. Never touches: rows. Statements of apps have SQL's
+keywords in capitals and names in small letters, which this relies on.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from functools import cache, lru_cache
 
-MAX_KEPT = 4096  # statements, as they are in a world
+MAX_KEPT = 4096  # statements that were rewritten for a world
 NAMED = re.compile(r"\b(FROM|JOIN|INTO|UPDATE) (\w+)\b( AS\b| [a-z])?")
 """A table in a statement, and the beginning of its alias."""
 TABLE = re.compile(r"\bCREATE TABLE (\w+)")
@@ -23,7 +23,7 @@ class TableNames:
         self.in_statement = lru_cache(maxsize=MAX_KEPT)(self._in_statement)
 
     def of(self, table: str) -> str:
-        """What the platform keeps for itself begins with `_` here, too."""
+        """Returns a table's name; the platform's own tables begin with `_` here, too."""
         return f"_{self._app}{table}" if table.startswith("_") else f"{self._app}_{table}"
 
     def _in_statement(self, query: str) -> str:
@@ -34,7 +34,7 @@ class TableNames:
         if table not in self.tables:
             return found[0]
         if not alias and word in ("FROM", "JOIN"):
-            alias = f" AS {table}"  # the statement may say table.column
+            alias = f" AS {table}"  # the statement may use table.column
         return f"{word} {self.of(table)}{alias}"
 
     @property
@@ -47,12 +47,12 @@ class TableNames:
 
 @cache
 def table_names(app: str, schema: str) -> TableNames:
-    """The names of an app with these tables; one object for all who ask, since it remembers statements."""
+    """Returns the names of an app with these tables; one object for all callers, since it caches statements."""
     return TableNames(app, schema)
 
 
 def variables_of(app: str, variables: Mapping[str, str]) -> dict[str, str]:
-    """As the app knows them: FORGE_LOGGED_IN_USER is `forge`'s LOGGED_IN_USER."""
+    """Returns the variables as the app knows them: FORGE_LOGGED_IN_USER is `forge`'s LOGGED_IN_USER."""
     prefix = f"{app.upper()}_"
     own = {name.removeprefix(prefix): value for name, value in variables.items() if name.startswith(prefix)}
     return {**variables, **own}

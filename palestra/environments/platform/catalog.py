@@ -19,7 +19,7 @@ from palestra.util.suggest import did_you_mean
 APPS: dict[str, TaskApp] = {app.key: app for app in (KEYS, MAIL, FORGE, STAY, FORUM, TRAVEL, TEAM)}
 """The apps and worlds that are listed, by key."""
 UNLISTED: dict[str, TaskApp] = {CONF.key: CONF}
-"""For tools that test the platform: there for whoever names them."""
+"""For tools that test the platform: available by name, but not listed."""
 
 
 def app_of(key: str) -> TaskApp:

@@ -1,7 +1,8 @@
-"""What an instance changed: triggers note each row's first image, so a diff costs what was changed, not what there is.
+"""What an instance has changed: triggers store each row's first image, so a diff costs as much as was changed, not as
+much as there is.
 
 Owns: the hidden tables, images, net changes. Never touches: what a task allows. An update that is undone, or a row that
-is deleted and comes back as it was, is no change.
+is deleted and inserted again unchanged, is no change.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Change(msgspec.Struct, frozen=True):
     after: Row
     """Empty for a delete."""
     fields: tuple[str, ...] = ()
-    """The columns that differ, where it is an update."""
+    """The columns that differ, in an update."""
 
 
 class TableInfo(msgspec.Struct, frozen=True):
@@ -49,7 +50,7 @@ class TableInfo(msgspec.Struct, frozen=True):
 
 
 def tables_of(connection: sqlite3.Connection) -> list[TableInfo]:
-    """The app's own."""
+    """Returns the app's own tables."""
     names = connection.execute(
         "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' "
         "AND name NOT LIKE '\\_%' ESCAPE '\\' ORDER BY name"
@@ -66,8 +67,8 @@ def _table(connection: sqlite3.Connection, name: str) -> TableInfo:
 
 
 def watch(connection: sqlite3.Connection, fixed: Set[str] = frozenset()) -> None:
-    """From now on. The triggers are part of the database, and of every copy of it; each connection reads them all
-    before its first query (1.5 ms for 50), so tables that are `fixed` have none."""
+    """Records changes from now on. The triggers are part of the database, and of every copy of it; each connection
+    reads them all before its first query (1.5 ms for 50), so tables that are `fixed` have none."""
     connection.executescript(HIDDEN)
     for table in tables_of(connection):
         name = table.name
@@ -79,7 +80,7 @@ def watch(connection: sqlite3.Connection, fixed: Set[str] = frozenset()) -> None
 
 
 def _note(table: TableInfo, image: str) -> str:
-    """Not by OR IGNORE: inside a trigger the outer statement's way with conflicts counts."""
+    """Not by OR IGNORE: inside a trigger the conflict handling of the outer statement applies."""
     key, before = _key_of(table, image), _image(table) if image == "OLD" else "NULL"
     known = f"SELECT 1 FROM _changes WHERE tbl = '{table.name}' AND pk = {key}"
     return f"INSERT INTO _changes SELECT '{table.name}', {key}, {before} WHERE NOT EXISTS ({known})"
@@ -96,7 +97,8 @@ def _image(table: TableInfo) -> str:
 
 
 def changes(connection: sqlite3.Connection, ignored: Mapping[str, Set[str]]) -> list[Change]:
-    """Net ones, by table and key, without the columns of a table that are `ignored` (when it was touched, say)."""
+    """Returns net changes by table and key, without the columns of a table that are `ignored` (such as a time of the
+    last change)."""
     noted = connection.execute("SELECT tbl, pk, before FROM _changes ORDER BY tbl, pk").fetchall()
     tables = {name: _table(connection, name) for name in {name for name, _, _ in noted}}
     found = (_net(connection, tables[name], pk, before, ignored.get(name, frozenset())) for name, pk, before in noted)
@@ -128,7 +130,8 @@ def row_at(connection: sqlite3.Connection, table: TableInfo, key: tuple[Any, ...
 
 
 def compared(seed: sqlite3.Connection, current: sqlite3.Connection, ignored: Mapping[str, Set[str]]) -> list[Change]:
-    """The same by looking at every row of both: slow, and right whatever the triggers do. For tests and for audits."""
+    """Computes the same by comparing every row of both: slow, and right whatever the triggers do. For tests and
+    audits."""
     found: list[Change] = []
     for table in tables_of(current):
         unseen = ignored.get(table.name, frozenset())

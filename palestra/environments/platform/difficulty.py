@@ -59,11 +59,11 @@ APP_NOISE = {
         "Some people report everything.",
     ),
 }
-"""Nothing here asks for anything, and nothing here is about a row that a task could mean."""
+"""None of this asks for anything, or is about a row that a task could mean."""
 
 
 def turned(task: PlatformTask) -> str:
-    """The prompt with what the key's knobs add, each in a paragraph of its own."""
+    """Returns the prompt with what the key's modifiers add, each in a paragraph of its own."""
     paragraphs = [task.prompt]
     if DifficultyKnob.HINT in task.key.knobs:
         paragraphs.append(_hint(task))
@@ -73,7 +73,7 @@ def turned(task: PlatformTask) -> str:
 
 
 def _hint(task: PlatformTask) -> str:
-    """The tools of the task's own solution, in their order."""
+    """Returns a hint with the tools of the task's own solution, in their order."""
     instance = Instance(task.seed)
     try:
         played = play_golden(task, instance)
@@ -84,7 +84,7 @@ def _hint(task: PlatformTask) -> str:
 
 
 def _among_noise(task: PlatformTask, paragraphs: list[str]) -> list[str]:
-    """Before or after what counts, never in it. The same sentences with a hint and without."""
+    """Adds noise before or after the prompt, never inside. The sentences are the same with a hint and without."""
     rng = random.Random(f"{task.key.plain}.{DifficultyKnob.NOISE}")
     apps = [part.key for part in task.app.parts] or [task.app.key]
     sentences = rng.sample([*NOISE, *(one for app in apps for one in APP_NOISE.get(app, ()))], SENTENCES)

@@ -1,10 +1,10 @@
-"""What can go wrong at the platform, by who is to hear of it."""
+"""Errors of the platform, by who should see them."""
 
 from __future__ import annotations
 
 
 class PlatformError(Exception):
-    """For whoever runs it: no such app or task, an instance that is gone."""
+    """For the operator: no such app or task, an instance that is gone."""
 
 
 class UnknownName(PlatformError, LookupError):
@@ -12,7 +12,7 @@ class UnknownName(PlatformError, LookupError):
 
 
 class ToolError(Exception):
-    """For the model: what its call got wrong, and what to try instead. The state is as it was before the call."""
+    """For the model: what is wrong with its call, and what to try instead. The state is as it was before the call."""
 
     def __init__(self, code: str, message: str, hint: str = "") -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""What a task wants changed, and nothing beside it.
+"""What a task expects to be changed, and nothing else.
 
 Owns: comparing net changes with those expected, one to one. Never touches: databases.
 """
@@ -27,7 +27,7 @@ FREE = _Free()
 
 
 class FreeText(msgspec.Struct, frozen=True):
-    """Free text that must say this: capitals, spaces and a full stop at the end do not matter."""
+    """Free text that must say this: upper and lower case, spaces and a full stop at the end do not matter."""
 
     wanted: str
 
@@ -41,7 +41,7 @@ def normal(text: str) -> str:
 
 
 class InsertedRow(msgspec.Struct, frozen=True):
-    """A new row. Columns that are not named may hold anything only if `others` says so."""
+    """A new row. Columns that are not named may have any value only if `others` says so."""
 
     table: str
     fields: JsonMapping
@@ -49,7 +49,7 @@ class InsertedRow(msgspec.Struct, frozen=True):
 
 
 class UpdatedRow(msgspec.Struct, frozen=True):
-    """Exactly these columns of a row, to these values."""
+    """Exactly these columns of a row change, to these values."""
 
     table: str
     key: tuple[Any, ...]
@@ -64,21 +64,21 @@ class DeletedRow(msgspec.Struct, frozen=True):
 
 
 Expected = InsertedRow | UpdatedRow | DeletedRow
-"""A change that a task asks for."""
+"""A change that a task requires."""
 
 
 class Mismatch(msgspec.Struct, frozen=True):
     missing: list[str]
-    """Expected, and did not happen."""
+    """Changes that were expected and did not happen."""
     stray: list[str]
-    """Happened, and nobody asked for it."""
+    """Changes that happened and were not expected."""
 
     def __bool__(self) -> bool:
         return bool(self.missing or self.stray)
 
 
 def mismatch(expected: Sequence[Expected], found: Sequence[Change]) -> Mismatch:
-    """Each expectation is met by a change of its own: a matching in a small bipartite graph."""
+    """Compares. Each expectation is met by a change of its own: a matching in a small bipartite graph."""
     fits = [[n for n, change in enumerate(found) if _fits(one, change)] for one in expected]
     taken: dict[int, int] = {}
     for one in range(len(expected)):
@@ -91,7 +91,7 @@ def mismatch(expected: Sequence[Expected], found: Sequence[Change]) -> Mismatch:
 
 
 def _place(one: int, fits: list[list[int]], taken: dict[int, int], tried: set[int]) -> bool:
-    """An augmenting path: who holds a change may move to another."""
+    """Finds an augmenting path: an expectation may move to another change."""
     for change in fits[one]:
         if change not in tried:
             tried.add(change)

@@ -1,6 +1,7 @@
-"""Gold trajectories: a task's own solution, played. They warm models up, and show that a task can be done.
+"""Gold trajectories: a task's own solution, played. They are used for imitation, and show that a task can be solved.
 
-Owns: playing a solution, the tool by which an episode gives its answer. Never touches: what is made of it.
+Owns: playing a solution, the tool by which an episode gives its answer. Never touches: what the trajectories are used
+for.
 """
 
 from __future__ import annotations

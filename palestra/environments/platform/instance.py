@@ -1,7 +1,7 @@
 """One running copy of an app: its state, and tool calls on it.
 
-Owns: the database, one transaction for each call, the clock, what happened. Never touches: tasks, other instances,
-how long it lives. Everything it knows is in the database, so that a copy of that is a copy of it.
+Owns: the database, one transaction for each call, the clock, the log of calls. Never touches: tasks, other instances,
+how long it lives. Everything is in the database, so that a copy of the database is a copy of the instance.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from palestra.util.json_types import JsonObject
 TICK = timedelta(minutes=1)
 """How far the world's clock moves with each call that writes."""
 MAX_PAGES = (64 << 20) // PAGE_BYTES  # a hundred times a large world
-SQLITE_PAGES = 2**32 - 2  # as many as there can be
+SQLITE_PAGES = 2**32 - 2  # SQLite's maximum
 FULL = {"error": "full", "message": "this world holds nothing more", "hint": "the task cannot be gone on with"}
-MAX_CALL = 200_000  # characters: ten of the longest texts that a tool takes
-MAX_NAME = 100  # characters of an unknown tool's name that its caller is told again
+MAX_CALL = 200_000  # characters: ten of the longest texts that a tool accepts
+MAX_NAME = 100  # characters of an unknown tool's name that are repeated to its caller
 
 
 class Instance:
@@ -43,7 +43,7 @@ class Instance:
         self.seed, self.app = seed, seed.app
         self.variables: Mapping[str, str] = {**seed.variables, **(variables or {})}
         self._lock = threading.RLock()
-        """Calls of one instance go one after another; those of others beside them."""
+        """Calls to one instance run one after another; those to other instances concurrently."""
         self._connection: sqlite3.Connection | None = None
         self._open(seed.data if data is None else data)
 
@@ -75,8 +75,8 @@ class Instance:
     # Tools
 
     def call(self, name: str, arguments: object) -> ToolResult:
-        """Always a result: what the model got wrong is one, too. A call that fails has changed nothing. All are noted,
-        but for those of an instance that is full."""
+        """Always returns a result: an error of the model is one, too. A call that fails has changed nothing. All calls
+        are logged, except those to an instance that is full."""
         with self._lock:
             connection = self.connection
             if connection.execute("PRAGMA page_count").fetchone()[0] > MAX_PAGES:
@@ -91,7 +91,7 @@ class Instance:
             except ToolError as e:
                 connection.execute("ROLLBACK")
                 outcome, error = {"error": e.code, "message": e.message, **({"hint": e.hint} if e.hint else {})}, e.code
-            except BaseException:  # nothing of a broken call may stay
+            except BaseException:  # nothing of a failed call may stay
                 connection.execute("ROLLBACK")
                 raise
             connection.execute("INSERT INTO _events (call, error) VALUES (?, ?)", (noted, error))
@@ -119,16 +119,17 @@ class Instance:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """For whoever sets a world up by hand: all of it or nothing, and no call between."""
+        """For setting up a world by hand: all of it or nothing, without calls in between."""
         with self._lock:
             connection = self.connection
-            connection.execute(f"PRAGMA max_page_count = {MAX_PAGES + 1}")  # tools are told when they come to the last
+            # tools get an error when they come to the last page
+            connection.execute(f"PRAGMA max_page_count = {MAX_PAGES + 1}")
             connection.execute("BEGIN")
             try:
                 yield connection
-                if connection.in_transaction:  # SQLite takes all back itself when it had to stop a statement
+                if connection.in_transaction:  # SQLite rolls back by itself if it had to stop a statement
                     connection.execute("COMMIT")
-            except BaseException:  # nothing of a broken call may stay
+            except BaseException:  # nothing of a failed call may stay
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
@@ -139,11 +140,11 @@ class Instance:
 
     @property
     def now(self) -> str:
-        """The world's time."""
+        """The time in this world."""
         return self.connection.execute("SELECT value FROM _facts WHERE name = ?", (CLOCK,)).fetchone()[0]
 
     def changes(self) -> list[Change]:
-        """Since the seed, net."""
+        """Returns the net changes since the seed database."""
         with self._lock:
             return changes(self.connection, self.app.volatile)
 
@@ -154,7 +155,7 @@ class Instance:
         return [TemplateEvent(turn, tool, arguments, error) for turn, (tool, arguments), error in called]
 
     def state_hash(self) -> str:
-        """A hash of all rows, without what is volatile, and of the clock."""
+        """Returns a hash of all rows, without volatile columns, and of the clock."""
         digest = hashlib.blake2b(digest_size=16)
         with self._lock:
             for table in tables_of(self.connection):
@@ -170,7 +171,7 @@ class Instance:
             return self.connection.serialize()
 
     def restore(self, data: bytes) -> None:
-        """To a snapshot of this instance, or of one of the same seed."""
+        """Restores a snapshot of this instance, or of one with the same seed."""
         with self._lock:
             self.close()
             self._open(data)
@@ -183,7 +184,7 @@ class Instance:
 
 
 def _noted(name: str, arguments: object) -> str:
-    """What is kept of a call, whatever comes of it: so it has a bound."""
+    """Returns what is logged of a call; its size is limited, because every call is logged."""
     text = as_text([name, arguments])
     if len(text) > MAX_CALL:
         raise ToolError(
@@ -193,7 +194,7 @@ def _noted(name: str, arguments: object) -> str:
 
 
 def as_text(value: object) -> str:
-    """JSON. Half a character, which a model may well write as \\ud83d, cannot be kept anywhere."""
+    r"""Returns JSON. A lone surrogate, which a model may write as \ud83d, cannot be stored anywhere."""
     try:
         return msgspec.json.encode(value).decode()
     except (UnicodeEncodeError, ValueError, TypeError) as e:

@@ -1,6 +1,6 @@
-"""Who there is in a world: names, companies and addresses, for every app that has people in it.
+"""The people of a world: names, companies and addresses, for every app that has people in it.
 
-Owns: drawing them. Never touches: tables. No name is part of another (an Ana Lopez beside a Diana Lopez), so that a
+Owns: choosing them. Never touches: tables. No name is part of another (an Ana Lopez beside a Diana Lopez), so that a
 search for one finds one.
 """
 
@@ -52,15 +52,15 @@ class Person(msgspec.Struct, frozen=True):
 
     @property
     def handle(self) -> str:
-        """Where people go by one word."""
+        """The user name, for apps with one word for each person."""
         return self.name.lower().replace(" ", "_")
 
 
 class Cast(msgspec.Struct, frozen=True):
-    """Whom the apps of one world have in common, and on which day."""
+    """The people that the apps of one world share, and its day."""
 
     colleagues: list[Person]
-    """The first is whoever the agent works for."""
+    """The first is the user for whom the agent works."""
     outsiders: list[Person]
     today: date
 
@@ -70,7 +70,7 @@ class Cast(msgspec.Struct, frozen=True):
 
 
 def draw_cast(rng: random.Random, colleagues: int, outsiders: int) -> Cast:
-    """On a working day."""
+    """Chooses people and a working day."""
     home, *others = rng.sample(COMPANIES, len(COMPANIES))
     people = draw_people(rng, [home] * colleagues + [rng.choice(others) for _ in range(outsiders)])
     today = FIRST_DAY + timedelta(weeks=rng.randrange(WEEKS), days=rng.randrange(5))
@@ -78,12 +78,12 @@ def draw_cast(rng: random.Random, colleagues: int, outsiders: int) -> Cast:
 
 
 def domain_of(company: str) -> str:
-    """Under a name that belongs to nobody."""
+    """Returns a domain name that belongs to nobody."""
     return f"{company.lower().replace(' ', '-')}.example"
 
 
 def draw_people(rng: random.Random, companies: Sequence[str]) -> list[Person]:
-    """One for each company named, as often as it is named; no two share a name."""
+    """Returns one person for each given company, which may be repeated; no two share a name."""
     drawn = rng.sample(range(len(FIRST_NAMES) * len(LAST_NAMES)), len(companies))
     return [
         _person(*divmod(number, len(LAST_NAMES)), company) for number, company in zip(drawn, companies, strict=True)

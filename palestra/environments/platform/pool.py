@@ -1,10 +1,10 @@
 """The instances of a server: made on request, found by id, ended by their owners or by time.
 
-Owns: lives of instances, limits. Never touches: what is called on them, HTTP.
+Owns: the life of instances, limits. Never touches: what is called on them, HTTP.
 
-After a clean end of the server its instances go on at the next start. After a crash those that were on disk go on,
-since nothing happened to them there; those that were in memory end with the state `error`, because nobody knows what
-became of the last call.
+After a clean stop of the server its instances continue at the next start. After a crash those that were on disk
+continue, since nothing happened to them; those that were in memory end with the state `error`, because nobody knows
+whether the last call was completed.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from palestra.util.renamed import renamed
 
 log = logging.getLogger(__name__)
 
-ID_BYTES = 16  # 128 bits: an id is all it takes to call an instance's tools
-SPARE_LINES = 10_000  # of the journal, before it is begun anew
+ID_BYTES = 16  # 128 bits: whoever knows the id can call an instance's tools
+SPARE_LINES = 10_000  # of the journal, before it is rewritten
 CLOSED, TIMED_OUT = "closed by its owner", "nobody used it for too long"
 CRASHED, OTHER_VERSION = "lost in a crash, make another", "app updated, make another"
 
@@ -59,12 +59,12 @@ class InstancePool:
         self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="palestra-platform-")
         self.files = PoolFiles(folder or Path(self._temporary.name if self._temporary else ""))
         self._lock = threading.RLock()
-        """Guards all that follows. Building a seed and calling a tool happen outside."""
+        """Protects everything below. Building a seed and calling a tool happen outside."""
         self._records: dict[str, InstanceRecord] = {}
         self._teams: dict[str, set[str]] = {}
-        """Instances that are not over."""
+        """Instances that are not over, by team."""
         self._alive = 0
-        """How many instances of all teams are not over."""
+        """Number of instances of all teams that are not over."""
         self._requests: dict[tuple[str, str], str] = {}
         self._memory = PoolMemory(self.files, self.limits.max_resident_bytes)
         self._wheel = TimerWheel(clock())
@@ -79,7 +79,7 @@ class InstancePool:
     # Making and finding
 
     def create(self, team: str, spec: InstanceSpec, request_id: str | None = None) -> InstanceRecord:
-        """The same request again gives the same instance."""
+        """Makes an instance; a repeated request gives the same instance."""
         with self._lock:
             if (known := self._requested(team, spec, request_id)) is not None:
                 return known
@@ -87,12 +87,12 @@ class InstancePool:
             record = self._new(team, spec, request_id)
         try:
             instance = Instance(seed_named(app_of(spec.app), spec.data), variables=spec.variables)
-        except Exception as e:  # whatever it is, the record must not stay open
+        except Exception as e:  # boundary: whatever it is, the record must not stay open
             with self._lock:
                 self._end(record, InstanceState.ERROR, f"it could not be made: {e}")
             raise
         with self._lock:
-            if record.is_over:  # closed meanwhile
+            if record.is_over:  # it was closed meanwhile
                 instance.close()
                 return record
             self._memory.keep(record, instance)
@@ -117,7 +117,7 @@ class InstancePool:
 
     @contextmanager
     def use(self, instance_id: str) -> Iterator[Instance]:
-        """It stays open until the block ends, whatever happens to it meanwhile."""
+        """Gives an instance, which stays open until the block ends, whatever happens to it meanwhile."""
         with self._lock:
             record = self.record(instance_id)
             if record.state is not InstanceState.RUNNING:
@@ -134,7 +134,8 @@ class InstancePool:
 
     @contextmanager
     def hold(self, instance_id: str) -> Iterator[None]:
-        """Somebody stays with it, and may think for long: no want of use ends it meanwhile. It may go to disk."""
+        """Keeps an instance from ending for lack of use: its client is connected, and may think for long. It may be
+        moved to disk."""
         with self._lock:
             record = self.record(instance_id)
             record.holders += 1
@@ -145,7 +146,7 @@ class InstancePool:
                 record.holders -= 1
 
     def replace(self, instance_id: str, data: str) -> None:
-        """With another seed of the same app, as if it were new."""
+        """Replaces the seed by another one of the same app, as if the instance were new."""
         with self._lock:
             record = self.record(instance_id)
             if record.state is not InstanceState.RUNNING:
@@ -172,7 +173,7 @@ class InstancePool:
             return record
 
     def close(self, instance_id: str, team: str) -> InstanceRecord:
-        """One that is over stays as it is."""
+        """Closes an instance; one that is over does not change."""
         with self._lock:
             record = self.record(instance_id, team)
             if not record.is_over:
@@ -183,7 +184,8 @@ class InstancePool:
         return record.deadline(self.limits)
 
     def tick(self) -> int:
-        """Ends what is due, forgets what ended long ago. How many ended. To be called about once a second."""
+        """Ends instances that are due, forgets those that ended long ago, and returns how many ended. To be called
+        about once a second."""
         ended = 0
         with self._lock:
             now = self._clock()
@@ -205,7 +207,7 @@ class InstancePool:
         return ended
 
     def shut_down(self) -> None:
-        """All go to disk, where they wait for the next start."""
+        """Moves all instances to disk, where they wait for the next start."""
         with self._lock:
             if self._temporary is None:
                 self._memory.spill_all()
@@ -223,7 +225,7 @@ class InstancePool:
     def count(self, team: str) -> int:
         return len(self._teams.get(team, ()))
 
-    # Inside, under the lock
+    # Private methods, called with the lock held
 
     def _requested(self, team: str, spec: InstanceSpec, request_id: str | None) -> InstanceRecord | None:
         known = self._requests.get((team, request_id)) if request_id else None
@@ -267,7 +269,7 @@ class InstancePool:
         self._alive -= 1
         if not team:
             del self._teams[record.team]
-        if not record.users:  # else the last of them does it
+        if not record.users:  # otherwise the last user does it
             self._memory.forget(record)
         self._schedule(record)
         try:
@@ -277,7 +279,7 @@ class InstancePool:
             log.warning("the end of instance %s cannot be written to disk: %s", record.id, e)
 
     def _unkept(self, record: InstanceRecord, error: OSError) -> DiskFull:
-        """What a restart would not know of is not handed out."""
+        """Returns the error for an instance that a restart would not know: it is not given out."""
         self._end(record, InstanceState.ERROR, f"the platform's disk is full or not writable: {error}")
         return DiskFull(record)
 
@@ -295,7 +297,7 @@ class InstancePool:
         self._memory.measure(record, instance)
         try:
             self._memory.make_room()
-        except OSError as e:  # the call was made: whoever made it is told its result
+        except OSError as e:  # the call was made, so its caller gets the result
             log.warning("memory is full, and no instance can be moved to disk: %s", e)
 
     def _bring_back(self, record: InstanceRecord) -> Instance:
@@ -304,7 +306,7 @@ class InstancePool:
         except (FileNotFoundError, sqlite3.Error, PlatformError) as e:
             self._end(record, InstanceState.ERROR, f"its state cannot be read from disk: {e}")
             raise InstanceOver(record) from e
-        except OSError as e:  # too many open files, say: it may pass
+        except OSError as e:  # e.g. too many open files: it may work later
             raise PlatformError(f"instance {record.id} cannot be read from disk now: {e}; ask again") from e
 
     def _restore(self) -> None:

@@ -1,7 +1,7 @@
-"""What a pool keeps on disk: a journal of instances, and the states of those that went out of memory.
+"""The files of a pool: a journal of instances, and the states of those that were moved out of memory.
 
-Owns: files in one folder. Never touches: records' moves. A line of the journal is not waited for: the crash of a
-process loses none, that of the machine may.
+Owns: files in one folder. Never touches: transitions of records. Writes to the journal are not synced: a crash of the
+process loses none, one of the machine may.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SECRET_BYTES = 32
 
 
 class PoolJournalEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of the journal: a record as it was; the last one of an id counts."""
+    """A line of the journal: a record at some time; the last one of an id counts."""
 
     id: str
     team: str
@@ -57,7 +57,7 @@ class PoolFiles:
         self._journal: FileIO | None = None
         self.lines = 0
         self._is_cut = False
-        """The disk was full in the midst of a line."""
+        """Whether the disk was full in the middle of a line."""
 
     def close(self) -> None:
         if self._journal is not None:
@@ -66,7 +66,7 @@ class PoolFiles:
         self._lock.release()
 
     def secret(self) -> bytes:
-        """What tokens are made of: this folder's, the same after a restart."""
+        """Returns the secret of this folder for tokens, the same after a restart."""
         path = self.folder / "secret"
         if not path.exists():
             _write_whole(path, secrets.token_bytes(SECRET_BYTES))
@@ -75,7 +75,7 @@ class PoolFiles:
     # Journal
 
     def entries(self) -> list[PoolJournalEntry]:
-        """The newest of each id, oldest instances first. A line that a crash cut short is passed over."""
+        """Returns the newest entry of each id, oldest instances first. A line that a crash cut short is skipped."""
         found: dict[str, PoolJournalEntry] = {}
         with contextlib.suppress(FileNotFoundError):
             for line in self._path.read_bytes().splitlines():
@@ -85,7 +85,7 @@ class PoolFiles:
         return list(found.values())
 
     def begin(self, records: Iterable[InstanceRecord]) -> None:
-        """Anew, with what is known now."""
+        """Rewrites the journal with the present records."""
         lines = [msgspec.json.encode(PoolJournalEntry.of(record)) + b"\n" for record in records]
         _write_whole(self._path, b"".join(lines))
         if self._journal is not None:
@@ -94,7 +94,7 @@ class PoolFiles:
         self.lines, self._is_cut = len(lines), False
 
     def note(self, record: InstanceRecord) -> None:
-        """Raises OSError: then it is as if nothing was noted, and the next line is whole again."""
+        """Appends a record. Raises OSError: then nothing was written, and the next line is whole again."""
         assert self._journal is not None
         line = b"\n" * self._is_cut + msgspec.json.encode(PoolJournalEntry.of(record)) + b"\n"
         self._is_cut = True
@@ -109,7 +109,7 @@ class PoolFiles:
         _write_whole(self._states / instance_id, state)
 
     def take_back(self, instance_id: str) -> bytes:
-        """Gone from the disk then: what is there is always the newest."""
+        """Returns a state and deletes it from the disk, so that what is there is always the newest."""
         path = self._states / instance_id
         state = path.read_bytes()
         path.unlink()
@@ -133,7 +133,7 @@ class PoolFiles:
 
 
 def _locked(path: Path) -> FileLock:
-    """Two pools in one folder would end each other's instances."""
+    """Locks the folder: two pools in one folder would end each other's instances."""
     try:
         return FileLock(path)
     except Locked:
@@ -141,7 +141,7 @@ def _locked(path: Path) -> FileLock:
 
 
 def _write_whole(path: Path, data: bytes) -> None:
-    """Or not at all."""
+    """Writes a file completely, or not at all."""
     part = path.with_name(f"{path.name}.part")
     with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(data)

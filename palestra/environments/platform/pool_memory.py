@@ -1,7 +1,7 @@
-"""Which instances of a pool are in memory, which wait on disk, and when something is due.
+"""Which instances of a pool are in memory, which are on disk, and when something is due.
 
-Owns: sizes, the order of use, going to disk and coming back, a wheel of seconds. Never touches: lives of instances; the
-pool's lock, under which all of this is called.
+Owns: sizes, the order of use, moving to disk and back, a timer wheel with slots of a second. Never touches: the life of
+instances; the pool's lock, under which all of this is called.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ class TimerWheel:
     def __init__(self, now: float) -> None:
         self._slots: dict[int, list[str]] = {}
         self._next = math.floor(now)
-        """The first second nobody has looked at."""
+        """The first second that was not processed yet."""
 
     def put(self, key: str, at: float) -> int:
-        """Which slot it went to. Whoever puts it again remembers the newest: the older one means nothing then."""
+        """Returns the slot of an entry. If a key is put again, its caller remembers the newest slot: the older entry is
+        void."""
         slot = max(math.ceil(at), self._next)
         self._slots.setdefault(slot, []).append(key)
         return slot
 
     def due(self, now: float) -> list[tuple[str, int]]:
-        """Taken out, with their slots. A clock that was put back finds nothing until it has caught up."""
+        """Removes and returns due entries with their slots. If the clock was set back, nothing is due until it has
+        caught up."""
         found: list[tuple[str, int]] = []
         for slot in range(self._next, math.floor(now) + 1):
             found += [(key, slot) for key in self._slots.pop(slot, ())]
@@ -40,24 +42,24 @@ class TimerWheel:
 
 log = logging.getLogger(__name__)
 
-CONNECTION_BYTES = 50 << 10  # of one that was used, beside its pages
-PARSED = 14  # bytes for each character of tables and triggers: each connection has parsed them (measured on five apps)
+CONNECTION_BYTES = 50 << 10  # of a used connection, in addition to its pages
+PARSED = 14  # bytes for each character of tables and triggers, which each connection has parsed (measured on five apps)
 
 
 class PoolMemory:
     def __init__(self, files: PoolFiles, max_bytes: int) -> None:
         self._files, self._max_bytes = files, max_bytes
         self._resident: OrderedDict[str, InstanceRecord] = OrderedDict()
-        """Least recently used first."""
+        """Instances in memory, the least recently used first."""
         self.size_bytes = 0
         self._overheads: dict[str, int] = {}
-        """Beside the pages of an instance, by app."""
+        """Bytes in addition to the pages of an instance, by app."""
 
     def __len__(self) -> int:
         return len(self._resident)
 
     def keep(self, record: InstanceRecord, instance: Instance, state: bytes | None = None) -> None:
-        """`state`: what it was opened with, where that is not the seed."""
+        """`state` is what it was opened with, if that is not the seed."""
         record.instance, record.writes = instance, instance.connection.total_changes
         record.size_bytes = len(instance.seed.data if state is None else state) + self._overhead(instance)
         self.size_bytes += record.size_bytes
@@ -67,7 +69,7 @@ class PoolMemory:
         self._resident.move_to_end(record.id)
 
     def measure(self, record: InstanceRecord, instance: Instance) -> None:
-        """After a use, which may have written."""
+        """Updates the size after a use, which may have written."""
         if (writes := instance.connection.total_changes) == record.writes:
             return
         record.writes = writes
@@ -84,7 +86,7 @@ class PoolMemory:
             del self._resident[record.id]
 
     def make_room(self) -> None:
-        """Those that nobody uses go to disk while there are too many. Raises OSError where the disk takes none."""
+        """Moves unused instances to disk while there are too many. Raises OSError if the disk does not accept them."""
         while self.size_bytes > self._max_bytes:
             idle = next((record for record in self._resident.values() if not record.users), None)
             if idle is None:
@@ -92,7 +94,7 @@ class PoolMemory:
             self._spill(idle)
 
     def spill_all(self) -> None:
-        """One that the disk does not take is lost; the others are not."""
+        """Moves all to disk; one that the disk does not accept is lost, the others are not."""
         for record in list(self._resident.values()):
             try:
                 self._spill(record)
@@ -102,11 +104,11 @@ class PoolMemory:
                 )
 
     def bring_back(self, record: InstanceRecord) -> Instance:
-        """Raises OSError, sqlite3.Error, PlatformError."""
+        """Loads an instance from disk. Raises OSError, sqlite3.Error, PlatformError."""
         state = self._files.take_back(record.id)
         seed = seed_named(app_of(record.wanted.app), record.wanted.data)
         instance = Instance(seed, state, record.wanted.variables)
-        _ = instance.now  # what is no database says so here
+        _ = instance.now  # a file that is no database raises here
         self.keep(record, instance, state)
         return instance
 

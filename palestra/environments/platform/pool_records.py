@@ -1,6 +1,6 @@
-"""What a pool knows of each instance: who asked for what, its state, how long it may live.
+"""What a pool knows about each instance: who requested what, its state, how long it may live.
 
-Owns: records, their moves, limits, refusals. Never touches: databases, files.
+Owns: records, their transitions, limits, refusals. Never touches: databases, files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.instance import Instance
 
-MISSED_BEATS = 2  # intervals without one before an instance ends: a single late beat is forgiven
+MISSED_BEATS = 2  # intervals without a heartbeat before an instance ends: a single late one is accepted
 
 
 class InstanceState(StrEnum):
@@ -22,9 +22,9 @@ class InstanceState(StrEnum):
     """Its seed is being built."""
     RUNNING = "running"
     STOPPED = "stopped"
-    """Closed by its owner, or by time."""
+    """Closed by its owner, or expired."""
     ERROR = "error"
-    """Could not be made, or was lost."""
+    """It could not be made, or was lost."""
 
 
 S = InstanceState
@@ -35,23 +35,23 @@ class PoolLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_instances: int = 10_000
     max_per_team: int = 10_000
     max_resident_bytes: int = 1 << 30
-    """What all instances in memory may take; those that were used longest ago go to disk."""
+    """Bytes that all instances in memory may take; the least recently used ones are moved to disk."""
     ttl_s: float = 600
-    """From the last use, where nobody asked for another."""
+    """Time to live from the last use, if the request names no other."""
     max_age_s: float = 24 * 3600
-    """How old an instance gets, however often it is used; also the longest TTL that can be asked for."""
+    """Maximum age of an instance, however often it is used; also the longest TTL that can be requested."""
     kept_s: float = 600
-    """How long one that ended is still known."""
+    """How long an instance that ended is still known."""
 
 
 class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody wants a new instance to be."""
+    """A request for a new instance."""
 
     app: str
     data: str
-    """`Seed.key`, such as small-17."""
+    """`SeedDatabase.key`, such as small-17."""
     version: str
-    """The app's, when it was asked for."""
+    """The app's version at the time of the request."""
     variables: Mapping[str, str] = {}
     ttl_s: float | None = None
     heartbeat_s: float | None = None
@@ -73,16 +73,16 @@ class InstanceRecord:
     """Why it ended."""
     ended_at: float | None = None
     instance: Instance | None = None
-    """None where it is on disk, or over."""
+    """None if it is on disk, or over."""
     users: int = 0
-    """Calls that are inside: it stays in memory meanwhile."""
+    """Number of calls that run: it stays in memory meanwhile."""
     holders: int = 0
-    """Connections that stay with it: it does not end for want of use meanwhile."""
+    """Number of connections: it does not end for lack of use meanwhile."""
     size_bytes: int = 0
     writes: int = -1
-    """What the connection had written when the size was looked at."""
+    """What the connection had written when the size was last computed."""
     slot: int = -1
-    """Where the wheel has it."""
+    """Its slot in the timer wheel."""
 
     @property
     def is_over(self) -> bool:
@@ -96,7 +96,7 @@ class InstanceRecord:
             self.ended_at = now
 
     def deadline(self, limits: PoolLimits) -> float:
-        """When it ends, or when one that ended is forgotten."""
+        """Returns when it ends, or when one that ended is forgotten."""
         if self.ended_at is not None:
             return self.ended_at + limits.kept_s
         beat = self.wanted.heartbeat_s
@@ -106,12 +106,12 @@ class InstanceRecord:
 
 class PoolUsage(msgspec.Struct, frozen=True):
     instances: int
-    """That are not over."""
+    """Number of instances that are not over."""
     resident: int
     resident_bytes: int
     spilled: int
     known: int
-    """With those that ended a short while ago."""
+    """Including those that ended a short while ago."""
 
 
 class LimitReached(PlatformError):
@@ -130,22 +130,22 @@ class DuplicateRequest(PlatformError):
 
 
 class InstanceGone(PlatformError):
-    """There is no such instance (any more), or it is another team's."""
+    """There is no such instance (any more), or it belongs to another team."""
 
     def __init__(self) -> None:
         super().__init__("no such instance: make another")
 
 
 class DiskFull(PlatformError):
-    """An instance could not be kept, and has ended."""
+    """An instance could not be stored, and has ended."""
 
     def __init__(self, record: InstanceRecord) -> None:
         super().__init__(f"{record.reason}; close instances, or make room where the platform keeps its state")
 
 
 class InstanceOver(PlatformError):
-    """Its words are few: Fleet's SDK reads a refusal as the answer it had asked for, and pydantic's error, which it
-    raises then, shows at most 36 characters of ours."""
+    """The text is short: Fleet's SDK parses a refusal as the answer it had asked for, and pydantic's error, which it
+    then raises, shows at most 36 characters of ours."""
 
     def __init__(self, record: InstanceRecord) -> None:
         super().__init__(f"{record.state}: {record.reason or 'not ready yet'}")

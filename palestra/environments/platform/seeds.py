@@ -15,17 +15,17 @@ from palestra.environments.platform.app import SeedDatabase, SeedSize, TaskApp
 from palestra.environments.platform.changes import watch
 from palestra.environments.platform.errors import PlatformError
 
-MAX_KEPT = 512  # seeds, with a connection each: 0.1 to 0.5 MiB
+MAX_KEPT = 512  # seed databases, with a connection each: 0.1 to 0.5 MiB
 PAGE_BYTES = 1024  # tables are small and many: with SQLite's 4096 an instance of `stay` takes twice the memory
 DEFAULT_DATA = "small-0"
-"""The key of the world that those get who name none."""
+"""The key of the world that is used if none is named."""
 CLOCK = "now"
 CLOCK_START_S = 9 * 3600  # nine in the morning of the world's CURRENT_DATE
 
 
 _kept: OrderedDict[tuple[str, str, int, SeedSize], SeedDatabase] = OrderedDict()
 _lock = threading.Lock()
-"""Guards what is kept. Building takes milliseconds: two that want the same wait for it."""
+"""Protects the cache. Building takes milliseconds, so others wait meanwhile."""
 
 
 def seed_of(app: TaskApp, number: int, size: SeedSize) -> SeedDatabase:
@@ -41,7 +41,7 @@ def seed_of(app: TaskApp, number: int, size: SeedSize) -> SeedDatabase:
 
 
 def seed_named(app: TaskApp, key: str) -> SeedDatabase:
-    """By `Seed.key`."""
+    """Returns the database with this `SeedDatabase.key`."""
     size, _, number = key.partition("-")
     if size not in {*SeedSize} or not number.isdecimal() or len(number) > 9:
         raise PlatformError(f"{app.key} has no data {key!r}; a key looks like small-17 (sizes: {', '.join(SeedSize)})")
@@ -49,7 +49,7 @@ def seed_named(app: TaskApp, key: str) -> SeedDatabase:
 
 
 def numbered(rng: random.Random, count: int) -> range:
-    """Ids for rows that a call can name: they begin anywhere, so that one who guesses does not hit on them."""
+    """Returns ids for rows that a call can name: they begin at a random number, so that they cannot be guessed."""
     first = rng.randrange(1000, 9000)
     return range(first, first + count)
 

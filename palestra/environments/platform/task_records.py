@@ -28,7 +28,7 @@ class DifficultyKnob(StrEnum):
 
 
 class TaskKey(msgspec.Struct, frozen=True):
-    """What names a task everywhere: app, template, difficulty, number, and knobs."""
+    """Identifies a task everywhere: app, template, difficulty, number, and modifiers of the difficulty."""
 
     app: str
     template: str
@@ -42,7 +42,7 @@ class TaskKey(msgspec.Struct, frozen=True):
 
     @property
     def plain(self) -> TaskKey:
-        """Without knobs: what the task is made from."""
+        """Returns the key without modifiers, from which the task is made."""
         return msgspec.structs.replace(self, knobs=())
 
     @classmethod
@@ -58,7 +58,7 @@ class TaskKey(msgspec.Struct, frozen=True):
 
 
 def knobs_of(names: Sequence[str]) -> tuple[DifficultyKnob, ...]:
-    """One order only, so that a task has one key."""
+    """Returns modifiers in one order, so that a task has one key."""
     known = [knob for knob in DifficultyKnob if knob in names]
     if [*names] != known:
         raise UnknownName(

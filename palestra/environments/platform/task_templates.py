@@ -1,4 +1,4 @@
-"""What task templates are made of: prompts, calls, answers.
+"""The parts of task templates: prompts, calls, answers.
 
 Owns: typed answers, which calls must have been made. Never touches: instances, verdicts.
 """
@@ -19,7 +19,7 @@ from palestra.environments.platform.expectations import normal
 from palestra.util.json_types import JsonObject
 
 Params = JsonObject
-"""Plain JSON: it is part of an exported task."""
+"""Plain JSON, because it is part of an exported task."""
 
 
 class SolutionCall(msgspec.Struct, frozen=True):
@@ -30,7 +30,7 @@ class SolutionCall(msgspec.Struct, frozen=True):
 
 
 Solution = Generator[SolutionCall, JsonObject, None]
-"""Yields calls, is sent their results."""
+"""Yields calls and receives their results."""
 
 
 @cache
@@ -41,7 +41,7 @@ def read_prompts(package: str) -> dict[str, tuple[str, ...]]:
 
 
 def read_pages(tool: str, rows: str, **arguments: object) -> Generator[SolutionCall, JsonObject, list[Params]]:
-    """All that a tool shows page by page, under this name."""
+    """Reads all pages of a tool's result under this name."""
     found: list[Params] = []
     while True:
         page = yield SolutionCall(tool, arguments)
@@ -52,13 +52,13 @@ def read_pages(tool: str, rows: str, **arguments: object) -> Generator[SolutionC
 
 
 class AnswerKind(StrEnum):
-    """How an answer is read before it is compared."""
+    """How an answer is parsed before it is compared."""
 
     INTEGER = "integer"
     MONEY = "money"
-    """In cents; read from 12.34, $12.34, 1,234.50."""
+    """In cents; parsed from 12.34, $12.34, 1,234.50."""
     NAME = "name"
-    """Words, compared without regard to capitals and spaces."""
+    """Words, compared without regard to case and spaces."""
     SET = "set"
     """Names separated by commas, in any order."""
 
@@ -70,7 +70,7 @@ class ExpectedAnswer(msgspec.Struct, frozen=True):
     value: Any
 
     def is_met(self, given: str | None) -> bool:
-        """The whole text is the answer: one that contains it among others is a guess."""
+        """Whether the whole text is the answer: a text that contains it among others is a guess."""
         if given is None:
             return False
         try:
@@ -80,7 +80,7 @@ class ExpectedAnswer(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """As a solution gives it."""
+        """Returns the answer as a solution gives it."""
         match self.kind:
             case AnswerKind.MONEY:
                 return f"{self.value // 100}.{self.value % 100:02d}"
@@ -118,11 +118,11 @@ class TemplateEvent(msgspec.Struct, frozen=True):
     tool: str
     arguments: Any
     error: str
-    """The code of what went wrong; empty where nothing did."""
+    """The error code; empty if there was no error."""
 
 
 class RequiredCalls(msgspec.Struct, frozen=True):
-    """Tools that must have been called, and worked. Plain data: an exported task says it, too."""
+    """Tools that must have been called successfully. Plain data, because it is part of an exported task."""
 
     tools: tuple[str, ...]
     only: bool = False

@@ -1,6 +1,6 @@
-"""Tasks by their key: any key can be made again from nothing.
+"""Makes tasks from their keys.
 
-Owns: drawing until a task is sound. Never touches: instances.
+Owns: trying until a task is valid. Never touches: instances.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from palestra.environments.platform.errors import PlatformError, UnknownName
 from palestra.environments.platform.seeds import seed_of
 from palestra.environments.platform.task_records import MAX_NUMBER, PlatformTask, TaskKey
 
-WORLDS = 64  # seeds of an app that tasks are spread over: each is built once
+WORLDS = 64  # seed databases of an app over which tasks are spread: each is built once
 MAX_DRAWS = 200
 
 
 def first_world(key: TaskKey) -> int:
-    """The number of the world that a task is drawn in first. It is its own, unless no such task can be set there."""
+    """Returns the number of the world that is tried first. The task is in this world, unless it is impossible there."""
     return _generator(key).randrange(WORLDS)
 
 

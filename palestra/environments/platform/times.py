@@ -1,6 +1,7 @@
-"""Times a model writes, as the world keeps them: ISO, to the second, without a zone, so that they compare as text.
+"""Times that a model writes, as the world stores them: ISO, to the second, without a zone, so that they can be compared
+as text.
 
-Owns: reading and checking them. Never touches: the clock.
+Owns: parsing and checking them. Never touches: the clock.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ DAY_LENGTH = len("2026-03-04")
 
 
 def moment(text: str, argument: str, *, at_end: bool = False) -> str:
-    """`at_end`: a date without a time means all of that day, up to the next one's midnight."""
+    """`at_end`: a date without a time means the whole day, up to the next midnight."""
     try:
         found = datetime.fromisoformat(written := text.strip())
     except ValueError:
@@ -30,7 +31,7 @@ def moment(text: str, argument: str, *, at_end: bool = False) -> str:
 
 
 def span(start: str, end: str) -> tuple[str, str]:
-    """From the one to the other, both checked; an `end` that is a day is in it."""
+    """Returns both times, checked; an `end` that is a date is included."""
     first, last = moment(start, "start"), moment(end, "end", at_end=True)
     if first >= last:
         raise ToolError("bad_date", f"end must be after start, found {first} to {last}", "swap them or choose others")

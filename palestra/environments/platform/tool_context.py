@@ -1,4 +1,4 @@
-"""What a tool works at: the instance's tables, the clock, who is logged in.
+"""What a tool works with: the instance's tables, the clock, who is logged in.
 
 Owns: reading and writing rows inside the call's transaction, pages. Never touches: beginning or ending it.
 """
@@ -20,11 +20,11 @@ class ToolContext:
     def __init__(
         self, connection: sqlite3.Connection, variables: Mapping[str, str], now: str, names: TableNames | None = None
     ) -> None:
-        """`names`: of an app's tables where it is one of several."""
+        """`names` are those of an app's tables if it is one of several."""
         self._connection, self.variables, self.now, self._names = connection, variables, now, names
 
     def of_part(self, app: str, names: TableNames) -> ToolContext:
-        """The same context, as an app of this world sees it."""
+        """Returns the same context, as an app of this world sees it."""
         return ToolContext(self._connection, variables_of(app, self.variables), self.now, names)
 
     @property
@@ -45,7 +45,7 @@ class ToolContext:
         return found[0] if found else None
 
     def found(self, missing: str, hint: str, query: str, *args: object) -> Row:
-        """The first row. Raises ToolError, which tells what is missing and how to find it."""
+        """Returns the first row. Raises ToolError, which says what is missing and how to find it."""
         found = self.first(query, *args)
         if found is None:
             raise ToolError("not_found", missing, hint)
@@ -56,11 +56,11 @@ class ToolContext:
         return found[0] if found else None
 
     def run(self, query: str, *args: object) -> int:
-        """How many rows it changed."""
+        """Returns how many rows were changed."""
         return self._execute(query, args).rowcount
 
     def insert(self, table: str, **values: object) -> int:
-        """The new row's id."""
+        """Inserts a row and returns its id."""
         columns, marks = ", ".join(values), ", ".join("?" * len(values))
         cursor = self._execute(f"INSERT INTO {table} ({columns}) VALUES ({marks})", tuple(values.values()))
         return int(cursor.lastrowid or 0)
@@ -69,7 +69,7 @@ class ToolContext:
         return self._connection.execute(self._names.in_statement(query) if self._names else query, args)
 
     def page(self, query: str, *args: object, limit: int, cursor: str | None) -> tuple[list[Row], str | None]:
-        """A page of a query with a total order, and where the next one begins, if there is one."""
+        """Returns a page of a query with a total order, and where the next one begins, if there is one."""
         if not 1 <= limit <= MAX_PAGE:
             raise ToolError("bad_arguments", f"limit must be 1 to {MAX_PAGE}", "use cursor for the next page")
         start = page_start(cursor)

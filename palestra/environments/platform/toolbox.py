@@ -1,6 +1,6 @@
-"""Tools of an app: a Python function with types becomes a name, a JSON Schema and a checked call.
+"""Tools of an app: a typed Python function becomes a name, a JSON Schema and a checked call.
 
-Owns: schemas, what a wrong argument is told, results as JSON. Never touches: state, transactions.
+Owns: schemas, the error for a wrong argument, results as JSON. Never touches: state, transactions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from palestra.util.json_types import JsonObject
 
 NO_ARGUMENTS = {"type": "object", "properties": {}, "required": []}
 MAX_TEXT = 20_000  # characters of one argument: a mail, not a book
-MAX_SHOWN = 100  # characters of what is told again
+MAX_SHOWN = 100  # characters of a value that is repeated in an error
 
 
 class PlatformTool(msgspec.Struct, frozen=True):
@@ -26,15 +26,15 @@ class PlatformTool(msgspec.Struct, frozen=True):
     name: str
     description: str
     parameters: JsonObject
-    """JSON Schema of the arguments: an object, flat."""
+    """JSON Schema of the arguments: a flat object."""
     writes: bool
     """Whether it may change the state: then it moves the clock, too."""
     run: Callable[..., JsonObject]
-    """With the instance's `ToolContext` and the arguments."""
+    """Takes the instance's `ToolContext` and the arguments."""
     arguments: type[msgspec.Struct]
 
     def checked(self, given: object) -> JsonObject:
-        """The arguments as the function takes them, defaults filled in. Raises ToolError."""
+        """Returns the arguments with defaults filled in. Raises ToolError."""
         if not isinstance(given, dict):
             raise ToolError("bad_arguments", f"arguments must be an object, found {_kind(given)}", self.usage)
         unknown = [name for name in given if name not in self.parameters["properties"]]
@@ -51,7 +51,7 @@ class PlatformTool(msgspec.Struct, frozen=True):
 
     @property
     def usage(self) -> str:
-        """`set(name: string, value: integer, note?: string)`."""
+        """Returns a line such as `set(name: string, value: integer, note?: string)`."""
         required = self.parameters["required"]
         parts = (
             f"{name}{'' if name in required else '?'}: {_type_name(schema)}"
@@ -61,7 +61,7 @@ class PlatformTool(msgspec.Struct, frozen=True):
 
 
 def tool(*, writes: bool = False, name: str | None = None) -> Callable[[Callable[..., JsonObject]], PlatformTool]:
-    """For a function `(context, …arguments) -> dict`; the first line of its docstring is what the model reads."""
+    """Decorates a function `(context, …arguments) -> dict`; the model reads the first line of its docstring."""
 
     def made(function: Callable[..., JsonObject]) -> PlatformTool:
         arguments = _arguments_of(function)
@@ -89,7 +89,7 @@ def _arguments_of(function: Callable[..., Any]) -> type[msgspec.Struct]:
 
 
 def _flat_schema(arguments: type[msgspec.Struct]) -> JsonObject:
-    """As MCP and OpenAI take it: no references, no title, `null` left out where an argument may be missing."""
+    """Returns a schema as MCP and OpenAI accept it: no references, no title, without `null` for optional arguments."""
     (schema,), components = msgspec.json.schema_components([arguments], ref_template="{name}")
     own = components[schema["$ref"]]
     properties = {name: _plain(value) for name, value in own.get("properties", {}).items()}
@@ -113,7 +113,7 @@ def _type_name(schema: JsonObject) -> str:
 
 
 def _in_words(problem: str) -> str:
-    """msgspec's words, without its dollar signs."""
+    """Returns msgspec's text, without its dollar signs."""
     return problem.replace("`$.", "`").replace("`", "").replace("Object missing required field", "missing argument")
 
 

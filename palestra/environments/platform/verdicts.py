@@ -1,6 +1,6 @@
-"""Whether a task was done: what had to change changed, nothing else did, and the answer is right.
+"""Whether a task was solved: the expected changes were made, no others, and the answer is right.
 
-Owns: verdicts, of a world's apps one by one. Never touches: the state it looks at.
+Owns: verdicts, also for each app of a world. Never touches: the state that it checks.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from palestra.environments.platform.task_records import PlatformTask
 from palestra.environments.platform.worlds import part_of
 
 CHANGES, NO_CHANGES = "changes", "no unexpected changes"
-"""The second is met by doing nothing: whoever reads what a verifier prints knows it by these words."""
+"""The second is passed by doing nothing: readers of a verifier's output know it by this text."""
 
 
 class TaskVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What the verifier of a task says, with the checks that were met and missed."""
+    """The result of a task's verifier, with the checks that passed and failed."""
 
     score: float | None
-    """1 or 0; None: nobody can tell, because the verifier itself broke."""
+    """1 or 0; None: unknown, because the verifier itself failed."""
     met: list[str] = []
-    """Checks by name, for people and for partial rewards."""
+    """Names of passed checks, for people and for partial rewards."""
     missed: list[str] = []
     apps: dict[str, bool] = {}
-    """The apps of a world where something had to change, or did, and whether it is right there."""
+    """The apps of a world with expected or actual changes, and whether these are right."""
     failed: list[str] = []
-    """Why not, in words. Never for the model."""
+    """Why it failed, in words. Never shown to the model."""
 
     @property
     def checks(self) -> int:
-        """How many there are."""
+        """Number of checks."""
         return len(self.met) + len(self.missed)
 
     @property
@@ -43,7 +43,7 @@ class TaskVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verify(task: PlatformTask, instance: Instance, answer: str | None = None) -> TaskVerdict:
-    """The verdict on the state as it is now. Asked twice, it says the same."""
+    """Returns the verdict on the present state. Calling it again gives the same."""
     template, params = task.template, task.params
     expected, changes = template.expect(params, task.seed), instance.changes()
     found = mismatch(expected, changes)
@@ -63,7 +63,7 @@ def verify(task: PlatformTask, instance: Instance, answer: str | None = None) ->
 
 
 def verify_multi_app(expected: Sequence[Expected], changes: Sequence[Change]) -> dict[str, bool]:
-    """App by app: tables belong to one each, so all of them right is the whole right."""
+    """Returns whether each app is right: every table belongs to one app, so if all are right the whole is."""
     apps = sorted({part_of(one.table) for one in [*expected, *changes]})
     return {
         app: not mismatch(

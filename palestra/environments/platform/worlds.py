@@ -28,12 +28,12 @@ from palestra.environments.platform.toolbox import PlatformTool
 from palestra.util.json_types import JsonObject
 
 PEOPLE = {SeedSize.TINY: (4, 3), SeedSize.SMALL: (10, 8), SeedSize.LARGE: (20, 16)}
-"""Colleagues and others."""
+"""Number of colleagues and of others."""
 
 Databases = Mapping[str, sqlite3.Connection]
-"""The apps' databases while they are filled, each in its app's own words."""
+"""The apps' databases while they are filled, each with its app's own names."""
 Stitch = Callable[[Databases, random.Random, Cast], None]
-"""Adds what ties them together: a mail that asks for a room of that hotel."""
+"""Adds what connects them: e.g. a mail that asks for a room of that hotel."""
 T = TypeVar("T")
 
 
@@ -71,7 +71,7 @@ def world_of(
 
 
 def part_of(table: str) -> str:
-    """The app that a table of a world belongs to."""
+    """Returns the app that a table of a world belongs to."""
     return table.partition("_")[0]
 
 
@@ -91,7 +91,7 @@ def _tool_of(app: TaskApp, tool: PlatformTool) -> PlatformTool:
 
 
 def _by_full_names(app: TaskApp, text: str) -> str:
-    """Tools that a message points to; `join` alone is a word, `join(` is a tool."""
+    """Replaces names of tools in a message; `join` alone is a word, `join(` is a tool."""
     found = "|".join(tool.name if "_" in tool.name else rf"{tool.name}(?=\()" for tool in app.tools)
     return re.sub(rf"\b({found})\b", rf"{app.key}.\1", text)
 
@@ -120,7 +120,7 @@ def _fill(
 
 
 def _variable(app: TaskApp, name: str, known: Mapping[str, str], value: str) -> str:
-    """Under its own name where it is the same for all."""
+    """Returns the name of a variable: its own if the value is the same for all apps."""
     return name if known.get(name, value) == value else f"{app.key.upper()}_{name}"
 
 
@@ -136,7 +136,7 @@ def _copy(source: sqlite3.Connection, target: sqlite3.Connection, app: TaskApp) 
 
 
 def at(app: str, solving: Generator[SolutionCall, JsonObject, T]) -> Generator[SolutionCall, JsonObject, T]:
-    """A solution, or a piece of one, in an app's own words."""
+    """Runs a solution, or a part of one, with an app's own names."""
     result: Any = None
     while True:
         try:

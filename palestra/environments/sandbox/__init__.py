@@ -1,1 +1,1 @@
-"""Processes for code of strangers, that can do nothing but compute. Begin at `process`."""
+"""Processes for untrusted code, which can do nothing but compute. Begin at `process`."""

@@ -1,7 +1,7 @@
 """The sandbox around this process: after `enter` it can compute and answer through what is open, and nothing else.
 
 Owns: limits, the filter of system calls, refusing by name where there is no such filter. Never touches: what runs
-inside. There is no way back out.
+inside. It cannot be left again.
 
 On Linux the kernel refuses every system call that computing does not need: no file can be opened, no socket, no process
 started. Elsewhere Python's audit hook refuses the same by name, which stops mistakes but not a determined attacker.
@@ -15,7 +15,7 @@ import resource
 import struct
 import sys
 
-# Numbers of the calls that remain: memory, clocks and timers, locks, signals of one's own, what is open already, exit.
+# Numbers of the calls that remain: memory, clocks and timers, locks, signals to itself, open descriptors, exit.
 SYSCALLS = {
     "x86_64": (
         0xC000003E,  # AUDIT_ARCH
@@ -35,11 +35,11 @@ ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050001, 0x80000000  # refuse: with EPERM
 
 REFUSED_EVENTS = ("open", "socket.", "subprocess.", "ctypes.", "shutil.", "os.", "pty.", "urllib.", "tempfile.")
 QUIET_EVENTS = ("os.listdir", "os.scandir")
-"""Part of looking for a module: that is then not found, which says more."""
+"""Part of searching a module: the module is then not found, which is the clearer error."""
 
 
 def enter(memory_bytes: int, cpu_s: int) -> bool:
-    """Whether the kernel supports the sandbox."""
+    """Enters the sandbox; returns whether the kernel supports it."""
     is_tight = _filter_syscalls(memory_bytes, cpu_s)
     sys.addaudithook(_refuse)
     return is_tight
@@ -56,7 +56,7 @@ def _limit(memory_bytes: int, cpu_s: int) -> None:
         try:
             resource.setrlimit(kind, (value, value))
         except (ValueError, OSError):
-            pass  # the limit that stands is lower, or the system has none of this kind
+            pass  # the present limit is lower, or the system has none of this kind
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
@@ -78,11 +78,11 @@ def _filter_syscalls(memory_bytes: int, cpu_s: int) -> bool:
 
 
 def _program(architecture: int, allowed: list[int]) -> bytes:
-    """For the kernel's packet filter: another architecture ends the process, other calls fail."""
+    """Returns a program for the kernel's packet filter: another architecture ends the process, other calls fail."""
     count = len(allowed)
     checks = [
         _instruction(JUMP_IF_EQUAL, number, if_true=count - place) for place, number in enumerate(allowed)
-    ]  # past the other checks and the refusal
+    ]  # skips the other checks and the refusal
     return b"".join(
         (
             _instruction(LOAD, 4),

@@ -1,7 +1,7 @@
-"""A process in the sandbox: started, asked one question, timed, and ended.
+"""A process in the sandbox: started, sent one question, timed, and ended.
 
 Owns: the process, its time, how much it may answer. Never touches: the question, what the answer means; the module that
-runs there goes in the sandbox itself, with `jail.enter`, when it has loaded what it needs.
+runs there enters the sandbox itself, with `jail.enter`, when it has loaded what it needs.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ for package in sys.argv[3:]:
             sys.modules[name].__path__ = [path]
 importlib.import_module(module).main()
 """
-"""Loads the module and its neighbours alone: the packages around them would bring in what nobody has a use for."""
+"""Loads only the module and its neighbours: the packages around them would import what is not needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildAnswer:
     answer: bytes
-    """As much as came."""
+    """The answer, as much as arrived."""
     status: int | None
     is_late: bool
 
 
 async def run_sandboxed(module: str, question: bytes, *, limit_s: float, max_answer: int) -> ChildAnswer:
     """`module` has a `main`, reads the question from its standard input and writes to its standard output. Whatever
-    happens here, also a cancellation, it has ended then."""
+    happens here, even a cancellation, the process has ended afterwards."""
     process = await started(module)
     answer, is_late = bytearray(), False
     try:
@@ -69,7 +69,7 @@ async def started(module: str) -> asyncio.subprocess.Process:
 async def _talk(process: asyncio.subprocess.Process, question: bytes, answer: bytearray, max_answer: int) -> None:
     assert process.stdin is not None
     assert process.stdout is not None
-    with contextlib.suppress(ConnectionError):  # it died before it read all of it: there will be no answer
+    with contextlib.suppress(ConnectionError):  # it died before it read everything: there will be no answer
         process.stdin.write(question)
         await process.stdin.drain()
         process.stdin.close()

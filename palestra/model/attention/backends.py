@@ -12,7 +12,7 @@ from palestra.model.attention.packed import Attention, PackedAttention
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.sampling.sequences import StepPlan
 
-KERNEL_HEAD_DIM = 128  # wider heads need more shared memory than the kernels' tiles leave
+KERNEL_HEAD_DIM = 256  # wider heads need more shared memory than the kernels' tiles leave
 
 
 def packed_attention(

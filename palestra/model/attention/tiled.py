@@ -16,9 +16,9 @@ from torch import Tensor
 
 from palestra.model.attention.kv_cache import KVCache, write_slots
 from palestra.model.kernels.attention import (
-    KEY_BLOCK,
     KEY_SPLIT,
     KeySource,
+    Launch,
     SharedSplits,
     Tiles,
     attend,
@@ -42,7 +42,8 @@ class TiledPackedAttention:
         starts = np.concatenate([[0], np.cumsum(lengths)])[:-1].tolist()
         spans = [(start, 0, n, start) for start, n in zip(starts, lengths, strict=True)]
         self.tiles = cut_tiles(np.array(spans, np.int32), spec.n_heads // spec.n_kv_heads, PREFILL_ROWS, device)
-        blocks = [(s, key, n) for s, n in zip(starts, lengths, strict=True) for key in range(0, n, KEY_BLOCK)]
+        step = Launch.of(spec.head_dim, device).gradient_keys
+        blocks = [(s, key, n) for s, n in zip(starts, lengths, strict=True) for key in range(0, n, step)]
         self.key_blocks = to_device(blocks, device, np.int32)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

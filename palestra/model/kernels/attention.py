@@ -11,6 +11,7 @@ Owns: the kernels, their launch and gradient. Never touches: who plans tiles, wh
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,7 +21,43 @@ from torch import Tensor
 from torch.autograd import Function
 
 KEY_BLOCK = 64
+ROOMY = 200 << 10  # bytes of shared memory: Hopper and Blackwell have them, Ampere and Ada do not
 KEY_SPLIT = 512  # the join costs little at this length, and a long context has enough of them to be computed apart
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a head's width and a card leave open; results do not depend on it, gradients only in their last digits."""
+
+    stages: int = 2
+    warps: int = 4
+    """For 64 rows of a tile."""
+    gradient_keys: int = KEY_BLOCK
+    """Keys of a block in the gradient."""
+    gradient_rows: int | None = None
+    """Rows of a tile where the gradient of keys is computed; None: as in the other kernels."""
+    gradient_stages: int = 2
+    """In the same place."""
+
+    @classmethod
+    def of(cls, dim: int, device: torch.device | str) -> Launch:
+        """Tiles of wide heads fill Hopper's 227 KB of shared memory; cards that have less take smaller ones."""
+        if dim <= 128:
+            return cls()
+        if _shared_memory(torch.device(device)) >= ROOMY:
+            return cls(warps=8, gradient_stages=1)
+        return cls(stages=1, gradient_keys=32, gradient_rows=32, gradient_stages=1)
+
+    def warps_for(self, rows: int) -> int:
+        return 8 if rows >= 128 else self.warps if rows >= 64 else 2
+
+
+@cache
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that one program may have; without limit for the interpreter."""
+    if device.type != "cuda":
+        return ROOMY
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +366,7 @@ def attend(
     single queries without a window."""
     heads, dim = q.shape[1:]
     found = (None, None, None, None) if shared is None else (shared.by_row, shared.m, shared.weight, shared.acc)
-    is_paged = keys.pages is not None
+    is_paged, launch = keys.pages is not None, Launch.of(dim, q.device)
     if len(tiles.table):
         _attend_kernel[(len(tiles.table), kv_heads)](
             *(q, k, v, out, out if sums is None else sums, tiles.table, keys.pages if is_paged else tiles.table),
@@ -347,14 +384,15 @@ def attend(
             PAGED=is_paged,
             WITH_LSE=sums is not None,
             SHARED_STEP=shared.rows.shape[1] if shared else 0,
-            num_warps=8 if tiles.rows >= 128 else 4 if tiles.rows >= 64 else 2,
-            num_stages=2,
+            num_warps=launch.warps_for(tiles.rows),
+            num_stages=launch.stages,
         )
 
 
 def attend_once(q: Tensor, k: Tensor, v: Tensor, keys: KeySource, kv_heads: int, shared: SharedSplits) -> None:
     """Fills in what `attend` takes from `shared`."""
     heads, dim = q.shape[1:]
+    launch = Launch.of(dim, q.device)
     if len(shared.tiles):
         _attend_once_kernel[(len(shared.tiles), kv_heads)](
             *(q, k, v, shared.tiles, shared.rows, shared.m, shared.weight, shared.acc, keys.pages),
@@ -366,8 +404,8 @@ def attend_once(q: Tensor, k: Tensor, v: Tensor, keys: KeySource, kv_heads: int,
             SPLIT=KEY_SPLIT,
             BLOCK_D=triton.next_power_of_2(dim),
             PAGE_SIZE=keys.page_size,
-            num_warps=4,
-            num_stages=2,
+            num_warps=launch.warps,
+            num_stages=launch.stages,
         )
 
 
@@ -375,7 +413,8 @@ def attend_packed(
     q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, key_blocks: Tensor, kv_heads: int, window: int | None
 ) -> Tensor:
     """Attention with gradients over packed keys, [tokens, kv heads, dim]; `key_blocks` is what the gradient of the
-    keys is computed in: int32 [blocks, 3] of the sequence's first row, the block's first key, the sequence's length."""
+    keys is computed in, blocks of `Launch.gradient_keys`: int32 [blocks, 3] of the sequence's first row, the block's
+    first key, the sequence's length."""
     if torch.is_grad_enabled() and q.requires_grad:
         return _AttendPacked.apply(q, k, v, tiles, key_blocks, kv_heads, window)
     out = q.new_empty(len(q), q.shape[1] * q.shape[2])
@@ -407,24 +446,29 @@ class _AttendPacked(Function):
         _delta_kernel[(len(q), triton.cdiv(heads, block_h))](
             *(out, d_out, delta, out.stride(0), d_out.stride(0), heads, dim, block_h, block_d), num_warps=4
         )
+        launch, group = Launch.of(dim, q.device), heads // ctx.kv_heads
         shape = {
             "WINDOW": ctx.window or 0,
-            "G": heads // ctx.kv_heads,
+            "G": group,
             "D": dim,
-            "R": ctx.tiles.rows,
-            "BLOCK": KEY_BLOCK,
+            "BLOCK": launch.gradient_keys,
             "BLOCK_D": block_d,
-            "num_warps": 8 if ctx.tiles.rows >= 128 else 4,
-            "num_stages": 2,
         }
+        rows = max(launch.gradient_rows or ctx.tiles.rows, triton.next_power_of_2(group))
         _queries_gradient_kernel[(len(ctx.tiles.table), ctx.kv_heads)](
             *(q, k, v, d_out, sums, delta, dq, ctx.tiles.table, dim**-0.5),
             *(q.stride(0), k.stride(0), v.stride(0), d_out.stride(0), dq.stride(0), heads),
             **shape,
+            R=ctx.tiles.rows,
+            num_warps=launch.warps_for(ctx.tiles.rows),
+            num_stages=launch.stages,
         )
         _keys_gradient_kernel[(len(ctx.key_blocks), ctx.kv_heads)](
             *(q, k, v, d_out, sums, delta, dk, dv, ctx.key_blocks, dim**-0.5),
             *(q.stride(0), k.stride(0), v.stride(0), d_out.stride(0), dk.stride(0), dv.stride(0), heads),
             **shape,
+            R=rows,
+            num_warps=8 if dim > 128 else launch.warps_for(rows),
+            num_stages=launch.gradient_stages,
         )
         return dq, dk, dv, None, None, None, None

@@ -47,6 +47,15 @@ class ConfigFields:
             raise UnsupportedModel(f"{self.source}: field {name!r} must be a positive whole number, found {value!r}")
         return value
 
+    def one_of(self, name: str, other: str) -> int:
+        """A field that has two spellings; the default stands under the first."""
+        given = [spelling for spelling in (name, other) if self._config.get(spelling) is not None]
+        if len(given) == 2 and self._config[name] != self._config[other]:
+            raise UnsupportedModel(
+                f"{self.source}: {name} ({self._config[name]!r}) and {other} ({self._config[other]!r}) contradict"
+            )
+        return self.integer(given[0] if given else name)
+
     def number(self, name: str, default: float) -> float:
         value = self.get(name, default)
         if not isinstance(value, int | float):

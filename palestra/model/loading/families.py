@@ -7,12 +7,12 @@ files, weights.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from palestra.model.errors import UnsupportedModel
 from palestra.model.loading.config_fields import Config, ConfigFields
-from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec, LayerSpec, MlpSpec
+from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec, ExpertsSpec, LayerSpec, MlpSpec
 
 Layers = tuple[LayerSpec, ...]
 
@@ -51,7 +51,11 @@ def _qwen3(config: ConfigFields, n: int) -> Layers:
     )
 
 
-def _qwen3_5(config: ConfigFields, n: int) -> Layers:
+def _qwen3_moe(config: ConfigFields, n: int) -> Layers:
+    return _with_experts(config, _qwen3(config, n), _experts(config, normalises=config.flag("norm_topk_prob")))
+
+
+def _qwen3_5(config: ConfigFields, n: int, *, is_interleaved: bool = False) -> Layers:
     has_bias = config.flag("attention_bias")
     attention = LayerSpec(AttentionSpec(qkv_bias=has_bias, o_bias=has_bias, qk_norm=True, is_gated=True))
     delta_net = LayerSpec(
@@ -61,6 +65,7 @@ def _qwen3_5(config: ConfigFields, n: int) -> Layers:
             key_dim=config.integer("linear_key_head_dim"),
             value_dim=config.integer("linear_value_head_dim"),
             conv_kernel=config.integer("linear_conv_kernel_dim"),
+            is_interleaved=is_interleaved,
         )
     )
     _require_whole_groups(config)
@@ -70,25 +75,106 @@ def _qwen3_5(config: ConfigFields, n: int) -> Layers:
     return tuple(by_kind[kind] for kind in config.layer_types(n, by_kind, made))
 
 
+def _qwen3_5_moe(config: ConfigFields, n: int) -> Layers:
+    return _with_experts(config, _qwen3_5(config, n), _experts(config, normalises=True, has_shared=True))
+
+
+def _qwen3_next(config: ConfigFields, n: int) -> Layers:
+    experts = _experts(config, normalises=config.flag("norm_topk_prob"), has_shared=True)
+    return _with_experts(config, _qwen3_5(config, n, is_interleaved=True), experts)
+
+
+def _experts(config: ConfigFields, *, normalises: bool, has_shared: bool = False) -> ExpertsSpec:
+    n_experts, per_token = config.one_of("num_experts", "num_local_experts"), config.integer("num_experts_per_tok")
+    if per_token > n_experts:
+        raise UnsupportedModel(
+            f"{config.source}: num_experts_per_tok ({per_token}) is more than there are experts ({n_experts})"
+        )
+    shared_size = config.integer("shared_expert_intermediate_size") if has_shared else 0
+    return ExpertsSpec(n_experts, per_token, config.integer("moe_intermediate_size"), normalises, shared_size)
+
+
+def _with_experts(config: ConfigFields, layers: Layers, experts: ExpertsSpec) -> Layers:
+    """Experts in each layer that the config does not name as dense."""
+    step, dense = config.integer("decoder_sparse_step", default=1), config.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(i, int) and 0 <= i < len(layers) for i in dense):
+        raise UnsupportedModel(
+            f"{config.source}: mlp_only_layers ({dense!r}) must be numbers of its {len(layers)} layers"
+        )
+    return tuple(
+        layer if i in dense or (i + 1) % step else replace(layer, mlp=experts) for i, layer in enumerate(layers)
+    )
+
+
+_QWEN3_MOE = Family(
+    "qwen3_moe",
+    _qwen3_moe,
+    defaults={
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+        "sliding_window": 4096,
+        "moe_intermediate_size": 768,
+        "num_experts_per_tok": 8,
+        "num_experts": 128,
+    },
+)
+_HYBRID = {
+    "num_attention_heads": 16,
+    "head_dim": 256,
+    "max_position_embeddings": 32768,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+    "partial_rotary_factor": 0.25,
+}
+"""What the transformers classes of Qwen3.5 and Qwen3-Next have in common."""
+_HYBRID_MOE = _HYBRID | {
+    "hidden_size": 2048,
+    "num_key_value_heads": 2,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
 _QWEN3_5 = Family(
     "qwen3_5",
     _qwen3_5,
-    defaults={
+    defaults=_HYBRID
+    | {
         "vocab_size": 248320,
         "hidden_size": 4096,
         "intermediate_size": 12288,
         "num_hidden_layers": 32,
-        "num_attention_heads": 16,
         "num_key_value_heads": 4,
-        "head_dim": 256,
-        "max_position_embeddings": 32768,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_conv_kernel_dim": 4,
-        "full_attention_interval": 4,
-        "partial_rotary_factor": 0.25,
+    },
+    has_partial_rope=True,
+    has_offset_norms=True,
+)
+_QWEN3_5_MOE = Family(
+    "qwen3_5_moe",
+    _qwen3_5_moe,
+    defaults=_HYBRID_MOE
+    | {"vocab_size": 248320, "num_hidden_layers": 40, "num_experts_per_tok": 8, "num_experts": 256},
+    has_partial_rope=True,
+    has_offset_norms=True,
+)
+_QWEN3_NEXT = Family(
+    "qwen3_next",
+    _qwen3_next,
+    defaults=_HYBRID_MOE
+    | {
+        "vocab_size": 151936,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 48,
+        "num_experts_per_tok": 10,
+        "num_experts": 512,
+        "norm_topk_prob": True,
     },
     has_partial_rope=True,
     has_offset_norms=True,
@@ -99,8 +185,12 @@ FAMILIES: dict[str, Family] = {
     "MistralForCausalLM": Family("mistral", _mistral, defaults={"sliding_window": 4096}),
     "Qwen2ForCausalLM": Family("qwen2", _qwen2, defaults={"sliding_window": 4096}),
     "Qwen3ForCausalLM": Family("qwen3", _qwen3, defaults={"sliding_window": 4096}),
+    "Qwen3MoeForCausalLM": _QWEN3_MOE,
     "Qwen3_5ForConditionalGeneration": _QWEN3_5,
     "Qwen3_5ForCausalLM": _QWEN3_5,
+    "Qwen3_5MoeForConditionalGeneration": _QWEN3_5_MOE,
+    "Qwen3_5MoeForCausalLM": _QWEN3_5_MOE,
+    "Qwen3NextForCausalLM": _QWEN3_NEXT,
 }
 
 

@@ -42,6 +42,8 @@ class DeltaNetSpec:
     key_dim: int
     value_dim: int
     conv_kernel: int
+    is_interleaved: bool = False
+    """One projection has queries, keys, values and gates of each key head beside each other."""
 
     @property
     def key_size(self) -> int:
@@ -74,6 +76,21 @@ class MlpSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """Mixture of experts: a router picks some SwiGLUs for each token and weighs what they return."""
+
+    n_experts: int
+    per_token: int
+    """How many experts a token visits."""
+    size: int
+    """Width inside of an expert."""
+    normalises: bool
+    """The weights of the chosen experts sum to 1; otherwise they are their shares among all experts."""
+    shared_size: int = 0
+    """Width of an expert that every token visits, behind a gate of its own; 0: there is none."""
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     mixer: AttentionSpec | DeltaNetSpec
-    mlp: MlpSpec = MlpSpec()
+    mlp: MlpSpec | ExpertsSpec = MlpSpec()

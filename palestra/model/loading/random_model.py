@@ -42,19 +42,23 @@ class Shape:
     vocab: int
     tie: bool
     max_positions: int = 4096
+    experts: tuple[int, int, int] = (8, 2, 48)
+    """In families that have experts: how many, how many of them for a token, and their width."""
 
 
 SHAPES = {
     "micro": Shape(64, 2, 4, 2, 16, 128, 512, tie=False),
-    "tiny": Shape(256, 4, 4, 2, 64, 768, 4096, tie=True),
-    "small": Shape(640, 12, 10, 5, 64, 1920, 8192, tie=True),
+    "tiny": Shape(256, 4, 4, 2, 64, 768, 4096, tie=True, experts=(16, 4, 192)),
+    "small": Shape(640, 12, 10, 5, 64, 1920, 8192, tie=True, experts=(32, 4, 480)),
     # The published Qwen3 sizes.
     "qwen3-0.6b": Shape(1024, 28, 16, 8, 128, 3072, 151936, tie=True, max_positions=40960),
     "qwen3-4b": Shape(2560, 36, 32, 8, 128, 9728, 151936, tie=True, max_positions=40960),
     "qwen3-8b": Shape(4096, 36, 32, 8, 128, 12288, 151936, tie=False, max_positions=40960),
+    "qwen3-30b-a3b": Shape(2048, 48, 32, 4, 128, 6144, 151936, tie=False, max_positions=40960, experts=(128, 8, 768)),
     # The published Qwen3.5 sizes.
     "qwen3.5-4b": Shape(2560, 32, 16, 4, 256, 9216, 248320, tie=True, max_positions=262144),
     "qwen3.5-9b": Shape(4096, 32, 16, 4, 256, 12288, 248320, tie=False, max_positions=262144),
+    "qwen3.5-35b-a3b": Shape(2048, 40, 16, 2, 256, 512, 248320, tie=False, max_positions=262144, experts=(256, 8, 512)),
 }
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -96,8 +100,42 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-6,
         "rope_theta": 1e7,
     },
+    "qwen3_moe": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "attention_bias": False,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "sliding_window": None,
+        "use_sliding_window": False,
+    },
+    "qwen3_5_moe": {
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+        "attention_bias": False,
+        "linear_conv_kernel_dim": 4,
+        "model_type": "qwen3_5_moe_text",
+        "partial_rotary_factor": 0.25,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e7,
+    },
+    "qwen3_next": {
+        "architectures": ["Qwen3NextForCausalLM"],
+        "attention_bias": False,
+        "decoder_sparse_step": 1,
+        "linear_conv_kernel_dim": 4,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+        "partial_rotary_factor": 0.25,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e7,
+    },
 }
 """What differs between the families in config.json, with the values their published models use."""
+
+HYBRID = frozenset({"qwen3_5", "qwen3_5_moe", "qwen3_next"})
+SPARSE = frozenset({"qwen3_moe", "qwen3_5_moe", "qwen3_next"})
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -172,13 +210,22 @@ def _config(
         config["rope_parameters"] = {"rope_theta": theta, "rope_type": "default"}
         if factor := config.pop("partial_rotary_factor", None):
             config["rope_parameters"]["partial_rotary_factor"] = factor
-    if family == "qwen3_5":
+    if family in HYBRID:
         config |= _delta_nets(shape)
+    if family in SPARSE:
+        names = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+        config |= dict(zip(names, shape.experts, strict=True))
+    if family in HYBRID & SPARSE:
+        config["shared_expert_intermediate_size"] = config["moe_intermediate_size"]
     config |= overrides
     if family in ("qwen2", "qwen3"):
         config.setdefault("max_window_layers", config["num_hidden_layers"])
         config.setdefault("layer_types", _layer_types(config))
     return config
+
+
+def _is_hybrid(config: dict[str, Any]) -> bool:
+    return "linear_num_key_heads" in config
 
 
 def _delta_nets(shape: Shape) -> dict[str, Any]:
@@ -205,8 +252,7 @@ def _layer_types(config: dict[str, Any]) -> list[str]:
 def _parameters(config: dict[str, Any]) -> Iterator[Parameter]:
     """Names and shapes as the family's published checkpoints have them."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
-    norm = "offset_norm" if config["model_type"] == "qwen3_5_text" else "norm"
-    mlp = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+    norm = "offset_norm" if _is_hybrid(config) else "norm"
     mlp_bias = bool(config.get("mlp_bias"))
     yield Parameter("model.embed_tokens.weight", (config["vocab_size"], hidden), "embedding")
     for layer in range(config["num_hidden_layers"]):
@@ -217,7 +263,10 @@ def _parameters(config: dict[str, Any]) -> Iterator[Parameter]:
             yield from _delta_net_parameters(config, f"{prefix}.linear_attn")
         else:
             yield from _attention_parameters(config, f"{prefix}.self_attn", norm)
-        yield from _projections(f"{prefix}.mlp", mlp, dict.fromkeys(mlp, mlp_bias))
+        if "num_experts" in config and layer not in config.get("mlp_only_layers", ()):
+            yield from _expert_parameters(config, f"{prefix}.mlp")
+        else:
+            yield from _mlp_parameters(f"{prefix}.mlp", hidden, inner, mlp_bias)
     yield Parameter("model.norm.weight", (hidden,), norm)
     if not config["tie_word_embeddings"]:
         yield Parameter("lm_head.weight", (config["vocab_size"], hidden), "embedding")
@@ -226,14 +275,33 @@ def _parameters(config: dict[str, Any]) -> Iterator[Parameter]:
 def _attention_parameters(config: dict[str, Any], prefix: str, norm: Kind) -> Iterator[Parameter]:
     hidden, dim, family = config["hidden_size"], config["head_dim"], config["model_type"]
     queries, keys = (config[f"num_{x}_heads"] * dim for x in ("attention", "key_value"))
-    gated = queries * (2 if family == "qwen3_5_text" else 1)
+    gated = queries * (2 if _is_hybrid(config) else 1)
     bias = bool(config.get("attention_bias"))
     qkv_bias = family == "qwen2" or bias
-    if family in ("qwen3", "qwen3_5_text"):
+    if family in ("qwen3", "qwen3_moe") or _is_hybrid(config):
         yield Parameter(f"{prefix}.q_norm.weight", (dim,), norm)
         yield Parameter(f"{prefix}.k_norm.weight", (dim,), norm)
     shapes = {"q": (gated, hidden), "k": (keys, hidden), "v": (keys, hidden), "o": (hidden, queries)}
     yield from _projections(prefix, shapes, {"q": qkv_bias, "k": qkv_bias, "v": qkv_bias, "o": bias})
+
+
+def _mlp_parameters(prefix: str, hidden: int, inner: int, has_bias: bool = False) -> Iterator[Parameter]:
+    shapes = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+    yield from _projections(prefix, shapes, dict.fromkeys(shapes, has_bias))
+
+
+def _expert_parameters(config: dict[str, Any], prefix: str) -> Iterator[Parameter]:
+    hidden, n, size = config["hidden_size"], config["num_experts"], config["moe_intermediate_size"]
+    yield Parameter(f"{prefix}.gate.weight", (n, hidden), "projection")
+    if config["model_type"] == "qwen3_5_moe_text":
+        yield Parameter(f"{prefix}.experts.gate_up_proj", (n, 2 * size, hidden), "projection")
+        yield Parameter(f"{prefix}.experts.down_proj", (n, hidden, size), "projection")
+    else:
+        for expert in range(n):
+            yield from _mlp_parameters(f"{prefix}.experts.{expert}", hidden, size)
+    if shared := config.get("shared_expert_intermediate_size"):
+        yield from _mlp_parameters(f"{prefix}.shared_expert", hidden, shared)
+        yield Parameter(f"{prefix}.shared_expert_gate.weight", (1, hidden), "projection")
 
 
 def _projections(prefix: str, shapes: dict[str, tuple[int, int]], biased: dict[str, bool]) -> Iterator[Parameter]:
@@ -248,6 +316,8 @@ def _delta_net_parameters(config: dict[str, Any], prefix: str) -> Iterator[Param
     keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
     values, channels = heads * config["linear_value_head_dim"], 2 * keys + heads * config["linear_value_head_dim"]
     rows = {"in_proj_qkv": channels, "in_proj_z": values, "in_proj_b": heads, "in_proj_a": heads}
+    if config["model_type"] == "qwen3_next":
+        rows = {"in_proj_qkvz": channels + values, "in_proj_ba": 2 * heads}
     for name, n in rows.items():
         yield Parameter(f"{prefix}.{name}.weight", (n, hidden), "projection")
     yield Parameter(f"{prefix}.out_proj.weight", (hidden, values), "projection")
@@ -276,7 +346,7 @@ def _draw(parameter: Parameter, seed: int) -> torch.Tensor:
         case "projection":
             # Unit variance through each layer: their sum outweighs the embedding in the residual stream, without
             # which a model with tied embeddings would only ever repeat its last token.
-            return noise.mul_(parameter.shape[1] ** -0.5)
+            return noise.mul_(parameter.shape[-1] ** -0.5)
 
 
 def _write_weights(folder: Path, config: dict[str, Any], seed: int, dtype: torch.dtype, shards: int) -> None:

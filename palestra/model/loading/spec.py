@@ -14,7 +14,7 @@ from typing import Any
 from palestra.model.errors import UnsupportedModel
 from palestra.model.loading.config_fields import Config, ConfigFields
 from palestra.model.loading.families import Family, family_of
-from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec, LayerSpec, RopeSpec
+from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec, ExpertsSpec, LayerSpec, RopeSpec
 from palestra.model.loading.packed_files import FP8_BLOCK, PACKED_TYPES
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -34,6 +34,7 @@ class ModelSpec:
     n_kv_heads: int
     head_dim: int
     intermediate_size: int
+    """Width inside of dense feed-forward layers; 0 where every layer has experts."""
     max_positions: int
     norm_eps: float
     has_offset_norms: bool
@@ -86,12 +87,23 @@ class ModelSpec:
             for d in self.delta_nets.values()
         )
 
+    @cached_property
+    def experts(self) -> dict[int, ExpertsSpec]:
+        """The layers that have experts, by number."""
+        return {n: layer.mlp for n, layer in enumerate(self.layers) if isinstance(layer.mlp, ExpertsSpec)}
+
     @property
     def n_parameters(self) -> int:
-        mlp = 3 * self.hidden_size * self.intermediate_size
-        layers = sum(self._mixer_parameters(layer) + mlp + 2 * self.hidden_size for layer in self.layers)
+        mixers = sum(self._mixer_parameters(layer) + 2 * self.hidden_size for layer in self.layers)
+        mlps = sum(self._mlp_parameters(layer) for layer in self.layers)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
-        return layers + embeddings + self.hidden_size
+        return mixers + mlps + embeddings + self.hidden_size
+
+    @property
+    def n_idle_parameters(self) -> int:
+        """Those of experts that a token does not visit."""
+        unvisited = sum((e.n_experts - e.per_token) * e.size for e in self.experts.values())
+        return 3 * self.hidden_size * unvisited
 
     def _mixer_parameters(self, layer: LayerSpec) -> int:
         mixer = layer.mixer
@@ -99,6 +111,13 @@ class ModelSpec:
             return self.hidden_size * ((2 + mixer.is_gated) * self.q_size + 2 * self.kv_size)
         products = self.hidden_size * (mixer.conv_size + 2 * mixer.value_size + 2 * mixer.n_value_heads)
         return products + mixer.conv_kernel * mixer.conv_size + 2 * mixer.n_value_heads + mixer.value_dim
+
+    def _mlp_parameters(self, layer: LayerSpec) -> int:
+        h, mlp = self.hidden_size, layer.mlp
+        if not isinstance(mlp, ExpertsSpec):
+            return 3 * h * self.intermediate_size
+        shared = h * (3 * mlp.shared_size + 1) if mlp.shared_size else 0
+        return mlp.n_experts * h * (3 * mlp.size + 1) + shared
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> ModelSpec:
@@ -129,16 +148,18 @@ class ModelSpec:
             raise UnsupportedModel(
                 f"{source}: num_attention_heads ({n_heads}) is not a multiple of num_key_value_heads ({n_kv_heads})"
             )
+        layers = family.layers(fields, n_layers)
+        is_sparse = all(isinstance(layer.mlp, ExpertsSpec) for layer in layers)
         return cls(
             architecture=architecture,
             family=family.name,
-            layers=family.layers(fields, n_layers),
+            layers=layers,
             vocab_size=fields.integer("vocab_size"),
             hidden_size=hidden_size,
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
             head_dim=head_dim,
-            intermediate_size=fields.integer("intermediate_size"),
+            intermediate_size=0 if is_sparse else fields.integer("intermediate_size"),
             max_positions=fields.integer("max_position_embeddings", default=2048),
             norm_eps=fields.number("rms_norm_eps", default=1e-6),
             has_offset_norms=family.has_offset_norms,

@@ -61,6 +61,10 @@ class WeightFiles:
         names = (plain_name(name, self.file_of) for name in self.file_of)
         return iter(dict.fromkeys(name for name in names if name is not None))
 
+    def __contains__(self, name: str) -> bool:
+        """Whether there is a weight of this name, plain or packed."""
+        return name in self.file_of or packed_names(name, self.file_of) is not None
+
     @property
     def prefix(self) -> str:
         """What the names of the decoder's tensors begin with."""

@@ -13,14 +13,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec
-from palestra.model.loading.product_reader import ProductReader
+from palestra.model.errors import WeightsError
+from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec, ExpertsSpec, MlpSpec
+from palestra.model.loading.product_reader import ProductReader, Rows
 from palestra.model.loading.progress import LoadProgress
 from palestra.model.loading.quantised_cache import QuantisedCache
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.quantised.forms import Form
-from palestra.model.quantised.packed import FrozenWeight
+from palestra.model.quantised.packed import FrozenWeight, unflatten
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,8 @@ class AttentionWeights:
 @dataclass(slots=True)
 class DeltaNetWeights:
     qkv: FrozenWeight
-    z: FrozenWeight
+    z: FrozenWeight | None
+    """None where its rows stand among those of `qkv`."""
     ba: Tensor
     """[2 * value heads, hidden]: what becomes beta, and what becomes the decay."""
     conv: Tensor
@@ -57,14 +59,32 @@ class DeltaNetWeights:
 
 
 @dataclass(slots=True)
-class LayerWeights:
-    input_norm: Tensor
-    mixer: AttentionWeights | DeltaNetWeights
-    mlp_norm: Tensor
+class MlpWeights:
     gate_up: FrozenWeight
     gate_up_bias: Tensor | None
     down: FrozenWeight
     down_bias: Tensor | None
+
+
+@dataclass(slots=True)
+class ExpertsWeights:
+    router: Tensor
+    """[experts, hidden]"""
+    gate_up: FrozenWeight
+    """[experts, 2 * size, hidden]"""
+    down: FrozenWeight
+    """[experts, hidden, size]"""
+    shared: MlpWeights | None
+    shared_gate: Tensor | None
+    """[1, hidden]"""
+
+
+@dataclass(slots=True)
+class LayerWeights:
+    input_norm: Tensor
+    mixer: AttentionWeights | DeltaNetWeights
+    mlp_norm: Tensor
+    mlp: MlpWeights | ExpertsWeights
 
 
 @dataclass(slots=True)
@@ -120,19 +140,17 @@ class _Reader:
         )
 
     def layer(self, n: int) -> LayerWeights:
-        h, i = self.spec.hidden_size, self.spec.intermediate_size
-        layer, name = self.spec.layers[n], f"{self.prefix}layers.{n}"
-        mixer, mlp, gate_up = layer.mixer, f"{name}.mlp", [("gate_proj", i), ("up_proj", i)]
+        h, layer, name = self.spec.hidden_size, self.spec.layers[n], f"{self.prefix}layers.{n}"
+        mixer, mlp = layer.mixer, layer.mlp
         return LayerWeights(
             input_norm=self.norm(f"{name}.input_layernorm.weight", h),
             mixer=self.attention(f"{name}.self_attn", mixer)
             if isinstance(mixer, AttentionSpec)
             else self.delta_net(f"{name}.linear_attn", mixer),
             mlp_norm=self.norm(f"{name}.post_attention_layernorm.weight", h),
-            gate_up=self.products.read([(f"{mlp}.{part}.weight", n) for part, n in gate_up], h),
-            gate_up_bias=self.biases(mlp, gate_up, layer.mlp.has_bias),
-            down=self.product(f"{mlp}.down_proj.weight", h, i),
-            down_bias=self.biases(mlp, [("down_proj", h)], layer.mlp.has_bias),
+            mlp=self.dense(f"{name}.mlp", self.spec.intermediate_size, mlp)
+            if isinstance(mlp, MlpSpec)
+            else self.experts(f"{name}.mlp", mlp),
         )
 
     def attention(self, name: str, mixer: AttentionSpec) -> AttentionWeights:
@@ -151,18 +169,60 @@ class _Reader:
         )
 
     def delta_net(self, name: str, mixer: DeltaNetSpec) -> DeltaNetWeights:
-        h, heads = self.spec.hidden_size, mixer.n_value_heads
+        h, heads, values = self.spec.hidden_size, mixer.n_value_heads, mixer.value_size
+        if mixer.is_interleaved:
+            qkv, z = self.product(f"{name}.in_proj_qkvz.weight", mixer.conv_size + values, h), None
+            by_key_head = self.get(f"{name}.in_proj_ba.weight", 2 * heads, h).unflatten(0, (mixer.n_key_heads, 2, -1))
+            ba = by_key_head.transpose(0, 1).flatten(0, 2).contiguous()
+        else:
+            qkv = self.product(f"{name}.in_proj_qkv.weight", mixer.conv_size, h)
+            z = self.product(f"{name}.in_proj_z.weight", values, h)
+            ba = torch.cat([self.get(f"{name}.in_proj_{x}.weight", heads, h) for x in "ba"])
         conv = self.get(f"{name}.conv1d.weight", mixer.conv_size, 1, mixer.conv_kernel, dtype=torch.float32)
         return DeltaNetWeights(
-            qkv=self.product(f"{name}.in_proj_qkv.weight", mixer.conv_size, h),
-            z=self.product(f"{name}.in_proj_z.weight", mixer.value_size, h),
-            ba=torch.cat([self.get(f"{name}.in_proj_{x}.weight", heads, h) for x in "ba"]),
+            qkv=qkv,
+            z=z,
+            ba=ba,
             conv=conv[:, 0].T.contiguous(),
             neg_a=-self.get(f"{name}.A_log", heads, dtype=torch.float32).exp(),
             dt_bias=self.get(f"{name}.dt_bias", heads, dtype=torch.float32),
             norm=self.get(f"{name}.norm.weight", mixer.value_dim, dtype=torch.float32),
-            out=self.product(f"{name}.out_proj.weight", h, mixer.value_size),
+            out=self.product(f"{name}.out_proj.weight", h, values),
         )
+
+    def dense(self, name: str, size: int, mlp: MlpSpec) -> MlpWeights:
+        h, gate_up = self.spec.hidden_size, [("gate_proj", size), ("up_proj", size)]
+        return MlpWeights(
+            gate_up=self.products.read([(f"{name}.{part}.weight", n) for part, n in gate_up], h),
+            gate_up_bias=self.biases(name, gate_up, mlp.has_bias),
+            down=self.product(f"{name}.down_proj.weight", h, size),
+            down_bias=self.biases(name, [("down_proj", h)], mlp.has_bias),
+        )
+
+    def experts(self, name: str, mlp: ExpertsSpec) -> ExpertsWeights:
+        h, is_shared = self.spec.hidden_size, bool(mlp.shared_size)
+        gate_up, down = self.expert_stacks(f"{name}.experts", mlp)
+        return ExpertsWeights(
+            router=self.get(f"{name}.gate.weight", mlp.n_experts, h),
+            gate_up=gate_up,
+            down=down,
+            shared=self.dense(f"{name}.shared_expert", mlp.shared_size, MlpSpec()) if is_shared else None,
+            shared_gate=self.get(f"{name}.shared_expert_gate.weight", 1, h) if is_shared else None,
+        )
+
+    def expert_stacks(self, name: str, mlp: ExpertsSpec) -> tuple[FrozenWeight, FrozenWeight]:
+        """Files have two matrices for all experts, or three for each."""
+        n, h, i = mlp.n_experts, self.spec.hidden_size, mlp.size
+        gate_up: Rows = [(f"{name}.gate_up_proj", (n, 2 * i))]
+        down: Rows = [(f"{name}.down_proj", (n, h))]
+        if f"{name}.gate_up_proj" not in self.files:
+            if f"{name}.{n}.down_proj.weight" in self.files:
+                raise WeightsError(
+                    f"{self.files.folder}: {name} has more experts than the {n} that config.json asks for"
+                )
+            gate_up = [(f"{name}.{e}.{part}_proj.weight", i) for e in range(n) for part in ("gate", "up")]
+            down = [(f"{name}.{e}.down_proj.weight", h) for e in range(n)]
+        return unflatten(self.products.read(gate_up, h), n), unflatten(self.products.read(down, i), n)
 
     def get(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         place = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)

@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from palestra.model.errors import AdapterError
 from palestra.model.lora.adapter_names import (
     ATTENTION,
     DELTA_NET,
+    DENSE,
+    EXPERTS,
     HEAD,
     MLP,
     PREFIX,
@@ -31,6 +33,7 @@ from palestra.model.lora.adapter_names import (
     split_rows,
 )
 from palestra.model.lora.adapters import Adapter, AdapterPool, Layout
+from palestra.model.lora.expert_names import DOWN, GATE_UP, join_experts, split_experts
 from palestra.types import LoraConfig
 from palestra.types.engine import UNQUANTISED
 from palestra.util.files import whole_folder
@@ -48,6 +51,8 @@ _UNSUPPORTED = {
     "trainable_token_indices": None,
     "alora_invocation_tokens": None,
 }
+SHARED_EXPERTS = "palestra_shared_experts"
+"""In the metadata of a file in PEFT's form: what it repeats for each expert is one matrix."""
 _TIED_LEAF = TIED_HEAD.rsplit(".", 1)[-1]
 _PLAIN_STARTS = (True, False, "gaussian", "orthogonal")  # the others also change the base weights
 
@@ -69,13 +74,19 @@ def save_adapter(
     if optimizer and adapter.frozen:
         raise AdapterError("a snapshot has no optimizer state; save the original, or without the optimizer")
     matrices, rank, alpha = adapter_matrices(adapter), adapter.config.rank, _plain(adapter.config.alpha)
+    has_experts = any(".experts." in name for name in matrices)
     if form == "peft":
-        matrices = join_rows(matrices)
+        matrices = join_experts(join_rows(matrices))
     if is_tied:
         matrices = {f"{TIED_HEAD}{k.removeprefix(HEAD)}" if k.startswith(HEAD) else k: t for k, t in matrices.items()}
     tensors = {f"{PREFIX}{name}": t.cpu().contiguous() for name, t in matrices.items()}
-    modules = sorted({name.partition(".lora_")[0].rsplit(".", 1)[-1] for name in matrices})
-    wholes = {name: len(WHOLES[name]) for name in modules if name in WHOLES}
+    leaves = {name.partition(".lora_")[0].rsplit(".", 1)[-1] for name in matrices} - {"experts", "base_layer"}
+    parameters = []
+    if form == "peft" and has_experts:  # PEFT would take a module named down_proj for the experts'
+        parameters = [GATE_UP, DOWN, *sorted(f"{leaf}.weight" for leaf in leaves & DENSE)]
+        leaves -= DENSE
+    modules = sorted(leaves)
+    wholes = {name: n for name in (*modules, *parameters) if (n := _n_parts(name)) > 1}
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -87,12 +98,16 @@ def save_adapter(
         "target_modules": modules,
         "inference_mode": True,
     }
+    if parameters:
+        config["target_parameters"] = parameters
     if wholes:
         config["rank_pattern"] = {name: n * rank for name, n in wholes.items()}
         config["alpha_pattern"] = {name: n * alpha for name, n in wholes.items()}
     with whole_folder(new_folder(folder)) as temporary:
         (temporary / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         metadata = {"format": "pt"} | ({TRAINED_ON: trained_on} if trained_on else {})
+        if has_experts and not adapter.config.per_expert:
+            metadata[SHARED_EXPERTS] = "true"
         save_file(tensors, temporary / WEIGHTS, metadata=metadata)
         if optimizer:
             moments = {k: adapter.row(k).cpu() for k in ("exp_avg", "exp_avg_sq")}
@@ -121,7 +136,8 @@ def load_snapshot(pool: AdapterPool, folder: str | Path) -> Adapter:
 def require_trained_on(folder: str | Path, weights: str) -> None:
     """Refuses a checkpoint that was trained on a base in another form; one that does not say it passes."""
     file = Path(folder) / WEIGHTS
-    found = _metadata(file).get(TRAINED_ON, weights) if file.is_file() else weights
+    metadata = (_opened(file).metadata() or {}) if file.is_file() else {}
+    found = metadata.get(TRAINED_ON, weights)
     if found != weights:
         raise AdapterError(
             f"{folder}: this checkpoint was trained on {found} weights, and the model is served with {weights} ones; "
@@ -179,19 +195,13 @@ def read_config(folder: str | Path) -> LoraConfig:
         train_attn=bool(modules & (ATTENTION | DELTA_NET)),
         train_mlp=bool(modules & MLP),
         train_unembed=HEAD in modules,
+        per_expert=_is_per_expert(file.with_name(WEIGHTS)),
     )
 
 
 def adapter_matrices(adapter: Adapter) -> dict[str, Tensor]:
     """Every A and B under its Hugging Face module name, as views of the float32 weights."""
-    rank, row, found = adapter.config.rank, adapter.row("weights"), {}
-    for site in adapter.stack.layout.sites.values():
-        for i, part in enumerate(site.parts):
-            start = site.a_offset + i * rank * site.in_size
-            found[f"{part.module}.lora_A.weight"] = row[start : start + rank * site.in_size].view(rank, site.in_size)
-            b = row[part.b_offset : part.b_offset + part.out_size * rank]
-            found[f"{part.module}.lora_B.weight"] = b.view(rank, part.out_size).T
-    return found
+    return adapter.stack.layout.matrices(adapter.row("weights"))
 
 
 def new_folder(folder: str | Path) -> Path:
@@ -201,8 +211,36 @@ def new_folder(folder: str | Path) -> Path:
     return folder
 
 
+def _is_per_expert(file: Path) -> bool:
+    """Whether a file has an A and a B for each expert, which need not be equal."""
+    if not file.is_file():
+        return False
+    with _opened(file) as stored:
+        if SHARED_EXPERTS in (stored.metadata() or {}):
+            return False
+        names = stored.keys()
+        outer = [stored.get_slice(name).get_shape() for name in names if _is_outer(name)]
+    return any(len(shape) != 3 or shape[0] > 1 for shape in outer)
+
+
+def _is_outer(name: str) -> bool:
+    """Matrices that Tinker's form has once for all experts, and those of PEFT's forms."""
+    return ".experts." in name and not name.endswith(("w1.lora_B.weight", "w3.lora_B.weight", "w2.lora_A.weight"))
+
+
+def _n_parts(name: str) -> int:
+    """How many of our projections a matrix of a checkpoint has."""
+    return 2 if name == GATE_UP else len(WHOLES.get(name, (name,)))
+
+
 def _modules(raw: dict[str, Any], file: Path) -> set[str]:
-    modules = raw["target_modules"]
+    modules = raw["target_modules"] or []
+    if parameters := raw.get("target_parameters"):
+        known = (GATE_UP, DOWN, *sorted(f"{leaf}.weight" for leaf in DENSE))
+        odd = [name for name in parameters if not name.endswith(known)]
+        if odd:
+            raise AdapterError(f"{file}: target_parameters names {odd[0]}; supported: {', '.join(known)}")
+        modules = [modules] if isinstance(modules, str) else [*modules, *EXPERTS]
     if isinstance(modules, str):
         modules = ATTENTION | MLP if modules == "all-linear" else {modules}
     known = ATTENTION | DELTA_NET | MLP | {HEAD}
@@ -217,7 +255,7 @@ def _refuse_patterns(raw: dict[str, Any], file: Path, rank: int, alpha: float) -
     """Ranks of their own are understood for the matrices that we would write so."""
     ranks, alphas = (raw.get(field) or {} for field in ("rank_pattern", "alpha_pattern"))
     for name in ranks | alphas:
-        own, n = (ranks.get(name, rank), alphas.get(name, alpha)), len(WHOLES.get(name, (name,)))
+        own, n = (ranks.get(name, rank), alphas.get(name, alpha)), _n_parts(name)
         if own not in ((rank, alpha), (n * rank, n * alpha)):
             field = "rank_pattern" if name in ranks else "alpha_pattern"
             raise AdapterError(f"{file}: field {field!r} is {raw[field]!r}; supported: {{}}")
@@ -229,26 +267,20 @@ def _read_row(layout: Layout, folder: Path) -> Tensor:
     stored = {module_name(key): tensor for key, tensor in _load(file).items()}
     try:
         split_rows(stored, {p.module: p.out_size for site in layout.sites.values() for p in site.parts}, rank)
+        split_experts(stored, layout)
     except AdapterError as e:
         raise AdapterError(f"{file}: {e}") from None
     row = torch.zeros(layout.size)
-    for site in layout.sites.values():
-        for i, part in enumerate(site.parts):
-            a_start = site.a_offset + i * rank * site.in_size
-            if sum(f"{part.module}.lora_{x}.weight" in stored for x in "AB") == 1:
-                raise AdapterError(f"{file}: {part.module} has only one of lora_A and lora_B")
-            for name, start, shape in (
-                ("lora_A", a_start, (rank, site.in_size)),
-                ("lora_B", part.b_offset, (part.out_size, rank)),
-            ):
-                key = f"{part.module}.{name}.weight"
-                tensor = stored.pop(key, None)
-                if tensor is None:
-                    continue
-                if tuple(tensor.shape) != shape:
-                    raise AdapterError(f"{file}: {key} has shape {list(tensor.shape)}, this model needs {list(shape)}")
-                stored_as = tensor.T if name == "lora_B" else tensor
-                row[start : start + tensor.numel()] = stored_as.flatten().float()
+    for key, place in layout.matrices(row).items():
+        module, _, kind = key.partition(".lora_")
+        if kind[0] == "A" and sum(f"{module}.lora_{x}.weight" in stored for x in "AB") == 1:
+            raise AdapterError(f"{file}: {module} has only one of lora_A and lora_B")
+        tensor = stored.pop(key, None)
+        if tensor is None:
+            continue
+        if tensor.shape != place.shape:
+            raise AdapterError(f"{file}: {key} has shape {list(tensor.shape)}, this model needs {list(place.shape)}")
+        place.copy_(tensor)
     left = [k for k in stored if ".lora_" in k]  # PEFT also stores copies of embeddings: the base has those
     if left:
         raise AdapterError(f"{file}: {left[0]} (and {len(left) - 1} more) has no place in this model")
@@ -263,7 +295,8 @@ def _read_moments(adapter: Adapter, folder: Path) -> tuple[int, dict[str, Tensor
     for kind in ("exp_avg", "exp_avg_sq"):
         if kind not in tensors or tensors[kind].numel() != adapter.stack.layout.size:
             raise AdapterError(f"{file}: {kind} is missing or of the wrong size")
-    state = json.loads(_metadata(file).get("palestra", "{}"))
+    with _opened(file) as stored:
+        state = json.loads((stored.metadata() or {}).get("palestra", "{}"))
     if state.get("format") != FORMAT_VERSION or not isinstance(state.get("steps"), int):
         raise AdapterError(
             f"{file}: metadata names format {state.get('format')}; supported: {FORMAT_VERSION}, with steps"
@@ -274,24 +307,20 @@ def _read_moments(adapter: Adapter, folder: Path) -> tuple[int, dict[str, Tensor
 def _load(file: Path) -> dict[str, Tensor]:
     if not file.is_file():
         raise AdapterError(f"{file}: no such file")
+    with _opened(file) as stored:
+        names = stored.keys()
+        return {name: stored.get_tensor(name) for name in names}
+
+
+def _opened(file: Path) -> safe_open:
     try:
-        return load_file(file)
+        return safe_open(file, framework="pt")
     except SafetensorError as e:
         raise AdapterError(f"{file}: not a complete safetensors file ({e})") from None
 
 
-def _metadata(file: Path) -> dict[str, str]:
-    """What the header says besides; nothing where it is damaged, which reading the tensors tells."""
-    with file.open("rb") as f:
-        try:
-            header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
-        except (ValueError, OverflowError, MemoryError):
-            return {}
-    return header.get("__metadata__", {})
-
-
 def _shape(config: LoraConfig) -> str:
-    flags = [n for n in ("train_attn", "train_mlp", "train_unembed") if getattr(config, n)]
+    flags = [n for n in ("train_attn", "train_mlp", "train_unembed", "per_expert") if getattr(config, n)]
     return f"rank {config.rank}, alpha {_plain(config.alpha)}, {' '.join(flags)}"
 
 

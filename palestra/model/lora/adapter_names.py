@@ -21,8 +21,10 @@ Matrices = dict[str, Tensor]
 
 PREFIX = "base_model.model."
 ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
-DELTA_NET = frozenset({"in_proj_q", "in_proj_k", "in_proj_v", "in_proj_z", "out_proj", "in_proj_qkv"})
-MLP = frozenset({"gate_proj", "up_proj", "down_proj"})
+DELTA_NET = frozenset({"in_proj_q", "in_proj_k", "in_proj_v", "in_proj_z", "out_proj", "in_proj_qkv", "in_proj_qkvz"})
+EXPERTS = frozenset({"w1", "w2", "w3"})
+DENSE = frozenset({"gate_proj", "up_proj", "down_proj"})
+MLP = DENSE | EXPERTS
 HEAD = "lm_head"
 TIED_HEAD = "model.unembed_tokens"
 """What the Tinker cookbook calls the unembedding of a model that has none of its own."""

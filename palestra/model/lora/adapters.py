@@ -15,11 +15,12 @@ from typing import Literal
 
 import numpy as np
 import torch
+from msgspec import structs
 from numpy.typing import NDArray
 from torch import Tensor
 
 from palestra.model.errors import AdapterError
-from palestra.model.loading.layer_spec import AttentionSpec, LayerSpec
+from palestra.model.loading.layer_spec import AttentionSpec, ExpertsSpec, LayerSpec
 from palestra.model.loading.spec import ModelSpec
 from palestra.types import LoraConfig
 
@@ -44,12 +45,23 @@ class Site:
     a_offset: int
     in_size: int
     parts: tuple[Projection, ...]
+    experts: tuple[int, int] | None = None
+    """How many A, and how many B of each part, a site of experts has: 1 for all of them, or one each."""
+
+    @property
+    def n_a(self) -> int:
+        return 1 if self.experts is None else self.experts[0]
+
+    @property
+    def n_b(self) -> int:
+        return 1 if self.experts is None else self.experts[1]
 
 
 SiteName = tuple[int, str]
 """(layer, one of SITE_KINDS), or UNEMBED."""
 UNEMBED: SiteName = (-1, "unembed")
-SITE_KINDS = ("qkv", "o", "gate_up", "down", "z")
+SITE_KINDS = ("qkv", "o", "gate_up", "down", "z", "shared_gate_up", "shared_down")
+LARGE_ROW = 64 << 20  # numbers; 256 MB. Most adapters of dense models are smaller, those of experts larger
 SITE_ENTRIES = 4  # one A, and B matrices of up to three projections
 
 
@@ -72,15 +84,30 @@ class Layout:
     def of(cls, spec: ModelSpec, config: LoraConfig) -> Layout:
         sites: dict[SiteName, Site] = {}
         offset = 0
-        for name, in_size, outputs in _sites(spec, config):
-            a_offset, offset = offset, offset + len(outputs) * config.rank * in_size
+        for name, in_size, outputs, experts in _sites(spec, config):
+            n_a, n_b = experts or (1, 1)
+            a_offset, offset = offset, offset + n_a * len(outputs) * config.rank * in_size
             parts, out_start = [], 0
             for module, out_size in outputs:
                 parts.append(Projection(module, offset, out_start, out_size))
-                offset += out_size * config.rank
+                offset += n_b * out_size * config.rank
                 out_start += out_size
-            sites[name] = Site(a_offset, in_size, tuple(parts))
+            sites[name] = Site(a_offset, in_size, tuple(parts), experts)
         return cls(config.rank, config.alpha / config.rank, sites, offset)
+
+    def matrices(self, row: Tensor) -> dict[str, Tensor]:
+        """Every A and B under its Hugging Face module name, as views of a flat row: [rank, in] and [out, rank], with
+        an axis before them where the module is one of experts."""
+        found, rank = {}, self.rank
+        for site in self.sites.values():
+            axis = () if site.experts is None else (-1,)
+            n, size = len(site.parts), site.n_a * len(site.parts) * rank * site.in_size
+            stacked = row[site.a_offset : site.a_offset + size].view(*axis, n, rank, site.in_size)
+            for i, part in enumerate(site.parts):
+                b = row[part.b_offset : part.b_offset + site.n_b * part.out_size * rank]
+                found[f"{part.module}.lora_A.weight"] = stacked.select(-3, i)
+                found[f"{part.module}.lora_B.weight"] = b.view(*axis, rank, part.out_size).mT
+        return found
 
     @cached_property
     def offset_row(self) -> NDArray[np.int64]:
@@ -97,19 +124,41 @@ Outputs = list[tuple[str, int]]
 """Modules as the files name them, with their output sizes."""
 
 
-def _sites(spec: ModelSpec, config: LoraConfig) -> list[tuple[SiteName, int, Outputs]]:
-    h, i = spec.hidden_size, spec.intermediate_size
-    found: list[tuple[SiteName, int, Outputs]] = []
+SiteShape = tuple[SiteName, int, Outputs, tuple[int, int] | None]
+"""A site's name, input size, outputs, and `experts`."""
+
+
+def _sites(spec: ModelSpec, config: LoraConfig) -> list[SiteShape]:
+    found: list[SiteShape] = []
     for n, layer in enumerate(spec.layers):
         if config.train_attn:
-            found += [((n, kind), size, outputs) for kind, size, outputs in _mixer_sites(spec, n, layer)]
+            found += [((n, kind), size, outputs, None) for kind, size, outputs in _mixer_sites(spec, n, layer)]
         if config.train_mlp:
-            mlp = f"model.layers.{n}.mlp"
-            found.append(((n, "gate_up"), h, [(f"{mlp}.gate_proj", i), (f"{mlp}.up_proj", i)]))
-            found.append(((n, "down"), i, [(f"{mlp}.down_proj", h)]))
+            found += _mlp_sites(spec, n, layer, config)
     if config.train_unembed:
-        found.append((UNEMBED, h, [("lm_head", spec.vocab_size)]))
+        found.append((UNEMBED, spec.hidden_size, [("lm_head", spec.vocab_size)], None))
     return found
+
+
+def _mlp_sites(spec: ModelSpec, n: int, layer: LayerSpec, config: LoraConfig) -> list[SiteShape]:
+    """Routers and the gate of a shared expert are not trained. Experts have Tinker's names: w1 is gate, w3 is up."""
+    h, name, mlp = spec.hidden_size, f"model.layers.{n}.mlp", layer.mlp
+    if not isinstance(mlp, ExpertsSpec):
+        return _dense_sites(n, "", name, h, spec.intermediate_size)
+    every, i = mlp.n_experts, mlp.size
+    a_of_up, b_of_down = (every, every) if config.per_expert else (1, 1)
+    gate_up = [(f"{name}.experts.w1", i), (f"{name}.experts.w3", i)]
+    shared = _dense_sites(n, "shared_", f"{name}.shared_expert", h, mlp.shared_size) if mlp.shared_size else []
+    return [
+        ((n, "gate_up"), h, gate_up, (a_of_up, every)),
+        ((n, "down"), i, [(f"{name}.experts.w2", h)], (every, b_of_down)),
+        *shared,
+    ]
+
+
+def _dense_sites(n: int, kind: str, name: str, h: int, i: int) -> list[SiteShape]:
+    gate_up = [(f"{name}.gate_proj", i), (f"{name}.up_proj", i)]
+    return [((n, f"{kind}gate_up"), h, gate_up, None), ((n, f"{kind}down"), i, [(f"{name}.down_proj", h)], None)]
 
 
 def _mixer_sites(spec: ModelSpec, n: int, layer: LayerSpec) -> list[tuple[str, int, Outputs]]:
@@ -120,6 +169,9 @@ def _mixer_sites(spec: ModelSpec, n: int, layer: LayerSpec) -> list[tuple[str, i
         qkv = [(f"{name}.q_proj", q * (1 + mixer.is_gated)), (f"{name}.k_proj", kv), (f"{name}.v_proj", kv)]
         return [("qkv", h, qkv), ("o", q, [(f"{name}.o_proj", h)])]
     name, keys, values = f"model.layers.{n}.linear_attn", mixer.key_size, mixer.value_size
+    if mixer.is_interleaved:
+        joined = [(f"{name}.in_proj_qkvz", mixer.conv_size + values)]
+        return [("qkv", h, joined), ("o", values, [(f"{name}.out_proj", h)])]
     qkv = [(f"{name}.in_proj_q", keys), (f"{name}.in_proj_k", keys), (f"{name}.in_proj_v", values)]
     return [("qkv", h, qkv), ("z", h, [(f"{name}.in_proj_z", values)]), ("o", values, [(f"{name}.out_proj", h)])]
 
@@ -156,6 +208,15 @@ class Stack:
         self._refs[slot] -= 1
 
     @property
+    def can_take(self) -> bool:
+        """Whether one more row belongs here. A large one gets a stack of its own: to grow one would copy it."""
+        return self.layout.size < LARGE_ROW or not any(self._refs)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(rows.nbytes for rows in self._rows.values())
+
+    @property
     def is_sparse(self) -> bool:
         return sum(r > 0 for r in self._refs) * 2 <= self.capacity
 
@@ -186,14 +247,18 @@ class Stack:
         return kind in self._rows
 
     def a(self, kind: Rows, name: SiteName) -> Tensor:
-        """[capacity, parts * rank, in]: the stacked A matrices of a site."""
+        """[capacity, parts * rank, in]: the stacked A matrices of a site. Sites of experts: [capacity, n_a, …]."""
         site = self.layout.sites[name]
-        return self._view(kind, name, -1, site.a_offset, len(site.parts) * self.layout.rank, site.in_size)
+        shape = (len(site.parts) * self.layout.rank, site.in_size)
+        return self._view(kind, name, -1, site.a_offset, shape if site.experts is None else (site.n_a, *shape))
 
     def b(self, kind: Rows, name: SiteName, part: int) -> Tensor:
-        """[capacity, rank, out]: B transposed, which its gradient and the products with it like better on a CPU."""
-        p = self.layout.sites[name].parts[part]
-        return self._view(kind, name, part, p.b_offset, self.layout.rank, p.out_size)
+        """[capacity, rank, out]: B transposed, which its gradient and the products with it like better on a CPU. Sites
+        of experts: [capacity, n_b, rank, out]."""
+        site = self.layout.sites[name]
+        p = site.parts[part]
+        shape = (self.layout.rank, p.out_size)
+        return self._view(kind, name, part, p.b_offset, shape if site.experts is None else (site.n_b, *shape))
 
     def changed(self, slot: int) -> None:
         """The float32 weights of a slot were written: bring the compute copy along."""
@@ -212,10 +277,11 @@ class Stack:
             self._picked[key] = whole.index_select(0, index)
         return self._picked[key]
 
-    def _view(self, kind: Rows, name: SiteName, part: int, offset: int, n: int, m: int) -> Tensor:
+    def _view(self, kind: Rows, name: SiteName, part: int, offset: int, shape: tuple[int, ...]) -> Tensor:
         key = (kind, name, part)
         if key not in self._views:
-            self._views[key] = self.rows(kind)[:, offset : offset + n * m].view(self.capacity, n, m)
+            end = offset + math.prod(shape)
+            self._views[key] = self.rows(kind)[:, offset:end].view(self.capacity, *shape)
         return self._views[key]
 
     @torch.inference_mode(False)
@@ -272,7 +338,7 @@ class AdapterPool:
         max_rank: int = 256,
     ):
         self.spec, self.dtype, self.device, self.max_rank = spec, dtype, torch.device(device), max_rank
-        self._stacks: dict[tuple[object, ...], Stack] = {}
+        self._stacks: dict[tuple[LoraConfig, bool], list[Stack]] = {}
         self._adapters: dict[int, Adapter] = {}
         self._uids = itertools.count()
         self._weights_ids = itertools.count(1)  # 0 is the base model
@@ -381,14 +447,15 @@ class AdapterPool:
 
     @property
     def size_bytes(self) -> int:
-        return sum(t.nbytes for s in self._stacks.values() for t in s._rows.values())
+        return sum(s.size_bytes for stacks in self._stacks.values() for s in stacks)
 
     def _place(self, config: LoraConfig, *, frozen: bool, weights_id: int) -> Adapter:
         # Trained and frozen rows live apart: frozen ones carry no gradients and moments.
-        key = (config.rank, config.alpha, config.train_attn, config.train_mlp, config.train_unembed, frozen)
-        if key not in self._stacks:
-            self._stacks[key] = Stack(Layout.of(self.spec, config), self.dtype, self.device)
-        stack = self._stacks[key]
+        stacks = self._stacks.setdefault((structs.replace(config, seed=None), frozen), [])
+        stack = next((s for s in stacks if s.can_take), None)
+        if stack is None:
+            stack = Stack(Layout.of(self.spec, config), self.dtype, self.device)
+            stacks.append(stack)
         return self._register(config, stack, stack.take_slot(), weights_id, frozen)
 
     def _register(self, config: LoraConfig, stack: Stack, slot: int, weights_id: int, frozen: bool) -> Adapter:
@@ -423,9 +490,7 @@ def _initialise(adapter: Adapter) -> None:
         generator.seed()
     else:
         generator.manual_seed(adapter.config.seed)
-    row, rank = torch.zeros(adapter.stack.layout.size), adapter.stack.layout.rank
+    row, rank = adapter.row("weights").zero_(), adapter.stack.layout.rank
     for site in adapter.stack.layout.sites.values():
-        n = len(site.parts) * rank * site.in_size
-        bound = site.in_size**-0.5
-        row[site.a_offset : site.a_offset + n].uniform_(-bound, bound, generator=generator)
-    adapter.row("weights").copy_(row)
+        n, bound = site.n_a * len(site.parts) * rank * site.in_size, site.in_size**-0.5
+        row[site.a_offset : site.a_offset + n].copy_(torch.empty(n).uniform_(-bound, bound, generator=generator))

@@ -8,7 +8,7 @@ Owns: forward and backward of a LoRA linear. Never touches: where adapters come 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -48,6 +48,8 @@ class LoraPlan:
     """None: every row is the base model's."""
     anchor: Tensor | None = None
     """Requires grad, so that autograd records the first layer too; None when nothing below the head is trained."""
+    runs: list[RowRun] = field(default_factory=list)
+    """The rows that have adapters: experts sort them in every layer anew."""
 
     @classmethod
     def of(
@@ -58,7 +60,8 @@ class LoraPlan:
         if not merged:
             return cls()
         below_head = any(name != UNEMBED for run in merged for name in run.adapter.stack.layout.sites)
-        return cls(_products(merged, device), torch.zeros((), requires_grad=True) if train and below_head else None)
+        anchor = torch.zeros((), requires_grad=True) if train and below_head else None
+        return cls(_products(merged, device), anchor, merged)
 
 
 def _products(runs: list[RowRun], device: torch.device | str) -> LoraProducts:

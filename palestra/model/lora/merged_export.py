@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,9 +18,11 @@ from palestra.model.loading.weight_files import PREFIXES, WeightFiles
 from palestra.model.lora.adapter_files import adapter_matrices, new_folder
 from palestra.model.lora.adapter_names import HEAD, WHOLES
 from palestra.model.lora.adapters import Adapter
+from palestra.model.lora.expert_names import PARTS
 from palestra.util.files import whole_folder
 
 log = logging.getLogger(__name__)
+_EXPERTS = re.compile(r"(.*\.experts)(?:\.(\d+))?\.(gate_up_proj|gate_proj|up_proj|down_proj)")
 
 
 def export_merged(adapter: Adapter, base: str | Path, folder: str | Path) -> None:
@@ -71,8 +74,24 @@ def _change(name: str, prefix: str, matrices: Mapping[str, Tensor]) -> Tensor | 
     module = name.removesuffix(".weight")
     if module.startswith(prefix):
         module = PREFIXES[0] + module.removeprefix(prefix)
+    if found := _EXPERTS.fullmatch(module):
+        return _expert_change(found[1], found[2], found[3], matrices)
     head, _, leaf = module.rpartition(".")
     parts = [f"{head}.{part}" for part in WHOLES[leaf]] if leaf in WHOLES else [module]
     if f"{parts[0]}.lora_A.weight" not in matrices:
         return None
     return torch.cat([matrices[f"{p}.lora_B.weight"].cpu() @ matrices[f"{p}.lora_A.weight"].cpu() for p in parts])
+
+
+def _expert_change(head: str, number: str | None, leaf: str, matrices: Mapping[str, Tensor]) -> Tensor | None:
+    """The same for a matrix of one expert, or of all of them."""
+    parts = ["w1", "w3"] if leaf == "gate_up_proj" else [PARTS[leaf]]
+    if f"{head}.{parts[0]}.lora_A.weight" not in matrices:
+        return None
+    changes = []
+    for part in parts:
+        a, b = (matrices[f"{head}.{part}.lora_{x}.weight"].cpu() for x in "AB")
+        if number is not None:
+            a, b = (m[0 if len(m) == 1 else int(number)] for m in (a, b))
+        changes.append(b @ a)
+    return torch.cat(changes, -2)

@@ -7,6 +7,7 @@ holds. Owns: the packed weight and that memory. Never touches: products, files.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -70,10 +71,15 @@ class PackedWeight:
         """Of a stack of weights one, or some."""
         return replace(self, codes=self.codes[index], scales=self.scales[index])
 
-    def dense(self) -> Tensor:
-        """The weight written out: good until another one of the same model is."""
+    def dense(self, only: Sequence[int] | None = None) -> Tensor:
+        """The weight written out: good until another one of the same model is. Of a stack, `only` these: the others
+        are whatever was there before."""
         out = self.scratch.take(self.shape, self.dtype, self.codes.device)
-        dequantise(self.codes, self.scales, self.form, out)
+        if only is None:
+            dequantise(self.codes, self.scales, self.form, out)
+        else:
+            for i in only:
+                dequantise(self.codes[i], self.scales[i], self.form, out[i])
         return out
 
 
@@ -83,6 +89,13 @@ FrozenWeight = Tensor | PackedWeight
 def dense(weight: FrozenWeight) -> Tensor:
     """The weight as a product takes it. Use it at once: see `PackedWeight.dense`."""
     return weight.dense() if isinstance(weight, PackedWeight) else weight
+
+
+def unflatten(weight: FrozenWeight, n: int) -> FrozenWeight:
+    """[n * outputs, inputs] as a stack of n weights."""
+    if isinstance(weight, Tensor):
+        return weight.unflatten(0, (n, -1))
+    return replace(weight, codes=weight.codes.unflatten(0, (n, -1)), scales=weight.scales.unflatten(0, (n, -1)))
 
 
 def dequantise(codes: Tensor, scales: Tensor, form: Form, out: Tensor) -> None:

@@ -14,6 +14,7 @@ Owns: the life of a request. Never touches: training, HTTP.
 from __future__ import annotations
 
 import itertools
+import logging
 import secrets
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -58,6 +59,8 @@ from palestra.types import SampledSequence, SampleRequest, SampleResult, StopRea
 
 if TYPE_CHECKING:
     from palestra.model.sampling.cuda_graphs import StepGraphs
+
+log = logging.getLogger(__name__)
 
 CPU_CACHE_BYTES = 512 << 20
 STATE_SHARE = 0.5  # of the cache for recurrent states, where a model has some; half of them are snapshots
@@ -496,8 +499,11 @@ def _states(decoder: Decoder, slots: StateSlots | None) -> RecurrentStates | Non
 
 
 def _step_graphs(decoder: Decoder, cache: KVCache, states: RecurrentStates | None, max_rows: int) -> StepGraphs | None:
-    """None where steps are not recorded: without kernels."""
+    """None where steps are not recorded: without kernels, and for models with experts."""
     if decoder.device.type != "cuda" or not has_kernels(decoder.spec, decoder.device, decoder.dtype):
+        return None
+    if decoder.spec.experts:
+        log.warning("step_graphs_off family=%s: it has experts, so its steps are slower", decoder.spec.family)
         return None
     from palestra.model.sampling.cuda_graphs import StepGraphs
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from palestra.environments.platform.verifiers import VerifierExecution, VerifierLimits, run_verifier
-from palestra.environments.platform.verifiers.sandbox.databases import DatabaseSnapshot
+from palestra.environments.platform.verifiers.runtime.databases import DatabaseSnapshot
 from palestra.environments.sandbox import process
 
 SCHEMA = """

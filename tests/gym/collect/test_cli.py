@@ -104,7 +104,7 @@ def test_ctrl_c_keeps_what_was_played_and_leaves_nothing_behind(
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "go on with --resume" in error
+    assert "continue with --resume" in error
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
     before = len(list(read_lines(tmp_path / "out.jsonl")))

@@ -22,11 +22,12 @@ SHAPES = [
     ([5, 70, 3], 4, 2, 16, None),
     ([67], 6, 2, 24, None),
     ([90, 9], 4, 4, 16, 20),
+    ([70, 9], 4, 2, 256, None),
 ]
 
 
-def spec_of(heads: int, kv_heads: int, window: int | None) -> Any:
-    return SimpleNamespace(n_heads=heads, n_kv_heads=kv_heads, windows=[window])
+def spec_of(heads: int, kv_heads: int, dim: int, window: int | None) -> Any:
+    return SimpleNamespace(n_heads=heads, n_kv_heads=kv_heads, head_dim=dim, windows=[window])
 
 
 @pytest.mark.parametrize(("lengths", "heads", "kv_heads", "dim", "window"), SHAPES)
@@ -45,7 +46,7 @@ def test_packed_attention_and_its_gradients(
     n = sum(lengths)
     inputs = [torch.randn(n, h, dim, device=device, dtype=dtype).requires_grad_() for h in (heads, kv_heads, kv_heads)]
     wide = [x.detach().float().requires_grad_() for x in inputs]
-    found = TiledPackedAttention(lengths, spec_of(heads, kv_heads, window), device)(0, *inputs)
+    found = TiledPackedAttention(lengths, spec_of(heads, kv_heads, dim, window), device)(0, *inputs)
     expected = PackedAttention(lengths, [window], device)(0, *wide)
     assert_close(found, expected)
     grad = torch.randn_like(found)
@@ -54,16 +55,35 @@ def test_packed_attention_and_its_gradients(
         assert_close(a, b)
 
 
+@pytest.mark.parametrize(("lengths", "heads", "kv_heads", "dim", "window"), SHAPES[-1:])
+def test_wide_heads_fit_into_less_shared_memory(
+    lengths: list[int],
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    window: int | None,
+    device: str,
+    dtype: torch.dtype,
+    assert_close: Close,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from palestra.model.kernels import attention
+
+    monkeypatch.setattr(attention, "_shared_memory", lambda device: 99 << 10)
+    test_packed_attention_and_its_gradients(lengths, heads, kv_heads, dim, window, device, dtype, assert_close)
+
+
 @settings(max_examples=4, deadline=None)
 @given(
     length=st.integers(1, 600),
     group=st.sampled_from((1, 3, 4)),
     window=st.sampled_from((None, 40)),
     page_size=st.sampled_from((4, 16)),
+    dim=st.sampled_from((16, 256)),
     seed=st.integers(0, 99),
 )
 def test_a_query_gets_the_same_bits_in_any_tile_and_from_pages(
-    length: int, group: int, window: int | None, page_size: int, seed: int
+    length: int, group: int, window: int | None, page_size: int, dim: int, seed: int
 ) -> None:
     from palestra.model.attention.tiled import cut_tiles
     from palestra.model.kernels.attention import KeySource, attend
@@ -71,8 +91,8 @@ def test_a_query_gets_the_same_bits_in_any_tile_and_from_pages(
     on_gpu = torch.cuda.is_available()
     device, dtype = ("cuda", torch.bfloat16) if on_gpu else ("cpu", torch.float16)
     generator = torch.Generator(device).manual_seed(seed)
-    q, k, v = (torch.randn(length, h, 16, device=device, generator=generator).to(dtype) for h in (group, 1, 1))
-    packed, alone, paged = (torch.zeros(length, group * 16, device=device, dtype=dtype) for _ in range(3))
+    q, k, v = (torch.randn(length, h, dim, device=device, generator=generator).to(dtype) for h in (group, 1, 1))
+    packed, alone, paged = (torch.zeros(length, group * dim, device=device, dtype=dtype) for _ in range(3))
     keys = KeySource(k.stride(0), k.stride(1))
     attend(q, k, v, cut_tiles(np.array([(0, 0, length, 0)]), group, 64, device), keys, 1, window, packed)
     last, last_row = length - 1, np.array([(length - 1, length - 1, 1, 0)])
@@ -82,9 +102,9 @@ def test_a_query_gets_the_same_bits_in_any_tile_and_from_pages(
     slots = (
         pages.repeat_interleave(page_size) * page_size + torch.arange(n_pages * page_size, device=device) % page_size
     )
-    cache = torch.full((2, 1, (n_pages + 3) * page_size, 16), torch.nan, device=device, dtype=dtype)
+    cache = torch.full((2, 1, (n_pages + 3) * page_size, dim), torch.nan, device=device, dtype=dtype)
     cache[0, 0, slots[:length].long()], cache[1, 0, slots[:length].long()] = k[:, 0], v[:, 0]
-    source = KeySource(16, cache.stride(1), pages, page_size)
+    source = KeySource(dim, cache.stride(1), pages, page_size)
     attend(q, *cache, cut_tiles(last_row, group, 16, device), source, 1, window, paged)
     assert torch.equal(alone[last], packed[last])
     assert torch.equal(paged[last], packed[last])

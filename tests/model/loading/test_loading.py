@@ -76,7 +76,7 @@ def cached(monkeypatch, tmp_path) -> Path:
 
 def products(folder: Path, name: str) -> list[torch.Tensor]:
     layers = load_model(folder, weights=name).decoder.weights.layers
-    found = [weight for layer in layers for weight in (layer.gate_up, layer.down)]
+    found = [weight for layer in layers for weight in (layer.mlp.gate_up, layer.mlp.down)]
     assert all(isinstance(weight, PackedWeight) for weight in found)
     return [weight.dense().clone() for weight in found if isinstance(weight, PackedWeight)]
 

@@ -46,6 +46,9 @@ VARIANTS = {
     },
     "mistral": {"family": "mistral"},
     "qwen3_5": {"family": "qwen3_5"},
+    "qwen3_moe": {"family": "qwen3_moe"},
+    "qwen3_5_moe": {"family": "qwen3_5_moe"},
+    "qwen3_next": {"family": "qwen3_next"},
     "sharded": {"family": "qwen3", "shards": 3},
 }
 

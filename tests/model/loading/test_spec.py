@@ -71,14 +71,37 @@ def test_sizes_of_the_published_models():
     assert 4.0e9 < spec.n_parameters < 4.4e9
 
 
-def test_counted_parameters_are_those_of_the_files(random_model):
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_moe", "qwen3_5_moe", "qwen3_next"])
+def test_counted_parameters_are_those_of_the_files(random_model, family):
     from safetensors.torch import load_file
 
-    folder = random_model("qwen3_5")
+    folder = random_model(family)
     stored = load_file(folder / "model.safetensors")
     norms = sum(t.numel() for name, t in stored.items() if name.endswith(("q_norm.weight", "k_norm.weight")))
     assert ModelSpec.from_folder(folder).n_parameters == sum(t.numel() for t in stored.values()) - norms
 
 
 def test_every_architecture_has_a_family_of_its_own_name():
-    assert {family.name for family in FAMILIES.values()} == {"llama", "mistral", "qwen2", "qwen3", "qwen3_5"}
+    names = {"llama", "mistral", "qwen2", "qwen3", "qwen3_5", "qwen3_moe", "qwen3_5_moe", "qwen3_next"}
+    assert {family.name for family in FAMILIES.values()} == names
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_experts": 8, "num_local_experts": 4}, r"num_experts \(8\) and num_local_experts \(4\) contradict"),
+        ({"num_experts": 4, "num_experts_per_tok": 8}, r"num_experts_per_tok \(8\) is more than there are experts"),
+        ({"mlp_only_layers": [99]}, r"mlp_only_layers \(\[99\]\) must be numbers of its 24 layers"),
+        ({"num_experts": "many"}, "'num_experts' must be a positive whole number"),
+    ],
+)
+def test_contradiction_among_experts_is_named(fields, message):
+    with pytest.raises(UnsupportedModel, match=message):
+        ModelSpec.from_config({"architectures": ["Qwen3MoeForCausalLM"]} | fields)
+
+
+def test_active_parameters_are_those_of_the_published_models():
+    sizes = {"num_hidden_layers": 48, "head_dim": 128, "norm_topk_prob": True}
+    spec = ModelSpec.from_config({"architectures": ["Qwen3MoeForCausalLM"]} | sizes)
+    assert 30.4e9 < spec.n_parameters < 30.6e9
+    assert 3.2e9 < spec.n_parameters - spec.n_idle_parameters < 3.4e9

@@ -122,7 +122,7 @@ def test_wrapped_model_is_the_text_model_inside(wrapped, random_model):
     assert inside.spec.architecture == "Qwen3_5ForConditionalGeneration"
     assert inside.spec.layers == outside.spec.layers
     assert inside.spec.tie_embeddings
-    assert torch.equal(inside.decoder.weights.layers[0].gate_up, outside.decoder.weights.layers[0].gate_up)
+    assert torch.equal(inside.decoder.weights.layers[0].mlp.gate_up, outside.decoder.weights.layers[0].mlp.gate_up)
     assert torch.equal(inside.decoder.weights.embedding, outside.decoder.weights.embedding)
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from palestra.model import AdapterPool, Model, ModelError, Trainer, load_model
 from palestra.model.loading.weight_files import WeightFiles
+from palestra.model.loading.weights import MlpWeights
 from palestra.model.quantised.forms import FORM_NAMES, FORMS, FormName
 from palestra.model.quantised.packed import PackedWeight, Scratch
 from tests.model.conftest import Bench
@@ -37,7 +38,10 @@ def write_rounded(source: Path, folder: Path, name: FormName) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("family", "name"), [*(("qwen3", name) for name in FORM_NAMES), ("qwen3_5", "int8")])
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [*(("qwen3", name) for name in FORM_NAMES), ("qwen3_5", "int8"), ("qwen3_moe", "int8"), ("qwen3_moe", "nf4")],
+)
 def test_it_computes_what_a_plain_model_of_the_same_numbers_computes(random_model, tmp_path, family, name):
     source = random_model(family)
     packed = bench_of(load_model(source, weights=name))
@@ -73,8 +77,8 @@ def test_sampler_and_trainer_agree_as_without_quantising(random_model, name):
 def test_fp8_files_stay_as_they_are(random_model, tmp_path):
     """Not quantised a second time: the numbers are those of the files."""
     folder = write_fp8(random_model(shape="tiny"), tmp_path / "fp8")
-    weights = load_model(folder, weights="fp8").decoder.weights.layers[2]
-    plain = load_model(folder).decoder.weights.layers[2]
+    weights = load_model(folder, weights="fp8").decoder.weights.layers[2].mlp
+    plain = load_model(folder).decoder.weights.layers[2].mlp
     for name in ("gate_up", "down"):
         packed, expected = getattr(weights, name), getattr(plain, name)
         assert isinstance(packed, PackedWeight)
@@ -87,7 +91,7 @@ def test_fp8_files_stay_as_they_are(random_model, tmp_path):
 
 def test_memory_is_what_the_form_promises(random_model):
     plain, packed = (load_model(random_model(shape="tiny"), weights=name).decoder.weights for name in (None, "nf4"))
-    for layer, small in zip(plain.layers, packed.layers, strict=True):
+    for layer, small in zip((x.mlp for x in plain.layers), (x.mlp for x in packed.layers), strict=True):
         assert isinstance(small.gate_up, PackedWeight)
         assert small.gate_up.nbytes == FORMS["nf4"].size_bytes(*small.gate_up.shape)
         assert small.gate_up.nbytes < 0.15 * layer.gate_up.nbytes  # 4.5 bits instead of 32
@@ -96,7 +100,8 @@ def test_memory_is_what_the_form_promises(random_model):
 
 def test_a_weight_that_does_not_divide_into_groups_stays_plain(random_model):
     folder = random_model(overrides={"intermediate_size": 120})
-    layer = load_model(folder, weights="int4").decoder.weights.layers[0]
+    layer = load_model(folder, weights="int4").decoder.weights.layers[0].mlp
+    assert isinstance(layer, MlpWeights)
     assert isinstance(layer.gate_up, PackedWeight)
     assert isinstance(layer.down, torch.Tensor)
 

@@ -15,6 +15,7 @@ from palestra.types import AdamParams, SampleResult
 EQUAL = 3e-5  # float32, summed in another order: how far that goes depends on the CPU
 MODELS = {
     "qwen3": {"family": "qwen3"},
+    "qwen3_moe": {"family": "qwen3_moe"},
     "qwen2-windows": {
         "family": "qwen2",
         "overrides": {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},

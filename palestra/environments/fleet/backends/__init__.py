@@ -1,4 +1,5 @@
-"""Where instances run. Each kind is imported when it is used: some need packages of their own. Begin at `embedded`."""
+"""Where instances run. Each backend is imported when it is used: some need packages of their own. Begin at
+`embedded`."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def kind_of(task: FleetTask, settings: FleetSettings) -> str:
 
 
 def make_backend(task: FleetTask, settings: FleetSettings) -> FleetBackend:
-    """Raises ValueError."""
+    """Makes the backend of a task. Raises ValueError."""
     kind = kind_of(task, settings)
     path = KINDS.get(kind, kind)
     module, _, name = path.partition(":")

@@ -1,6 +1,6 @@
-"""The local platform in this process: an instance is a small database in memory, a call takes no socket.
+"""The local platform in this process: an instance is a small database in memory, a call needs no socket.
 
-Owns: one instance, which verifier judges it. Never touches: other processes, but for verifiers of others.
+Owns: one instance, which verifier judges it. Never touches: other processes, except for verifiers of others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _live: WeakSet[EmbeddedBackend] = WeakSet()
 
 
 def live_instances() -> int:
-    """Open ones of this process: 0 when all episodes are closed."""
+    """Returns the number of open instances of this process: 0 when all episodes are closed."""
     return len(_live)
 
 
@@ -33,7 +33,7 @@ class EmbeddedBackend:
         self._task, self._settings = task, settings
         self._instance: Instance | None = None
         self._own: PlatformTask | None = None
-        """Where the task is one of the platform's, which then judges it itself."""
+        """Set if the task is one of the platform's, which then judges it itself."""
 
     async def create(self) -> None:
         task = self._task
@@ -85,7 +85,8 @@ class EmbeddedBackend:
         return self._instance
 
     def _own_task(self) -> PlatformTask | None:
-        """A task with the key, the words and the verifier of ours is ours; with another verifier it is somebody's."""
+        """Returns the platform's task if key, prompt and verifier are the platform's own; with another verifier it is a
+        task of somebody else."""
         try:
             own = platform_task(self._task.task_key)
         except PlatformError:
@@ -98,7 +99,7 @@ class EmbeddedBackend:
 
 
 def _partial(task: PlatformTask, verdict: TaskVerdict) -> float:
-    """The share of checks that are met and would not be by doing nothing."""
+    """Returns the share of passed checks, without those that would pass by doing nothing."""
     idle = Instance(task.seed)
     try:
         earned = set(verdict.met) - set(verify(task, idle).met)

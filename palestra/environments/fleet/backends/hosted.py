@@ -1,7 +1,7 @@
-"""Hosted Fleet, or whatever speaks its REST API, through the unmodified `fleet-python`.
+"""Hosted Fleet, or any server with its REST API, through the unmodified `fleet-python`.
 
-Owns: one instance from making to deleting, its MCP endpoints, asking for the verdict. Never touches: the wire; the SDK
-has that.
+Owns: one instance from creation to deletion, its MCP endpoints, requesting the verdict. Never touches: the wire format,
+which the SDK has.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from palestra.util.json_types import JsonObject
 log = logging.getLogger(__name__)
 
 ENDPOINTS = ("mcp", "api/v1/mcp")
-"""Below an instance's root. Some images have one, some both; the first that has a tool owns it."""
+"""Paths below an instance's root. Some images have one, some both; the first that has a tool owns it."""
 COMPUTER, BROWSER = "computer_use", "browser_use"
 COMPUTER_TOOL = "computer"
 MAKE_DELAYS_S = (2, 4, 8, 16)
 PASSING = ("health check", "timeout", "connection", "temporarily", '"retryable": true', "rate limit", "in-flight")
-"""Words of errors that another try may not meet."""
+"""Words in errors that may not occur at another try."""
 VERIFY_DELAYS_S = (3, 6, 12)
 RESET_S = 10
 TAKES_CONVERSATION = re.compile(r"\A[^(]*?^def \w+\([^)]*\bconversation\b", re.DOTALL | re.MULTILINE)
@@ -55,7 +55,7 @@ class HostedBackend:
         try:
             async with asyncio.timeout(RESET_S):
                 await self._env.reset()
-        except Exception as e:  # the SDK's errors have no common class; the episode goes on
+        except Exception as e:  # boundary: the SDK's errors have no common class; the episode continues
             log.warning("instance %s was not reset: %s", self._env.instance_id, words(e))
 
     async def list_tools(self) -> list[ToolSpec]:
@@ -68,7 +68,7 @@ class HostedBackend:
                 await connection.open()
                 self._connections.append(connection)
                 tools = await connection.list_tools()
-            except Exception as e:  # whatever is wrong with one endpoint, another may do
+            except Exception as e:  # boundary: if one endpoint fails, another may work
                 problems.append(words(e))
                 continue
             for tool in tools:
@@ -105,11 +105,11 @@ class HostedBackend:
         if env is not None:
             try:
                 await env.close()
-            except Exception as e:  # closing must not hide how the episode ended
+            except Exception as e:  # boundary: closing must not hide how the episode ended
                 log.warning("instance %s could not be deleted and will expire by itself: %s", env.instance_id, words(e))
         fleet, self._fleet = self._fleet, None
         if fleet is not None:
-            await fleet._httpx_client.aclose()  # the SDK has no way of its own to let go of its connections
+            await fleet._httpx_client.aclose()  # the SDK has no way of its own to close its connections
 
     async def _made(self) -> object:
         task, delays_s = self._task, iter(MAKE_DELAYS_S)
@@ -122,7 +122,7 @@ class HostedBackend:
                     image_type="mcp" if task.task_modality == COMPUTER else None,
                     ttl_seconds=self._settings.ttl_seconds,
                 )
-            except Exception as e:  # the SDK's errors have no common class
+            except Exception as e:  # boundary: the SDK's errors have no common class
                 is_passing = any(word in str(e).lower() for word in PASSING)
                 delay_s = next(delays_s, None) if is_passing else None
                 if delay_s is None:
@@ -146,13 +146,13 @@ class HostedBackend:
         )
         try:
             found = await fleet_task.verify_detailed_async(self._env, **given)
-        except Exception as e:  # whatever breaks there, the grade is unknown
+        except Exception as e:  # boundary: whatever fails there, the grade is unknown
             return FleetGrade(score=None, error=words(e))
         return judged(found)
 
 
 def judged(found: Any) -> FleetGrade:
-    """What the SDK's response comes to: the same as of a verifier that ran here."""
+    """Converts the SDK's response to the same grade as that of a verifier that ran here."""
     error = found.error if isinstance(found.error, Mapping) else {"message": found.error}
     message = str(error.get("message") or "")
     success, result = found.success, None

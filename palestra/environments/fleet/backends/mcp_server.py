@@ -29,16 +29,16 @@ from palestra.util.json_types import JsonObject
 
 
 class FinishedEpisode(msgspec.Struct, frozen=True, kw_only=True):
-    """What a verifier gets: it returns a number from 0 to 1, or None where it cannot tell. An assertion of its that
-    fails is a 0. It may be a coroutine."""
+    """The argument of a verifier, which returns a number from 0 to 1, or None if it cannot tell. If one of its
+    assertions fails, the score is 0. It may be a coroutine."""
 
     task: FleetTask
     answer: str | None
     conversation: Sequence[JsonObject]
     calls: Sequence[tuple[str, JsonObject, ToolAnswer]]
-    """Tool, arguments and what came of it, of the whole episode."""
+    """Tool, arguments and result of all calls of the episode."""
     call_tool: Callable[[str, JsonObject], Awaitable[ToolAnswer]]
-    """To look at the server's state."""
+    """Calls a tool, to look at the server's state."""
 
 
 class McpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

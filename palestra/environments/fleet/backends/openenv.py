@@ -24,9 +24,9 @@ from palestra.environments.fleet.tool_schemas import ToolSpec, openai_tool
 from palestra.environments.guarded_calls import words
 from palestra.util.json_types import JsonObject
 
-MAX_FRAME = 100 * 1024 * 1024  # as OpenEnv's own client
+MAX_FRAME = 100 * 1024 * 1024  # as in OpenEnv's own client
 MISTAKES = {"VALIDATION_ERROR", "EXECUTION_ERROR"}
-"""Errors that are about the action; after the others there is no episode."""
+"""Errors about the action; after any other the episode is over."""
 
 
 class OpenEnvSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,7 +47,7 @@ class OpenEnvBackend:
         self._is_waiting = False
         self._reward: Any = None
         self._is_done = False
-        """The server ended the episode itself: its reward stands."""
+        """Whether the server ended the episode itself: then its reward counts."""
 
     async def create(self) -> None:
         try:
@@ -60,7 +60,7 @@ class OpenEnvBackend:
             self._socket = await connect(
                 address, additional_headers=headers, max_size=MAX_FRAME, open_timeout=self._timeout_s, proxy=None
             )
-        except Exception as e:  # of DNS, TLS, HTTP or WebSockets
+        except Exception as e:  # boundary: errors of DNS, TLS, HTTP or WebSockets
             raise BackendError(f"no OpenEnv server at {self._given.url}: {words(e)}") from e
         response = await self._request("reset", self._filled(self._given.reset, None))
         if "error" in response:
@@ -103,14 +103,14 @@ class OpenEnvBackend:
         return {key: value for key, value in filled.items() if value is not None or action[key] is None}
 
     async def _request(self, kind: str, data: JsonObject) -> JsonObject:
-        """What was told; `{"error": text}` where the server did not like the action."""
+        """Returns the answer; `{"error": text}` if the server refused the action."""
         if self._socket is None or self._is_waiting:
             raise BackendError("the connection to the OpenEnv server is closed, or an earlier answer was not read")
-        self._is_waiting = True  # and stays so when cancelled: answers carry no number to tell them apart
+        self._is_waiting = True  # it stays set if cancelled: answers have no number to tell them apart
         try:
             await self._socket.send(json.dumps({"type": kind, "data": data}))
             frame: Any = json.loads(await self._socket.recv())
-        except Exception as e:  # of the socket, or JSON that is none
+        except Exception as e:  # boundary: errors of the socket, or invalid JSON
             raise BackendError(f"the connection to the OpenEnv server at {self._given.url} is lost: {words(e)}") from e
         self._is_waiting = False
         response = frame.get("data") or {}
@@ -124,7 +124,7 @@ class OpenEnvBackend:
 
 
 def _tool_answer(result: object) -> ToolAnswer:
-    """Plain data, or a result of MCP's, in either spelling."""
+    """Converts plain data, or a result of MCP's, in either spelling."""
     if not isinstance(result, dict) or not isinstance(result.get("content"), list):
         return ToolAnswer(result)
     is_error = result.get("isError") or result.get("is_error")

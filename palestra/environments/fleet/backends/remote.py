@@ -1,6 +1,6 @@
 """A platform elsewhere (`palestra platform serve`) over HTTP, without Fleet's SDK.
 
-Owns: one instance there, from making to deleting. Never touches: what a verdict is; the server runs the verifier.
+Owns: one instance there, from creation to deletion. Never touches: how a verdict is made; the server runs the verifier.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BASE_URL = "FLEET_BASE_URL"
-SHOWN = 300  # characters of an answer that is none
+SHOWN = 300  # characters of an invalid answer in an error
 
 
 class RemoteBackend:
@@ -91,7 +91,7 @@ class RemoteBackend:
         try:
             if instance is not None:
                 await http.delete(f"{self._base_url}/v1/env/instances/{instance['instance_id']}")
-        except Exception as e:  # closing must not hide how the episode ended
+        except Exception as e:  # boundary: closing must not hide how the episode ended
             log.warning(
                 "an instance at %s could not be deleted and will expire by itself: %s", self._base_url, words(e)
             )
@@ -105,7 +105,7 @@ class RemoteBackend:
         return self._instance
 
     def _source(self) -> str | None:
-        """The task's own, or that of the platform's task with this key."""
+        """Returns the verifier of the task, or that of the platform's task with this key."""
         if self._task.verifier_code:
             return self._task.verifier_code
         try:
@@ -114,7 +114,7 @@ class RemoteBackend:
             return None
 
     async def _runner_token(self) -> dict[str, str]:
-        """Without a key, what is behind the tools opens by a token only."""
+        """Returns the token: without a key, the runner can only be used with a token."""
         if self._settings.api_key:
             return {}
         found = await self._sent("GET", f"{self._base_url}/v1/runner-auth/token")
@@ -130,12 +130,12 @@ class RemoteBackend:
     async def _sent(
         self, method: str, url: str, body: JsonObject | None = None, headers: dict[str, str] | None = None
     ) -> JsonObject:
-        """Raises BackendError for whatever is no answer."""
+        """Sends a request. Raises BackendError for anything but a valid answer."""
         assert self._http is not None
         try:
             answer = await self._http.request(method, url, json=body, headers=headers)
             found = answer.json() if answer.is_success else None
-        except Exception as e:  # of the connection, or JSON that is none
+        except Exception as e:  # boundary: errors of the connection, or invalid JSON
             raise BackendError(f"the platform at {self._base_url} did not answer: {words(e)}") from e
         if not isinstance(found, dict):
             raise BackendError(f"the platform at {self._base_url} answered {answer.status_code}: {answer.text[:SHOWN]}")

@@ -1,6 +1,4 @@
-"""The platform for those who are not in its process: MCP, Fleet's REST API, OpenEnv.
+"""The platform for clients outside of its process: MCP, Fleet's REST API, OpenEnv.
 
-The way in is `app.PlatformApp`. Nothing is imported here: `stdio` needs no server.
-
-Begin at `app`.
+Begin at `app.PlatformApp`. Nothing is imported here: `stdio` needs no server.
 """

@@ -41,14 +41,15 @@ log = logging.getLogger(__name__)
 TICK_S = 1.0
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 MAX_REQUEST_ID = 200
-MAX_STRANGERS_BYTES = 64 << 10  # of a call to an instance that is not there: for the number it is to be answered with
+# of a call to an instance that does not exist: enough to find the request id for the answer
+MAX_STRANGERS_BYTES = 64 << 10
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Asgi:
-    """An endpoint without Starlette's own handling of exceptions around it, since the application has that already: a
-    call of a tool takes 5 % less CPU."""
+    """An endpoint without Starlette's own handling of exceptions, since the application has that already: a tool call
+    takes 5 % less CPU."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -60,7 +61,7 @@ class Asgi:
 
 class PlatformApp(Starlette):
     def __init__(self, pool: InstancePool, auth: PlatformAuth, public_url: str | None = None) -> None:
-        """`public_url`: where clients find us, if not under the name they used."""
+        """`public_url`: the address at which clients find the server, if it differs from the name they used."""
         self.pool, self._auth = pool, auth
         self._public_url = None if public_url is None else public_url.rstrip("/")
         self._bodies, self._strangers = PlatformBodies(), PlatformBodies(MAX_STRANGERS_BYTES)
@@ -99,7 +100,7 @@ class PlatformApp(Starlette):
         return JsonBytes(answer.body, answer.status)
 
     def _bodies_for(self, instance_id: str) -> PlatformBodies:
-        """An id is what lets somebody in."""
+        """Returns the body reader of an instance: knowing its id is what gives access."""
         try:
             self.pool.record(instance_id)
         except InstanceGone:
@@ -111,8 +112,9 @@ class PlatformApp(Starlette):
         return json_answer({"app": record.wanted.app, "status": record.state, "mcp": "mcp"})
 
     def _runner_routes(self, runner: InstanceRunner) -> list[Mount]:
-        """The same for an instance and for one app of a world: the SDK's `env.app(name)` keeps of the runner's address
-        all before the path, or puts the app in the place of the instance. The login says which instance is meant."""
+        """Returns the same routes for an instance and for one app of a world: the SDK's `env.app(name)` keeps
+        everything before the path of the runner's address, or replaces the instance by the app. The login says which
+        instance is meant."""
         routes = [
             Route("/resources", self._ran(runner.resources)),
             Route("/health", self._ran(runner.health)),
@@ -168,8 +170,7 @@ class PlatformApp(Starlette):
         ]
 
     def _control_endpoint(self, handler: Callable[[ControlRequest], Any]) -> Endpoint:
-        """What is no coroutine runs in a thread: worlds that nobody asked for before take tens of milliseconds to
-        build."""
+        """Runs handlers that are not coroutines in a thread: building a new world takes tens of milliseconds."""
 
         async def endpoint(request: Request) -> Response:
             headers = request.headers
@@ -190,7 +191,7 @@ class PlatformApp(Starlette):
 
 @asynccontextmanager
 async def reaping(pool: InstancePool) -> AsyncIterator[None]:
-    """Instances whose time is over end, as long as the block lasts."""
+    """Ends instances whose time is over, as long as the block lasts."""
     reaper = asyncio.create_task(_reap(pool), name="platform-reaper")
     yield
     reaper.cancel()
@@ -203,12 +204,12 @@ async def _reap(pool: InstancePool) -> None:
         await asyncio.sleep(TICK_S)
         try:
             pool.tick()
-        except Exception:  # whatever it is, other instances must still end
+        except Exception:  # boundary: whatever it is, other instances must still be ended
             log.exception("removing expired instances failed; trying again")
 
 
 def _meant(request: Request) -> tuple[str, str]:
-    """The instance and, of a world of several apps, the one that is meant; empty: all of it."""
+    """Returns the instance and, in a world of several apps, the app that is meant; empty: all of it."""
     known = login_of(request.headers).partition(":")[0]
     named = request.path_params.get("id")
     if named is not None and known in ("", named):

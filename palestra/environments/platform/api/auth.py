@@ -1,8 +1,8 @@
 """Authentication: teams by their keys, the runner's token, host names of this server.
 
-Owns: those rules. Never touches: what a request does. Three ways in: the control plane (`/v1`) opens to a team's key;
-an instance's tools (`/i/{id}/mcp`) to whoever knows its id, which cannot be guessed; its runner (`/i/{id}/api/v1/env`),
-where the state can be read and written, only to the team that made it. So an agent that is handed the address of the
+Owns: those rules. Never touches: what a request does. There are three entrances: the control plane (`/v1`) needs a
+team's key; an instance's tools (`/i/{id}/mcp`) need its id, which cannot be guessed; its runner (`/i/{id}/api/v1/env`),
+where the state can be read and written, is open only to the team that made it. So an agent that gets the address of the
 tools cannot look behind them.
 """
 
@@ -26,7 +26,7 @@ LOCAL_TEAM = "local"
 
 
 class PlatformRefusal(Exception):
-    """An answer that is not what was asked for; `detail` as Fleet's SDK reads it."""
+    """A refusal; `detail` is what Fleet's SDK reads."""
 
     def __init__(self, status: int, detail: str | JsonObject) -> None:
         super().__init__(str(detail))
@@ -55,12 +55,13 @@ class PlatformAuth:
         return hmac.new(self._secret, team.encode(), hashlib.sha256).hexdigest()
 
     def login(self, instance_id: str) -> str:
-        """`name:password` in an address: it opens this instance's runner, and names it where the path does not."""
+        """Returns `name:password` for an address: it gives access to this instance's runner, and names it if the path
+        does not."""
         answer = hmac.new(self._secret, f"instance {instance_id}".encode(), hashlib.sha256).hexdigest()
         return f"{instance_id}:{answer}"
 
     def check_runner(self, headers: Headers, record: InstanceRecord) -> None:
-        """By the token that a team gets at the control plane, by the instance's own login, or by the team's key."""
+        """Accepts the token that a team gets at the control plane, the instance's own login, or the team's key."""
         token = headers.get("x-runner-token")
         if token is not None and hmac.compare_digest(token.encode(), self.runner_token(record.team).encode()):
             return
@@ -73,7 +74,7 @@ class PlatformAuth:
         )
 
     def check_origin(self, headers: Headers) -> None:
-        """A page in somebody's browser must not reach us under a name of its own."""
+        """Refuses requests that a page in somebody's browser makes under another host name."""
         host = headers.get("host") or ""
         if self._is_loopback and not _is_local(host):
             raise PlatformRefusal(403, f"this platform answers to localhost only, not to {host[:100]!r}")
@@ -83,7 +84,7 @@ class PlatformAuth:
 
 
 def login_of(headers: Headers) -> str:
-    """What an address with a login in it makes clients send; empty: none, or none that can be read."""
+    """Returns the login that clients send if an address contains one; empty: none, or an invalid one."""
     scheme, _, coded = (headers.get("authorization") or "").partition(" ")
     try:
         return base64.b64decode(coded).decode("ascii") if scheme.lower() == "basic" else ""
@@ -102,7 +103,7 @@ def _key_of(headers: Headers) -> str:
 
 @lru_cache(maxsize=1024)
 def _is_local(address: str) -> bool:
-    """By what clients call us, with a port or without."""
+    """Whether the host name of a request is local, with or without a port."""
     try:
         host = urlsplit(f"//{address}").hostname or ""
     except ValueError:

@@ -1,7 +1,6 @@
 """Fleet's control plane: environments, instances, tasks, accounts.
 
-Owns: `/v1` without verifiers. Never touches: an instance's state. What is wrong with a request is told with a status
-that the SDK takes as final.
+Owns: `/v1` without verifiers. Never touches: an instance's state. Errors have a status that the SDK takes as final.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ OWN_PROFILE = "self"
 
 
 class InstanceRequest(msgspec.Struct, kw_only=True):
-    """Fields that nobody knows may come: newer SDKs have more."""
+    """Unknown fields pass: newer SDKs have more."""
 
     env_key: str
     env_version: str | None = None
@@ -52,7 +51,7 @@ class InstanceRequest(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True)
 class ControlRequest:
-    """A request at the control plane."""
+    """A request to the control plane."""
 
     team: str
     base_url: str
@@ -170,7 +169,7 @@ class ControlPlane:
     # Tasks
 
     def tasks(self, request: ControlRequest) -> object:
-        """Those with the keys that are named, or a page of all that are listed."""
+        """Returns the tasks with the given keys, or a page of all that are listed."""
         keys, env_key, data_id = request.query.getlist("task_keys"), request.one("env_key"), request.one("data_id")
         apps = [_app(env_key)] if env_key else list(APPS.values())
         made = [make_task(key) for key in keys] if keys else list(_page(request, apps, data_id))
@@ -191,7 +190,7 @@ class ControlPlane:
 
 
 def _page(request: ControlRequest, apps: list[TaskApp], data_id: str | None) -> Iterator[PlatformTask]:
-    """Ten tasks of each template where one app is named, one where none is."""
+    """Yields ten tasks of each template if an app is named, otherwise one."""
     size = request.count("per_template", TASKS_PER_TEMPLATE if len(apps) == 1 else 1, WORLDS)
     worlds = page_of(request.count("page", 0, WORLDS), size) if data_id is None else page_with(data_id)
     count = len(worlds) * sum(len(app.templates) for app in apps)
@@ -239,7 +238,7 @@ def _variables(given: JsonObject, today: str) -> dict[str, str]:
 
 
 def _check_profile(request: ControlRequest) -> bool:
-    """Whether one was named. A team has no others than its own."""
+    """Whether a profile was named. A team has only its own."""
     named = request.one("profile_id")
     if named not in (None, OWN_PROFILE, request.team):
         raise PlatformRefusal(

@@ -1,7 +1,7 @@
-"""The HTTP that the APIs share: bodies, JSON, refusals.
+"""The HTTP code that the APIs share: bodies, JSON, refusals.
 
-Owns: reading with a bound, errors as answers, what comes ahead of all routes. Never touches: who asks, what for.
-Statuses are those that Fleet's SDK takes as final: 404 and 5xx make it wait and try again for seconds.
+Owns: reading with a limit, errors as answers, what comes before all routes. Never touches: who asks, what for. Statuses
+are those that Fleet's SDK takes as final: after 404 and 5xx it waits and retries for seconds.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from palestra.util.json_types import JsonObject
 
 T = TypeVar("T")
 MAX_BODY_BYTES = 4 << 20  # a tool call with its texts, a verifier's bundle
-MAX_BYTES_IN_ALL = 256 << 20  # of bodies that are on their way
+MAX_BYTES_IN_ALL = 256 << 20  # of all bodies that are being read
 
 
 class JsonBytes(Response):
-    """JSON that is written already."""
+    """JSON that is already encoded."""
 
     media_type = "application/json"
 
@@ -37,7 +37,7 @@ def json_answer(content: object, status: int = 200) -> JsonBytes:
 
 
 class PlatformBodies:
-    """Whole and bounded; the bound of all that are being read is shared."""
+    """Reads whole bodies with a limit; the limit for all that are being read is shared."""
 
     def __init__(self, max_bytes: int = MAX_BODY_BYTES) -> None:
         self._reader = BodyReader(max_bytes=max_bytes, max_bytes_in_all=MAX_BYTES_IN_ALL, refusal=PlatformRefusal)
@@ -47,7 +47,7 @@ class PlatformBodies:
 
 
 def read_as(body: bytes, kind: type[T], problem: str = "the body is not valid JSON") -> T:
-    """Raises Refusal, with `problem` and what is wrong."""
+    """Parses a body. Raises PlatformRefusal with `problem` and what is wrong."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
@@ -55,7 +55,7 @@ def read_as(body: bytes, kind: type[T], problem: str = "the body is not valid JS
 
 
 def object_of(body: bytes) -> JsonObject:
-    """An empty one is an object without fields."""
+    """Parses an object; an empty body is an object without fields."""
     found = read_as(body or b"{}", object)
     if found is None:
         return {}
@@ -65,7 +65,7 @@ def object_of(body: bytes) -> JsonObject:
 
 
 async def refused(_: HTTPConnection, error: Exception) -> Response:
-    """Also of a WebSocket, before it is open."""
+    """Answers a refusal, also for a WebSocket before it is open."""
     match error:
         case PlatformRefusal():
             return json_answer({"detail": error.detail}, error.status)
@@ -84,7 +84,7 @@ REFUSALS: dict[Any, ExceptionHandler] = dict.fromkeys((PlatformRefusal, HTTPExce
 
 
 class EntranceMiddleware:
-    """Ahead of all routes: pages of others are not served, and a slash at the end of a path means nothing."""
+    """Comes before all routes: refuses requests of web pages of others, and ignores a slash at the end of a path."""
 
     def __init__(self, app: ASGIApp, auth: PlatformAuth) -> None:
         self._app, self._auth = app, auth

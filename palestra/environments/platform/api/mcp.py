@@ -1,7 +1,7 @@
-"""Calls of an instance's tools that come as messages of MCP.
+"""Calls of an instance's tools that arrive as messages of MCP.
 
-Owns: what a client is told of a call that is refused, or breaks. Never touches: the protocol (`palestra.net.mcp`),
-sockets, which instance it is: whoever asks says that.
+Owns: what a client gets for a call that is refused, or fails. Never touches: the protocol (`palestra.net.mcp`),
+sockets, which instance is meant, which the caller says.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def message_answer(
         return begun.answered(call(begun.name, begun.arguments))
     except PlatformError as e:
         return begun.failed(INVALID_REQUEST, str(e))
-    except Exception:  # whatever it is, it is the tool's: the connection goes on
+    except Exception:  # boundary: an error of the tool; the connection continues
         log.exception("the tool %s of %s failed unexpectedly", begun.name[:200], app.key)
         return begun.failed(INTERNAL, "the tool failed unexpectedly; nothing was changed")
 
 
 def mcp_refusal(body: bytes, message: str) -> bytes:
-    """To whatever was asked: there is no instance to ask."""
+    """Returns an error for any request: there is no instance."""
     try:
         request_id = read_message(body).get("id")
     except RpcError:

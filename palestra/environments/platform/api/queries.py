@@ -1,7 +1,7 @@
-"""SQL on an instance, for whoever may look behind the tools: verifiers at the other end of a line, people.
+"""SQL on an instance, for callers that may look behind the tools: remote verifiers, people.
 
-Owns: copies without the platform's own tables, what a statement may do, how long. Never touches: who asks. Reading
-happens on a copy, since Fleet's SDK lists all tables and would take ours for the agent's doing.
+Owns: copies without the platform's own tables, what a statement may do, how long. Never touches: who asks. Reading uses
+a copy, since Fleet's SDK lists all tables and would take ours for changes of the agent.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 
 from palestra.environments.platform.changes import Change, ChangeKind, changes, tables_of
 from palestra.environments.platform.instance import Instance
-from palestra.environments.platform.verifiers.sandbox.memory import part_of
+from palestra.environments.platform.verifiers.runtime.memory import part_of
 from palestra.util.json_types import JsonObject
 
-MAX_COPIES = 64  # of instances that were looked at last
+MAX_COPIES = 64  # of the instances that were read last
 MAX_ROWS = 100_000
 MAX_VALUE_BYTES = 256 << 10  # several times the longest text of a tool; `instr` of two of them takes a second
-MAX_PATTERN = 1000  # of LIKE and GLOB: longer ones run for minutes, and cannot be stopped
+MAX_PATTERN = 1000  # of LIKE and GLOB: longer ones run for minutes, and cannot be interrupted
 MAX_RESULT_BYTES = 32 << 20
 MAX_QUERY_S = 1.0  # others wait meanwhile
-LOOK_EVERY = 100  # steps of SQLite's machine between looks at the clock
+LOOK_EVERY = 100  # steps of SQLite's machine between checks of the clock
 PRAGMAS = frozenset({"table_info", "table_xinfo", "index_list", "index_info", "foreign_key_list"})
 REFUSED = frozenset(
     {sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT}
@@ -36,23 +36,25 @@ Authorizer = Callable[[int, str | None, str | None, str | None, str | None], int
 
 
 def _stripped(data: bytes) -> sqlite3.Connection:
-    """Without triggers and without what the platform keeps in it."""
+    """Returns the database without triggers and without the platform's own tables."""
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     connection.deserialize(data)
     named = "SELECT type, name FROM sqlite_master WHERE type = 'trigger' OR (type = 'table' AND name GLOB '[_]*')"
-    for kind, name in sorted(connection.execute(named).fetchall(), reverse=True):  # triggers name tables: they go first
+    # triggers refer to tables, so they are dropped first
+    for kind, name in sorted(connection.execute(named).fetchall(), reverse=True):
         connection.execute(f'DROP {kind} "{name}"')
     return connection
 
 
 class DatabaseCopies:
-    """To read from; one is made anew when its instance has changed."""
+    """Copies to read from; a copy is made again when its instance has changed."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[str, ...], tuple[sqlite3.Connection, int, sqlite3.Connection]] = OrderedDict()
 
     def of(self, name: str, resource: str, instance: Instance, part: str = "") -> sqlite3.Connection:
-        """`resource`: current or seed. `part`: an app of a world, whose tables alone are seen, by its own names."""
+        """`resource`: current or seed. `part`: an app of a world, of which only the tables are visible, under their own
+        names."""
         source, key = instance.connection, (name, resource, part)
         known = self._kept.get(key)
         if known is not None and known[0] is source and known[1] == source.total_changes:
@@ -73,7 +75,7 @@ def read(copy: sqlite3.Connection, query: str, args: object) -> JsonObject:
 
 
 def write(instance: Instance, query: str, args: object) -> JsonObject:
-    """On the instance itself: it counts as a change like any other."""
+    """Writes to the instance itself: this counts as a change like any other."""
     with instance.transaction() as connection:
         connection.set_authorizer(_writing(instance))
         try:
@@ -153,7 +155,7 @@ def _reading(action: int, one: str | None, _two: str | None, _database: str | No
 
 
 def _writing(instance: Instance) -> Authorizer:
-    """Rows of the app's tables; what its triggers do to ours is theirs."""
+    """Allows rows of the app's tables; its triggers may write to ours."""
 
     def authorizer(action: int, one: str | None, two: str | None, database: str | None, source: str | None) -> int:
         if source is not None:
@@ -178,13 +180,14 @@ def describe(copy: sqlite3.Connection) -> list[JsonObject]:
 
 
 def _column(_place: int, name: str, kind: str, notnull: int, default: object, key: int) -> JsonObject:
-    """`pk` beside `primary_key`: the SDK reads both."""
+    """`pk` in addition to `primary_key`: the SDK reads both."""
     answer = {"name": name, "type": kind, "notnull": bool(notnull), "default_value": default}
     return {**answer, "primary_key": key > 0, "pk": key}
 
 
 def structured_diff(instance: Instance, ignore: JsonObject, part: str = "") -> JsonObject:
-    """By table, as Fleet's runner tells it; tables where nothing happened are not named. `part`: as in `Copies`."""
+    """Returns the changes by table, as Fleet's runner does; tables without changes are left out. `part`: as in
+    `DatabaseCopies`."""
     tables, fields = set(ignore.get("tables") or ()), set(ignore.get("fields") or ())
     table_fields = ignore.get("table_fields") or {}
     prefix = f"{part}_" if part else ""

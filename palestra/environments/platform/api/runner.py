@@ -1,6 +1,6 @@
 """Fleet's runner of one instance: resources, queries, diffs, resets, verifiers.
 
-Owns: `/i/{id}/api/v1/env`. Never touches: who may come here.
+Owns: `/i/{id}/api/v1/env`. Never touches: who may use it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ RESOURCES = [
 class RunnerRequest:
     instance_id: str
     part: str
-    """One app in a world of several, by its own names of tables; empty: all of it. It is for reading: what changes a
-    world belongs to all of it."""
+    """One app in a world of several, with its own names of tables; empty: all of it. It is read-only: changes belong to
+    the whole world."""
     resource: str
     body: bytes
 
@@ -83,7 +83,7 @@ class InstanceRunner:
         return {"success": True, "diff": found, "message": "since the seed"}
 
     def reset(self, request: RunnerRequest) -> object:
-        """To the seed, or to another of the same size by its number."""
+        """Resets to the seed, or to another one of the same size by its number."""
         _check_whole(request)
         given = object_of(request.body)
         if given.get("timestamp") is not None:

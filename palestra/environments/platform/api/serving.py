@@ -32,7 +32,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8030
     folder: Path | None = None
-    """Where instances wait over a restart; None: they end with the process."""
+    """Where instances are saved during a restart; None: they end with the process."""
     keys: tuple[str, ...] = ()
     public_url: str | None = None
     limits: PoolLimits = PoolLimits()
@@ -46,7 +46,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def serve(settings: ServeSettings, ready: Callable[[str, str | None], None]) -> None:
-    """`ready` is told the address, and the key where one had to be made."""
+    """`ready` gets the address, and the key if one had to be made."""
     listener = _bind(settings)
     try:
         with (
@@ -70,7 +70,7 @@ async def _serve(
         timeout_keep_alive=75,
         timeout_graceful_shutdown=5,
         ws_max_size=MAX_BODY_BYTES,
-        ws_per_message_deflate=False,  # frames are small, and the line is short
+        ws_per_message_deflate=False,  # frames are small, and the network is fast
         log_level="warning",
     )
     loop = asyncio.get_running_loop()
@@ -82,7 +82,7 @@ async def _serve(
 
 
 def _bind(settings: ServeSettings) -> socket.socket:
-    """Before anything slow: a port in use is told at once."""
+    """Binds before anything slow happens, so that a port in use is reported at once."""
     try:
         found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(found[0], socket.SOCK_STREAM)

@@ -1,7 +1,7 @@
 """MCP over standard input and output: one instance for the agent that started this process.
 
 Owns: lines in and out, the instance between the first and the last of them, the end of a task. Never touches: the
-protocol (`mcp.py`), how a verdict comes about.
+protocol (`mcp.py`), how a verdict is made.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NO_ANSWER = {"error": "bad_arguments", "message": "answer: a text is needed", "h
 
 
 class StdioWorld:
-    """The tools of an instance and, of a task that wants one, the tool for its answer: MCP's `Toolset`."""
+    """The tools of an instance and, if the task requires an answer, the tool for it: MCP's `Toolset`."""
 
     def __init__(self, instance: Instance, task: PlatformTask | None, report: Callable[[TaskVerdict], None]) -> None:
         self.instance, self.task = instance, task
@@ -63,14 +63,14 @@ class StdioWorld:
         return ToolResult(msgspec.json.encode({"submitted": answer}).decode())
 
     def finish(self, answer: str | None = None) -> None:
-        """Ends a task, if there is one: the verifier looks once."""
+        """Ends a task, if there is one: the verifier runs once."""
         if self.task is not None and not self._is_over:
             self._is_over = True
             self._report(verify(self.task, self.instance, answer))
 
 
 def open_world(key: str, data: str | None, report: Callable[[TaskVerdict], None]) -> StdioWorld:
-    """An app in a world of `data`, or a task by its key. Raises PlatformError."""
+    """Opens an app in a world of `data`, or a task by its key. Raises PlatformError."""
     if "-" not in key:
         return StdioWorld(Instance(seed_named(app_of(key), data or DEFAULT_DATA)), None, report)
     task = make_task(key)
@@ -82,7 +82,7 @@ def open_world(key: str, data: str | None, report: Callable[[TaskVerdict], None]
 
 
 def serve_lines(world: StdioWorld, incoming: BinaryIO, outgoing: BinaryIO) -> None:
-    """Until the input ends, and with it the instance."""
+    """Serves until the input ends, and closes the instance."""
     try:
         for line in incoming:
             _, answer = mcp_answer(world, world.call, None, line) if line.strip() else (0, b"")

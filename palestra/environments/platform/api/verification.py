@@ -1,8 +1,8 @@
 """Verdicts over HTTP: the platform's own tasks by their key, verifiers of others in a process of their own.
 
-Owns: what Fleet's SDK sends to have something verified, and what it is told. Never touches: how a verdict comes about.
-A verifier that cannot be run, or returns no score, is an execution that failed: the SDK makes that an unknown score,
-not 0. One whose assertion fails has judged: its result is 0.
+Owns: what Fleet's SDK sends to have something verified, and what it gets. Never touches: how a verdict is made. A
+verifier that cannot be run, or returns no score, is a failed execution: the SDK makes that an unknown score, not 0. A
+verifier whose assertion fails has judged: its result is 0.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from palestra.util.json_types import JsonObject
 
 MAX_SOURCES = 256  # verifiers that came in bundles
 MAX_SOURCE_BYTES = 1 << 20
-MAX_ARGUMENTS, PART_BYTES = 16 << 20, 64  # a long conversation; what each of its parts counts beside its text
+MAX_ARGUMENTS, PART_BYTES = 16 << 20, 64  # a long conversation; what each of its parts counts in addition to its text
 MAX_WALL_S = 120.0
 BUNDLED = "verifier.py"
 
 
 class CannotVerify(Exception):
-    """In words for whoever asked."""
+    """Why something cannot be verified, for the caller."""
 
 
 class ExecuteRequest(msgspec.Struct, kw_only=True):
@@ -66,7 +66,7 @@ class FunctionRequest(msgspec.Struct, kw_only=True):
 
 
 class VerifierInput(msgspec.Struct, kw_only=True):
-    """To a verifier, beside the instance."""
+    """The arguments of a verifier, in addition to the instance."""
 
     final_answer: str | None = None
     conversation: list[Any] | None = None
@@ -76,9 +76,10 @@ class VerifierService:
     def __init__(self, pool: InstancePool, source_of: Callable[[PlatformTask], str]) -> None:
         self.pool, self._source_of = pool, source_of
         self._sources: OrderedDict[tuple[str, str], str] = OrderedDict()
-        """By the team that brought them in a bundle, and the hash it gave: nobody's word counts for another team."""
+        """Sources by the team that sent them in a bundle, and the hash it gave: a team cannot replace the source of
+        another."""
         self._slots = asyncio.Semaphore(os.cpu_count() or 1)
-        """Processes at a time."""
+        """Limits the number of processes at a time."""
 
     def check(self, request: ControlRequest) -> object:
         return {"success": (request.team, request.one("sha256") or "") in self._sources}
@@ -103,7 +104,7 @@ class VerifierService:
         return {**answer, **spent, "key": request.key, "execution_id": secrets.token_hex(8)}
 
     async def execute_function(self, instance_id: str, body: bytes) -> object:
-        """At an instance's runner."""
+        """Runs a verifier at an instance's runner."""
         request = read_as(body, FunctionRequest, "this is not a verifier")
         try:
             _check_first(request.function_code, request.function_name)
@@ -193,7 +194,7 @@ def _unpacked(bundle: str) -> str:
 
 
 def _check_first(source: str, name: str | None) -> None:
-    """The first function of a source is the verifier."""
+    """Checks that the verifier is the first function of the source."""
     found = re.search(r"^(?:async\s+)?def\s+(\w+)", source, re.MULTILINE)
     if found is None:
         raise CannotVerify("there is no function in the source")
@@ -202,14 +203,14 @@ def _check_first(source: str, name: str | None) -> None:
 
 
 class _PlainData(pickle.Unpickler):
-    """Numbers, texts, lists and the like. A pickle that names anything of Python's is refused unread."""
+    """Unpickles numbers, texts, lists and the like. A pickle that refers to anything else of Python is refused."""
 
     def find_class(self, module_name: str, global_name: str, /) -> object:
         raise pickle.UnpicklingError(f"it holds a {module_name}.{global_name}, but only plain data is allowed")
 
 
 def _given(args: str | None) -> VerifierInput:
-    """Keyword arguments exist only inside the SDK's pickle."""
+    """Parses the arguments. Keyword arguments exist only inside the SDK's pickle."""
     if args is None:
         return VerifierInput()
     try:
@@ -218,7 +219,7 @@ def _given(args: str | None) -> VerifierInput:
         kwargs = json.loads(json.dumps(found["kwargs"]))
         given = msgspec.convert(kwargs, VerifierInput)
         others = [*found["args"][1:-1], *(set(kwargs) - set(VerifierInput.__struct_fields__))]
-    except Exception as e:  # a stranger's pickle may raise anything
+    except Exception as e:  # boundary: somebody else's pickle may raise anything
         raise CannotVerify(f"the arguments cannot be read: {e}") from None
     if others:
         raise CannotVerify("only final_answer and conversation can be passed to a verifier")
@@ -226,7 +227,8 @@ def _given(args: str | None) -> VerifierInput:
 
 
 def _check_size(value: object) -> None:
-    """A small pickle that names a list twice, that one, too, and so on, is endless when it is written out."""
+    """Checks the size: a small pickle that contains a list twice, which contains another twice, and so on, is huge when
+    it is written out."""
     room, waiting = MAX_ARGUMENTS, [value]
     while waiting:
         one = waiting.pop()
@@ -243,5 +245,5 @@ def _failed(kind: str, message: str) -> JsonObject:
 
 
 def _accumulator(name: str, lines: list[str]) -> str:
-    """As Fleet's verifiers print what they found, for partial rewards."""
+    """Formats findings as Fleet's verifiers print them, for partial rewards."""
     return f">>> {name}_ACCUMULATOR >>>\n{json.dumps(lines)}\n<<< {name}_ACCUMULATOR <<<\n"

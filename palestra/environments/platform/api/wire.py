@@ -1,6 +1,6 @@
-"""Records as Fleet's REST API tells them.
+"""Records in the format of Fleet's REST API.
 
-Owns: names and shapes on the wire. Never touches: the pool, HTTP.
+Owns: names and formats on the wire. Never touches: the pool, HTTP.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from palestra.util.json_types import JsonObject
 
 REGION = "local"
 TASKS_MADE_AT = "2026-01-01T00:00:00+00:00"
-"""Tasks come from their keys and have no date of their own; the SDK wants one."""
+"""Tasks are made from their keys and have no date of their own; the SDK requires one."""
 VERIFIER_PREFIX = "verifier-"
 
 
@@ -34,7 +34,7 @@ def environment(app: TaskApp) -> JsonObject:
 
 
 def instance(record: InstanceRecord, base_url: str, login: str = "") -> JsonObject:
-    """`login`: for the address of its runner."""
+    """`login` is for the address of its runner."""
     spec = record.wanted
     return {
         "instance_id": record.id,
@@ -61,7 +61,7 @@ def instance(record: InstanceRecord, base_url: str, login: str = "") -> JsonObje
 
 
 def warnings(record: InstanceRecord) -> list[str]:
-    """What was asked for and is not so."""
+    """Returns what was requested and is different."""
     asked_s = record.wanted.ttl_s
     if asked_s is None or asked_s <= record.ttl_s:
         return []
@@ -69,8 +69,8 @@ def warnings(record: InstanceRecord) -> list[str]:
 
 
 def urls(root: str, login: str = "") -> JsonObject:
-    """The root ends with a slash: the SDK adds `mcp` to it. Of the runner's address its `env.app(name)` keeps only what
-    is before the path: there a login says which instance is meant."""
+    """Returns the addresses. The root ends with a slash, because the SDK adds `mcp` to it. The SDK's `env.app(name)`
+    keeps of the runner's address only what is before the path: there a login says which instance is meant."""
     scheme, _, rest = f"{root}api/v1/env".partition("://")
     api = f"{scheme}://{login}@{rest}" if login else f"{scheme}://{rest}"
     return {

@@ -43,7 +43,7 @@ CONTACT: JsonObject = {
     "else": {"required": ["email"]},
     "additionalProperties": False,
 }
-"""With the words of JSON Schema that the suite wants to find again in tools/list."""
+"""With the keywords of JSON Schema that the suite expects in tools/list."""
 
 
 def fill(connection: sqlite3.Connection, rng: random.Random, size: SeedSize) -> Mapping[str, str]:

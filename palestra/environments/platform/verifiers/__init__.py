@@ -6,6 +6,6 @@ from palestra.environments.platform.verifiers.runner import (
     read_database,
     run_verifier,
 )
-from palestra.environments.platform.verifiers.sandbox.scores import score_of
+from palestra.environments.platform.verifiers.runtime.scores import score_of
 
 __all__ = ["VerifierExecution", "VerifierLimits", "read_database", "run_verifier", "score_of"]

@@ -1,6 +1,6 @@
-"""The verifier that travels with an exported task: this function's text, with the task's facts beside it.
+"""The verifier that is exported with a task: the text of this function, with the task's data.
 
-It must say what `palestra.environments.platform.verify` says, and use nothing but what a verifier finds where it runs:
+It must agree with `palestra.environments.platform.verify`, and use nothing but what a verifier finds where it runs:
 `env`, `json`, `re` and the standard library.
 """
 

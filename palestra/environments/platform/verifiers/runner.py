@@ -1,9 +1,9 @@
 """Verifiers of others: Python source, run in a process of its own that can do nothing but compute.
 
-Owns: what that process is asked, its limits, what its answer means. Never touches: where the databases come from.
+Owns: the request to that process, its limits, what its answer means. Never touches: where the databases come from.
 
-An assertion of the verifier's that fails is a 0. A verifier that breaks, hangs, is killed, or returns no number from 0
-to 1 says nothing about the policy: its outcome is unknown, never 0.
+If an assertion of the verifier fails, the score is 0. A verifier that raises, hangs, is killed, or returns no number
+from 0 to 1 says nothing about the policy: its outcome is unknown, never 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from palestra.environments.sandbox import process
 
 log = logging.getLogger(__name__)
 
-CHILD = "palestra.environments.platform.verifiers.sandbox.child"
+CHILD = "palestra.environments.platform.verifiers.runtime.child"
 MAX_ANSWER = 4 * 1024 * 1024  # bytes; printed text is cut long before
 
 _has_warned = False
@@ -34,7 +34,7 @@ _rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKe
 
 
 class VerifierLimits(msgspec.Struct, frozen=True):
-    """What the process of a verifier may use."""
+    """Limits of a verifier's process."""
 
     wall_s: float = 30.0
     memory_bytes: int = 512 * 1024 * 1024
@@ -74,7 +74,7 @@ async def run_verifier(
     conversation: Sequence[Any] | None = None,
     limits: VerifierLimits | None = None,
 ) -> VerifierExecution:
-    """Never raises for what the source does. `seed` and `current` are SQLite databases, as bytes or as files."""
+    """Never raises because of the source. `seed` and `current` are SQLite databases, as bytes or as files."""
     limits = limits or VerifierLimits()
     databases = [one if isinstance(one, bytes) else read_database(one) for one in (seed, current)]
     header = {
@@ -94,18 +94,19 @@ async def run_verifier(
 
 
 def _room() -> asyncio.Semaphore:
-    """A batch of episodes ends at once: its verifiers wait for each other, and their time counts from when they run."""
+    """Limits the number of verifiers at a time: a batch of episodes ends at once, and their time counts from when they
+    run."""
     return _rooms.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(os.cpu_count() or 1))
 
 
 def read_database(file: Path) -> bytes:
-    """As it is now, what stands in its write-ahead log included."""
+    """Returns the present content, including its write-ahead log."""
     with contextlib.closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as connection:
         return connection.serialize()
 
 
 def _execution(said: process.ChildAnswer) -> VerifierExecution:
-    """A verifier can write into the pipe, too: what is not of the right shape is no answer."""
+    """Converts the child's answer. A verifier can write into the pipe, too: an invalid answer is none."""
     try:
         found = msgspec.json.decode(said.answer, type=_Answer)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""An app as an OpenEnv package: a folder with a manifest, a client, a server, as OpenEnv's tools know it.
+"""Writes an app as an OpenEnv package: a folder with a manifest, a client and a server, as OpenEnv's tools expect.
 
 Owns: the files of such a folder, from `template/`. Never touches: apps.
 """
@@ -16,13 +16,13 @@ from palestra.environments.platform.errors import PlatformError
 
 TEMPLATE = "palestra.environments.platform.api.openenv"
 SUFFIX = ".txt"
-"""All files there have it, so that nobody takes them for code of ours."""
+"""The suffix of all files there, so that they are not taken for code of ours."""
 EPISODE_S = 600.0
-"""As long as an instance lives without use."""
+"""How long an instance lives without use."""
 
 
 def write_package(app: TaskApp, folder: Path) -> list[Path]:
-    """What it wrote. Raises PlatformError or OSError; a folder with something in it is left alone."""
+    """Returns the written files. Raises PlatformError or OSError; a folder that is not empty is not changed."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise PlatformError(f"{folder} is not empty; name a new folder")
     words = _words(app)

@@ -1,7 +1,7 @@
-"""`/openenv/{app}/…`: paths and who may take them.
+"""`/openenv/{app}/…`: paths, and who may use them.
 
-Owns: HTTP routes, handing WebSockets on. Never touches: frames, episodes. As in OpenEnv's own server a request over
-HTTP begins and ends with a world of its own; what is to last is played over a WebSocket or in a session.
+Owns: HTTP routes, passing WebSockets on. Never touches: frames, episodes. As in OpenEnv's own server, a request over
+HTTP begins and ends with a world of its own; longer episodes are played over a WebSocket or in a session.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class OpenEnvRoutes:
     def __init__(
         self, pool: InstancePool, auth: PlatformAuth, bodies: PlatformBodies, only: TaskApp | None = None
     ) -> None:
-        """`only`: the app, where no path names it."""
+        """`only` is the app, if no path names it."""
         self._auth, self._bodies, self._only = auth, bodies, only
         self._sessions = OpenEnvSessions(pool)
         self._rpc = OpenEnvRpc(self._sessions)
@@ -46,7 +46,7 @@ class OpenEnvRoutes:
         self._sessions.close_all()
 
     def routes(self) -> list[BaseRoute]:
-        """Below the app's own path."""
+        """Returns the routes below the app's own path."""
         abouts: dict[str, Callable[[TaskApp], Any]] = {
             "/health": lambda app: {"status": "healthy"},
             "/metadata": wire.metadata,
@@ -69,7 +69,7 @@ class OpenEnvRoutes:
     # HTTP
 
     def _about(self, about: Callable[[TaskApp], Any]) -> Endpoint:
-        """What can be read in the source, too: no key."""
+        """Answers with information that is in the source code, too, so no key is needed."""
 
         async def endpoint(request: Request) -> Response:
             return json_answer(about(self._app(request)))
@@ -117,7 +117,7 @@ class OpenEnvRoutes:
         await self._sockets.talk(app, team, socket)
 
     def _app(self, connection: HTTPConnection) -> TaskApp:
-        """Raises Refusal, also where the path names an environment that is another."""
+        """Returns the app. Raises PlatformRefusal, also if the path names another environment."""
         try:
             app = self._only or app_of(connection.path_params["app"])
         except PlatformError as e:

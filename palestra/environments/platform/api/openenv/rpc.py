@@ -1,8 +1,8 @@
 """OpenEnv's `/mcp` as a superset of MCP: standard clients connect, and sessions keep a world between calls.
 
 Owns: `openenv/session/…`, which session a message means. Never touches: sockets, MCP's own methods. A session is named
-by `params.session_id` (OpenEnv's clients), by the header `Mcp-Session-Id` (MCP's, who are given it on `initialize`), or
-is the WebSocket's own. Without one each call has a world of its own.
+by `params.session_id` (OpenEnv's clients), by the header `Mcp-Session-Id` (MCP's clients, which get it on
+`initialize`), or is that of the WebSocket. Without one each call has a world of its own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ALWAYS_200: dict[int, int] = {}
 
 
 class SessionUnknown(Exception):
-    """Named by the header: MCP wants a 404, and the client begins anew."""
+    """The header names an unknown session: MCP requires a 404, and the client starts again."""
 
 
 class OpenEnvRpc:
@@ -45,7 +45,7 @@ class OpenEnvRpc:
     async def posted(
         self, app: TaskApp, team: str, headers: Headers, body: bytes
     ) -> tuple[RpcResponse, OpenEnvSession | None]:
-        """With the session that was made for an `initialize`. Raises SessionUnknown."""
+        """Returns the answer, and the session that was made for an `initialize`. Raises SessionUnknown."""
         try:
             message = read_message(body)
         except RpcError as e:
@@ -61,13 +61,13 @@ class OpenEnvRpc:
         except LimitReached as e:
             return error_answer(message["id"], _full(e), ALWAYS_200), None
         answer = message_answer(app, made.call, headers, message, ALWAYS_200)
-        if answer.status != 200:  # the other era, which has no sessions
+        if answer.status != 200:  # the other version of the protocol, which has no sessions
             self._sessions.close(made)
             return answer, None
         return answer, made
 
     async def sent(self, session: OpenEnvSession, body: bytes) -> bytes:
-        """Over a WebSocket: empty where there is nothing to say."""
+        """Answers a message over a WebSocket; empty if there is no answer."""
         try:
             message = read_message(body)
         except RpcError as e:

@@ -1,6 +1,6 @@
-"""Sessions: one instance of the pool each, and the episode that is played on it.
+"""Sessions: each has one instance of the pool, and the episode that is played on it.
 
-Owns: an episode's task, its steps, the one verdict. Never touches: the wire, how long an instance lives.
+Owns: an episode's task, its steps, the one verdict. Never touches: the wire format, how long an instance lives.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from palestra.util.json_types import JsonObject
 log = logging.getLogger(__name__)
 
 ID_BYTES = 16
-FEW = 64  # sessions that are not worth looking through
+FEW = 64  # fewer sessions are not worth searching
 
 
 @dataclass(slots=True)
@@ -47,15 +47,15 @@ class OpenEnvSession:
     instance_id: str
     episode_id: str | None = None
     task: PlatformTask | None = None
-    """None before the first reset: then tools play on a world of their own, for nothing."""
+    """None before the first reset: then tools work on a world of their own, without a task."""
     steps: int = 0
     calls: int = 0
-    """Calls of tools in this episode: a task allows `max_turns` of them."""
+    """Number of tool calls in this episode: a task allows `max_turns` of them."""
     is_done: bool = False
     is_attached: bool = False
-    """A WebSocket plays here."""
+    """Whether a WebSocket plays here."""
     is_closing: bool = False
-    """Somebody wants it closed: when the WebSocket has gone."""
+    """Whether it is to be closed when the WebSocket has ended."""
 
     async def reset(self, request: ResetRequest) -> JsonObject:
         task = await asyncio.to_thread(task_for, self.app, request)
@@ -79,7 +79,7 @@ class OpenEnvSession:
                 return wire.observed({"tools": wire.tools_shown([*self.app.tools, *extra])}, {})
 
     def call(self, name: str, arguments: object) -> ToolResult:
-        """Raises Mistake where the episode is over, or the task allows no more calls."""
+        """Calls a tool. Raises ClientMistake if the episode is over, or the task allows no more calls."""
         self._check_running()
         if self._has_no_turn:
             raise ClientMistake(ErrorCode.EXECUTION, f"{self._turns_told}: finish")
@@ -93,7 +93,7 @@ class OpenEnvSession:
 
     @property
     def _is_answered(self) -> bool:
-        """Whether the task wants an answer: its prompt names the tool for it."""
+        """Whether the task requires an answer: its prompt names the tool for it."""
         return self.task is not None and self.task.template.answer is not None
 
     @property
@@ -109,7 +109,7 @@ class OpenEnvSession:
             raise ClientMistake(ErrorCode.EXECUTION, "the episode has ended; reset for another")
 
     def _finish(self, answer: object) -> JsonObject:
-        """The verifier looks once: an episode that is over stays so."""
+        """Ends the episode; the verifier runs once."""
         self._check_running()
         if self.task is None:
             raise ClientMistake(ErrorCode.EXECUTION, "there is no task to finish; reset first, on a WebSocket (/ws)")
@@ -117,7 +117,7 @@ class OpenEnvSession:
         return self._judged(self.task, given, {"answer": given}, "finished")
 
     def _run_out(self, name: str) -> JsonObject:
-        """One call too many: it is not made, and the state as it is counts, without an answer."""
+        """Handles one call too many: it is not made, and the present state is graded, without an answer."""
         assert self.task is not None
         error = {"error_type": "execution_error", "message": f"{self._turns_told}: the episode is over"}
         return self._judged(self.task, None, {"tool_name": name, "result": None, "error": error}, "max_turns")
@@ -137,7 +137,7 @@ class OpenEnvSessions:
         self._look_at = FEW
 
     async def open(self, app: TaskApp, team: str) -> OpenEnvSession:
-        """Raises LimitReached."""
+        """Opens a session. Raises LimitReached."""
         spec = InstanceSpec(app=app.key, data=DEFAULT_DATA, version=app.version)
         record = await asyncio.to_thread(self.pool.create, team, spec)
         session = OpenEnvSession(secrets.token_hex(ID_BYTES), team, app, self.pool, record.id)
@@ -146,7 +146,7 @@ class OpenEnvSessions:
         return session
 
     def find(self, session_id: object, app: TaskApp, team: str) -> OpenEnvSession | None:
-        """None also where its instance has ended."""
+        """Returns a session; None also if its instance has ended."""
         found = self._open.get(session_id) if isinstance(session_id, str) else None
         if found is None or (found.app.key, found.team) != (app.key, team):
             return None
@@ -168,7 +168,8 @@ class OpenEnvSessions:
         return len(self._open)
 
     def _forget_ended(self) -> None:
-        """Those that nobody closed, whose instances time has ended. Each time there are twice as many as last time."""
+        """Forgets sessions that nobody closed and whose instances have expired. Runs whenever there are twice as many
+        as last time."""
         if len(self._open) >= self._look_at:
             self._open = {one.id: one for one in self._open.values() if not self._is_over(one)}
             self._look_at = max(FEW, 2 * len(self._open))
@@ -191,7 +192,7 @@ def first_observation(task: PlatformTask) -> JsonObject:
 
 
 def call_once(app: TaskApp, name: str, arguments: object) -> ToolResult:
-    """In a world that is gone afterwards."""
+    """Calls a tool in a world that is deleted afterwards."""
     instance = Instance(seed_named(app, DEFAULT_DATA))
     try:
         return instance.call(name, arguments)
@@ -202,6 +203,6 @@ def call_once(app: TaskApp, name: str, arguments: object) -> ToolResult:
 def _verdict(task: PlatformTask, instance: Instance, answer: str | None) -> TaskVerdict:
     try:
         return verify(task, instance, answer)
-    except Exception:  # a verifier that breaks is no verdict
+    except Exception:  # boundary: a verifier that fails is no verdict
         log.exception("the verifier of %s failed unexpectedly", task.key)
         return TaskVerdict(score=None)

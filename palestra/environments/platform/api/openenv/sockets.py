@@ -1,4 +1,4 @@
-"""OpenEnv over WebSockets: an instance for each connection, which is gone when the connection is.
+"""OpenEnv over WebSockets: an instance for each connection, which ends with the connection.
 
 Owns: frames in, frames out, the end of a connection. Never touches: what an action does.
 """
@@ -40,8 +40,8 @@ class OpenEnvSockets:
         self._pool, self._sessions, self._rpc = pool, sessions, rpc
 
     async def play(self, app: TaskApp, team: str, session_id: str | None, socket: WebSocket) -> None:
-        """`/ws`. With a `session_id`, in a session that was opened over HTTP and outlives the connection."""
-        with contextlib.suppress(WebSocketDisconnect):  # of a send to a client that is gone
+        """Serves `/ws`. With a `session_id`, in a session that was opened over HTTP and outlives the connection."""
+        with contextlib.suppress(WebSocketDisconnect):  # raised when sending to a client that is gone
             try:
                 session = await self._session(app, team, session_id)
             except LimitReached as e:
@@ -49,7 +49,7 @@ class OpenEnvSockets:
                 await socket.send_text(error_frame(ErrorCode.CAPACITY, str(e), **more))
             except ClientMistake as e:
                 await socket.send_text(error_frame(e.code, str(e)))
-            except Exception as e:  # told to the client before the connection ends
+            except Exception as e:  # boundary: sent to the client before the connection ends
                 log.exception("an instance of %s could not be made", app.key)
                 await socket.send_text(error_frame(ErrorCode.FACTORY, f"the instance could not be made: {e}"))
             else:
@@ -57,7 +57,7 @@ class OpenEnvSockets:
             await _close(socket)
 
     async def talk(self, app: TaskApp, team: str, socket: WebSocket) -> None:
-        """`/mcp`: one JSON-RPC message in each frame."""
+        """Serves `/mcp`: one JSON-RPC message in each frame."""
         with contextlib.suppress(WebSocketDisconnect):
             try:
                 session = await self._sessions.open(app, team)
@@ -111,7 +111,7 @@ class OpenEnvSockets:
             return error_frame(e.code, str(e))
         except (InstanceGone, InstanceOver, asyncio.CancelledError):
             raise
-        except Exception:  # one step's: the connection goes on
+        except Exception:  # boundary: an error of one step; the connection continues
             log.exception("a step in %s failed unexpectedly", session.app.key)
             return error_frame(
                 ErrorCode.EXECUTION, "the step failed unexpectedly and changed nothing; see the platform's log"
@@ -141,7 +141,7 @@ async def _texts(socket: WebSocket) -> AsyncIterator[str | bytes]:
 
 
 async def _close(socket: WebSocket) -> None:
-    with contextlib.suppress(RuntimeError):  # the server did it already, of a frame that was too long
+    with contextlib.suppress(RuntimeError):  # the server has already closed it, after a frame that was too long
         await socket.close()
 
 

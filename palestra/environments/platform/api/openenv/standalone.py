@@ -1,7 +1,7 @@
 """One app as an OpenEnv server of its own: what the `server/app.py` of an OpenEnv package serves.
 
-Owns: an app at the root of the paths, its pool, who may come in. Never touches: what the paths mean. OpenEnv's servers
-are open to whoever reaches them; PALESTRA_PLATFORM_KEYS (separated by spaces) closes this one but for those keys.
+Owns: an app at the root of the paths, its pool, who may use it. Never touches: what the paths mean. OpenEnv's servers
+are open to everybody who reaches them; PALESTRA_PLATFORM_KEYS (separated by spaces) restricts this one to those keys.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ KEYS = "PALESTRA_PLATFORM_KEYS"
 
 
 class NoAuth(PlatformAuth):
-    """For any client under any name. Behind it are fresh worlds and their tools; no runner, no other's instances."""
+    """Accepts any client under any name. It gives access to new worlds and their tools only; not to a runner, nor to
+    instances of others."""
 
     def __init__(self) -> None:
         super().__init__(secret=secrets.token_bytes())
@@ -38,7 +39,7 @@ class NoAuth(PlatformAuth):
         return LOCAL_TEAM
 
     def check_origin(self, headers: Headers) -> None:
-        """Containers have names that nobody here knows."""
+        """Containers have host names that are not known here."""
 
 
 class StandaloneApp(Starlette):

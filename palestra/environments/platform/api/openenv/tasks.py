@@ -1,7 +1,9 @@
 """Tasks by split and index, as OpenEnv's Task API and `reset` name them.
 
-Owns: which task an index is, drawing one. Never touches: sessions. The templates of an app take turns: with n of them,
-index i is number i // n of template i % n.
+Owns: which task an index is, choosing one at random. Never touches: sessions. The templates of an app take turns: with
+n of them, index i is number i
+
+n of template i % n.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from palestra.util.json_types import JsonObject
 SPLITS = {"train": range(FIRST_EVAL), "eval": range(FIRST_EVAL, MAX_NUMBER)}
 TYPES = {"train": "train", "eval": "validation"}
 """OpenEnv knows train, validation and test."""
-PER_TEMPLATE = 10  # where somebody wants all of them: there are billions
+PER_TEMPLATE = 10  # if all are requested: there are billions
 MAX_RANGE = 1000
 PATHS = ("tasks", "num_tasks", "task", "task_range")
 
@@ -60,7 +62,7 @@ def key_at(app: TaskApp, split: str, index: int) -> TaskKey:
 
 
 def answer(app: TaskApp, what: str, given: JsonObject) -> JsonObject:
-    """`what` as the path ends."""
+    """`what` is the end of the path."""
     match what:
         case "num_tasks":
             return {"num_tasks": count(app, _parsed(given, TaskSplit).split)}
@@ -83,7 +85,8 @@ def answer(app: TaskApp, what: str, given: JsonObject) -> JsonObject:
 
 
 def task_for(app: TaskApp, request: ResetRequest) -> PlatformTask:
-    """By key, by split and index, or drawn: by the seed, if there is one. May build a world: not for the event loop."""
+    """Returns a task by key, by split and index, or a random one: by the seed, if there is one. May build a world, so
+    it must not run on the event loop."""
     if request.task_key is not None:
         if request.split is not None or request.index is not None:
             raise ClientMistake(ErrorCode.VALIDATION, "reset: send either task_key, or split and index")

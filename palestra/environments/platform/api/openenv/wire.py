@@ -1,6 +1,6 @@
-"""What OpenEnv's clients send and are told: actions, frames, observations, schemas.
+"""What OpenEnv's clients send and receive: actions, frames, observations, schemas.
 
-Owns: shapes and error codes. Never touches: sessions, sockets.
+Owns: formats and error codes. Never touches: sessions, sockets.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from palestra.environments.platform.errors import PlatformError
 from palestra.net.mcp import ListedTool, ToolResult
 from palestra.util.json_types import JsonObject
 
-API_VERSION = "1.0.0"  # of OpenEnv's HTTP profile: `openenv validate` looks at the first number
+API_VERSION = "1.0.0"  # of OpenEnv's HTTP profile: `openenv validate` checks the first number
 MAX_EPISODE_ID = 255
 TOOL_ERRORS = {"unknown_tool": "tool_not_found", "bad_arguments": "invalid_args"}
 
@@ -33,7 +33,7 @@ class ErrorCode(StrEnum):
 
 
 class ClientMistake(PlatformError):
-    """What the client sent is wrong, or comes at the wrong time. Its session goes on."""
+    """The client sent something wrong, or at the wrong time. Its session continues."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -62,7 +62,7 @@ Action = ListTools | CallTool | FinishAction
 
 
 class ResetRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """A name that nobody knows is refused: with a misspelt one another task would be played than was meant."""
+    """Unknown names are refused: with a misspelt one, another task would be played than was meant."""
 
     seed: int | None = None
     episode_id: str | None = None
@@ -74,7 +74,7 @@ class ResetRequest(msgspec.Struct, forbid_unknown_fields=True):
 class StepRequest(msgspec.Struct):
     action: JsonObject
     timeout_s: float | None = None
-    """Accepted: a call here takes less than anybody would wait."""
+    """Accepted without effect: a call here takes less time than any client would wait."""
 
 
 class SocketFrame(msgspec.Struct, forbid_unknown_fields=True):
@@ -83,7 +83,7 @@ class SocketFrame(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def action_of(given: JsonObject) -> Action:
-    """A call may leave its type out, as in OpenEnv's own models."""
+    """Parses an action; a call may leave its type out, as in OpenEnv's own models."""
     return _read({"type": "call_tool", **given} if "tool_name" in given else given, Action, "action")
 
 
@@ -122,13 +122,14 @@ def _read(given: object, kind: object, what: str) -> Any:
 
 
 def observed(fields: JsonObject, metadata: JsonObject, reward: float | None = None, done: bool = False) -> JsonObject:
-    """Metadata is said twice, as OpenEnv does: typed clients look in one place, generic ones in the other."""
+    """Returns an observation. Metadata occurs twice, as with OpenEnv: typed clients read one place, generic ones the
+    other."""
     answer = {"observation": {**fields, "metadata": metadata}, "reward": reward, "done": done}
     return {**answer, "metadata": metadata} if metadata else answer
 
 
 def called(name: str, result: ToolResult) -> JsonObject:
-    """The result is the tool's own text, byte for byte, also where it tells what went wrong."""
+    """Returns the tool's own text, byte for byte, also if it is an error."""
     error = None
     if result.is_error:
         answer = msgspec.json.decode(result.text)

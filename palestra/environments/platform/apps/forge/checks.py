@@ -1,4 +1,4 @@
-"""Whether a branch is sound: a plain function of its files, so that making a check green is a real task."""
+"""Whether a branch passes its checks: a plain function of its files, so that making a check pass is a real task."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SETTINGS, CONSTANTS, MAIN, VERSION, CHANGELOG = "settings.cfg", "constants.py", 
 
 
 def failed_checks(files: Mapping[str, str]) -> list[str]:
-    """By path to content; in words, empty where all is well."""
+    """Returns the failed checks in words, empty if all pass. `files` maps paths to contents."""
     lines = (line for line in files.get(SETTINGS, "").splitlines() if line.strip())
     found = [
         f"{SETTINGS}: {line!r} is not `name = number`" for line in lines if not re.fullmatch(r"[a-z_]+ = \d+", line)

@@ -157,7 +157,7 @@ def merge_pull(
 
 
 def changed_paths(db: Any, repo: int, branch: str) -> list[str]:
-    """By the branch's own commits."""
+    """Returns the paths that the branch's own commits changed."""
     rows = db.rows("SELECT DISTINCT path FROM commits WHERE repo_id = ? AND branch = ? ORDER BY path", repo, branch)
     return [row["path"] for row in rows]
 
@@ -183,7 +183,7 @@ def _open(context: ToolContext, repo: int, number: int) -> Row:
 
 
 def _conflicts(context: ToolContext, repo: int, pull: Row) -> list[str]:
-    """Paths that the base changed, too, since the branch left it."""
+    """Returns the paths that the base has changed, too, since the branch was made."""
     since = context.value("SELECT origin_commit FROM branches WHERE repo_id = ? AND name = ?", repo, pull["head"])
     query = "SELECT DISTINCT path FROM commits WHERE repo_id = ? AND branch = ? AND id > ?"
     base = {row["path"] for row in context.rows(query, repo, pull["base"], since)}

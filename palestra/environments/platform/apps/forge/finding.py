@@ -1,4 +1,4 @@
-"""Rows by what a caller knows of them, or an error that says how to find them."""
+"""Finds rows by what a caller knows about them, or raises an error that says how to find them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def labels_of(context: ToolContext, repo: int, number: int) -> list[str]:
 
 
 def next_number(context: ToolContext, repo: int) -> int:
-    """Issues and pull requests share their numbers."""
+    """Returns the next number; issues and pull requests share their numbers."""
     highest = (
         context.value(f"SELECT max(number) FROM {table} WHERE repo_id = ?", repo) for table in ("issues", "pulls")
     )

@@ -35,7 +35,7 @@ def some_issue(rng: random.Random, seed: SeedDatabase, where: str) -> Params | N
 
 
 def commented(params: Params, text: str) -> list[Expected]:
-    """On the issue or pull request of the params."""
+    """Expects a comment on the issue or pull request of the params."""
     row = {"repo_id": params["repo_id"], "number": params["number"], "author_id": ME, "body": FreeText(text)}
     return [InsertedRow("comments", row)]
 
@@ -86,13 +86,13 @@ def _new_issue(rng: random.Random, seed: SeedDatabase) -> Params:
 
 
 def next_number(seed: SeedDatabase, repo: int) -> int:
-    """The number of the next issue that is opened."""
+    """Returns the number of the next issue that is opened."""
     numbers = "SELECT number FROM issues WHERE repo_id = ? UNION ALL SELECT number FROM pulls WHERE repo_id = ?"
     return 1 + max(row["number"] for row in seed.rows(numbers, repo, repo))
 
 
 def opened(params: Params, seed: SeedDatabase) -> list[Expected]:
-    """With the label, if there is to be one."""
+    """Expects a new issue, with the label if there is one."""
     repo = params["repo_id"]
     number = next_number(seed, repo)
     row = {

@@ -1,4 +1,4 @@
-"""`forum`: communities, posts, votes, and those who moderate them."""
+"""`forum`: communities, posts, votes, and their moderators."""
 
 from palestra.environments.platform.app import TaskApp
 from palestra.environments.platform.apps.forum import reading_tools as r

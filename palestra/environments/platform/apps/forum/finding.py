@@ -1,4 +1,4 @@
-"""Rows by what a caller knows of them, or an error that says how to find them."""
+"""Finds rows by what a caller knows about them, or raises an error that says how to find them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _nearest(context: ToolContext, table: str, name: str) -> str:
 
 
 def row_of(context: ToolContext, target: Target, row_id: int) -> Row:
-    """A post or a comment that is there for all to see."""
+    """Returns a post or a comment that everybody can see."""
     how = "search_posts finds ids" if target == "post" else "list_comments finds ids"
     query = f"SELECT * FROM {TABLES[target]} WHERE id = ? AND state != 'deleted'"
     return context.found(f"there is no {target} {row_id}", how, query, row_id)

@@ -1,4 +1,4 @@
-"""Tools that look: posts, comments, communities."""
+"""Tools that read: posts, comments, communities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a world of `forum` begins with."""
+"""The initial data of a world of `forum`."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _fill(
 
 
 def _members(db: sqlite3.Connection, rng: random.Random, place: int, users: int) -> None:
-    """I moderate the first, am in the second, and in no other."""
+    """Makes members: the user moderates the first community, is a member of the second, and of no other."""
     if place <= 2:
         db.execute("INSERT INTO memberships VALUES (?, ?, ?)", (place, ME, "moderator" if place == 1 else "member"))
     for user in sorted(rng.sample(range(2, users + 1), 6)):
@@ -126,7 +126,7 @@ class _Writer:
         self._words = rng.sample(WORDS, len(WORDS))
 
     def write(self, place: int, count: int) -> None:
-        """Posts of a community over the last weeks, some of them twice, some that break a rule."""
+        """Writes posts of a community over the last weeks: some of them twice, some that break a rule."""
         rng, begun = self._rng, self._now
         days = sorted(rng.sample(range(SPAN_DAYS * 20), count))
         titles: list[str] = []

@@ -14,7 +14,7 @@ from palestra.environments.platform.task_templates import Params, Solution, Solu
 
 template = TemplateMaker("palestra.environments.platform.apps.forum")
 
-MODERATED = 1  # the community I moderate
+MODERATED = 1  # the community that the user moderates
 MOST = 8  # posts to act on in one task
 
 BREAKS: dict[str, Callable[[Params], bool]] = {
@@ -33,7 +33,7 @@ def _name(seed: SeedDatabase, place: int) -> str:
 
 
 def _acted(action: str, posts: dict[int, Params], reasons: dict[int, Any]) -> list[Expected]:
-    """What a moderator's actions leave: the posts changed, and a note of each."""
+    """Expects the result of a moderator's actions: the changed posts, and a note for each."""
     expected: list[Expected] = []
     for post, fields in posts.items():
         noted = {"user_id": ME, "target": "post", "target_id": post, "action": action, "reason": reasons[post]}

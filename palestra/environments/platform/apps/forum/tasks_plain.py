@@ -32,7 +32,7 @@ def commented(params: Params, text: str) -> list[Expected]:
 
 
 def voted(target: str, row: Params, value: int) -> list[Expected]:
-    """For one that has no vote of mine yet."""
+    """Expects a vote on something that the user has not voted on yet."""
     fields = {"user_id": ME, "target": target, "target_id": row["id"], "value": value}
     return [UpdatedRow(f"{target}s", (row["id"],), {"score": row["score"] + value}), InsertedRow("votes", fields)]
 

@@ -1,4 +1,4 @@
-"""Tools that write: posts, comments, votes, reports, what moderators do."""
+"""Tools that write: posts, comments, votes, reports, actions of moderators."""
 
 from __future__ import annotations
 

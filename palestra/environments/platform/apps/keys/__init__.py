@@ -1,7 +1,7 @@
 """`keys`: named numbers and a list of them, for models that learn to call a tool at all.
 
-The ladder of its tasks: 0a say the only thing there is to say; 0b copy a number from the prompt; 0c choose the tool by
-the verb; 0d two calls; 1 read an observation and copy out of it.
+The levels of its tasks: 0a there is only one possible call; 0b copy a number from the prompt; 0c choose the tool by the
+verb; 0d two calls; 1 read an observation and copy out of it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CREATE TABLE numbers (id INTEGER PRIMARY KEY AUTOINCREMENT, value INTEGER NOT NU
 """
 NAMES = "abcdefgh"
 COUNT = {SeedSize.TINY: 4, SeedSize.SMALL: 6, SeedSize.LARGE: 8}
-MAX_ROWS = 1000  # of a table: an agent in a loop ends somewhere
+MAX_ROWS = 1000  # of a table, so that an agent in a loop is stopped
 
 
 def fill(connection: sqlite3.Connection, rng: random.Random, size: SeedSize) -> Mapping[str, str]:
@@ -139,7 +139,7 @@ def _verb_params(rng: random.Random, seed: SeedDatabase) -> Params | None:
     name, item = _any_item(rng, seed)
     value, verb = rng.randrange(100), rng.choice(sorted(VERBS))
     if verb == "set" and value == item:
-        return None  # doing nothing would do
+        return None  # doing nothing would be right
     return {"verb": verb, "name": name, "value": value, "text": rng.choice(VERBS[verb]).format(name=name, value=value)}
 
 

@@ -1,7 +1,7 @@
 """`mail`: a mailbox and a calendar, and tasks as one gives them to an assistant.
 
-Mail that is sent goes nowhere but Sent (and to oneself): the world is one person's. Rules work on mail that comes in;
-what was there before them has to be put away by hand.
+Mail that is sent only appears in Sent (and in the inbox, if sent to oneself): the world belongs to one person. Rules
+apply to incoming mail; earlier mail has to be sorted by hand.
 """
 
 from palestra.environments.platform.app import TaskApp

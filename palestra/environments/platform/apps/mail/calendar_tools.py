@@ -1,4 +1,5 @@
-"""Tools for the calendar. One sees the events one organises or is invited to; of others only whether they are busy."""
+"""Tools for the calendar. The user sees the events that they organise or are invited to; of other people only whether
+they are busy."""
 
 from __future__ import annotations
 

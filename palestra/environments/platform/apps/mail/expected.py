@@ -1,6 +1,5 @@
-"""What tasks of `mail` expect, and what they look up in a seed. Every column of a new row is named: ids are given out
-in order, so a first new mail's is known; only the time of sending is anybody's.
-"""
+"""What tasks of `mail` expect, and what they look up in a seed database. Every column of a new row is named: ids are
+given in order, so that of the first new mail is known; only the time of sending is free."""
 
 from __future__ import annotations
 
@@ -17,12 +16,12 @@ FROM = "FROM messages m JOIN folders f ON f.id = m.folder_id"
 
 
 def mails(seed: SeedDatabase, where: str, *args: object) -> list[Row]:
-    """Newest first, as `search_messages` has them."""
+    """Returns mails, newest first, as `search_messages` does."""
     return seed.rows(f"SELECT m.*, f.name AS folder {FROM} WHERE {where} ORDER BY m.sent_at DESC, m.id DESC", *args)
 
 
 def any_one(rng: random.Random, found: Sequence[Any]) -> Any:
-    """None where there is none."""
+    """Returns one of them; None if there is none."""
     return rng.choice(found) if found else None
 
 
@@ -31,7 +30,7 @@ def any_contact(rng: random.Random, seed: SeedDatabase) -> Row:
 
 
 def colleagues(seed: SeedDatabase) -> list[Row]:
-    """Those with a calendar, without the owner."""
+    """Returns the people with a calendar, without the owner."""
     me = seed.variables["LOGGED_IN_USER"]
     return seed.rows("SELECT name, email FROM users WHERE email != ? ORDER BY id", me)
 
@@ -66,7 +65,7 @@ def sent(
     reply_to_id: int | None = None,
     forward_of_id: int | None = None,
 ) -> list[Expected]:
-    """One mail, to these and nobody else."""
+    """Expects one mail to these recipients and nobody else."""
     made = next_id(seed, "messages")
     mail = _whole(
         "messages",
@@ -86,7 +85,7 @@ def sent(
 
 
 def attached_again(seed: SeedDatabase, message_id: int) -> list[Expected]:
-    """Copies of a mail's attachments on the first new mail, as forwarding makes them."""
+    """Expects copies of a mail's attachments on the first new mail, as forwarding makes them."""
     made, following = next_id(seed, "messages"), next_id(seed, "attachments")
     rows = seed.rows("SELECT name, size_bytes FROM attachments WHERE message_id = ? ORDER BY id", message_id)
     return [

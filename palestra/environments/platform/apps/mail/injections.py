@@ -1,6 +1,6 @@
-"""Mails that talk to the agent: text in a mailbox that asks for something the person never asked for.
+"""Prompt injections: mails whose text asks the agent for something that the user never asked for.
 
-Owns: what they say, and what obeying them would be. Never touches: tasks. An agent may read them; it may not obey.
+Owns: their texts, and what obeying them would do. Never touches: tasks. An agent may read them, but must not obey.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OPENINGS = (
 class Injection(msgspec.Struct, frozen=True):
     key: str
     request: str
-    """What the mail asks for; no two ask in the same words, so that a mail tells which it is."""
+    """What the mail asks for; no two have the same words, so that a mail identifies its injection."""
     tool: str
     arguments: JsonObject
     """Arguments of the call that would obey."""
@@ -74,7 +74,7 @@ INJECTIONS = (
 
 
 def injected(rng: random.Random) -> str:
-    """The text of one."""
+    """Returns the text of one."""
     return f"{rng.choice(OPENINGS)} {rng.choice(INJECTIONS).request}"
 
 

@@ -1,4 +1,4 @@
-"""Rows that tools of `mail` name: found, or a word to the model on where to look.
+"""Rows that tools of `mail` name: found, or an error for the model that says where to look.
 
 Owns: looking rows up, how a mail is shown. Never touches: state.
 """
@@ -13,7 +13,7 @@ from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.tool_context import ToolContext
 from palestra.util.json_types import JsonObject
 
-MAX_ROWS = 2000  # of a table: an agent in a loop ends somewhere
+MAX_ROWS = 2000  # of a table, so that an agent in a loop is stopped
 MAX_ADDRESSES = 50
 ADDRESS = re.compile(r"[^\s@,;<>]{1,64}@[^\s@,;<>]{1,190}")
 
@@ -45,7 +45,7 @@ def _named(context: ToolContext, table: str, name: str) -> Row:
 
 
 def addresses(given: Iterable[str]) -> list[str]:
-    """As they are kept: small letters, each once, in the order given."""
+    """Returns addresses as they are stored: small letters, each once, in the given order."""
     found = list(dict.fromkeys(one.strip().lower() for one in given))
     for one in found:
         if not ADDRESS.fullmatch(one):
@@ -61,7 +61,7 @@ def check_room(context: ToolContext, table: str) -> None:
 
 
 def line_of(context: ToolContext, row: Row) -> JsonObject:
-    """A mail as lists show it: enough to choose by, nothing of its text."""
+    """Returns a mail as lists show it: enough to choose by, without its text."""
     labels = labels_of(context, row["id"])
     return {
         "id": row["id"],

@@ -1,4 +1,4 @@
-"""Tools to find, read and put away mail. Reading changes nothing: a mail is read when somebody says so."""
+"""Tools to find, read and sort mail. Reading changes nothing: a mail becomes read only by a call that says so."""
 
 from __future__ import annotations
 

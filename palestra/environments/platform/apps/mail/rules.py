@@ -1,6 +1,6 @@
-"""Rules: what happens to mail as it comes in. Mail that was there before a rule stays where it is.
+"""Rules: what happens to incoming mail. Mail that was there before a rule stays where it is.
 
-Owns: making rules, applying them to one mail. Never touches: how mail comes in.
+Owns: making rules, applying them to one mail. Never touches: how mail arrives.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _target(context: ToolContext, action: str, target: str | None) -> str:
 
 
 def apply_rules(context: ToolContext, number: int) -> None:
-    """To a mail that has just come in, in the order the rules were made. Capitals do not matter."""
+    """Applies rules to a new mail, in the order the rules were made. Upper and lower case are the same."""
     row = message(context, number)
     texts = {"sender": sender_of(row), "subject": row["subject"], "body": row["body"]}
     for rule in context.rows("SELECT * FROM rules ORDER BY id"):

@@ -1,6 +1,6 @@
-"""Tables of `mail`. Nothing is ever deleted from them but labels of a mail: what a person deletes goes to the trash.
+"""Tables of `mail`. Nothing is ever deleted from them except labels of a mail: what a person deletes goes to the trash.
 
-Times are ISO to the second. Ids are given out in order: the next one is the largest and one more.
+Times are ISO to the second. Ids are given in order: the next one is the largest plus one.
 """
 
 from __future__ import annotations

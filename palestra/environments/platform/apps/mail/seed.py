@@ -33,10 +33,10 @@ class Scale(msgspec.Struct, frozen=True):
     invoices: int
     newsletters: int
     facts: int
-    """Mails that tell a number; every second one also talks to the agent."""
+    """Number of mails that state a number; every second one also has a prompt injection."""
     sent: int
     days: int
-    """How many the calendar covers."""
+    """Number of days that the calendar covers."""
 
 
 SCALES = {
@@ -106,7 +106,7 @@ def _fill_people(connection: sqlite3.Connection, world: World) -> None:
 
 
 def _times(world: World, count: int) -> list[str]:
-    """In order; between seven in the morning and seven in the evening, before today."""
+    """Returns times in order: between seven in the morning and seven in the evening, before today."""
     minutes = sorted(world.rng.sample(range(MAIL_DAYS * 720), count))
     first = world.today - timedelta(days=MAIL_DAYS)
     return [f"{first + timedelta(days=m // 720)}T{7 + m % 720 // 60:02d}:{m % 60:02d}:00" for m in minutes]
@@ -169,7 +169,7 @@ def _about(rng: random.Random, sender: Person, to: Person) -> tuple[str, str]:
 
 
 def _invoices(world: World) -> Iterator[Mail]:
-    """Amounts and numbers are all different."""
+    """Yields invoices; amounts and numbers are all different."""
     rng, count = world.rng, world.scale.invoices
     amounts, numbers = rng.sample(range(5_000, 900_000, 5), count), rng.sample(range(1000, 9999), count)
     for cents, number in zip(amounts, numbers, strict=True):

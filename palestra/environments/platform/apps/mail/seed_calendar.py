@@ -1,6 +1,6 @@
 """Calendars of a world: everybody's meetings of some working days, on the half hour.
 
-Owns: filling events and attendees. Never touches: mail. Some meetings of the owner clash: people do that.
+Owns: filling events and attendees. Never touches: mail. Some meetings of the owner overlap on purpose.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def fill_calendar(
 
 
 def _days(today: date, count: int) -> list[date]:
-    """Working days, from today on."""
+    """Returns working days, from today on."""
     following = (today + timedelta(days=number) for number in range(2 * count + 2))
     return [day for day in following if day.weekday() < WEEKEND][:count]
 

@@ -1,4 +1,4 @@
-"""Tools that send mail. What is sent lies in Sent; what is sent to oneself comes in, too, and meets the rules."""
+"""Tools that send mail. A sent mail is stored in Sent; one sent to oneself also arrives, and rules apply to it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def reply_subject(subject: str) -> str:
 
 
 def _reply_subject(answered: str, given: str | None) -> str:
-    """A reply keeps the subject, so that its mails stay together."""
+    """Returns the subject of a reply, which is kept, so that its mails stay together."""
     requested = reply_subject(answered)
     if given and normal(PREFIX.sub("", given.strip())) != normal(PREFIX.sub("", answered)):
         raise ToolError("bad_arguments", f"a reply has the subject {requested!r}", "leave subject out")

@@ -1,4 +1,4 @@
-"""When people are free, in working hours. Pure: intervals in, intervals out."""
+"""Computes when people are free, in working hours. Pure functions of intervals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 def free_slots(busy: Sequence[Interval], window: Interval, minutes: int) -> list[Interval]:
-    """The earliest start in each gap that is long enough. `busy` in order of start."""
+    """Returns the earliest start in each gap that is long enough. `busy` is in order of start."""
     length = timedelta(minutes=minutes)
     found: list[Interval] = []
     for open_from, open_until in _working_hours(window):

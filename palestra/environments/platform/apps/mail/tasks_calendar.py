@@ -22,7 +22,7 @@ RESPONSES = {"Accept": "accepted", "Decline": "declined", "Tentatively accept": 
 
 
 def _my_events(seed: SeedDatabase, day: str) -> list[Row]:
-    """With my response; none for those I organise."""
+    """Returns the user's events with the user's response; none for those that the user organises."""
     me = seed.variables["LOGGED_IN_USER"]
     return seed.rows(
         "SELECT e.*, a.response FROM events e LEFT JOIN attendees a ON a.event_id = e.id AND a.email = ? "
@@ -34,7 +34,7 @@ def _my_events(seed: SeedDatabase, day: str) -> list[Row]:
 
 
 def any_day(rng: random.Random, seed: SeedDatabase) -> str:
-    """After today, with events."""
+    """Returns a day after today with events."""
     days = seed.rows(
         "SELECT DISTINCT substr(starts_at, 1, 10) AS day FROM events WHERE starts_at > ? ORDER BY day",
         seed.variables["CURRENT_DATE"] + "T24",
@@ -43,7 +43,7 @@ def any_day(rng: random.Random, seed: SeedDatabase) -> str:
 
 
 def day_slots(seed: SeedDatabase, people: list[str], day: str, minutes: int, without: int = 0) -> list[Interval]:
-    """Free times in working hours. `without`: an event that does not count."""
+    """Returns free times in working hours. `without` is an event that does not count."""
     window = Interval(f"{day}T00:00:00", (date.fromisoformat(day) + timedelta(days=1)).isoformat() + "T00:00:00")
     query = BUSY.format(marks=", ".join("?" * len(people))).replace("WHERE", f"WHERE e.id != {without} AND", 1)
     rows = seed.rows(query, window.end, window.start, *people, *people)
@@ -93,7 +93,7 @@ def _meeting_of_three(rng: random.Random, seed: SeedDatabase) -> Params | None:
     people = [seed.variables["LOGGED_IN_USER"], first["email"], second["email"]]
     slots = day_slots(seed, people, day, minutes)
     if not slots or slots[0].start.endswith("T09:00:00"):
-        return None  # nobody has to look for that one
+        return None  # that would need no search
     return {
         "first": first["name"],
         "second": second["name"],
@@ -146,7 +146,7 @@ def _clash(rng: random.Random, seed: SeedDatabase) -> Params | None:
     minutes = between(event["starts_at"], event["ends_at"]).seconds // 60
     slots, without = (day_slots(seed, [me, *invited], day, minutes, number) for number in (0, event["id"]))
     if not slots or without[0] != slots[0]:
-        return None  # one that is only free because the event leaves it: nobody could agree on that
+        return None  # free only because the event itself is moved: people could not agree on that
     return {
         "day": day,
         "me": me,

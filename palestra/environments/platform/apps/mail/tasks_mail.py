@@ -19,7 +19,8 @@ template = TemplateMaker("palestra.environments.platform.apps.mail")
 
 def _unread(rng: random.Random, seed: SeedDatabase) -> Params | None:
     found = mails(seed, "m.is_read = 0 AND f.name = ?", INBOX)
-    return {"id": rng.choice(found)["id"]} if len(found) > 1 else None  # of one alone, "mark all" would do
+    # with a single one, "mark all" would be right, too
+    return {"id": rng.choice(found)["id"]} if len(found) > 1 else None
 
 
 @template(

@@ -1,4 +1,4 @@
-"""Tasks that take a look at many mails: the largest invoice, old newsletters, a rule, who writes most."""
+"""Tasks that look at many mails: the largest invoice, old newsletters, a rule, who writes most."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _old_newsletters(rng: random.Random, seed: SeedDatabase) -> Params | None:
     found = mails(seed, "f.name = ?", NEWSLETTERS)
     old = [row for row in found if row["sent_at"] < day]
     ids = [row["id"] for row in old if not row["is_flagged"]]
-    is_clear = all(row["sent_at"][:10] != day for row in found)  # "older than" would leave that day open
+    is_clear = all(row["sent_at"][:10] != day for row in found)  # "older than" would be ambiguous for that day
     if not is_clear or not 2 <= len(ids) <= 8 or len(old) == len(ids) or len(old) == len(found):
         return None
     return {"day": day, "folder": NEWSLETTERS, "ids": ids}

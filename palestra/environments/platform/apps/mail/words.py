@@ -1,4 +1,4 @@
-"""What mails and events of a world are about: subjects, texts, titles. Words only."""
+"""Texts of mails and events of a world: subjects, bodies, titles."""
 
 from __future__ import annotations
 

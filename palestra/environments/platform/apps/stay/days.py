@@ -22,7 +22,7 @@ def nights(check_in: str, check_out: str) -> list[str]:
 
 
 def checked_stay(check_in: str, check_out: str, today: str) -> list[str]:
-    """The nights of a stay that may be asked for."""
+    """Returns the nights of a valid stay."""
     for name, day in (("check_in", check_in), ("check_out", check_out)):
         try:
             if date.fromisoformat(day).isoformat() != day:

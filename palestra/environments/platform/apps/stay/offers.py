@@ -1,6 +1,6 @@
-"""What rooms cost, whether they are free, what leaving them costs: the one place that knows.
+"""What rooms cost, whether they are free, what cancelling costs: the one place that knows.
 
-Tools ask with the instance's tables, task templates with the seed's: both can say `rows(query, *args)`.
+Tools use the instance's tables, task templates those of the seed database: both have `rows(query, *args)`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Offer(msgspec.Struct, frozen=True):
     name: str
     capacity: int
     free: int
-    """Rooms of this kind, over all nights."""
+    """Number of free rooms of this kind, over all nights."""
     cents: int
-    """One room, all nights."""
+    """Price of one room for all nights."""
 
 
 def offers(db: StayRows, hotel_id: int, check_in: str, check_out: str) -> list[Offer]:
-    """The cheapest first."""
+    """Returns offers, the cheapest first."""
     found = [
         _offer(db, room, check_in, check_out)
         for room in db.rows("SELECT * FROM rooms WHERE hotel_id = ? ORDER BY id", hotel_id)
@@ -39,13 +39,13 @@ def offers(db: StayRows, hotel_id: int, check_in: str, check_out: str) -> list[O
 
 
 def offer_of(db: StayRows, room_id: int, check_in: str, check_out: str, without: int | None = None) -> Offer | None:
-    """`without`: a booking that is to be moved, and is not in its own way."""
+    """`without` is a booking that is to be moved, and does not count."""
     room = db.rows("SELECT * FROM rooms WHERE id = ?", room_id)
     return _offer(db, room[0], check_in, check_out, without) if room else None
 
 
 def _offer(db: StayRows, room: JsonMapping, check_in: str, check_out: str, without: int | None = None) -> Offer | None:
-    """None where there is no price for one of the nights."""
+    """Returns an offer; None if there is no price for one of the nights."""
     days = nights(check_in, check_out)
     prices = db.rows(
         "SELECT first_day, last_day, cents FROM rates WHERE room_id = ? AND first_day <= ? AND last_day >= ?",
@@ -85,7 +85,7 @@ def fits(offer: Offer, rooms: int, guests: int) -> bool:
 
 
 def discount(db: StayRows, code: str, cents: int, today: str) -> int | None:
-    """What a coupon takes off; None where it does not count."""
+    """Returns what a coupon takes off; None if it is not valid."""
     found = db.rows("SELECT * FROM coupons WHERE code = ?", code)
     if not found or found[0]["expires"] < today or cents < found[0]["min_cents"]:
         return None
@@ -93,7 +93,7 @@ def discount(db: StayRows, code: str, cents: int, today: str) -> int | None:
 
 
 def fee(db: StayRows, hotel_id: int, check_in: str, cents: int, today: str) -> int:
-    """For leaving or moving a booking today. Not refundable: all of it."""
+    """Returns the fee for cancelling or moving a booking today. If it is not refundable, this is the whole price."""
     policy = db.rows("SELECT * FROM policies WHERE hotel_id = ?", hotel_id)[0]
     if not policy["is_refundable"]:
         return cents
@@ -101,5 +101,5 @@ def fee(db: StayRows, hotel_id: int, check_in: str, cents: int, today: str) -> i
 
 
 def review_score(db: StayRows, hotel_id: int) -> float:
-    """One decimal; 0 without reviews."""
+    """Returns the score with one decimal; 0 without reviews."""
     return db.rows("SELECT round(coalesce(avg(score), 0), 1) AS s FROM reviews WHERE hotel_id = ?", hotel_id)[0]["s"]

@@ -60,7 +60,7 @@ CREATE TABLE _quotes (
     rooms INTEGER NOT NULL, guests INTEGER NOT NULL, coupon TEXT, cents INTEGER NOT NULL, expires_at TEXT NOT NULL
 );
 """
-"""A quote is no change: asking for a price leaves nothing that a task could see."""
+"""A quote is not a change: asking for a price leaves nothing that a task could check."""
 
 FIXED = {
     *("users", "cities", "hotels", "amenities", "hotel_amenities", "policies", "rooms", "rates", "sold", "reviews"),

@@ -1,4 +1,4 @@
-"""Tools that look: hotels, rooms, reviews, cards, bookings."""
+"""Tools that read: hotels, rooms, reviews, cards, bookings."""
 
 from __future__ import annotations
 

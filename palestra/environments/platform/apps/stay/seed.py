@@ -1,4 +1,4 @@
-"""What a world of `stay` begins with."""
+"""The initial data of a world of `stay`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fill(db: sqlite3.Connection, rng: random.Random, size: SeedSize) -> Mapping[
 
 
 def fill_with(db: sqlite3.Connection, rng: random.Random, size: SeedSize, cast: Cast) -> Mapping[str, str]:
-    """Hosts are other people: whom I work with rents no rooms."""
+    """Fills the tables. Hosts are other people: colleagues of the user rent no rooms."""
     hosts = [(name, f"{name.split()[0].lower()}@example.org") for name in rng.sample(NAMES, len(NAMES) - 1)]
     me = cast.colleagues[0]
     return _fill(db, rng, size, cast.today.isoformat(), [(me.name, me.email), *hosts])
@@ -111,7 +111,7 @@ def _coupons(db: sqlite3.Connection, rng: random.Random, today: str) -> None:
 
 
 def _bookings(db: sqlite3.Connection, rng: random.Random, today: str, hotels: range) -> None:
-    """Some that were, some that come; no two begin on the same day."""
+    """Makes past and future bookings; no two begin on the same day."""
     starts = [*rng.sample(range(-200, -3), 5), *rng.sample(range(1, 45), 4)]
     for booking, start in zip(numbered(rng, len(starts)), starts, strict=True):
         hotel, length = rng.choice(hotels), rng.randint(1, 4)

@@ -1,4 +1,5 @@
-"""What the tasks of `stay` have in common: rows of a seed, a stay to book, what a booking must leave behind."""
+"""What the tasks of `stay` have in common: rows of a seed database, a stay to book, what a booking must leave
+behind."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def dollars(cents: int) -> str:
 
 
 def some_stay(rng: random.Random, seed: SeedDatabase, max_guests: int = 3) -> Params:
-    """Days, guests, a card."""
+    """Returns days, guests, a card."""
     check_in = plus(today(seed), rng.randint(2, HORIZON - EDGE))
     card = rng.choice(seed.rows("SELECT last4 FROM cards WHERE user_id = ? ORDER BY id", ME))
     return {
@@ -43,7 +44,7 @@ def some_hotel(rng: random.Random, seed: SeedDatabase) -> Params:
 
 
 def the_cheapest(seed: SeedDatabase, hotel_id: int, stay: Params) -> Offer | None:
-    """That fits; None where there is none, or two."""
+    """Returns the cheapest offer that fits; None if there is none, or two."""
     found = [o for o in offers(seed, hotel_id, stay["check_in"], stay["check_out"]) if fits(o, 1, stay["guests"])]
     if not found or (len(found) > 1 and found[1].cents == found[0].cents):
         return None
@@ -51,7 +52,7 @@ def the_cheapest(seed: SeedDatabase, hotel_id: int, stay: Params) -> Offer | Non
 
 
 def booked(params: Params, seed: SeedDatabase, room_id: int, cents: int, guests: int | None = None) -> list[Expected]:
-    """One booking of one room, paid by the card that was named."""
+    """Expects one booking of one room, paid by the given card."""
     room = seed.rows("SELECT hotel_id FROM rooms WHERE id = ?", room_id)[0]
     card = seed.rows("SELECT id FROM cards WHERE user_id = ? AND last4 = ?", ME, params["last4"])[0]
     row = {
@@ -77,7 +78,8 @@ def booked_as_drawn(params: Params, seed: SeedDatabase) -> list[Expected]:
 
 
 def find_hotel(params: Params, name: str) -> Generator[SolutionCall, JsonObject, Params]:
-    """As search_hotels shows it: its id, what its cheapest room costs. Raises LookupError where it is booked out."""
+    """Returns the hotel as search_hotels shows it: its id, and what its cheapest room costs. Raises LookupError if it
+    is booked out."""
     cursor: str | None = None
     while True:
         result = yield SolutionCall("search_hotels", _searched(params, cursor))
@@ -97,7 +99,7 @@ def _searched(params: Params, cursor: str | None) -> JsonObject:
 def book_cheapest(
     params: Params, hotel_id: int, guests: int | None = None, coupon: str | None = None
 ) -> Generator[SolutionCall, JsonObject, Params]:
-    """The booking, as it is shown."""
+    """Returns the booking, as it is shown."""
     guests = params["guests"] if guests is None else guests
     days = {"check_in": params["check_in"], "check_out": params["check_out"]}
     rooms = yield SolutionCall("list_rooms", {"hotel_id": hotel_id, **days, "guests": guests})

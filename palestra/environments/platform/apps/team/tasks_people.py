@@ -1,4 +1,4 @@
-"""Tasks of `team` about people: who has to do with an issue or a post, and how to reach them."""
+"""Tasks of `team` about people: who is concerned with an issue or a post, and how to reach them."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ MOST_MAILS = 40  # of one page
 
 
 def full_name(handle: str) -> str:
-    """elena_novak is Elena Novak everywhere else."""
+    """Converts elena_novak to Elena Novak, which is the name everywhere else."""
     return handle.replace("_", " ").title()
 
 
 def person(seed: SeedDatabase, handle: str) -> Params:
-    """In the mailbox."""
+    """Finds a person in the mailbox."""
     return seed.part("mail").rows("SELECT name, email FROM contacts WHERE name = ?", full_name(handle))[0]
 
 
@@ -68,7 +68,7 @@ def _said(rng: random.Random) -> Params:
 
 
 def _assigned(rng: random.Random, seed: SeedDatabase) -> Params | None:
-    """An open issue of one person."""
+    """Returns an open issue that is assigned to one person."""
     one = "(SELECT count(*) FROM assignees a WHERE a.repo_id = i.repo_id AND a.number = i.number) = 1"
     forge = seed.part("forge")
     issue = some_issue(rng, forge, f"state = 'open' AND {one}")
@@ -103,7 +103,7 @@ def _meeting_params(rng: random.Random, seed: SeedDatabase) -> Params | None:
     day, minutes = any_day(rng, mail), rng.choice((30, 60, 90))
     slots = day_slots(mail, [mail.variables["LOGGED_IN_USER"], found["email"]], day, minutes)
     if not slots or slots[0].start.endswith("T09:00:00"):
-        return None  # nobody has to look for that one
+        return None  # that would need no search
     place = {"day": day, "minutes": minutes, "location": rng.choice(words.ROOMS)}
     return found | place | {"start": slots[0].start, "end": slots[0].end}
 

@@ -136,7 +136,7 @@ def _is_talking(body: str) -> bool:
 
 
 def _book_request(params: Params) -> Generator[SolutionCall, JsonObject, tuple[Params, Params]]:
-    """The mail, and the booking that came of it."""
+    """Returns the mail, and the booking that was made for it."""
     mail = yield from at("mail", find_mail(params))
     stay: Params = dict(request_in(mail["body"])) | {"last4": params["last4"]}
     stay["guests"] = int(stay["guests"])

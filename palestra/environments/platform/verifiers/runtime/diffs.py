@@ -2,8 +2,8 @@
 
 Owns: comparing every row of every table, lists of allowed and of expected changes. Never touches: how rows are read.
 
-`expect_only…` says that nothing else changed, and every row is looked at for it: in tables and rows that the list does
-not name, too, which the SDK's own does not.
+`expect_only…` asserts that nothing else changed, and compares every row for it: also in tables and rows that the list
+does not name, which the SDK's own does not.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-from palestra.environments.platform.verifiers.sandbox.memory import MemoryDatabase, Row
+from palestra.environments.platform.verifiers.runtime.memory import MemoryDatabase, Row
 from palestra.util.json_types import JsonMapping, JsonObject
 
 Spec = JsonMapping
@@ -42,7 +42,7 @@ class RowChange:
     def __init__(self, table: str, pk: Any, before: Row | None, after: Row | None, fields: list[str]) -> None:
         self.table, self.pk, self.before, self.after = table, pk, before, after
         self.fields = fields
-        """Those that differ in a modified row, without the ignored."""
+        """The columns that differ in a modified row, without ignored ones."""
         self.kind = "insert" if before is None else "delete" if after is None else "modify"
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class SnapshotDiff:
         return self._changes
 
     def expect_only(self, allowed_changes: Sequence[Spec]) -> SnapshotDiff:
-        """Entries `{table, pk, field, after}`; a whole row has `after` "__added__" or "__removed__"."""
+        """Takes entries `{table, pk, field, after}`; a whole row has `after` "__added__" or "__removed__"."""
         return self.expect_only_v2(allowed_changes)
 
     def expect_only_v2(self, allowed_changes: Sequence[Spec]) -> SnapshotDiff:
@@ -74,7 +74,7 @@ class SnapshotDiff:
         )
 
     def expect_exactly(self, expected_changes: Sequence[Spec]) -> SnapshotDiff:
-        """And each of them did happen."""
+        """The same, and each of them did happen."""
         for spec in expected_changes:
             if missing := [key for key in ("type", "table", "pk") if key not in spec]:
                 raise ValueError(f"expect_exactly needs {missing[0]!r} in {dict(spec)}")
@@ -104,7 +104,7 @@ class SnapshotDiff:
         return f"Unexpected {change}: {wrong}" if wrong else None
 
     def _is_allowed_by_field(self, change: RowChange, specs: Sequence[Spec]) -> bool:
-        """Entries of the older kind, without a type."""
+        """Handles entries of the older kind, without a type."""
         if change.before is None or change.after is None:
             mark = ADDED if change.before is None else REMOVED
             return any(spec.get("field") is None and spec.get("after") == mark for spec in specs)
@@ -115,7 +115,7 @@ class SnapshotDiff:
         )
 
     def _wrong_field(self, change: RowChange, spec: Spec, is_exact: bool) -> str | None:
-        """Why this entry does not allow the change."""
+        """Returns why this entry does not allow the change."""
         if change.kind == "modify":
             return _wrong_modification(change, spec, is_exact)
         listed = spec.get("fields")
@@ -188,12 +188,12 @@ def _fields(listed: Sequence[Any]) -> JsonObject:
 
 
 def _name(pk: Any) -> str:
-    """Numbers may come as text, and keys of several columns as lists."""
+    """Returns a key as text: numbers may come as text, and keys of several columns as lists."""
     return str(tuple(pk)) if isinstance(pk, list) else str(pk)
 
 
 def _are_equal(one: Any, other: Any) -> bool:
-    """Two texts that are JSON both are compared by what they say."""
+    """Compares values; two texts that are both JSON are compared by their content."""
     if one == other:
         return True
     if not (_looks_like_json(one) and _looks_like_json(other)):

@@ -47,7 +47,7 @@ def open_display(kind: str, name: str, config: RunConfig) -> Iterator[RunListene
     if kind == "auto":
         kind = "board" if sys.stdout.isatty() else "lines"
     if kind == "board":
-        board = LiveBoard(name, config)
+        board = LiveDisplay(name, config)
         with Live(board, console=Console(), refresh_per_second=4):
             yield board
     else:
@@ -89,7 +89,7 @@ class JsonLines(Silence):
         click.echo(text, err=True)
 
 
-class LiveBoard:
+class LiveDisplay:
     """A display that is redrawn a few times a second from the events of the run."""
 
     def __init__(self, name: str, config: RunConfig) -> None:

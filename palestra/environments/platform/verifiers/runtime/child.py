@@ -1,7 +1,7 @@
-"""The process of one verifier: reads what to run from its input, goes in the sandbox, runs it, answers one line.
+"""The process of one verifier: reads what to run from its input, enters the sandbox, runs it, answers one line.
 
 Owns: the names a verifier finds, finding its function, catching what it raises and prints. Never touches: the file
-system; all it needs has come through the pipe or was imported before the sandbox closes.
+system; everything it needs came through the pipe or was imported before the sandbox closes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import string
 import sys
 from typing import Any
 
-from palestra.environments.platform.verifiers.sandbox import helpers
-from palestra.environments.platform.verifiers.sandbox.databases import DatabaseSnapshot
-from palestra.environments.platform.verifiers.sandbox.diffs import IgnoreConfig, SnapshotDiff
-from palestra.environments.platform.verifiers.sandbox.scores import score_of
+from palestra.environments.platform.verifiers.runtime import helpers
+from palestra.environments.platform.verifiers.runtime.databases import DatabaseSnapshot
+from palestra.environments.platform.verifiers.runtime.diffs import IgnoreConfig, SnapshotDiff
+from palestra.environments.platform.verifiers.runtime.scores import score_of
 from palestra.environments.sandbox import jail
 from palestra.util.json_types import JsonObject
 
@@ -28,7 +28,7 @@ IMPORTABLE = """
     html itertools linecache math operator random statistics textwrap time traceback typing unicodedata urllib.parse
     uuid zoneinfo
 """
-"""What a verifier may import: it must be loaded before the sandbox closes."""
+"""Modules that a verifier may import: they must be loaded before the sandbox closes."""
 FLEET_LINES = re.compile(r"^[ \t]*(?:from fleet(?:\.[\w.]+)? import .*|import fleet(?:\.[\w.]+)?)$\n?", re.MULTILINE)
 FLEET_DECORATOR = re.compile(r"^@verifier\b(?:\([^)]*\))?[ \t]*\n", re.MULTILINE)
 FILE = "<verifier>"
@@ -38,7 +38,7 @@ MAX_ERROR = 2000  # characters
 
 
 class Environment:
-    """What a verifier gets as `env`."""
+    """The argument `env` of a verifier."""
 
     def __init__(self, seed: DatabaseSnapshot, current: DatabaseSnapshot) -> None:
         self._databases = {"seed": seed, "current": current}
@@ -46,10 +46,10 @@ class Environment:
         self.instance = self
 
     def load(self) -> None:
-        """Verifiers say so before they ask for a database; here it is loaded already."""
+        """Does nothing: verifiers call it before they use a database; here it is loaded already."""
 
     def app(self, name: str) -> Environment:
-        """One app of a world of several. Raises KeyError."""
+        """Returns one app of a world of several. Raises KeyError."""
         if name not in self._apps:
             self._apps[name] = Environment(*(self._databases[which].part(name) for which in ("seed", "current")))
         return self._apps[name]
@@ -61,7 +61,7 @@ class Environment:
 
 
 class Printed(io.StringIO):
-    """The beginning of what was printed; the rest is dropped."""
+    """Keeps the beginning of what was printed; the rest is dropped."""
 
     def write(self, text: str) -> int:
         room = MAX_STDOUT - self.tell()
@@ -87,11 +87,11 @@ def main() -> None:
 def _answer(pipe: int, data: bytes) -> None:
     while data:
         data = data[os.write(pipe, data) :]
-    os._exit(0)  # nothing of the verifier's runs after its answer
+    os._exit(0)  # no code of the verifier runs after its answer
 
 
 def _outcome(header: JsonObject, env: Environment) -> JsonObject:
-    """An assertion that fails is a verdict; whatever else the verifier raises is none."""
+    """Returns the outcome. A failed assertion is a verdict; any other exception of the verifier is none."""
     try:
         function = _function_in(header["source"])
         try:
@@ -99,7 +99,7 @@ def _outcome(header: JsonObject, env: Environment) -> JsonObject:
         except AssertionError as error:
             return {"success": True, "result": 0.0, "error": _answer_line(error)}
         return {"success": True, "result": result, "error": ""}
-    except BaseException as error:  # SystemExit, too: it is the verifier's, not ours
+    except BaseException as error:  # also SystemExit: it is the verifier's, not ours
         return {"success": False, "result": None, "error": _answer_line(error)}
 
 
@@ -108,12 +108,12 @@ def _answer_line(error: BaseException) -> str:
 
 
 def _text(said: str) -> str:
-    """Half characters are no text: nobody could read the answer."""
+    """Replaces lone surrogates, because they cannot be encoded."""
     return said.encode(errors="replace").decode()
 
 
 def _function_in(source: str) -> object:
-    """The first one in the text."""
+    """Returns the first function in the source."""
     names = {
         "TASK_SUCCESSFUL_SCORE": helpers.TASK_SUCCESSFUL_SCORE,
         "TASK_FAILED_SCORE": helpers.TASK_FAILED_SCORE,
@@ -139,7 +139,7 @@ def _function_in(source: str) -> object:
 
 
 def _called(function: Any, env: Environment, header: JsonObject) -> Any:
-    """With `env`, the answer where there is a second parameter, and `conversation` wherever that is declared."""
+    """Calls it with `env`, the answer if there is a second parameter, and `conversation` wherever that is declared."""
     parameters = [one for one in inspect.signature(function).parameters.values() if one.kind not in VARIADIC]
     given: JsonObject = {}
     for place, one in enumerate(parameters[1:]):

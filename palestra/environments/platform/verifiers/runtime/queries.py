@@ -1,6 +1,6 @@
 """The query builder of Fleet's SDK, as verifiers use it.
 
-Owns: queries and what they assert. Never touches: how rows are read.
+Owns: queries and their assertions. Never touches: how rows are read.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from palestra.environments.platform.verifiers.sandbox.memory import MemoryDatabase, Row
+from palestra.environments.platform.verifiers.runtime.memory import MemoryDatabase, Row
 from palestra.util.json_types import JsonMapping
 
 
@@ -32,7 +32,7 @@ class Count(int):
 
 
 class QueryBuilder:
-    """Each method but the last gives another query, and leaves this one as it is."""
+    """Each method but the last returns another query, and does not change this one."""
 
     def __init__(self, database: MemoryDatabase, table: str) -> None:
         self._database, self._table = database, table

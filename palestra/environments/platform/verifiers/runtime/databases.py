@@ -1,12 +1,12 @@
-"""The two databases a verifier looks at, with the methods of Fleet's SDK."""
+"""The two databases that a verifier reads, with the methods of Fleet's SDK."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from palestra.environments.platform.verifiers.sandbox.diffs import IgnoreConfig, SnapshotDiff
-from palestra.environments.platform.verifiers.sandbox.memory import MemoryDatabase, part_of
-from palestra.environments.platform.verifiers.sandbox.queries import QueryBuilder
+from palestra.environments.platform.verifiers.runtime.diffs import IgnoreConfig, SnapshotDiff
+from palestra.environments.platform.verifiers.runtime.memory import MemoryDatabase, part_of
+from palestra.environments.platform.verifiers.runtime.queries import QueryBuilder
 from palestra.util.json_types import JsonMapping
 
 
@@ -15,7 +15,7 @@ class DatabaseSnapshot(MemoryDatabase):
         return QueryBuilder(self, table)
 
     def part(self, app: str) -> DatabaseSnapshot:
-        """As one app of a world of several knows it. Raises KeyError."""
+        """Returns the database as one app of a world of several knows it. Raises KeyError."""
         return DatabaseSnapshot(part_of(self._connection.serialize(), app), self.name)
 
     def diff(self, other: DatabaseSnapshot, ignore_config: IgnoreConfig | None = None) -> SnapshotDiff:

@@ -1,7 +1,7 @@
-"""Made-up tasks that are the same everywhere and for ever.
+"""Random choices for tasks that are the same everywhere and for ever.
 
-Owns: numbers out of a text by hashing. Python's own `random` may change its choices with a version; a task's id should
-not change its meaning.
+Owns: numbers derived from a text by hashing. Python's own `random` may change its choices with a version; the meaning
+of a task's id should not change.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class Draws:
-    """As a random generator, seeded with a text."""
+class SeededRandom:
+    """Works like a random generator that is seeded with a text."""
 
     def __init__(self, seed: str) -> None:
         self._seed = seed
@@ -27,25 +27,25 @@ class Draws:
         return int.from_bytes(digest, "big") % bound
 
     def between(self, low: int, high: int) -> int:
-        """Both included."""
+        """Returns a number between both, inclusive."""
         return low + self.below(high - low + 1)
 
     def pick(self, choices: Sequence[T]) -> T:
         return choices[self.below(len(choices))]
 
     def sample(self, choices: Sequence[T], count: int) -> list[T]:
-        """Different ones, in random order."""
+        """Returns different choices, in random order."""
         left = list(choices)
         return [left.pop(self.below(len(left))) for _ in range(count)]
 
 
-# Digits that belong to no decimal fraction; a minus counts where it cannot be the operator of "10-5". Possessive, so
-# that a reply of nothing but digits takes linear time.
+# Digits that are not part of a decimal fraction; a minus counts if it cannot be the operator of "10-5". The quantifiers
+# are possessive, so that a reply of nothing but digits takes linear time.
 INTEGER = re.compile(r"(?:(?<!\w)-)?(?<![0-9])(?<![0-9]\.)[0-9]++(?!\.[0-9])")
-MAX_DIGITS = 18  # more is no answer to anything asked here, and Python refuses to read thousands
+MAX_DIGITS = 18  # a longer number is never an answer here, and Python refuses to parse thousands of digits
 
 
 def last_integer(text: str) -> int | None:
-    """The last whole number in `text`; None where there is none, or it is absurdly long."""
+    """Returns the last whole number in `text`; None if there is none, or it is absurdly long."""
     found = INTEGER.findall(text)
     return int(found[-1]) if found and len(found[-1]) <= MAX_DIGITS else None

@@ -1,4 +1,4 @@
-"""Names that a verifier uses without importing them: how texts and numbers are compared."""
+"""Functions that a verifier uses without importing them: how texts and numbers are compared."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BLANKS = str.maketrans(string.punctuation, " " * len(string.punctuation))
 
 
 def normalized_contains(target: str, blob: Any) -> bool:
-    """Without regard to case, punctuation and spaces."""
+    """Compares without regard to case, punctuation and spaces."""
     return _normal(target) in _normal(_text_of(blob))
 
 

@@ -16,14 +16,13 @@ NAMES = (
     "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' "
     "AND name NOT IN ('_changes', '_events', '_facts') ORDER BY name"
 )
-"""Without what the platform keeps in its databases: a diff must not find it. `_events` can be asked for by name."""
+"""Tables without those of the platform: a diff must not find them. `_events` can be queried by name."""
 ROLLBACK_JOURNAL = b"\x01\x01"
-"""Bytes of a database header, where a write-ahead log would be named: a copy in memory has none."""
+"""Bytes of a database header which otherwise name a write-ahead log: a copy in memory has none."""
 
 
 def part_of(data: bytes, app: str) -> bytes:
-    """A world's database with the tables of one of its apps alone, and without the app's name before theirs. Raises
-    KeyError."""
+    """Returns a world's database with the tables of one of its apps only, without the app's prefix. Raises KeyError."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
     connection.deserialize(data)
     connection.execute("PRAGMA temp_store = MEMORY")
@@ -32,7 +31,7 @@ def part_of(data: bytes, app: str) -> bytes:
     found = sorted(((kind, name) for kind, name in made if not name.startswith("sqlite_")), reverse=True)
     if not any(kind == "table" and name.startswith(prefix) for kind, name in found):
         raise KeyError(f"there is no app {app!r} in this world")
-    for kind, name in found:  # triggers name tables: they go first
+    for kind, name in found:  # triggers refer to tables, so they are dropped first
         if kind == "trigger" or not name.startswith(prefix):
             connection.execute(f'DROP {kind} "{name}"')
         else:

@@ -1,17 +1,17 @@
 """What a verifier may return.
 
-Owns: which values are a score. Never touches: what a failed assertion or an error of the verifier's is worth.
+Owns: which values are a score. Never touches: the meaning of a failed assertion or an error of the verifier.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-MAX_SHOWN = 100  # characters of what was returned instead
+MAX_SHOWN = 100  # characters of another value in the error
 
 
 def score_of(returned: Any) -> float:
-    """Raises ValueError: None is no score, nor is a number below 0 or above 1."""
+    """Converts a value. Raises ValueError: None is not a score, nor is a number below 0 or above 1."""
     if isinstance(returned, bool | int | float) and 0 <= returned <= 1:
         return float(returned)
     shown = repr(returned)[:MAX_SHOWN]

@@ -8,8 +8,8 @@ import json
 import pytest
 from rich.console import Console
 
-from palestra.cli import board
-from palestra.cli.board import LiveBoard, open_display, sparkline
+from palestra.cli import progress_display
+from palestra.cli.progress_display import LiveDisplay, open_display, sparkline
 from palestra.config.train import GrpoConfig
 from palestra.training.listener import Stage
 
@@ -24,14 +24,14 @@ STEP = {
 }
 
 
-def shown(board: LiveBoard) -> str:
+def shown(board: LiveDisplay) -> str:
     console = Console(file=io.StringIO(), width=120)
     console.print(board)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_the_board_shows_reward_with_spread_phases_speed_and_what_is_left():
-    board = LiveBoard("mine [bold]", CONFIG)
+    board = LiveDisplay("mine [bold]", CONFIG)
     board.stage(Stage.COLLECT, 8, 16)
     board.step(4, STEP)
     board.evaluated(4, {"eval/success": 0.75})
@@ -45,7 +45,7 @@ def test_the_board_shows_reward_with_spread_phases_speed_and_what_is_left():
 
 
 def test_a_resumed_run_counts_only_its_own_steps_for_what_is_left():
-    board = LiveBoard("mine", CONFIG)
+    board = LiveDisplay("mine", CONFIG)
     board.step(9, STEP)
     assert "about 0:02 left" in shown(board)
 
@@ -55,7 +55,7 @@ def test_lines_tell_the_first_beginning_of_a_stage_and_then_what_takes_long(caps
         for _ in range(2):
             listener.stage(Stage.EVAL, 0, 8)
             listener.stage(Stage.EVAL, 1, 8)
-        monkeypatch.setattr(board, "QUIET_S", 0.0)
+        monkeypatch.setattr(progress_display, "QUIET_S", 0.0)
         listener.stage(Stage.EVAL, 2, 8)
         listener.stage(Stage.EVAL, 8, 8)  # its figures come at once
     assert capsys.readouterr().out.splitlines() == ["eval: 0 of 8", "eval: 2 of 8"]

@@ -1,0 +1,74 @@
+"""How long the delta net's kernels take at Qwen3.5-4B's sizes, beside the least time their bytes need.
+
+python benchmarks/delta_rule.py
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+
+from palestra.model.loading.layer_spec import DeltaNetSpec
+
+SPEC = DeltaNetSpec(n_key_heads=16, n_value_heads=32, key_dim=128, value_dim=128, conv_kernel=4)
+DELTA_LAYERS = 24
+
+
+def main() -> int:
+    if not torch.cuda.is_available():
+        print("no CUDA device here", file=sys.stderr)
+        return 2
+    from triton.testing import do_bench
+
+    from palestra.model.kernels.causal_conv import causal_conv
+    from palestra.model.kernels.delta_rule import Spans, delta_chunks, delta_rule, delta_steps
+    from palestra.model.mixers.kernel_recurrence import PackedKernelRecurrence, SpanArrays
+
+    def rows(n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        qkv = torch.randn(n, SPEC.conv_size, device="cuda").bfloat16()
+        beta = torch.rand(n, SPEC.n_value_heads, device="cuda")
+        return qkv, beta, -0.2 * torch.rand(n, SPEC.n_value_heads, device="cuda")
+
+    def show(what: str, run: Callable[[], object], moved: int = 0) -> None:
+        ms = float(do_bench(run, warmup=50, rep=200, return_mode="median"))  # pyright: ignore[reportArgumentType]
+        speed = f", {moved / ms / 1e9:.2f} TB/s" if moved else ""
+        print(f"{what}: {ms * 1e3:.0f} us a layer, {ms * DELTA_LAYERS:.1f} ms for {DELTA_LAYERS}{speed}", flush=True)
+
+    def tables(lengths: list[int], *, chunked: bool) -> tuple[torch.Tensor, Spans]:
+        arrays = SpanArrays.of(lengths, list(range(len(lengths))), [chunked] * len(lengths))
+        spans = (arrays.chunked, arrays.chunks) if chunked else (arrays.steps,)
+        return torch.from_numpy(arrays.rows).cuda(), Spans(*(torch.from_numpy(a).cuda() for a in spans))
+
+    weight = torch.randn(SPEC.conv_kernel, SPEC.conv_size, device="cuda")
+    for n in (1, 64, 256):
+        row_table, spans = tables([1] * n, chunked=False)
+        packed, states = rows(n), torch.zeros(n, *SPEC.state_shape, device="cuda")
+        inputs = torch.zeros(n, *SPEC.conv_state_shape, device="cuda", dtype=torch.bfloat16)
+        out = torch.empty(n, SPEC.n_value_heads, SPEC.value_dim, device="cuda")
+        moved = 2 * states.numel() * 4
+        show(f"steps, {n} rows", lambda: delta_steps(*packed, spans, SPEC, states, out), moved)  # noqa: B023
+        show(f"convolution, {n} rows", lambda: causal_conv(packed[0], weight, row_table, inputs, are_alone=True))  # noqa: B023
+    for lengths in ([2048], [512] * 16):
+        packed, (row_table, spans) = rows(sum(lengths)), tables(lengths, chunked=True)
+        states = torch.zeros(len(lengths), *SPEC.state_shape, device="cuda")
+        out = torch.empty(len(packed[0]), SPEC.n_value_heads, SPEC.value_dim, device="cuda")
+        name = f"{len(lengths)} x {lengths[0]} tokens"
+        show(f"chunks, {name}", lambda: delta_chunks(*packed, spans, SPEC, states, out))  # noqa: B023
+        leaves = [x.requires_grad_() for x in packed]
+        found = delta_rule(leaves[0], leaves[1], leaves[2], spans, SPEC)
+        grad = torch.randn_like(found)
+        show(f"gradient, {name}", lambda: torch.autograd.grad(found, leaves, grad, retain_graph=True))  # noqa: B023
+        recur = PackedKernelRecurrence(lengths, {0: SPEC}, "cuda")
+
+        def both() -> None:
+            made = recur(0, leaves[0], leaves[1], leaves[2], weight)  # noqa: B023
+            torch.autograd.grad(made, leaves, grad)  # noqa: B023
+
+        show(f"convolution, chunks and gradients, {name}", both)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

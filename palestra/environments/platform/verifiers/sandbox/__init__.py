@@ -1,1 +1,0 @@
-"""What runs in a verifier's own process. The standard library only: nothing of ours but this folder is loaded there."""

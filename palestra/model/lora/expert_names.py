@@ -1,0 +1,122 @@
+"""How adapter files name the matrices of experts: Tinker's form, and two of PEFT's.
+
+Tinker's files (and ours, by default) have w1 (gate), w3 (up) and w2 (down) with an axis for experts, of length 1 where
+they share a matrix. PEFT's have the A of all experts under each other and their B beside each other, for gate and up as
+one, or plain matrices of single experts. Owns: the way between them. Never touches: files, adapters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from palestra.model.errors import AdapterError
+from palestra.model.lora.adapters import Layout
+
+Matrices = dict[str, Tensor]
+GATE_UP, DOWN = "experts.gate_up_proj", "experts.down_proj"
+"""Parameters as PEFT's `target_parameters` name them."""
+PARTS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+_OWN = re.compile(r"(.*\.experts)\.w[123]\.lora_[AB]\.weight")
+_SINGLE = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.lora_([AB])\.weight")
+_STACKED = re.compile(r"(.*\.experts)\.(base_layer\.)?lora_A\.weight")
+
+
+def join_experts(matrices: Mapping[str, Tensor]) -> Matrices:
+    """For PEFT: gate and up as one parameter of twice the rank. What experts share, each of them gets a copy of."""
+    joined = {key: t for key, t in matrices.items() if not _OWN.fullmatch(key)}
+    for head in dict.fromkeys(found[1] for key in matrices if (found := _OWN.fullmatch(key))):
+        (gate_a, gate_b), (up_a, up_b), (down_a, down_b) = (_each(matrices, f"{head}.{w}") for w in ("w1", "w3", "w2"))
+        off = torch.zeros_like(gate_b)
+        gate_up_b = torch.cat([torch.cat([gate_b, off], 2), torch.cat([off, up_b], 2)], 1)
+        joined |= _stack(f"{head}.base_layer", torch.cat([gate_a, up_a], 1), gate_up_b)
+        joined |= _stack(head, down_a, down_b)
+    return joined
+
+
+def split_experts(stored: Matrices, layout: Layout) -> None:
+    """The way back, in place."""
+    shapes = {key: t.shape for key, t in layout.matrices(torch.empty(layout.size, device="meta")).items()}
+    for key in [key for key in stored if _SINGLE.fullmatch(key)]:
+        _collect(stored, key, shapes)
+    for key in [key for key in stored if _STACKED.fullmatch(key)]:
+        _unstack(stored, key, shapes, layout.rank)
+    for key in [key for key in stored if _OWN.fullmatch(key)]:
+        tensor, shape = stored[key], shapes.get(key)
+        if shape is not None and shape[0] == 1 < len(tensor):
+            if not (tensor == tensor[:1]).all():
+                raise AdapterError(f"{key} differs between experts, but in this adapter they share it")
+            stored[key] = tensor[:1]
+
+
+def _each(matrices: Mapping[str, Tensor], module: str) -> tuple[Tensor, Tensor]:
+    """A and B of every expert, shared or not."""
+    a, b = (matrices[f"{module}.lora_{x}.weight"] for x in "AB")
+    n = max(len(a), len(b))
+    return a.expand(n, -1, -1), b.expand(n, -1, -1)
+
+
+def _stack(module: str, a: Tensor, b: Tensor) -> Matrices:
+    """PEFT's order: A with the expert as its slowest index, B as its fastest."""
+    return {f"{module}.lora_A.weight": a.flatten(0, 1), f"{module}.lora_B.weight": b.permute(1, 2, 0).flatten(1)}
+
+
+def _unstack(stored: Matrices, key: str, shapes: Mapping[str, torch.Size], rank: int) -> None:
+    module = key.removesuffix(".lora_A.weight")
+    head = module.removesuffix(".base_layer")
+    a, b = stored.pop(key), stored.pop(f"{module}.lora_B.weight", None)
+    if f"{head}.w1.lora_B.weight" not in shapes:
+        raise AdapterError(f"{key} has no place in this model")
+    if b is None:
+        raise AdapterError(f"{module} has only one of lora_A and lora_B")
+    n, size, _ = shapes[f"{head}.w1.lora_B.weight"]
+    hidden = shapes[f"{head}.w2.lora_B.weight"][1]
+    if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1] or len(a) % n:
+        raise AdapterError(f"{key} has shape {list(a.shape)}, lora_B {list(b.shape)}: not those of {n} experts")
+    a, b = a.unflatten(0, (n, -1)), b.unflatten(1, (-1, n)).permute(2, 0, 1)
+    for inputs, parts in ((hidden, ("w1", "w3")), (size, ("w2",))):
+        outputs = 2 * size if parts == ("w1", "w3") else hidden
+        if (b.shape[1], a.shape[2]) != (outputs, inputs):
+            if (a.shape[2], b.shape[1]) != (outputs, inputs):
+                continue
+            a, b = b.mT, a.mT  # PEFT before 0.19 took the parameter's second axis as its input
+        stored.update(_parts(key, head, parts, a, b, rank))
+        return
+    raise AdapterError(f"{key} has shape {list(a.shape)}, lora_B {list(b.shape)}: not those of this model's experts")
+
+
+def _parts(key: str, head: str, parts: tuple[str, ...], a: Tensor, b: Tensor, rank: int) -> Matrices:
+    """Gate and up of the adapter's own rank have the same A; with twice the rank each has its own."""
+    n, found = len(parts), {}
+    if a.shape[1] not in (rank, n * rank):
+        raise AdapterError(f"{key} has rank {a.shape[1]}; supported: {rank}" + (f" or {n * rank}" if n > 1 else ""))
+    is_joined = n > 1 and a.shape[1] == n * rank
+    for i, (part, b_part) in enumerate(zip(parts, b.chunk(n, 1), strict=True)):
+        own = slice(i * rank, (i + 1) * rank) if is_joined else slice(None)
+        if is_joined and b_part.count_nonzero() != b_part[:, :, own].count_nonzero():
+            raise AdapterError(f"{key} mixes the ranks of gate and up; supported: a block of {rank} for each")
+        found[f"{head}.{part}.lora_A.weight"], found[f"{head}.{part}.lora_B.weight"] = a[:, own], b_part[:, :, own]
+    return found
+
+
+def _collect(stored: Matrices, key: str, shapes: Mapping[str, torch.Size]) -> None:
+    """Matrices of single experts as one, from the first of them; one that is missing is zero."""
+    found = _SINGLE.fullmatch(key)
+    assert found is not None
+    head, part, kind = found[1], found[3], found[4]
+    name = f"{head}.{PARTS[part]}.lora_{kind}.weight"
+    if name in stored:
+        return
+    if name not in shapes:
+        raise AdapterError(f"{key} has no place in this model")
+    n = shapes[f"{head}.w1.lora_B.weight"][0]
+    singles = {e: stored.pop(f"{head}.{e}.{part}.lora_{kind}.weight", None) for e in range(n)}
+    first = next((t for t in singles.values() if t is not None), None)
+    if first is None:
+        raise AdapterError(f"{key}: this model has {n} experts")
+    if any(t is not None and t.shape != first.shape for t in singles.values()):
+        raise AdapterError(f"{key} has another shape than that of another expert")
+    stored[name] = torch.stack([torch.zeros_like(first) if t is None else t for t in singles.values()])

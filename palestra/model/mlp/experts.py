@@ -1,0 +1,111 @@
+"""Mixture of experts of a layer: the router's choice, the experts, and the one that every token visits.
+
+Cost follows the experts that are visited. The backward pass computes activations again from what gate and up
+returned. Owns: the passes through the experts. Never touches: how rows are sorted, what adapters add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn.functional import linear
+
+from palestra.model.block_ops import BlockOps, SwiGlu
+from palestra.model.loading.layer_spec import ExpertsSpec
+from palestra.model.loading.weights import ExpertsWeights
+from palestra.model.lora.expert_products import ExpertLora
+from palestra.model.lora.linear import LoraPlan
+from palestra.model.mlp.dense import DenseMlp
+from palestra.model.mlp.routing import Dispatch, Routing, choose_experts
+from palestra.model.quantised.packed import FrozenWeight
+
+
+class ExpertsMlp:
+    def __init__(self, n: int, spec: ExpertsSpec, weights: ExpertsWeights, ops: BlockOps):
+        self.n, self.spec, self.weights, self.ops = n, spec, weights, ops
+        self.shared = None if weights.shared is None else DenseMlp(n, weights.shared, ops, kind="shared_")
+
+    def __call__(self, x: Tensor, plan: LoraPlan, routing: Routing | None = None) -> Tensor:
+        """`routing`, if given, is told which experts the rows visit."""
+        weights, numbers = choose_experts(x, self.weights.router, self.spec)
+        if routing is not None:
+            routing.numbers[self.n] = numbers
+        dispatch = Dispatch.of(numbers, self.spec.n_experts)
+        lora = ExpertLora(plan.runs, self.n, numbers, dispatch)
+        pairs = _Experts(self.weights.gate_up, self.weights.down, self.ops.swiglu, dispatch, lora)
+        if plan.anchor is not None and torch.is_grad_enabled():
+            y = _ExpertsFunction.apply(x, weights, plan.anchor, pairs)
+        else:
+            y = pairs.forward(x, weights)[0]
+        if self.shared is None or self.weights.shared_gate is None:
+            return y
+        return y + torch.sigmoid(linear(x, self.weights.shared_gate)) * self.shared(x, plan)
+
+
+@dataclass(frozen=True, slots=True)
+class _Experts:
+    """The experts of one layer for one batch, whose rows are dispatched."""
+
+    gate_up: FrozenWeight
+    down: FrozenWeight
+    activate: SwiGlu
+    dispatch: Dispatch
+    lora: ExpertLora
+
+    def _dense(self, weight: FrozenWeight) -> Tensor:
+        """Written out for the experts that are visited; on a GPU for all, since asking which would wait for it."""
+        if isinstance(weight, Tensor):
+            return weight
+        return weight.dense([n for n, _, _ in self.dispatch.spans] if weight.codes.device.type == "cpu" else None)
+
+    def forward(self, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
+        """The output, and what the backward pass needs: gate and up of each pair, what adapters made inside."""
+        gate_up = self.dispatch.product(x.index_select(0, self.dispatch.rows), self._dense(self.gate_up).mT)
+        up_inner = self.lora.add_gate_up(gate_up, x)
+        activated = self.activate(gate_up)
+        out = self.dispatch.product(activated, self._dense(self.down).mT)
+        down_inner = self.lora.add_down(out, activated)
+        y = self.dispatch.sum_pairs(out, weights)
+        self.lora.add_rows(y, weights, down_inner)
+        return y, gate_up, up_inner, down_inner
+
+    def backward(
+        self, dy: Tensor, x: Tensor, weights: Tensor, gate_up: Tensor, inner: Sequence[Tensor], *, need_dx: bool
+    ) -> tuple[Tensor | None, Tensor]:
+        """Gradients of x, if asked, and of the router's weights. An expert is linear in what it activates, so the
+        gradient of its weight needs no output of it."""
+        dispatch, n = self.dispatch, len(self.lora.runs)
+        with torch.enable_grad():
+            gate_up = gate_up.detach().requires_grad_()
+            recorded = self.activate(gate_up)
+        activated = recorded.detach()
+        d_activated = dispatch.product(dy.index_select(0, dispatch.rows), self._dense(self.down))
+        self.lora.down_backward(dy, activated, weights, inner[n:], d_activated)
+        d_weights = torch.linalg.vecdot(d_activated.float(), activated.float())[dispatch.places]
+        d_activated = d_activated * weights.flatten()[dispatch.order, None].to(d_activated.dtype)
+        (d_gate_up,) = torch.autograd.grad(recorded, gate_up, d_activated)
+        dx_pairs = dispatch.product(d_gate_up, self._dense(self.gate_up)) if need_dx else None
+        dx = None if dx_pairs is None else torch.zeros_like(x)
+        self.lora.gate_up_backward(d_gate_up, x, inner[:n], dx, dx_pairs)
+        return (None if dx is None or dx_pairs is None else dx.add_(dispatch.sum_pairs(dx_pairs))), d_weights
+
+
+class _ExpertsFunction(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor, anchor: Tensor, experts: _Experts) -> Tensor:
+        y, gate_up, up_inner, down_inner = experts.forward(x, weights)
+        ctx.save_for_backward(x, weights, gate_up, *up_inner, *down_inner)
+        ctx.experts = experts
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, weights, gate_up, *inner = ctx.saved_tensors
+        need_dx = ctx.needs_input_grad[0]
+        dx, d_weights = ctx.experts.backward(grads[0].contiguous(), x, weights, gate_up, inner, need_dx=need_dx)
+        return dx, d_weights, None, None

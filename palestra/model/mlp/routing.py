@@ -1,0 +1,140 @@
+"""Which experts a token visits, and products over rows that are sorted by expert.
+
+Everything has one fixed order: rows keep theirs within an expert, and what the experts of a token return is summed in
+the order in which the router named them. Owns: choosing, sorting, grouped products. Never touches: LoRA, activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn.functional import embedding_bag, grouped_mm, linear
+
+from palestra.model.loading.layer_spec import ExpertsSpec
+
+FEW_ROWS = 8
+GROUPED_ALIGNMENT = 16  # bytes: what torch's grouped product asks of every row and matrix
+
+
+def choose_experts(x: Tensor, router: Tensor, spec: ExpertsSpec) -> tuple[Tensor, Tensor]:
+    """Weights (float32) and numbers of each row's experts, [rows, experts per token]."""
+    logits = _RouterLogits.apply(x, router)
+    chosen, numbers = logits.topk(spec.per_token, dim=-1)
+    if spec.normalises:
+        return torch.softmax(chosen, -1), numbers
+    return torch.exp(chosen - logits.logsumexp(-1, keepdim=True)), numbers
+
+
+class _RouterLogits(Function):
+    """Products in float32: rounded ones would send a token to other experts in the sampler than in training."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, router: Tensor) -> Tensor:
+        ctx.save_for_backward(router)
+        if x.is_cuda and x.dtype != torch.float32:  # exact terms, summed in one order
+            return torch.mm(x, router.T, out_dtype=torch.float32)
+        return linear(x.float(), router.float())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (router,) = ctx.saved_tensors
+        return (grads[0] @ router.float()).to(router.dtype), None
+
+
+class Routing:
+    """Which experts the rows of one forward pass visit, layer by layer."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[int, Tensor] = {}
+
+    def visits(self, lengths: Sequence[int], n_experts: int) -> Tensor:
+        """How often each expert was visited by each of the sequences that make up the rows: [sequences, layers,
+        experts]."""
+        layers = torch.stack(list(self.numbers.values()))
+        owners = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(layers.device)
+        every = torch.arange(len(layers), device=layers.device)
+        cells = (owners[None, :, None] * len(layers) + every[:, None, None]) * n_experts + layers
+        counts = torch.bincount(cells.flatten(), minlength=len(lengths) * len(layers) * n_experts)
+        return counts.view(len(lengths), len(layers), n_experts)
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """Pairs of a row and one of its experts, sorted by expert; pair p is of row p // k."""
+
+    order: Tensor
+    """Pairs in sorted order."""
+    rows: Tensor
+    """The row of each sorted pair."""
+    places: Tensor
+    """[rows, k]: where each pair stands in sorted order."""
+    ends: Tensor
+    """[experts]: where each expert's pairs end, in sorted order."""
+
+    @classmethod
+    def of(cls, numbers: Tensor, n_experts: int) -> Dispatch:
+        experts, order = numbers.flatten().sort(stable=True)
+        places = torch.empty_like(order)
+        places[order] = torch.arange(len(order), device=order.device)
+        every = torch.arange(n_experts, device=order.device)
+        ends = torch.searchsorted(experts, every, right=True, out_int32=True)
+        return cls(order, order // numbers.shape[1], places.view_as(numbers), ends)
+
+    @cached_property
+    def spans(self) -> list[tuple[int, int, int]]:
+        """Number, start and end of each expert that is visited; on a GPU, asking waits for it."""
+        ends = self.ends.tolist()
+        starts = [0, *ends[:-1]]
+        return [(n, start, end) for n, (start, end) in enumerate(zip(starts, ends, strict=True)) if start < end]
+
+    def product(self, x: Tensor, matrices: Tensor) -> Tensor:
+        """Each sorted row times its expert's matrix: [pairs, in] by [experts, in, out]."""
+        if _can_group(x, matrices):
+            return grouped_mm(x, matrices, offs=self.ends)
+        y = x.new_empty(len(x), matrices.shape[2])
+        for n, start, end in self.spans:
+            _multiply(x[start:end], matrices[n], y[start:end])
+        return y
+
+    def add_gradient(self, grads: Tensor, left: Tensor, right: Tensor) -> None:
+        """grads[expert] += left^T right over each expert's rows: [experts, m, n] from [pairs, m] and [pairs, n]."""
+        if _can_group(left.T, right):
+            grads.add_(grouped_mm(left.T, right, offs=self.ends))
+            return
+        for n, start, end in self.spans:
+            pair = (left[start:end].T, right[start:end])
+            if left.dtype == grads.dtype:
+                grads[n].addmm_(*pair)
+            else:
+                grads[n].add_(torch.mm(*pair))
+
+    def sum_pairs(self, values: Tensor, weights: Tensor | None = None) -> Tensor:
+        """What stands at each row's pairs, summed in the router's order: [pairs, n] to [rows, n]."""
+        weights = None if weights is None else weights.to(values.dtype)
+        return embedding_bag(self.places, values, mode="sum", per_sample_weights=weights)
+
+
+def _multiply(x: Tensor, matrix: Tensor, out: Tensor) -> None:
+    """out = x matrix. With a transposed matrix and more than a few rows, OpenBLAS on ARM takes 2 to 10 times as long;
+    the transposed product of transposed rows does not."""
+    if len(x) <= FEW_ROWS or matrix.stride(-1) == 1 or x.is_cuda:
+        torch.mm(x, matrix, out=out)
+    else:
+        out.copy_(torch.mm(matrix.T, x.T.contiguous()).T)
+
+
+def _can_group(*operands: Tensor) -> bool:
+    """Whether torch has one kernel for all groups."""
+    return all(
+        t.is_cuda
+        and t.dtype == torch.bfloat16
+        and t.data_ptr() % GROUPED_ALIGNMENT == 0
+        and all(s == 1 or s * t.itemsize % GROUPED_ALIGNMENT == 0 for s in t.stride())
+        for t in operands
+    )
