@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,7 +91,7 @@ def plan_memory(folder: Path, spec: ModelSpec, request: PlanRequest) -> MemoryPl
 
 def weight_bytes(folder: Path, form: Form | None, item: int) -> tuple[int, int]:
     """Of all weights, and of the largest one that is written out before its product."""
-    total = largest = 0
+    total, joined = 0, Counter[str]()
     with WeightFiles(folder) as files:
         for name in files:
             if LEFT_OUT.search(name):
@@ -100,21 +101,24 @@ def weight_bytes(folder: Path, form: Form | None, item: int) -> tuple[int, int]:
             is_product = inputs and LAYER.search(name) is not None and PLAIN.search(name) is None
             if form is not None and is_product and form.fits(inputs):
                 total += form.size_bytes(size // inputs, inputs)
-                largest = max(largest, size * item * (2 if _is_stacked(name) else 1))
+                joined[_product(name)] += size * item
             else:
                 total += size * item
-    return total, largest
+    return total, max(joined.values(), default=0)
 
 
-def _is_stacked(name: str) -> bool:
-    """Whether it is written out together with another one of its size: gate and up."""
-    return name.endswith(("gate_proj.weight", "up_proj.weight")) and ".experts." not in name
+def _product(name: str) -> str:
+    """What is written out together has one name: projections of one input, and all experts of a layer."""
+    name = re.sub(r"\.experts\.\d+\.", ".experts.", name)
+    return re.sub(r"\.(gate|up)_proj", ".gate_up_proj", re.sub(r"\.[qkv]_proj", ".qkv_proj", name))
 
 
 def training_bytes(spec: ModelSpec, tokens: int, item: int) -> int:
     """Each layer keeps its two inputs; one layer at a time has all of its activations, and their gradients."""
     kept = 2 * spec.n_layers * spec.hidden_size
-    inside = 4 * spec.hidden_size + 3 * (spec.q_size + 2 * spec.kv_size) + 5 * spec.intermediate_size
+    experts = next(iter(spec.experts.values()), None)
+    visits = 0 if experts is None else experts.per_token * (5 * experts.size + 2 * spec.hidden_size)
+    inside = 4 * spec.hidden_size + 3 * (spec.q_size + 2 * spec.kv_size) + max(5 * spec.intermediate_size, visits)
     logits = CHUNK_CELLS["cuda"] * (item + 4)
     return tokens * (kept + 2 * inside) * item + logits
 

@@ -10,10 +10,11 @@ import json
 import os
 from dataclasses import dataclass
 from functools import cache
+from io import FileIO
+from math import prod
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from palestra.model.errors import WeightsError
@@ -47,15 +48,10 @@ class Shard:
         """Raises WeightsError where the header tells that the file is not complete."""
         self.path = path
         try:
-            with safe_open(str(path), framework="pt"):
-                pass  # it checks that header and size fit each other
             self._file = path.open("rb", buffering=0)
-        except (SafetensorError, OSError) as e:
+            self.metadata, self.tensors = _read_header(self._file, path.stat().st_size)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
             raise WeightsError(f"{path}: not a complete safetensors file ({e}); download it again") from None
-        length = int.from_bytes(self._file.read(8), "little")
-        header = json.loads(self._file.read(length))
-        self.metadata: dict[str, str] = header.pop("__metadata__", {})
-        self.tensors = {name: _stored(entry, 8 + length) for name, entry in header.items()}
 
     def close(self) -> None:
         self._file.close()
@@ -95,10 +91,26 @@ class Shard:
             done += count
 
 
+def _read_header(file: FileIO, size: int) -> tuple[dict[str, str], dict[str, StoredTensor]]:
+    """Metadata and tensors. Raises ValueError where they do not fill the file."""
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or length > size - 8:
+        raise ValueError("its header is cut off")
+    header = json.loads(file.read(length))
+    metadata = header.pop("__metadata__", {})
+    tensors = {name: _stored(entry, 8 + length) for name, entry in header.items()}
+    if (end := max((t.start + t.size_bytes for t in tensors.values()), default=8 + length)) != size:
+        raise ValueError(f"it has {size} bytes, its header names {end}")
+    return metadata, tensors
+
+
 def _stored(entry: dict, data_start: int) -> StoredTensor:
-    dtype: str = entry["dtype"]
-    start, end = entry["data_offsets"]
-    return StoredTensor(tuple(entry["shape"]), TYPES.get(dtype, dtype), data_start + start, end - start)
+    shape, (start, end) = tuple(entry["shape"]), entry["data_offsets"]
+    name: str = entry["dtype"]
+    dtype = TYPES.get(name, name)
+    if isinstance(dtype, torch.dtype) and end - start != prod(shape) * dtype.itemsize:
+        raise ValueError(f"a tensor of {name} {list(shape)} has {end - start} bytes")
+    return StoredTensor(shape, dtype, data_start + start, end - start)
 
 
 @cache
