@@ -247,6 +247,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     """What the weights of products are kept in: a form of 8 or 4 bits, or `unquantised`."""
     device: str
     eos_token_ids: tuple[int, ...] = ()
+    lora_beyond_dense: tuple[str, ...] = ()
+    """Which of `delta_nets` and `experts` adapters of this model train beside plain projections."""
 
 
 class Hello(Struct, frozen=True, kw_only=True, tag="hello"):

@@ -67,6 +67,22 @@ def test_unsupported_architecture_is_named_with_those_supported(copy_of, fields,
 
 
 @pytest.mark.parametrize(
+    ("architecture", "fields", "parts"),
+    [
+        ("Qwen2_5ForCausalLM", {}, ["the nearest is Qwen"]),
+        ("GlmMoeForCausalLM", {"kv_lora_rank": 512}, ["the nearest is", "which lacks multi-head latent attention"]),
+        ("NemotronHForCausalLM", {"ssm_state_size": 128}, ["the nearest is", "which lacks Mamba layers"]),
+    ],
+)
+def test_unsupported_architecture_names_the_nearest_and_what_it_lacks(copy_of, architecture, fields, parts):
+    folder = copy_of()
+    edit_config(folder, architectures=[architecture], **fields)
+    message = message_of(UnsupportedModel, folder)
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
     ("fields", "parts"),
     [
         ({"hidden_act": "gelu"}, ["hidden_act", "'gelu'", "supported: 'silu'"]),

@@ -13,6 +13,7 @@ from typing import Any
 from palestra.model.errors import UnsupportedModel
 from palestra.model.loading.config_fields import Config, ConfigFields
 from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec, ExpertsSpec, LayerSpec, MlpSpec
+from palestra.util.suggest import nearest
 
 Layers = tuple[LayerSpec, ...]
 
@@ -201,7 +202,34 @@ def family_of(config: Config, source: str) -> tuple[str, Family]:
         if name in FAMILIES:
             return name, FAMILIES[name]
     found = ", ".join(map(repr, named)) or "nothing"
-    raise UnsupportedModel(f"{source}: field 'architectures' names {found}; supported: {', '.join(FAMILIES)}")
+    raise UnsupportedModel(
+        f"{source}: field 'architectures' names {found}; supported: {', '.join(FAMILIES)}{_nearest(named, config)}"
+    )
+
+
+LACKING = {
+    "kv_lora_rank": "multi-head latent attention",
+    "ssm_state_size": "Mamba layers",
+    "mamba_num_heads": "Mamba layers",
+    "final_logit_softcapping": "soft-capped logits",
+    "query_pre_attn_scalar": "Gemma's scaling of queries",
+    "no_rope_layers": "layers without positions",
+    "n_group": "routers that choose groups of experts",
+    "embedding_multiplier": "multipliers on embeddings and residuals",
+    "parallel_attn": "attention and MLP side by side",
+}
+"""Mechanisms that no family here has, by fields of config.json that tell of them."""
+
+
+def _nearest(named: list[str], config: Config) -> str:
+    """The supported architecture whose name is most like it, and what that lacks, as far as the config tells."""
+    near = nearest(named[0], FAMILIES) if named else None
+    if near is None:
+        return ""
+    text = config.get("text_config")
+    fields = config | (text if isinstance(text, dict) else {})
+    lacking = dict.fromkeys(what for field, what in LACKING.items() if fields.get(field) is not None)
+    return f"; the nearest is {near}{', which lacks ' + ' and '.join(lacking) if lacking else ''}"
 
 
 def _require_whole_groups(config: ConfigFields) -> None:

@@ -34,6 +34,7 @@ from palestra.types.engine import (
     Blame,
     EngineFailure,
     KeptSampler,
+    ModelCard,
     Operation,
     Sample,
     Sampled,
@@ -48,6 +49,25 @@ log = structlog.get_logger()
 
 MAX_TRIES = 4  # of a sample at servers that broke off: the sample may be the cause
 BUSY_S = (0.25, 5.0)
+UNSERVED = {
+    "delta_nets": ("train_attn", "delta nets (in_proj_q, in_proj_k, …)"),
+    "experts": ("train_mlp", "experts in Tinker's layout (shared outer matrices)"),
+}
+"""What vLLM's LoRA does not take as we write it: the option that trains it, and words for it."""
+
+
+def refuse_unserved(card: ModelCard, lora: LoraConfig) -> None:
+    """When the model is made: later, its adapters could be trained but never sampled."""
+    for what in card.lora_beyond_dense:
+        option, words = UNSERVED[what]
+        if getattr(lora, option):
+            raise Refusal(
+                400,
+                f"vLLM cannot serve adapters of {words}, which {card.architecture} has; set {option}=False, or serve "
+                "the model with sampler=torch",
+            )
+
+
 """Pause before a busy server is asked again: the first, and the longest one."""
 
 
@@ -108,6 +128,8 @@ class VllmRunner(SampleRunner):
         for part in ("train_unembed", "train_mlp", "train_attn"):
             if getattr(lora, part) and not self.fleet.serves(part):
                 raise Refusal(400, f"this model's vLLM cannot serve adapters with {part}; set {part}=False")
+        if (card := self._worker.card) is not None:
+            refuse_unserved(card, lora)
 
     def check(self, request: SampleRequest) -> None:
         check_request(request, self._facts)

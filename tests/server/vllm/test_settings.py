@@ -10,8 +10,12 @@ import pytest
 
 from palestra.config import ConfigError, load_config
 from palestra.config.serve import ServeConfig, worker_config
+from palestra.server.core.errors import Refusal
 from palestra.server.vllm.adapters import CONFIG, WEIGHTS, VllmAdapter
 from palestra.server.vllm.errors import VllmRefused
+from palestra.server.vllm.runner import refuse_unserved
+from palestra.types import LoraConfig
+from palestra.types.engine import ModelCard
 
 
 def load(*overrides: str) -> ServeConfig:
@@ -70,3 +74,26 @@ def test_an_adapter_says_what_it_changes(tmp_path: Path):
     assert (lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed) == (4, False, True, True)
     with pytest.raises(VllmRefused, match="no complete adapter"):
         VllmAdapter.read(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("beyond", "lora", "message"),
+    [
+        (("delta_nets",), LoraConfig(), "delta nets.*which Qwen3_5ForCausalLM has; set train_attn=False"),
+        (("experts",), LoraConfig(train_attn=False), "experts in Tinker's layout.*set train_mlp=False"),
+    ],
+)
+def test_what_vllm_cannot_serve_of_a_family_is_refused_when_the_model_is_made(beyond, lora, message):
+    card = ModelCard(
+        folder="",
+        architecture="Qwen3_5ForCausalLM",
+        vocab_size=1,
+        max_positions=1,
+        parameters=1,
+        dtype="bfloat16",
+        device="cuda",
+        lora_beyond_dense=beyond,
+    )
+    with pytest.raises(Refusal, match=message):
+        refuse_unserved(card, lora)
+    refuse_unserved(card, LoraConfig(train_attn=False, train_mlp=False, train_unembed=True))
