@@ -40,6 +40,7 @@ class Case:
     gpu_shapes: tuple[str, ...] = ()
     """The same on a GPU; none: it does not run there."""
     on_cpu: bool = True
+    family: str = "qwen3"
     targets: dict[str, Target] = field(default_factory=dict)
     """For each shape; the published sizes run on a GPU."""
 
@@ -244,6 +245,20 @@ CASES = (
         gpu_shapes=GPU_SHAPES,
         targets={"tiny": Target(ratio=1.3), "small": Target(ratio=1.3), "qwen3-4b": Target(ratio=2.0)},
     ),
+    Case(
+        "moe_sample",
+        sample_ragged,
+        shapes=("tiny", "small"),
+        family="qwen3_moe",
+        targets={"tiny": Target(ratio=2.0), "small": Target(ratio=2.0)},
+    ),
+    Case(
+        "moe_train",
+        train_ragged,
+        shapes=("tiny", "small"),
+        family="qwen3_moe",
+        targets={"tiny": Target(ratio=2.0), "small": Target(ratio=2.0)},
+    ),
     Case("train_tenants_16", train_tenants_16, targets={"tiny": Target(ratio=3.0)}),
     Case("train_tenants_256", train_tenants_256, targets={"tiny": Target(ratio=1.15)}),
     Case("sample_tenants", sample_tenants, targets={"tiny": Target(ratio=0.8)}),
@@ -278,17 +293,17 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def plan(args: argparse.Namespace) -> dict[str, list[Case]]:
-    """The rows to run on each shape: a model is made once."""
+def plan(args: argparse.Namespace) -> dict[tuple[str, str], list[Case]]:
+    """The rows to run on each family and shape: a model is made once."""
     on_gpu = args.device == "cuda"
     usual = [c.name for c in CASES if (c.gpu_shapes if on_gpu else c.on_cpu)]
     wanted = [c for c in CASES if c.name in (args.rows or usual)]
-    shapes: dict[str, list[Case]] = {}
+    models: dict[tuple[str, str], list[Case]] = {}
     for case in wanted:
         own = (case.gpu_shapes or GPU_SHAPES) if on_gpu else case.shapes
         for shape in args.shape or (own[:1] if args.quick else own):
-            shapes.setdefault(shape, []).append(case)
-    return shapes
+            models.setdefault((_family(case, shape), shape), []).append(case)
+    return models
 
 
 def run(args: argparse.Namespace, progress: Progress) -> Report:
@@ -299,11 +314,11 @@ def run(args: argparse.Namespace, progress: Progress) -> Report:
     if args.quick:
         notes.append("--quick: smaller workloads, a short pilot, few rounds; targets are meant for the full run")
     dtype = args.dtype or ("float32" if args.device == "cpu" else "bfloat16")
-    for shape, cases in plan(args).items():
+    for (family, shape), cases in plan(args).items():
         rounds = args.rounds or (2 if args.quick else 5 if shape == "tiny" else 3)
         with tempfile.TemporaryDirectory(prefix="palestra-bench-") as scratch:
-            progress.doing(f"making the {shape} model")
-            folder = make_random_model(Path(scratch) / shape, family=_family(shape), shape=shape, dtype=dtype)
+            progress.doing(f"making the {shape} model of {family}")
+            folder = make_random_model(Path(scratch) / shape, family=family, shape=shape, dtype=dtype)
             contest = Contest(shape, folder, dtype, args.device, rounds, args.quick, progress, notes)
             for case in cases:
                 target = case.targets.get(shape, Target())
@@ -314,8 +329,9 @@ def run(args: argparse.Namespace, progress: Progress) -> Report:
     return Report("compute", machine(), versions(PACKAGES), rows, notes)
 
 
-def _family(shape: str) -> str:
-    return "qwen3_5" if shape.startswith("qwen3.5") else "qwen3"
+def _family(case: Case, shape: str) -> str:
+    """The case's own, unless the shape is one that only another family has."""
+    return "qwen3_5" if shape.startswith("qwen3.5") else case.family
 
 
 def main(argv: list[str] | None = None) -> int:

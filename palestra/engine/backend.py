@@ -37,6 +37,8 @@ class MicroBatch:
 class DatumDone:
     output: DatumOutput
     metrics: dict[str, float]
+    visits: NDArray[np.int64] | None = None
+    """How often its tokens visited each expert, for models with experts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,7 +278,7 @@ def token_budget(spec: ModelSpec, device: str) -> int:
 
 def _done(result: DatumResult) -> DatumDone:
     logprobs = np.ascontiguousarray(result.logprobs, "<f4")
-    return DatumDone(DatumOutput(logprobs=logprobs.tobytes(), shape=logprobs.shape), result.metrics)
+    return DatumDone(DatumOutput(logprobs=logprobs.tobytes(), shape=logprobs.shape), result.metrics, result.visits)
 
 
 def _numpy(row: torch.Tensor) -> NDArray[np.float32]:

@@ -19,7 +19,7 @@ from palestra.engine.files import FileThread, folder_bytes, name_of
 from palestra.engine.queues import ModelTable, QueuedModel, RunningPass, failure_of, no_model
 from palestra.engine.sampler_cache import SamplerCache
 from palestra.engine.stats import Counters
-from palestra.model import AdapterError, DataError, combine_metrics
+from palestra.model import AdapterError, DataError, combine_metrics, router_metrics
 from palestra.types.engine import (
     Blame,
     Created,
@@ -281,7 +281,7 @@ class TrainingExecutor:
             part.running.results.update(zip(part.batch.numbers, results, strict=True))
             if not part.running.todo:
                 done = [part.running.results[i] for i in range(len(part.running.results))]
-                metrics = combine_metrics([d.metrics for d in done])
+                metrics = combine_metrics([d.metrics for d in done]) | router_metrics([d.visits for d in done])
                 outcome = PassResult(outputs=[d.output for d in done], metrics=metrics)
                 self._finish(part.model, outcome, part.running.compute_s)
 

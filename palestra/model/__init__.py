@@ -24,6 +24,7 @@ from palestra.model.sampling.token_draws import TokenMask
 from palestra.model.training.losses import combine_metrics
 from palestra.model.training.optimizer import StepResult
 from palestra.model.training.packing import TrainItem, encode
+from palestra.model.training.router_metrics import router_metrics
 from palestra.model.training.trainer import DatumResult, ForwardPass, Trainer
 
 __all__ = [
@@ -58,5 +59,6 @@ __all__ = [
     "load_model",
     "load_snapshot",
     "load_tokenizer",
+    "router_metrics",
     "save_adapter",
 ]

@@ -31,6 +31,7 @@ from palestra.model.mixers.delta_net import DeltaNetMixer
 from palestra.model.mixers.inputs import MixerInputs, Recurrence
 from palestra.model.mlp.dense import DenseMlp
 from palestra.model.mlp.experts import ExpertsMlp
+from palestra.model.mlp.routing import Routing
 
 
 class Decoder:
@@ -57,10 +58,11 @@ class Decoder:
         recur: Recurrence | None = None,
         *,
         checkpointing: bool = False,
+        routing: Routing | None = None,
     ) -> Tensor:
         """Final hidden states, normalised: [tokens, hidden]. The unembedding is the caller's, in chunks."""
         hidden, update = embedding(tokens, self.weights.embedding), None
-        inputs = MixerInputs(self.rotary.angles(positions, self.dtype), attend, recur)
+        inputs = MixerInputs(self.rotary.angles(positions, self.dtype), attend, recur, routing)
         for n in range(self.spec.n_layers):
             if checkpointing and torch.is_grad_enabled():
                 hidden, update = checkpoint(
@@ -77,7 +79,7 @@ class Decoder:
         w, ops, eps = self.weights.layers[n], self.ops, self.spec.norm_eps
         hidden, x = ops.add_rms_norm(hidden, update, w.input_norm, eps)
         hidden, x = ops.add_rms_norm(hidden, self.mixers[n](x, inputs, plan), w.mlp_norm, eps)
-        return hidden, self.mlps[n](x, plan)
+        return hidden, self.mlps[n](x, plan, inputs.routing)
 
     def _mixer(self, n: int) -> AttentionMixer | DeltaNetMixer:
         match self.spec.layers[n].mixer, self.weights.layers[n].mixer:

@@ -285,12 +285,12 @@ class Driver(Data):
 
 @pytest.fixture
 def drivers(tmp_path: Path, micro_model: Path) -> Iterator[Callable[..., Driver]]:
-    """`drivers(**worker options)`: not started yet."""
+    """`drivers(model, **worker options)`: not started yet; without a model on the micro Qwen3."""
     made: list[Driver] = []
 
-    def make(**options: Any) -> Driver:
+    def make(model: Path = micro_model, **options: Any) -> Driver:
         options = {"cache_tokens": 4096, "max_rank": 32, **options}
-        made.append(Driver(tmp_path / f"driver{len(made)}", micro_model, **options))
+        made.append(Driver(tmp_path / f"driver{len(made)}", model, **options))
         return made[-1]
 
     yield make

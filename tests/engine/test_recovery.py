@@ -38,9 +38,9 @@ def work(driver: Any, model_id: str, rounds: int) -> list[str]:
     return [*ids, driver.train(model_id, SaveWeights(folder=str(folder), optimizer=True))]
 
 
-def kill_and_compare(drivers: Callable[..., Any], moments: list[float], rounds: int) -> None:
+def kill_and_compare(drivers: Callable[..., Any], moments: list[float], rounds: int, *model: Path) -> None:
     """The same work twice: undisturbed, and with the worker killed at these shares of the time it took."""
-    driver = drivers(micro_batch_tokens=64, snapshot_every_s=0.05)
+    driver = drivers(*model, micro_batch_tokens=64, snapshot_every_s=0.05)
     driver.start()
     ids = work(driver, "calm", rounds)
     driver.result(ids[0])
@@ -76,6 +76,14 @@ def kept(driver: Any, model_id: str, i: int) -> Any:
 @pytest.mark.slow
 def test_killed_workers_end_at_the_same_bits(drivers: Callable[..., Any]) -> None:
     kill_and_compare(drivers, [0.1, 0.5], rounds=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_next"])
+def test_killed_workers_of_models_with_experts_end_at_the_same_bits(
+    drivers: Callable[..., Any], random_model: Callable[..., Path], family: str
+) -> None:
+    kill_and_compare(drivers, [0.2, 0.5], 2, random_model(family))
 
 
 @pytest.mark.slow

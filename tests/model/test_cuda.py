@@ -155,3 +155,56 @@ def test_a_batch_of_tenants_has_each_ones_own_gradient_bits(half_side: Side) -> 
         side.trainer.pool.discard_gradient(adapter)
         side.trainer.forward_backward([item for item in everything if item.adapter is adapter])
     assert all(torch.equal(a.row("grads"), b) for a, b in zip(side.adapters, together, strict=True))
+
+
+@pytest.fixture(scope="module")
+def experts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from palestra.model.loading.random_model import make_random_model
+
+    folder = tmp_path_factory.mktemp("cuda") / "experts"
+    return make_random_model(folder, family="qwen3_moe", shape="tiny", dtype="bfloat16")
+
+
+def test_experts_in_float32_on_the_gpu_agree_closely(experts_folder: Path) -> None:
+    cpu, gpu = open_side(experts_folder, "cpu", "float32"), open_side(experts_folder, "cuda", "float32")
+    ours, truth = gpu.trainer.forward_backward(items(gpu)), cpu.trainer.forward_backward(items(cpu))
+    assert max(np.abs(a.logprobs - b.logprobs).max() for a, b in zip(ours, truth, strict=True)) < 1e-3
+    for a, b in zip(gpu.adapters, cpu.adapters, strict=True):
+        assert torch.cosine_similarity(a.row("grads").cpu(), b.row("grads"), 0) > 0.9999
+
+
+def test_gradients_of_experts_in_bfloat16_are_those_of_float32(experts_folder: Path) -> None:
+    """Some tokens visit other experts in bfloat16, so directions agree less than in a dense model."""
+    narrow, wide = (open_side(experts_folder, "cuda", dtype) for dtype in ("bfloat16", "float32"))
+    for side in (narrow, wide):
+        side.trainer.forward_backward(items(side))
+    for a, b in zip(narrow.adapters, wide.adapters, strict=True):
+        assert torch.cosine_similarity(a.row("grads"), b.row("grads"), 0) > 0.97
+
+
+def test_a_row_of_experts_has_the_same_bits_whatever_the_batch(experts_folder: Path) -> None:
+    from palestra.model.lora.linear import LoraPlan
+
+    side = open_side(experts_folder, "cuda", "bfloat16")
+    mlp, adapter = side.trainer.decoder.mlps[0], side.adapters[0]
+    x = torch.randn(300, 256, generator=torch.Generator().manual_seed(0)).to("cuda", torch.bfloat16)
+    with torch.no_grad():
+        whole = mlp(x, LoraPlan.of([(adapter, 300)], device="cuda"))
+        for rows in (slice(0, 1), slice(5, 13), slice(40, 170)):
+            part = mlp(x[rows], LoraPlan.of([(adapter, rows.stop - rows.start)], device="cuda"))
+            assert torch.equal(part, whole[rows])
+
+
+def test_sampled_logprobs_of_experts_are_the_trainers_bits(experts_folder: Path) -> None:
+    side = open_side(experts_folder, "cuda", "bfloat16")
+    prompt = tuple(range(3, 40))
+    request = SampleRequest(
+        prompt=prompt, num_samples=3, params=SamplingParams(max_tokens=16, seed=1, stop_token_ids=())
+    )
+    adapters = [*side.adapters, None]
+    for adapter, result in zip(adapters, side.sampler.generate([request] * 4, adapters), strict=True):
+        for sequence in result.sequences:
+            tokens = [*prompt, *sequence.tokens]
+            datum = Datum.of_tokens(tokens[:-1], target_tokens=encode(np.array(tokens[1:])))
+            trained = side.trainer.forward([TrainItem(adapter, datum)])[0].logprobs
+            assert trained[len(prompt) - 1 :].tolist() == sequence.logprobs

@@ -63,6 +63,8 @@ def assert_same(found: list[list[SampledSequence]], expected: list[list[SampledS
 
 
 def test_bfloat16_agrees_with_float32_on_the_cpu(hybrid_folder: Path, side: Side) -> None:
+    """The plain code in bfloat16, on a CPU, is off by 0.0426 on average here, and its gradients' cosines are 0.9984 at
+    least (0.0417 and 0.9942 with attention heads of 128): the bounds leave a third beyond that."""
     cpu = open_side(hybrid_folder, "cpu", "float32")
     ours, truth = side.trainer.forward_backward(items(side)), cpu.trainer.forward_backward(items(cpu))
     difference = np.concatenate([a.logprobs - b.logprobs for a, b in zip(ours, truth, strict=True)])
@@ -73,8 +75,8 @@ def test_bfloat16_agrees_with_float32_on_the_cpu(hybrid_folder: Path, side: Side
     ]
     for adapter in side.adapters:
         side.trainer.pool.discard_gradient(adapter)
-    assert mean < 0.04, f"log-probabilities are off by {mean:.4f} on average, {most:.4f} at most"
-    assert min(alike) > 0.999, f"cosines of gradients: {alike}"
+    assert mean < 0.056, f"log-probabilities are off by {mean:.4f} on average, {most:.4f} at most"
+    assert min(alike) > 0.992, f"cosines of gradients: {alike}"
 
 
 def test_float32_on_the_gpu_agrees_closely(hybrid_folder: Path) -> None:

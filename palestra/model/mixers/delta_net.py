@@ -37,7 +37,7 @@ class DeltaNetMixer:
 
     def _split_key_heads(self, qkvz: Tensor) -> tuple[Tensor, Tensor]:
         """Queries, keys, values and gates stand beside each other key head by key head."""
-        m = self.mixer
+        m = self.spec.delta_nets[self.n]
         sizes = [size // m.n_key_heads for size in (m.key_size, m.key_size, m.value_size, m.value_size)]
         *qkv, z = (part.flatten(1) for part in qkvz.unflatten(1, (m.n_key_heads, -1)).split(sizes, 2))
         return torch.cat(qkv, 1), z

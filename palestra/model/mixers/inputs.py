@@ -1,4 +1,4 @@
-"""What the mixers of a forward pass share."""
+"""What the layers of a forward pass share."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from palestra.model.attention.packed import Attention
+from palestra.model.mlp.routing import Routing
 
 
 class Recurrence(Protocol):
@@ -25,3 +26,5 @@ class MixerInputs:
     attend: Attention
     recur: Recurrence | None
     """None for models without a recurrence."""
+    routing: Routing | None = None
+    """Where it is noted which experts the rows visit, if somebody wants to know."""

@@ -7,6 +7,7 @@ from torch import Tensor
 from palestra.model.block_ops import BlockOps
 from palestra.model.loading.weights import MlpWeights
 from palestra.model.lora.linear import LoraPlan, lora_linear
+from palestra.model.mlp.routing import Routing
 
 
 class DenseMlp:
@@ -15,7 +16,7 @@ class DenseMlp:
         self.weights, self.ops = weights, ops
         self.gate_up_site, self.down_site = (n, f"{kind}gate_up"), (n, f"{kind}down")
 
-    def __call__(self, x: Tensor, plan: LoraPlan) -> Tensor:
+    def __call__(self, x: Tensor, plan: LoraPlan, routing: Routing | None = None) -> Tensor:
         w = self.weights
         activated = self.ops.swiglu(lora_linear(x, w.gate_up, w.gate_up_bias, self.gate_up_site, plan))
         return lora_linear(activated, w.down, w.down_bias, self.down_site, plan)

@@ -21,7 +21,7 @@ from palestra.model.loading.weights import ExpertsWeights
 from palestra.model.lora.expert_products import ExpertLora
 from palestra.model.lora.linear import LoraPlan
 from palestra.model.mlp.dense import DenseMlp
-from palestra.model.mlp.routing import Dispatch, choose_experts
+from palestra.model.mlp.routing import Dispatch, Routing, choose_experts
 
 
 class ExpertsMlp:
@@ -29,8 +29,11 @@ class ExpertsMlp:
         self.n, self.spec, self.weights, self.ops = n, spec, weights, ops
         self.shared = None if weights.shared is None else DenseMlp(n, weights.shared, ops, kind="shared_")
 
-    def __call__(self, x: Tensor, plan: LoraPlan) -> Tensor:
+    def __call__(self, x: Tensor, plan: LoraPlan, routing: Routing | None = None) -> Tensor:
+        """`routing`, if given, is told which experts the rows visit."""
         weights, numbers = choose_experts(x, self.weights.router, self.spec)
+        if routing is not None:
+            routing.numbers[self.n] = numbers
         dispatch = Dispatch.of(numbers, self.spec.n_experts)
         lora = ExpertLora(plan.runs, self.n, numbers, dispatch)
         pairs = _Experts(self.weights.gate_up, self.weights.down, self.ops.swiglu, dispatch, lora)

@@ -6,6 +6,7 @@ the order in which the router named them. Owns: choosing, sorting, grouped produ
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,6 +18,7 @@ from torch.nn.functional import embedding_bag, grouped_mm, linear
 
 from palestra.model.loading.layer_spec import ExpertsSpec
 
+FEW_ROWS = 8
 GROUPED_ALIGNMENT = 16  # bytes: what torch's grouped product asks of every row and matrix
 
 
@@ -43,6 +45,23 @@ class _RouterLogits(Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (router,) = ctx.saved_tensors
         return (grads[0] @ router.float()).to(router.dtype), None
+
+
+class Routing:
+    """Which experts the rows of one forward pass visit, layer by layer."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[int, Tensor] = {}
+
+    def visits(self, lengths: Sequence[int], n_experts: int) -> Tensor:
+        """How often each expert was visited by each of the sequences that make up the rows: [sequences, layers,
+        experts]."""
+        layers = torch.stack(list(self.numbers.values()))
+        owners = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(layers.device)
+        every = torch.arange(len(layers), device=layers.device)
+        cells = (owners[None, :, None] * len(layers) + every[:, None, None]) * n_experts + layers
+        counts = torch.bincount(cells.flatten(), minlength=len(lengths) * len(layers) * n_experts)
+        return counts.view(len(lengths), len(layers), n_experts)
 
 
 @dataclass(frozen=True)
@@ -80,7 +99,7 @@ class Dispatch:
             return grouped_mm(x, matrices, offs=self.ends)
         y = x.new_empty(len(x), matrices.shape[2])
         for n, start, end in self.spans:
-            torch.mm(x[start:end], matrices[n], out=y[start:end])
+            _multiply(x[start:end], matrices[n], y[start:end])
         return y
 
     def add_gradient(self, grads: Tensor, left: Tensor, right: Tensor) -> None:
@@ -99,6 +118,15 @@ class Dispatch:
         """What stands at each row's pairs, summed in the router's order: [pairs, n] to [rows, n]."""
         weights = None if weights is None else weights.to(values.dtype)
         return embedding_bag(self.places, values, mode="sum", per_sample_weights=weights)
+
+
+def _multiply(x: Tensor, matrix: Tensor, out: Tensor) -> None:
+    """out = x matrix. With a transposed matrix and more than a few rows, OpenBLAS on ARM takes 2 to 10 times as long;
+    the transposed product of transposed rows does not."""
+    if len(x) <= FEW_ROWS or matrix.stride(-1) == 1 or x.is_cuda:
+        torch.mm(x, matrix, out=out)
+    else:
+        out.copy_(torch.mm(matrix.T, x.T.contiguous()).T)
 
 
 def _can_group(*operands: Tensor) -> bool:

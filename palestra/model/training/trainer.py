@@ -19,6 +19,7 @@ from palestra.model.errors import AdapterError
 from palestra.model.lora.adapters import Adapter, AdapterPool, Stack
 from palestra.model.lora.linear import LoraPlan
 from palestra.model.mixers.packed_recurrence import packed_recurrence
+from palestra.model.mlp.routing import Routing
 from palestra.model.training.head import LossRun, run_head
 from palestra.model.training.losses import datum_metrics
 from palestra.model.training.optimizer import StepResult, optim_step
@@ -37,6 +38,8 @@ class DatumResult:
     """Log-probabilities of the targets, in their shape, unweighted."""
     metrics: dict[str, float]
     """`name:reduction`, with `loss:sum` among them."""
+    visits: NDArray[np.int64] | None = None
+    """How often its tokens visited each expert, [layers with experts, experts]; None for models without experts."""
 
 
 @dataclass(slots=True)
@@ -115,20 +118,29 @@ class Trainer:
         recur = packed_recurrence(lengths, self.decoder.spec, device, self.decoder.dtype)
         targets = to_device(np.concatenate([d.targets for d in batch]), device)
         losses = _loss_runs(batch, device)
+        routing = Routing() if self.decoder.spec.experts else None
         done = ForwardPass([], {}, [], None, None)
         if train:
             self._begin(done, adapters)
         try:
             with torch.set_grad_enabled(train):
-                hidden = self.decoder(tokens, positions, attend, plan, recur, checkpointing=self.checkpointing)
+                hidden = self.decoder(
+                    tokens, positions, attend, plan, recur, checkpointing=self.checkpointing, routing=routing
+                )
             head = run_head(self.decoder, hidden.detach(), targets, runs, losses, train=train)
         except BaseException:
             self._unpin(done)  # what it added stays marked as unfinished
             raise
-        done.results = _results(batch, head.logprobs, head.losses)
+        done.results = _results(batch, head.logprobs, head.losses, self._visits(routing, lengths))
         if train:
             done.hidden, done.hidden_grad = hidden, head.hidden_grad
         return done
+
+    def _visits(self, routing: Routing | None, lengths: list[int]) -> list[NDArray[np.int64] | None]:
+        if routing is None:
+            return [None] * len(lengths)
+        n_experts = next(iter(self.decoder.spec.experts.values())).n_experts
+        return list(routing.visits(lengths, n_experts).cpu().numpy())
 
     def backward(self, done: ForwardPass) -> None:
         """Ends a pass. An adapter whose gradient was discarded since its forward keeps what it has gathered after."""
@@ -182,13 +194,15 @@ def _alike(a: Prepared, b: Prepared) -> bool:
     return a.loss is b.loss and a.config == b.config and a.inputs.keys() == b.inputs.keys()
 
 
-def _results(batch: list[Prepared], logprobs: Tensor, losses: Tensor) -> list[DatumResult]:
+def _results(
+    batch: list[Prepared], logprobs: Tensor, losses: Tensor, visits: list[NDArray[np.int64] | None]
+) -> list[DatumResult]:
     lp, loss = logprobs.cpu().numpy(), losses.double().cpu().numpy()
     results, start = [], 0
-    for d in batch:
+    for d, visited in zip(batch, visits, strict=True):
         rows = slice(start, start + len(d.tokens))
         start = rows.stop
         value = float(loss[rows].sum())
         metrics = {"loss:sum": value, **datum_metrics(d.loss, lp[rows], d.inputs, d.config)}
-        results.append(DatumResult(value, lp[rows].copy() if d.wide else lp[rows, 0].copy(), metrics))
+        results.append(DatumResult(value, lp[rows].copy() if d.wide else lp[rows, 0].copy(), metrics, visited))
     return results

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palestra.model import TrainItem
+from palestra.model import TrainItem, router_metrics
 from palestra.model.loading.layer_spec import ExpertsSpec
 from palestra.model.mlp.routing import Dispatch, choose_experts
 
@@ -69,3 +69,26 @@ def test_experts_alone_are_trained_from_the_first_layer_on(get_bench):
         f"model.layers.{layer}.mlp.experts.w{i}.lora_{x}.weight" for layer in range(2) for i in (1, 2, 3) for x in "AB"
     }
     assert all(torch.linalg.norm(gradient) > 0 for gradient in gradients.values())
+
+
+def test_visits_are_counted_for_each_datum_and_become_tinkers_metrics(get_bench):
+    bench = get_bench("qwen3_moe", token_budget=16)
+    items = bench.items([bench.adapter()], (9, 1, 30))
+    results = bench.trainer.forward_backward(items)
+    for n, result in zip((9, 1, 30), results, strict=True):
+        assert result.visits.shape == (2, 8)
+        assert result.visits.sum(1).tolist() == [2 * n, 2 * n]
+    again = bench.trainer.forward(items[2:])[0]
+    assert np.array_equal(again.visits, results[2].visits)
+
+
+def test_router_metrics_are_what_tinker_says_they_are():
+    visits = [np.array([[3, 1, 0, 0], [1, 1, 1, 1]]), np.array([[3, 1, 0, 0], [1, 1, 1, 1]])]
+    assert router_metrics(visits) == {
+        "e_frac_with_tokens:mean": 0.75,
+        "e_frac_oversubscribed:mean": 0.125,
+        "e_max_violation:mean": 1.0,
+        "e_max_violation:max": 2.0,
+        "e_min_violation:mean": -0.5,
+    }
+    assert router_metrics([None, None]) == {}
