@@ -1,4 +1,4 @@
-"""`palestra model`: make random models, inspect model folders.
+"""`palestra model`: make random models, fetch models, inspect model folders.
 
 Owns: arguments and printing. Never touches: tensors.
 """
@@ -15,11 +15,12 @@ from palestra.cli.output import USAGE, bytes_text, count_text, fail, needs_extra
 
 if TYPE_CHECKING:
     from palestra.cli.model_facts import ExpertFacts
+    from palestra.cli.model_plan import MemoryPlan
 
 
 @click.group()
 def model() -> None:
-    """Make random models, inspect model folders."""
+    """Make random models, fetch models, inspect model folders."""
 
 
 @model.command()
@@ -61,19 +62,59 @@ def random(
 
 
 @model.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("hub_id", metavar="ID")
+@click.option("--revision", help="Branch, tag or commit. [main]")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def pull(hub_id: str, revision: str | None, as_json: bool) -> None:
+    """Fetch the model ID of the Hugging Face hub into the local cache; commands then take the ID as a model."""
+    with needs_extra("engine"):
+        from palestra.cli.model_pull import PullError
+        from palestra.cli.model_pull import pull as fetch
+    with one_line_errors(PullError):
+        folder = fetch(hub_id, revision)
+    if as_json:
+        print_json({"id": hub_id, "folder": str(folder)})
+    else:
+        click.echo(f"{hub_id}: {folder}")
+        click.echo(f"look inside: palestra model info {hub_id}")
+
+
+@model.command()
+@click.argument("folder", metavar="DIR_OR_ID", type=click.Path(path_type=Path))
+@click.option("--plan", is_flag=True, help="Also plan the memory for training and sampling.")
+@click.option("--memory", metavar="SIZE", help="Memory to plan for, such as 16GB. [this machine's GPU, or its memory]")
+@click.option("--rows", default=8, show_default=True, help="Sequences sampled at once, for --plan.")
+@click.option("--context", default=4096, show_default=True, help="Tokens of each sequence, for --plan.")
+@click.option("--weights", help="Weights for --plan: bf16, fp8, int8, int4, nf4 or mxfp4. [as stored]")
 @click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
-def info(folder: Path, as_json: bool) -> None:
-    """Show what the model folder DIR holds and how much memory the model needs."""
+def info(
+    folder: Path, plan: bool, memory: str | None, rows: int, context: int, weights: str | None, as_json: bool
+) -> None:
+    """Show what a model folder, or a Hugging Face id in the local cache, holds and how much memory the model needs."""
+    from palestra.config.hugging_face import find_in_cache, is_hub_id
+
+    if is_hub_id(str(folder)):
+        with one_line_errors(ValueError):
+            folder = find_in_cache(str(folder))
     if not folder.is_dir():
         raise fail(f"no such folder: {folder}; to make a small one to try: palestra model random {folder}", USAGE)
     with needs_extra("engine"):
         from palestra.cli.model_facts import LORA_RANK, gather_facts
+        from palestra.cli.model_plan import PlanRequest, device_memory, parse_bytes, plan_memory
         from palestra.model.errors import ModelError
-    with one_line_errors(ModelError, OSError):
+        from palestra.model.loading.spec import ModelSpec
+        from palestra.model.quantised.forms import FORMS
+    if weights not in (None, "bf16", *FORMS):
+        raise fail(f"weights {weights!r} are not known; there are: bf16, {', '.join(FORMS)}", USAGE)
+    planned = None
+    with one_line_errors(ModelError, OSError, ValueError):
         facts = gather_facts(folder)
+        if plan:
+            memory_bytes = device_memory() if memory is None else parse_bytes(memory)
+            request = PlanRequest(memory_bytes, rows, context, weights, LORA_RANK)
+            planned = plan_memory(folder, ModelSpec.from_folder(folder), request)
     if as_json:
-        print_json(asdict(facts))
+        print_json(asdict(facts) | ({} if planned is None else {"plan": asdict(planned)}))
         return
     window = f", sliding window {facts.sliding_window}" if facts.sliding_window else ""
     scaling = "" if facts.rope_type == "default" else f", {facts.rope_type} scaling"
@@ -83,10 +124,11 @@ def info(folder: Path, as_json: bool) -> None:
     active = f", {count_text(facts.active_parameters)} of them active for a token" if experts else ""
     state = bytes_text(facts.state_bytes_per_sequence)
     more = f", {state} per further sequence" if facts.state_bytes_per_sequence else ""
-    rows = {
+    lines = {
         "architecture": f"{facts.architecture} (family {facts.family})",
         "parameters": f"{count_text(facts.parameters)} in {facts.dtype}{active}",
         "layers": f"{facts.layers} of width {facts.hidden_size}{dense}{kinds}",
+        "mechanisms": ", ".join(facts.mechanisms) or "none beyond Llama's",
         **({"experts": _experts_text(experts)} if experts else {}),
         "heads": f"{facts.heads} query, {facts.kv_heads} key/value, {facts.head_dim} wide",
         "context": f"{facts.max_positions} tokens{window}",
@@ -100,9 +142,34 @@ def info(folder: Path, as_json: bool) -> None:
         f"{bytes_text(facts.kv_bytes_per_token)} more per further token{more}",
         f"LoRA rank {LORA_RANK}": f"{count_text(facts.lora_parameters)} parameters, {bytes_text(facts.lora_bytes)}; "
         f"{bytes_text(facts.lora_training_bytes)} while it trains",
+        "LoRA trains": ", ".join(facts.lora_modules),
     }
-    for name, text in rows.items():
+    for name, text in lines.items():
         click.echo(f"{name:<14} {text}")
+    if planned is not None:
+        _print_plan(planned, rows, context)
+
+
+def _print_plan(plan: MemoryPlan, rows: int, context: int) -> None:
+    parts = {
+        "weights": plan.weights_bytes,
+        "one written out": plan.scratch_bytes,
+        "one adapter in training": plan.adapter_bytes,
+        f"KV of {rows} x {context} tokens": plan.kv_bytes,
+        f"states of {rows} sequences": plan.state_bytes,
+        f"training {plan.micro_batch_tokens} tokens": plan.training_bytes,
+        "runtime": plan.runtime_bytes,
+    }
+    click.echo("\nplan of memory")
+    for name, size in parts.items():
+        if size:
+            click.echo(f"  {name:<28} {bytes_text(size):>10}")
+    verdict = "fits into" if plan.fits else "does not fit into"
+    click.echo(f"  {'together':<28} {bytes_text(plan.total_bytes):>10}, {verdict} {bytes_text(plan.memory_bytes)}")
+    if plan.fits:
+        click.echo(f"  settings: {' '.join(plan.settings)}")
+    else:
+        click.echo("  lower --rows or --context, or choose --weights with fewer bits")
 
 
 def _experts_text(experts: ExpertFacts) -> str:

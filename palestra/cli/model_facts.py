@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from palestra.model.errors import TokenizerError, WeightsError
+from palestra.model.loading.layer_spec import AttentionSpec
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.lora.adapters import Layout
 from palestra.types import LoraConfig
@@ -44,6 +45,8 @@ class ModelFacts:
     layers: int
     layer_kinds: dict[str, int]
     """How many layers there are of each kind."""
+    mechanisms: list[str]
+    """What the family has beside Llama's plain layers."""
     hidden_size: int
     intermediate_size: int
     experts: ExpertFacts | None
@@ -65,6 +68,8 @@ class ModelFacts:
     kv_bytes_per_token: int
     state_bytes_per_sequence: int
     """Recurrent states; 0 for models without."""
+    lora_modules: list[str]
+    """The projections that an adapter trains."""
     lora_parameters: int
     lora_bytes: int
     lora_training_bytes: int
@@ -76,7 +81,8 @@ def gather_facts(folder: Path) -> ModelFacts:
     item_bytes = DTYPE_BYTES.get(spec.dtype, 4)
     kv_bytes = spec.kv_numbers_per_token * item_bytes
     state_bytes = spec.state_bytes(item_bytes)
-    lora = Layout.of(spec, LoraConfig(rank=LORA_RANK)).size
+    layout = Layout.of(spec, LoraConfig(rank=LORA_RANK))
+    lora = layout.size
     return ModelFacts(
         architecture=spec.architecture,
         family=spec.family,
@@ -85,6 +91,7 @@ def gather_facts(folder: Path) -> ModelFacts:
         dtype=spec.dtype,
         layers=spec.n_layers,
         layer_kinds=_layer_kinds(spec),
+        mechanisms=_mechanisms(spec),
         hidden_size=spec.hidden_size,
         intermediate_size=spec.intermediate_size,
         experts=_expert_facts(spec),
@@ -104,10 +111,33 @@ def gather_facts(folder: Path) -> ModelFacts:
         serve_bytes=parameters * item_bytes + kv_bytes * spec.max_positions + state_bytes,
         kv_bytes_per_token=kv_bytes,
         state_bytes_per_sequence=state_bytes,
+        lora_modules=_modules(layout),
         lora_parameters=lora,
         lora_bytes=lora * ADAPTER_BYTES,
         lora_training_bytes=lora * ADAPTER_BYTES * TRAINING_COPIES,
     )
+
+
+def _mechanisms(spec: ModelSpec) -> list[str]:
+    attention = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, AttentionSpec)]
+    has = {
+        "mixture of experts": bool(spec.experts),
+        "gated delta nets": bool(spec.delta_nets),
+        "sliding windows": spec.sliding_window is not None,
+        "norms on queries and keys": any(mixer.qk_norm for mixer in attention),
+        "gated attention": any(mixer.is_gated for mixer in attention),
+        "biases": any(mixer.qkv_bias or mixer.o_bias for mixer in attention),
+        "partial rope": spec.rope.dim < spec.head_dim,
+        f"{spec.rope.type} rope scaling": spec.rope.type != "default",
+        "norms that multiply by 1 + w": spec.has_offset_norms,
+        "tied embeddings": spec.tie_embeddings,
+    }
+    return [name for name, is_there in has.items() if is_there]
+
+
+def _modules(layout: Layout) -> list[str]:
+    names = (part.module.rsplit(".", 1)[-1] for site in layout.sites.values() for part in site.parts)
+    return list(dict.fromkeys(names))
 
 
 def _expert_facts(spec: ModelSpec) -> ExpertFacts | None:

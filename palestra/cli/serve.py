@@ -38,6 +38,7 @@ class ServeCommand(click.RichCommand):
 @click.option("--database", metavar="URL", help="sqlite:///… or postgresql://…  [SQLite in the state folder]")
 @click.option("--checkpoints", metavar="DIR", help="Folder for checkpoints. [in the state folder]")
 @click.option("--device", help="Device of all models: cpu, cuda, cuda:1 … [auto: a GPU if there is one]")
+@click.option("--weights", help="Weights of all models in 8 or 4 bits: fp8, int8, int4, nf4, mxfp4. [as stored]")
 @click.option(
     "--agentjet",
     "--tinkerscript",
@@ -63,6 +64,7 @@ def serve(
     model: tuple[str, ...],
     name: tuple[str, ...],
     device: str | None,
+    weights: str | None,
     agentjet: bool,
     files: tuple[str, ...],
     with_parent: bool,
@@ -84,8 +86,9 @@ def serve(
     with one_line_errors(ConfigError):
         given = [Override("models", models, "--model")] if models else []
         last = [Override(key, value, f"--{key}") for key, value in flags.items() if value is not None]
-        if device is not None:
-            last.append(Override("models.*.device", device, "--device"))
+        for key, value in {"device": device, "weights": weights}.items():
+            if value is not None:
+                last.append(Override(f"models.*.{key}", value, f"--{key}"))
         if agentjet:
             last.append(Override("tinkerscript.enabled", True, "--agentjet"))
         config = load_serve_config(files, [*given, *overrides, *last])

@@ -30,7 +30,7 @@ def find_in_cache(hub_id: str) -> Path:
             return folder
     found = "incomplete" if snapshots else "not"
     raise ValueError(
-        f"there is no folder {hub_id}, and {found} in the cache {cache}; to download it: hf download {hub_id}"
+        f"there is no folder {hub_id}, and {found} in the cache {cache}; to download it: palestra model pull {hub_id}"
     )
 
 

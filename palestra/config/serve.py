@@ -109,6 +109,11 @@ class ModelConfig(Config):
     """cpu, cuda, cuda:1 …; auto: a GPU if there is one."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Type of the weights. None: as stored, if the device supports it, else float32."""
+    weights: Literal["bf16", "fp8", "int8", "int4", "nf4", "mxfp4"] | None = None
+    """What the frozen weights of matrix products are kept in: 8 bits (fp8, int8), 4 bits (int4, nf4, mxfp4), or the
+    dtype bfloat16 (bf16). Adapters, embeddings and norms have the dtype in any case. None: the dtype."""
+    allow_other_weights: bool = False
+    """Go on with checkpoints and models that were trained on weights in another form."""
     threads: PositiveInt | None = None
     """CPU threads to compute with. None: torch decides."""
     max_rank: PositiveInt = 256
@@ -152,6 +157,11 @@ class ModelConfig(Config):
             raise ValueError(
                 "sampler=vllm needs the addresses of running servers (vllm.urls), or the Python that has "
                 "vLLM (vllm.python=.venv-vllm/bin/python, after make vllm)"
+            )
+        if self.sampler == "vllm" and self.weights not in (None, "bf16"):
+            raise ValueError(
+                f"sampler=vllm samples from the unquantised weights, but weights is {self.weights}; "
+                "set sampler=torch, or leave weights out"
             )
         if self.sampler != "vllm" and self.vllm != VllmConfig():
             raise ValueError(f"there are settings for vllm, but sampler is {self.sampler}; set sampler=vllm")

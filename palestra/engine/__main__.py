@@ -31,6 +31,7 @@ def main() -> int:
     try:
         # Not at the top: a wrong configuration is told without waiting for torch.
         from palestra.engine.backend import BackendBroken
+        from palestra.engine.snapshots import OtherWeights
         from palestra.engine.torch_backend import TorchBackend, TorchConfig
         from palestra.engine.worker import EngineWorker
 
@@ -40,6 +41,8 @@ def main() -> int:
         return cannot_start(reason_of(e, config.device))
     try:
         EngineWorker(config, backend).run()
+    except OtherWeights as e:
+        return cannot_start(str(e))
     except BackendBroken as e:
         log.error("backend_broken reason=%s", e)
         os._exit(BROKEN)  # nothing of it is worth saving: the snapshots are

@@ -34,6 +34,7 @@ from palestra.engine.queues import KEPT_SNAPSHOTS, NO_SNAPSHOT, ModelTable, Queu
 from palestra.engine.sampler_cache import SamplerCache
 from palestra.engine.stats import Counters
 from palestra.model import ModelError
+from palestra.model.lora.adapter_files import weights_setting
 from palestra.types import LoraConfig
 from palestra.types.engine import FromWorker, Snapshotted, Trained
 
@@ -62,6 +63,12 @@ class SnapshotHeader(msgspec.Struct, kw_only=True):
     steps: int
     seq_id: int
     samplers: dict[str, SamplerPlace]
+    weights: str = ""
+    """What the base's weights were kept in; empty in files from before they could differ."""
+
+
+class OtherWeights(Exception):
+    """The state folder has models that were trained on a base in another form."""
 
 
 class Snapshots:
@@ -77,10 +84,12 @@ class Snapshots:
         *,
         every_s: float,
         every_bytes: int,
+        allow_other_weights: bool = False,
     ):
         self.backend, self.table, self.sampler_cache, self.files = backend, table, sampler_cache, files
         self.counters, self._send, self.folder = counters, send, own_folder(folder)
         self.every_s, self.every_bytes = every_s, every_bytes
+        self.allow_other_weights = allow_other_weights
         self._changed: dict[str, QueuedModel] = {}
         self._in_flight = 0
         self._scan_at = 0.0
@@ -131,6 +140,7 @@ class Snapshots:
             lora=model.lora,
             steps=image.steps,
             seq_id=model.applied_seq,
+            weights=self.backend.card.weights,
             samplers={n: SamplerPlace.TODAY if file is None else SamplerPlace.FILE for n, file in places.items()},
         )
         unstored = self.table.unstored_of(model)
@@ -202,6 +212,8 @@ class Snapshots:
         files = [self._file(model_id, number) for number in range(KEPT_SNAPSHOTS)]
         seqs = [self._unless_damaged(file, lambda file: _header(read_metadata(file)).seq_id) for file in files]
         found = [(seq, number) for number, seq in enumerate(seqs) if seq is not None]
+        for _, number in found:
+            self._require_same_weights(model_id, _header(read_metadata(files[number])).weights)
         for seq, number in sorted(found, reverse=True):
             model = self._unless_damaged(files[number], self._restore)
             if model is None:
@@ -213,6 +225,14 @@ class Snapshots:
             if model.needs_snapshot:
                 self._changed[model_id] = model
             return
+
+    def _require_same_weights(self, model_id: str, found: str) -> None:
+        weights = self.backend.card.weights
+        if found not in ("", weights) and not self.allow_other_weights:
+            raise OtherWeights(
+                f"{self.folder}: the model {model_id} was trained on {found} weights, and now they are {weights}; "
+                f"start with {weights_setting(found)}, or with models.0.allow_other_weights=true"
+            )
 
     def _unless_damaged(self, file: Path, read: Callable[[Path], T]) -> T | None:
         if not file.exists():

@@ -32,10 +32,11 @@ from palestra.model import (
     load_snapshot,
     save_adapter,
 )
+from palestra.model.lora.adapter_files import require_trained_on
 from palestra.model.lora.adapters import Rows
 from palestra.model.numerics import Numerics
 from palestra.types import AdamParams, LoraConfig, SampleRequest
-from palestra.types.engine import DatumOutput, ModelCard, Pass, WorkerConfig
+from palestra.types.engine import UNQUANTISED, DatumOutput, ModelCard, Pass, WorkerConfig
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,8 @@ class TorchConfig:
     model: str
     device: str = "cpu"
     dtype: str | None = None
+    weights: str | None = None
+    allow_other_weights: bool = False
     threads: int | None = None
     max_rank: int = 256
     micro_batch_tokens: int | None = None
@@ -70,7 +73,10 @@ class TorchBackend:
     def __init__(self, config: TorchConfig):
         if config.threads:
             torch.set_num_threads(config.threads)
-        model = load_model(config.model, dtype=config.dtype, device=config.device, numerics=config.numerics)
+        model = load_model(
+            config.model, dtype=config.dtype, device=config.device, numerics=config.numerics, weights=config.weights
+        )
+        self.allow_other_weights = config.allow_other_weights
         self.spec, decoder = model.spec, model.decoder
         self.base = str(Path(config.model).resolve())
         self.token_budget = config.micro_batch_tokens or token_budget(model.spec, decoder.device.type)
@@ -100,6 +106,7 @@ class TorchBackend:
             max_positions=model.spec.max_positions,
             parameters=model.spec.n_parameters,
             dtype=str(decoder.dtype).removeprefix("torch."),
+            weights=model.weights or UNQUANTISED,
             device=str(decoder.device),
             eos_token_ids=model.spec.eos_token_ids,
         )
@@ -123,11 +130,15 @@ class TorchBackend:
         return self.pool.create(lora)
 
     def load(self, model: Adapter, folder: str, *, optimizer: bool) -> None:
+        if not self.allow_other_weights:
+            require_trained_on(folder, self.card.weights)
         load_into(self.pool, model, folder, optimizer=optimizer)
 
     def writer(self, model: Adapter, *, optimizer: bool) -> Callable[[Path], None]:
         copy = self.pool.detach(model, moments=optimizer)
-        return lambda folder: save_adapter(copy, folder, base_model=self.base, optimizer=optimizer)
+        return lambda folder: save_adapter(
+            copy, folder, base_model=self.base, optimizer=optimizer, trained_on=self.card.weights
+        )
 
     def image(self, model: Adapter) -> ModelImage:
         moments = MOMENTS if model.steps else ()

@@ -77,6 +77,7 @@ class EngineWorker:
             state / "models",
             every_s=config.snapshot_every_s,
             every_bytes=config.snapshot_every_bytes,
+            allow_other_weights=config.allow_other_weights,
         )
         self.share = TimeShare(config.sample_share)
         self._epoch = ""

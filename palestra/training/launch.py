@@ -117,7 +117,10 @@ async def open_session(config: RunConfig, run: RunFolder, listener: RunListener)
         url, name = config.server, config.model.name
         if url is None:
             folder, log = str(model_folder(config.model)), run.path / "logs" / "server.log"
-            server = own_server(folder, name, run.path / "engine", log, listener.note, device=config.model.device)
+            base = config.model
+            server = own_server(
+                *(folder, name, run.path / "engine", log, listener.note), device=base.device, weights=base.weights
+            )
             url = await stack.enter_async_context(server)
         else:
             await wait_reachable(url, config.server_patience_s, listener.note)

@@ -18,12 +18,21 @@ READY = "Palestra is ready at "
 
 @asynccontextmanager
 async def own_server(
-    model: str, name: str, state: Path, log: Path, note: Callable[[str], None], *, device: str
+    model: str,
+    name: str,
+    state: Path,
+    log: Path,
+    note: Callable[[str], None],
+    *,
+    device: str,
+    weights: str | None = None,
 ) -> AsyncIterator[str]:
     """Starts a server and gives its address. `model` is a folder. Raises PolicyError if it cannot start, and when it
     ends."""
     command = [sys.executable, "-m", "palestra.cli", "serve", "--model", model, "--name", name, "--port", "0"]
     command += ["--state", str(state), "--device", device, "--with-parent"]
+    if weights is not None:
+        command += ["--weights", weights]
     if not device.startswith("cuda"):
         # One core is left to the trainer and its environments. On two cores the demo takes as long with one thread as
         # with two, and much less on a busy machine: two threads wait for each other at every matrix product.

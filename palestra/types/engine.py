@@ -231,6 +231,9 @@ class ModelState(Struct, frozen=True, kw_only=True):
     """Everything up to here is in each of the snapshots on disk; -1 while there are not as many as are kept."""
 
 
+UNQUANTISED = "unquantised"
+
+
 class ModelCard(Struct, frozen=True, kw_only=True):
     """The base model this worker holds."""
 
@@ -240,6 +243,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     max_positions: int
     parameters: int
     dtype: str
+    weights: str = UNQUANTISED
+    """What the weights of products are kept in: a form of 8 or 4 bits, or `unquantised`."""
     device: str
     eos_token_ids: tuple[int, ...] = ()
 
@@ -323,6 +328,10 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     device: str = "auto"
     """`auto`: a GPU if there is one."""
     dtype: str | None = None
+    weights: str | None = None
+    """Form of 8 or 4 bits for the weights of products. None: the dtype."""
+    allow_other_weights: bool = False
+    """Go on with models that were trained on weights in another form."""
     threads: int | None = None
     max_rank: int = 256
     max_models: int = 1024

@@ -146,7 +146,7 @@ def test_overrides_tune_the_models_of_flags(serve):
             ["--model", "/nowhere"],
             "no such folder: /nowhere; to make a small one to try: palestra model random /nowhere",
         ),
-        (["--model", "Qwen/Qwen3-8B"], "to download it: hf download Qwen/Qwen3-8B"),
+        (["--model", "Qwen/Qwen3-8B"], "to download it: palestra model pull Qwen/Qwen3-8B"),
         (["--model", "."], "is not a model folder: it has no config.json"),
         (["--model", "tiny", "--model", "tiny"], "two models are served as 'tiny'"),
         (["--model", "tiny", "prot=1"], "unknown key 'prot' (prot=1); did you mean port?"),

@@ -142,9 +142,16 @@ def test_a_hub_id_that_is_not_there_says_how_to_get_it(cache, files, found):
         add_snapshot(cache, "r", *files)
     with pytest.raises(ConfigError) as caught:
         load_config(ServeConfig, [], ["models=[{path: Qwen/Qwen3-8B}]"])
-    assert f"{found} in the cache {cache}; to download it: hf download Qwen/Qwen3-8B" in str(caught.value)
+    assert f"{found} in the cache {cache}; to download it: palestra model pull Qwen/Qwen3-8B" in str(caught.value)
 
 
 def test_unknown_fields_are_refused(tmp_path):
     with pytest.raises(ValidationError):
         ServeConfig.model_validate({"prot": 1})
+
+
+def test_vllm_samples_from_unquantised_weights_only(tmp_path):
+    vllm = {"path": tmp_path, "sampler": "vllm", "vllm": {"urls": ["http://here:1"]}}
+    ModelConfig.model_validate(vllm | {"weights": "bf16"})
+    with pytest.raises(ValidationError, match="sampler=vllm samples from the unquantised weights, but weights is int8"):
+        ModelConfig.model_validate(vllm | {"weights": "int8"})

@@ -66,3 +66,7 @@ def test_without_torch_it_says_what_to_install(start, micro_model, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "palestra.engine.torch_backend", raising=False)
     assert start(micro_model) == "error: the engine needs torch; to install it: pip install 'palestra[engine]'\n"
+
+
+def test_weights_in_an_unknown_form_name_those_there_are(start, micro_model):
+    assert start(micro_model, weights="int3").startswith("error: weights 'int3' are not known; there are: bf16, fp8")

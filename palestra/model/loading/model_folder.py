@@ -15,6 +15,7 @@ from palestra.model.errors import ModelError, TokenizerError
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weights import DTYPES, read_weights
 from palestra.model.numerics import Numerics, set_numerics
+from palestra.model.quantised.forms import FORMS
 
 
 @dataclass(eq=False)
@@ -24,6 +25,8 @@ class Model:
     folder: Path
     spec: ModelSpec
     decoder: Decoder = field(repr=False)
+    weights: str | None = None
+    """The form of 8 or 4 bits in which the weights of its products are kept; None where that is the dtype."""
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -31,12 +34,18 @@ class Model:
 
 
 def load_model(
-    folder: str | Path, *, dtype: str | None = None, device: str = "cpu", numerics: Numerics = "exact"
+    folder: str | Path,
+    *,
+    dtype: str | None = None,
+    device: str = "cpu",
+    numerics: Numerics = "exact",
+    weights: str | None = None,
 ) -> Model:
     """Reads a Hugging Face model folder. Raises ModelError where it is missing or cannot be computed here.
 
     Without `dtype`, the weights keep their stored type where the device supports it, and become float32 otherwise. The
-    device `auto` is a GPU if there is one. `numerics` matters on GPUs only: see `set_numerics`.
+    device `auto` is a GPU if there is one. `numerics` matters on GPUs only: see `set_numerics`. `weights` names a form
+    of 8 or 4 bits in which the weights of products are kept (see `quantised.forms`); "bf16" is that dtype.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -48,14 +57,22 @@ def load_model(
         where = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as e:
         raise ModelError(f"device {device!r} cannot be used here ({e}); `palestra doctor` lists what works") from None
+    if weights == "bf16":
+        if dtype not in (None, "bfloat16"):
+            raise ModelError(f"weights 'bf16' contradict dtype {dtype!r}; leave one of them out")
+        dtype, weights = "bfloat16", None
     # A CPU computes float16 many times slower than float32.
     supported = [n for n in DTYPES if n != "float16" or kernels.can_run_on(where)]
     name = dtype or (spec.dtype if spec.dtype in supported else "float32")
     if name not in supported:
         raise ModelError(f"dtype {name!r} is not supported on {where.type}; supported: {', '.join(supported)}")
+    form = FORMS.get(weights) if weights else None
+    if weights and form is None:
+        raise ModelError(f"weights {weights!r} are not known; there are: bf16, {', '.join(FORMS)}")
     if where.type == "cuda":
         set_numerics(numerics)
-    return Model(folder, spec, Decoder(spec, read_weights(folder, spec, DTYPES[name], where)))
+    decoder = Decoder(spec, read_weights(folder, spec, DTYPES[name], where, form))
+    return Model(folder, spec, decoder, weights)
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:

@@ -15,6 +15,7 @@ from palestra.model.errors import UnsupportedModel
 from palestra.model.loading.config_fields import Config, ConfigFields
 from palestra.model.loading.families import Family, family_of
 from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec, ExpertsSpec, LayerSpec, RopeSpec
+from palestra.model.loading.packed_files import FP8_BLOCK, PACKED_TYPES
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 STATE_BYTES = 4  # recurrent states are float32
@@ -170,14 +171,26 @@ class ModelSpec:
 
 
 def _refuse_unsupported(fields: ConfigFields) -> None:
-    if fields.get("quantization_config"):
-        raise UnsupportedModel(
-            f"{fields.source}: field 'quantization_config': quantised weights are not supported; use the "
-            "float32 or bfloat16 release of this model"
-        )
+    if quantised := fields.get("quantization_config"):
+        _refuse_packing(fields.source, quantised)
     activation = fields.get("hidden_act", "silu")
     if activation != "silu":
         raise UnsupportedModel(f"{fields.source}: hidden_act is {activation!r}; supported: 'silu'")
+
+
+def _refuse_packing(source: str, quantised: Any) -> None:
+    method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+    if method not in PACKED_TYPES:
+        raise UnsupportedModel(
+            f"{source}: field 'quantization_config': weights quantised by {method!r} are not supported, only "
+            f"{' and '.join(PACKED_TYPES)}; use the float32 or bfloat16 release of this model"
+        )
+    block = quantised.get("weight_block_size")
+    if method == "fp8" and block not in (None, [FP8_BLOCK, FP8_BLOCK]):
+        raise UnsupportedModel(
+            f"{source}: field 'quantization_config': weight_block_size is {block!r}; "
+            f"supported: [{FP8_BLOCK}, {FP8_BLOCK}]"
+        )
 
 
 def _rope(fields: ConfigFields, family: Family, head_dim: int) -> RopeSpec:

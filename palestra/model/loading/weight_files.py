@@ -6,13 +6,26 @@ Owns: shards, their index, and what can be wrong with them. Never touches: what 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
+import torch
 from torch import Tensor
 
 from palestra.model.errors import WeightsError
+from palestra.model.loading.packed_files import (
+    PACKED_TYPES,
+    PackedFileError,
+    Packing,
+    fp8_group_scales,
+    packed_names,
+    plain_name,
+    plain_shape,
+    unpack,
+)
+from palestra.model.loading.progress import LoadProgress
+from palestra.model.loading.shard import Shard
 
 PREFIXES = ("model.", "model.language_model.", "language_model.model.")
 """What the names of the text model's tensors begin with, by who wraps it."""
@@ -23,19 +36,34 @@ class WeightFiles:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._open: dict[str, safe_open] = {}
+        self._open: dict[str, Shard] = {}
         self.file_of = _index(folder)
+        self.unpacked: Counter[str] = Counter()
+        """How many weights were dequantised, by the form they had in the files."""
+        self.progress: LoadProgress | None = None
 
     def __enter__(self) -> WeightFiles:
-        for file in dict.fromkeys(self.file_of.values()):
-            self._handle(file)
+        for file in self.files:
+            self._shard(file)
         return self
 
     def __exit__(self, *exc: object) -> None:
+        for shard in self._open.values():
+            shard.close()
         self._open.clear()
 
+    @property
+    def files(self) -> list[str]:
+        return list(dict.fromkeys(self.file_of.values()))
+
     def __iter__(self) -> Iterator[str]:
-        return iter(self.file_of)
+        """Names of the weights; a packed one has the name that it has in plain files."""
+        names = (plain_name(name, self.file_of) for name in self.file_of)
+        return iter(dict.fromkeys(name for name in names if name is not None))
+
+    def __contains__(self, name: str) -> bool:
+        """Whether there is a weight of this name, plain or packed."""
+        return name in self.file_of or packed_names(name, self.file_of) is not None
 
     @property
     def prefix(self) -> str:
@@ -43,35 +71,109 @@ class WeightFiles:
         return next((p for p in PREFIXES if f"{p}embed_tokens.weight" in self.file_of), PREFIXES[0])
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+        """A weight; one that the files keep in 4 or 8 bits is dequantised."""
+        self._check(name, shape)
+        packed = packed_names(name, self.file_of)
+        if packed is None:
+            return self._read(name)
+        self.unpacked[packed.packing] += 1
+        return unpack(packed.packing, self._read(packed.codes), self._read(packed.scales))
+
+    def packing(self, name: str) -> Packing | None:
+        """The form of 4 or 8 bits in which the files keep this weight; None where they do not."""
+        packed = packed_names(name, self.file_of)
+        return None if packed is None else packed.packing
+
+    def packed_fp8(self, name: str, shape: tuple[int, int], group: int) -> tuple[Tensor, Tensor]:
+        """A weight that the files keep in FP8, as it is: its codes, and scales of each row's groups."""
+        self._check(name, shape)
+        return self._read(name), fp8_group_scales(self._read(f"{name}_scale_inv"), *shape, group)
+
+    def _check(self, name: str, shape: tuple[int, ...] | None) -> None:
+        found = self.shape(name)
+        if shape is not None and found != shape:
+            raise WeightsError(
+                f"{self._place(name)}: tensor {name!r} has shape {list(found)}, config.json asks for {list(shape)}"
+            )
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a weight, by the headers alone. Raises WeightsError where they tell that it cannot be read."""
+        packed = packed_names(name, self.file_of)
+        if packed is None:
+            shape, dtype = self._header(name)
+            if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+                raise WeightsError(
+                    f"{self._place(name)}: tensor {name!r} has dtype {dtype}; supported: floating-point weights"
+                )
+            if dtype == torch.float8_e4m3fn:
+                raise WeightsError(
+                    f"{self._place(name)}: tensor {name!r} has dtype {dtype}, but its scales ({name}_scale_inv) are "
+                    "missing; download it again"
+                )
+            return shape
+        (codes, dtype), (scales, _) = self._header(packed.codes), self._header(packed.scales)
+        if dtype != (needed := PACKED_TYPES[packed.packing]):
+            raise WeightsError(
+                f"{self._place(packed.codes)}: tensor {packed.codes!r} has dtype {dtype}; with {packed.scales!r} "
+                f"beside it, it must have {needed}"
+            )
+        try:
+            return plain_shape(packed.packing, codes, scales)
+        except PackedFileError as e:
+            raise WeightsError(
+                f"{self._place(packed.codes)}: {packed.packing} weight {name!r}: {e}; download it again"
+            ) from None
+
+    def read_into(self, name: str, place: Tensor) -> None:
+        """Fills a tensor with a weight of its shape. A place on the device `meta` only has the headers checked."""
+        self._check(name, tuple(place.shape))
+        if place.device.type == "meta":
+            return
+        if packed_names(name, self.file_of) is not None:
+            place.copy_(self.tensor(name))
+            return
+        self._shard_of(name).read_into(name, place)
+        self._count(name)
+
+    def skip(self, names: Iterable[str]) -> None:
+        """Counts weights as read that are taken from elsewhere."""
+        for name in names:
+            self._count(name)
+
+    def _count(self, name: str) -> None:
+        if self.progress is not None:
+            self.progress.add(self._shard_of(name).tensors[name].size_bytes)
+
+    def _header(self, name: str) -> tuple[tuple[int, ...], torch.dtype | str]:
+        found = self._shard_of(name).tensors.get(name)
+        if found is None:
+            raise WeightsError(
+                f"{self._place(name)}: tensor {name!r} is missing, but the index names it; download it again"
+            )
+        return found.shape, found.dtype
+
+    def _read(self, name: str) -> Tensor:
+        found = self._shard_of(name).read(name)
+        self._count(name)
+        return found
+
+    def _place(self, name: str) -> Path:
+        return self.folder / self.file_of.get(name, "")
+
+    def _shard_of(self, name: str) -> Shard:
         file = self.file_of.get(name)
         if file is None:
             raise WeightsError(
                 f"{self.folder}: no tensor named {name!r} in the safetensors files; the config asks for it"
             )
-        try:
-            found = self._handle(file).get_tensor(name)
-        except SafetensorError as e:
-            raise WeightsError(f"{self.folder / file}: tensor {name!r} cannot be read ({e})") from None
-        if shape is not None and tuple(found.shape) != shape:
-            raise WeightsError(
-                f"{self.folder / file}: tensor {name!r} has shape {list(found.shape)}, "
-                f"config.json asks for {list(shape)}"
-            )
-        if not found.is_floating_point():
-            raise WeightsError(
-                f"{self.folder / file}: tensor {name!r} has dtype {found.dtype}; supported: floating-point weights"
-            )
-        return found
+        return self._shard(file)
 
-    def _handle(self, file: str) -> safe_open:
+    def _shard(self, file: str) -> Shard:
         if file not in self._open:
             path = self.folder / file
             if not path.is_file():
                 raise WeightsError(f"{path}: this shard is missing, but the index names it; download it again")
-            try:
-                self._open[file] = safe_open(str(path), framework="pt")
-            except (SafetensorError, OSError) as e:
-                raise WeightsError(f"{path}: not a complete safetensors file ({e}); download it again") from None
+            self._open[file] = Shard(path)
         return self._open[file]
 
 
@@ -88,8 +190,6 @@ def _index(folder: Path) -> dict[str, str]:
             f"{folder}: no model.safetensors and no model.safetensors.index.json; "
             "only safetensors weights are supported"
         )
-    try:
-        with safe_open(str(single), framework="pt") as f:
-            return dict.fromkeys(f.keys(), single.name)
-    except (SafetensorError, OSError) as e:
-        raise WeightsError(f"{single}: not a complete safetensors file ({e}); download it again") from None
+    shard = Shard(single)
+    shard.close()
+    return dict.fromkeys(shard.tensors, single.name)

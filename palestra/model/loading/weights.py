@@ -5,6 +5,7 @@ Owns: names, shapes, fusing of projections. Never touches: compute, how files ar
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,15 @@ from torch import Tensor
 
 from palestra.model.errors import WeightsError
 from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec, ExpertsSpec, MlpSpec
+from palestra.model.loading.product_reader import ProductReader, Rows
+from palestra.model.loading.progress import LoadProgress
+from palestra.model.loading.quantised_cache import QuantisedCache
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weight_files import WeightFiles
+from palestra.model.quantised.forms import Form
+from palestra.model.quantised.packed import FrozenWeight, unflatten
+
+log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Parts = Sequence[tuple[str, int]]
@@ -24,19 +32,19 @@ Parts = Sequence[tuple[str, int]]
 
 @dataclass(slots=True)
 class AttentionWeights:
-    qkv: Tensor
+    qkv: FrozenWeight
     """q (with its gates, where there are some), k and v stacked: one product instead of three."""
     qkv_bias: Tensor | None
     qk_norm: Tensor | None
     """[q heads + kv heads, head_dim]: one normalisation for both."""
-    o: Tensor
+    o: FrozenWeight
     o_bias: Tensor | None
 
 
 @dataclass(slots=True)
 class DeltaNetWeights:
-    qkv: Tensor
-    z: Tensor | None
+    qkv: FrozenWeight
+    z: FrozenWeight | None
     """None where its rows stand among those of `qkv`."""
     ba: Tensor
     """[2 * value heads, hidden]: what becomes beta, and what becomes the decay."""
@@ -47,14 +55,14 @@ class DeltaNetWeights:
     dt_bias: Tensor
     """float32, as is the norm."""
     norm: Tensor
-    out: Tensor
+    out: FrozenWeight
 
 
 @dataclass(slots=True)
 class MlpWeights:
-    gate_up: Tensor
+    gate_up: FrozenWeight
     gate_up_bias: Tensor | None
-    down: Tensor
+    down: FrozenWeight
     down_bias: Tensor | None
 
 
@@ -62,9 +70,9 @@ class MlpWeights:
 class ExpertsWeights:
     router: Tensor
     """[experts, hidden]"""
-    gate_up: Tensor
+    gate_up: FrozenWeight
     """[experts, 2 * size, hidden]"""
-    down: Tensor
+    down: FrozenWeight
     """[experts, hidden, size]"""
     shared: MlpWeights | None
     shared_gate: Tensor | None
@@ -89,15 +97,36 @@ class DecoderWeights:
 
 
 def read_weights(
-    folder: str | Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device | str = "cpu"
+    folder: str | Path,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    form: Form | None = None,
 ) -> DecoderWeights:
+    """With a form, the weights of products are kept in it; embeddings, norms and biases have the dtype in any case."""
+    device, meta = torch.device(device), torch.device("meta")
     with WeightFiles(Path(folder)) as files:
-        return _Reader(files, spec, dtype, torch.device(device)).decoder()
+        # The headers first: what is wrong with the last layer is told before the first one is read.
+        _Reader(files, spec, dtype, meta, ProductReader(files, dtype, meta)).decoder()
+        paths = [files.folder / file for file in files.files]
+        files.progress = LoadProgress(sum(path.stat().st_size for path in paths))
+        cache = None if form is None else QuantisedCache.of(paths, form)
+        products = ProductReader(files, dtype, device, form, cache)
+        weights = _Reader(files, spec, dtype, device, products).decoder()
+        files.progress.end()
+        for packing, count in files.unpacked.items():
+            log.info("weights_dequantised folder=%s from=%s tensors=%d", folder, packing, count)
+        if form is not None:
+            log.info("weights_quantised to=%s from_cache=%d", form.name, cache.found if cache else 0)
+        return weights
 
 
 class _Reader:
-    def __init__(self, files: WeightFiles, spec: ModelSpec, dtype: torch.dtype, device: torch.device):
+    def __init__(
+        self, files: WeightFiles, spec: ModelSpec, dtype: torch.dtype, device: torch.device, products: ProductReader
+    ):
         self.files, self.spec, self.dtype, self.device, self.prefix = files, spec, dtype, device, files.prefix
+        self.products = products
 
     def decoder(self) -> DecoderWeights:
         spec = self.spec
@@ -132,23 +161,23 @@ class _Reader:
             q_norm, k_norm = (self.norm(f"{name}.{x}_norm.weight", spec.head_dim) for x in "qk")
             qk_norm = torch.cat([q_norm.expand(spec.n_heads, -1), k_norm.expand(spec.n_kv_heads, -1)])
         return AttentionWeights(
-            qkv=self.fused(name, qkv),
+            qkv=self.products.read([(f"{name}.{part}.weight", n) for part, n in qkv], h),
             qkv_bias=self.biases(name, qkv, mixer.qkv_bias),
             qk_norm=qk_norm,
-            o=self.get(f"{name}.o_proj.weight", h, q),
+            o=self.product(f"{name}.o_proj.weight", h, q),
             o_bias=self.biases(name, [("o_proj", h)], mixer.o_bias),
         )
 
     def delta_net(self, name: str, mixer: DeltaNetSpec) -> DeltaNetWeights:
         h, heads, values = self.spec.hidden_size, mixer.n_value_heads, mixer.value_size
         if mixer.is_interleaved:
-            qkv, z = self.get(f"{name}.in_proj_qkvz.weight", mixer.conv_size + values, h), None
+            qkv, z = self.product(f"{name}.in_proj_qkvz.weight", mixer.conv_size + values, h), None
             by_key_head = self.get(f"{name}.in_proj_ba.weight", 2 * heads, h).unflatten(0, (mixer.n_key_heads, 2, -1))
             ba = by_key_head.transpose(0, 1).flatten(0, 2).contiguous()
         else:
-            qkv = self.get(f"{name}.in_proj_qkv.weight", mixer.conv_size, h)
-            z = self.get(f"{name}.in_proj_z.weight", values, h)
-            ba = self.fused(name, [("in_proj_b", heads), ("in_proj_a", heads)])
+            qkv = self.product(f"{name}.in_proj_qkv.weight", mixer.conv_size, h)
+            z = self.product(f"{name}.in_proj_z.weight", values, h)
+            ba = torch.cat([self.get(f"{name}.in_proj_{x}.weight", heads, h) for x in "ba"])
         conv = self.get(f"{name}.conv1d.weight", mixer.conv_size, 1, mixer.conv_kernel, dtype=torch.float32)
         return DeltaNetWeights(
             qkv=qkv,
@@ -158,15 +187,15 @@ class _Reader:
             neg_a=-self.get(f"{name}.A_log", heads, dtype=torch.float32).exp(),
             dt_bias=self.get(f"{name}.dt_bias", heads, dtype=torch.float32),
             norm=self.get(f"{name}.norm.weight", mixer.value_dim, dtype=torch.float32),
-            out=self.get(f"{name}.out_proj.weight", h, values),
+            out=self.product(f"{name}.out_proj.weight", h, values),
         )
 
     def dense(self, name: str, size: int, mlp: MlpSpec) -> MlpWeights:
         h, gate_up = self.spec.hidden_size, [("gate_proj", size), ("up_proj", size)]
         return MlpWeights(
-            gate_up=self.fused(name, gate_up),
+            gate_up=self.products.read([(f"{name}.{part}.weight", n) for part, n in gate_up], h),
             gate_up_bias=self.biases(name, gate_up, mlp.has_bias),
-            down=self.get(f"{name}.down_proj.weight", h, size),
+            down=self.product(f"{name}.down_proj.weight", h, size),
             down_bias=self.biases(name, [("down_proj", h)], mlp.has_bias),
         )
 
@@ -181,22 +210,24 @@ class _Reader:
             shared_gate=self.get(f"{name}.shared_expert_gate.weight", 1, h) if is_shared else None,
         )
 
-    def expert_stacks(self, name: str, mlp: ExpertsSpec) -> tuple[Tensor, Tensor]:
+    def expert_stacks(self, name: str, mlp: ExpertsSpec) -> tuple[FrozenWeight, FrozenWeight]:
         """Files have two matrices for all experts, or three for each."""
         n, h, i = mlp.n_experts, self.spec.hidden_size, mlp.size
-        if f"{name}.gate_up_proj" in self.files.file_of:
-            return self.get(f"{name}.gate_up_proj", n, 2 * i, h), self.get(f"{name}.down_proj", n, h, i)
-        if f"{name}.{n}.down_proj.weight" in self.files.file_of:
-            raise WeightsError(f"{self.files.folder}: {name} has more experts than the {n} that config.json asks for")
-        gate_up, down = (torch.empty(n, *m, dtype=self.dtype, device=self.device) for m in ((2 * i, h), (h, i)))
-        for e in range(n):
-            parts = {"gate_proj": gate_up[e, :i], "up_proj": gate_up[e, i:], "down_proj": down[e]}
-            for part, place in parts.items():
-                place.copy_(self.files.tensor(f"{name}.{e}.{part}.weight", tuple(place.shape)))
-        return gate_up, down
+        gate_up: Rows = [(f"{name}.gate_up_proj", (n, 2 * i))]
+        down: Rows = [(f"{name}.down_proj", (n, h))]
+        if f"{name}.gate_up_proj" not in self.files:
+            if f"{name}.{n}.down_proj.weight" in self.files:
+                raise WeightsError(
+                    f"{self.files.folder}: {name} has more experts than the {n} that config.json asks for"
+                )
+            gate_up = [(f"{name}.{e}.{part}_proj.weight", i) for e in range(n) for part in ("gate", "up")]
+            down = [(f"{name}.{e}.down_proj.weight", h) for e in range(n)]
+        return unflatten(self.products.read(gate_up, h), n), unflatten(self.products.read(down, i), n)
 
     def get(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        return self.files.tensor(name, shape).to(device=self.device, dtype=dtype or self.dtype)
+        place = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+        self.files.read_into(name, place)
+        return place
 
     def norm(self, name: str, size: int) -> Tensor:
         """A norm's factors: in float32 where one was added, since the sum has more digits than a half holds."""
@@ -204,9 +235,8 @@ class _Reader:
             return self.get(name, size)
         return self.get(name, size, dtype=torch.float32) + 1.0
 
-    def fused(self, prefix: str, parts: Parts) -> Tensor:
-        h = self.spec.hidden_size
-        return torch.cat([self.get(f"{prefix}.{part}.weight", size, h) for part, size in parts])
+    def product(self, name: str, outputs: int, inputs: int) -> FrozenWeight:
+        return self.products.read([(name, outputs)], inputs)
 
     def biases(self, prefix: str, parts: Parts, present: bool) -> Tensor | None:
         return torch.cat([self.get(f"{prefix}.{part}.bias", size) for part, size in parts]) if present else None

@@ -35,9 +35,11 @@ from palestra.model.lora.adapter_names import (
 from palestra.model.lora.adapters import Adapter, AdapterPool, Layout
 from palestra.model.lora.expert_names import DOWN, GATE_UP, join_experts, split_experts
 from palestra.types import LoraConfig
+from palestra.types.engine import UNQUANTISED
 from palestra.util.files import whole_folder
 
 FORMAT_VERSION = 1
+TRAINED_ON = "palestra_trained_on"
 CONFIG, WEIGHTS, OPTIMIZER = "adapter_config.json", "adapter_model.safetensors", "optimizer.safetensors"
 _UNSUPPORTED = {
     "use_dora": False,
@@ -63,10 +65,12 @@ def save_adapter(
     optimizer: bool = False,
     form: AdapterFormat = "tinker",
     is_tied: bool = False,
+    trained_on: str = "",
 ) -> None:
     """With `optimizer` also what is needed to go on training. `form` differs for models whose checkpoints join
     projections that are trained apart (see `adapter_names`). `is_tied`: names the unembedding as the Tinker
-    cookbook's merge does for tied models."""
+    cookbook's merge does for tied models. `trained_on`: what the base's weights were kept in, for
+    `require_trained_on`."""
     if optimizer and adapter.frozen:
         raise AdapterError("a snapshot has no optimizer state; save the original, or without the optimizer")
     matrices, rank, alpha = adapter_matrices(adapter), adapter.config.rank, _plain(adapter.config.alpha)
@@ -101,8 +105,10 @@ def save_adapter(
         config["alpha_pattern"] = {name: n * alpha for name, n in wholes.items()}
     with whole_folder(new_folder(folder)) as temporary:
         (temporary / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-        shared = {SHARED_EXPERTS: "true"} if has_experts and not adapter.config.per_expert else {}
-        save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt", **shared})
+        metadata = {"format": "pt"} | ({TRAINED_ON: trained_on} if trained_on else {})
+        if has_experts and not adapter.config.per_expert:
+            metadata[SHARED_EXPERTS] = "true"
+        save_file(tensors, temporary / WEIGHTS, metadata=metadata)
         if optimizer:
             moments = {k: adapter.row(k).cpu() for k in ("exp_avg", "exp_avg_sq")}
             state = {"format": FORMAT_VERSION, "steps": adapter.steps}
@@ -125,6 +131,23 @@ def load_snapshot(pool: AdapterPool, folder: str | Path) -> Adapter:
     config = read_config(folder)
     pool.check(config)
     return pool.freeze(config, _read_row(Layout.of(pool.spec, config), Path(folder)))
+
+
+def require_trained_on(folder: str | Path, weights: str) -> None:
+    """Refuses a checkpoint that was trained on a base in another form; one that does not say it passes."""
+    file = Path(folder) / WEIGHTS
+    metadata = (_opened(file).metadata() or {}) if file.is_file() else {}
+    found = metadata.get(TRAINED_ON, weights)
+    if found != weights:
+        raise AdapterError(
+            f"{folder}: this checkpoint was trained on {found} weights, and the model is served with {weights} ones; "
+            f"serve it with {weights_setting(found)}, or set models.0.allow_other_weights=true"
+        )
+
+
+def weights_setting(found: str) -> str:
+    """The setting with which a model is served in this form."""
+    return "no models.0.weights" if found == UNQUANTISED else f"models.0.weights={found}"
 
 
 def load_into(pool: AdapterPool, adapter: Adapter, folder: str | Path, *, optimizer: bool = False) -> None:

@@ -19,6 +19,7 @@ from torch.nn.functional import linear
 from palestra.model import kernels
 from palestra.model.lora.adapters import UNEMBED, Adapter, SiteName
 from palestra.model.lora.buckets import BucketedLora, RowRun
+from palestra.model.quantised.packed import FrozenWeight, dense
 
 
 class LoraProducts(Protocol):
@@ -90,21 +91,21 @@ def _same_weights(a: Adapter, b: Adapter) -> bool:
     return a.stack is b.stack and a.slot == b.slot  # a snapshot may read its original's slot
 
 
-def lora_linear(x: Tensor, weight: Tensor, bias: Tensor | None, name: SiteName, plan: LoraPlan) -> Tensor:
+def lora_linear(x: Tensor, weight: FrozenWeight, bias: Tensor | None, name: SiteName, plan: LoraPlan) -> Tensor:
     """x W^T + b, plus each row's own adapter. Gradients of adapters go straight into their gradient rows."""
     if plan.anchor is not None and torch.is_grad_enabled():
         return _LoraLinear.apply(x, plan.anchor, weight, bias, name, plan)
-    y = linear(x, weight, bias)
+    y = linear(x, dense(weight), bias)
     if plan.products is not None:
         plan.products.apply(y, x, name)
     return y
 
 
 def lora_forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, name: SiteName, plan: LoraPlan
+    x: Tensor, weight: FrozenWeight, bias: Tensor | None, name: SiteName, plan: LoraPlan
 ) -> tuple[Tensor, list[Tensor]]:
     """The output, and what the adapters' backward pass needs of it."""
-    y, inner = linear(x, weight, bias), lora_inner(x, name, plan)
+    y, inner = linear(x, dense(weight), bias), lora_inner(x, name, plan)
     if plan.products is not None:
         plan.products.add(y, inner, name)
     return y, inner
@@ -115,10 +116,17 @@ def lora_inner(x: Tensor, name: SiteName, plan: LoraPlan) -> list[Tensor]:
 
 
 def lora_backward(
-    dy: Tensor, x: Tensor, inner: Sequence[Tensor], weight: Tensor, name: SiteName, plan: LoraPlan, *, need_dx: bool
+    dy: Tensor,
+    x: Tensor,
+    inner: Sequence[Tensor],
+    weight: FrozenWeight,
+    name: SiteName,
+    plan: LoraPlan,
+    *,
+    need_dx: bool,
 ) -> Tensor | None:
     """Adds to the gradient rows of every adapter in the plan; returns dx if asked."""
-    dx = dy @ weight if need_dx else None
+    dx = dy @ dense(weight) if need_dx else None
     if plan.products is not None:
         plan.products.backward(dy, x, inner, dx, name)
     return dx
@@ -127,15 +135,15 @@ def lora_backward(
 class _LoraLinear(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, bias: Tensor | None, name: SiteName, plan: LoraPlan
+        ctx: Any, x: Tensor, anchor: Tensor, weight: FrozenWeight, bias: Tensor | None, name: SiteName, plan: LoraPlan
     ) -> Tensor:
         y, inner = lora_forward(x, weight, bias, name, plan)
-        ctx.save_for_backward(x, weight, *inner)
-        ctx.name, ctx.plan = name, plan
+        ctx.save_for_backward(x, *inner)
+        ctx.weight, ctx.name, ctx.plan = weight, name, plan
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, weight, *inner = ctx.saved_tensors
-        dx = lora_backward(grads[0].contiguous(), x, inner, weight, ctx.name, ctx.plan, need_dx=ctx.needs_input_grad[0])
+        (x, *inner), need_dx = ctx.saved_tensors, ctx.needs_input_grad[0]
+        dx = lora_backward(grads[0].contiguous(), x, inner, ctx.weight, ctx.name, ctx.plan, need_dx=need_dx)
         return dx, None, None, None, None, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 from collections.abc import Mapping
@@ -20,11 +21,15 @@ from palestra.model.lora.adapters import Adapter
 from palestra.model.lora.expert_names import PARTS
 from palestra.util.files import whole_folder
 
+log = logging.getLogger(__name__)
 _EXPERTS = re.compile(r"(.*\.experts)(?:\.(\d+))?\.(gate_up_proj|gate_proj|up_proj|down_proj)")
 
 
 def export_merged(adapter: Adapter, base: str | Path, folder: str | Path) -> None:
-    """Writes the base model with the adapter folded in; a tied unembedding, if trained, gets a matrix of its own."""
+    """Writes the base model with the adapter folded in; a tied unembedding, if trained, gets a matrix of its own.
+
+    Weights that the base keeps in 4 or 8 bits are written in bfloat16, since the sum does not fit their form.
+    """
     base, matrices = Path(base), adapter_matrices(adapter)
     config = json.loads((base / "config.json").read_text())
     with whole_folder(new_folder(folder)) as temporary, WeightFiles(base) as files:
@@ -37,9 +42,13 @@ def export_merged(adapter: Adapter, base: str | Path, folder: str | Path) -> Non
         merged = {}
         for name, source in sources.items():
             weight, change = files.tensor(source), _change(name, files.prefix, matrices)
+            dtype = torch.bfloat16 if files.packing(source) else weight.dtype
             if change is not None:
-                weight = (weight.float() + adapter.stack.layout.scale * change).to(weight.dtype)
-            merged[name] = weight
+                weight = weight.float() + adapter.stack.layout.scale * change
+            merged[name] = weight.to(dtype).contiguous()
+        if files.unpacked:
+            _forget_packing(config)
+            log.info("merged_from_packed folder=%s packed=%s written_as=bfloat16", folder, ",".join(files.unpacked))
         for extra in base.iterdir():
             if extra.is_file() and extra.suffix in (".json", ".jinja", ".model", ".txt") and "index" not in extra.name:
                 shutil.copy(extra, temporary / extra.name)
@@ -53,6 +62,11 @@ def _untie(config: dict[str, Any]) -> bool:
     for level in levels:
         level["tie_word_embeddings"] = False
     return bool(levels)
+
+
+def _forget_packing(config: dict[str, Any]) -> None:
+    for level in (config, config.get("text_config") or {}):
+        level.pop("quantization_config", None)
 
 
 def _change(name: str, prefix: str, matrices: Mapping[str, Tensor]) -> Tensor | None:

@@ -22,6 +22,7 @@ from palestra.model.lora.expert_products import ExpertLora
 from palestra.model.lora.linear import LoraPlan
 from palestra.model.mlp.dense import DenseMlp
 from palestra.model.mlp.routing import Dispatch, Routing, choose_experts
+from palestra.model.quantised.packed import FrozenWeight
 
 
 class ExpertsMlp:
@@ -50,18 +51,24 @@ class ExpertsMlp:
 class _Experts:
     """The experts of one layer for one batch, whose rows are dispatched."""
 
-    gate_up: Tensor
-    down: Tensor
+    gate_up: FrozenWeight
+    down: FrozenWeight
     activate: SwiGlu
     dispatch: Dispatch
     lora: ExpertLora
 
+    def _dense(self, weight: FrozenWeight) -> Tensor:
+        """Written out for the experts that are visited; on a GPU for all, since asking which would wait for it."""
+        if isinstance(weight, Tensor):
+            return weight
+        return weight.dense([n for n, _, _ in self.dispatch.spans] if weight.codes.device.type == "cpu" else None)
+
     def forward(self, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
         """The output, and what the backward pass needs: gate and up of each pair, what adapters made inside."""
-        gate_up = self.dispatch.product(x.index_select(0, self.dispatch.rows), self.gate_up.mT)
+        gate_up = self.dispatch.product(x.index_select(0, self.dispatch.rows), self._dense(self.gate_up).mT)
         up_inner = self.lora.add_gate_up(gate_up, x)
         activated = self.activate(gate_up)
-        out = self.dispatch.product(activated, self.down.mT)
+        out = self.dispatch.product(activated, self._dense(self.down).mT)
         down_inner = self.lora.add_down(out, activated)
         y = self.dispatch.sum_pairs(out, weights)
         self.lora.add_rows(y, weights, down_inner)
@@ -77,12 +84,12 @@ class _Experts:
             gate_up = gate_up.detach().requires_grad_()
             recorded = self.activate(gate_up)
         activated = recorded.detach()
-        d_activated = dispatch.product(dy.index_select(0, dispatch.rows), self.down)
+        d_activated = dispatch.product(dy.index_select(0, dispatch.rows), self._dense(self.down))
         self.lora.down_backward(dy, activated, weights, inner[n:], d_activated)
         d_weights = torch.linalg.vecdot(d_activated.float(), activated.float())[dispatch.places]
         d_activated = d_activated * weights.flatten()[dispatch.order, None].to(d_activated.dtype)
         (d_gate_up,) = torch.autograd.grad(recorded, gate_up, d_activated)
-        dx_pairs = dispatch.product(d_gate_up, self.gate_up) if need_dx else None
+        dx_pairs = dispatch.product(d_gate_up, self._dense(self.gate_up)) if need_dx else None
         dx = None if dx_pairs is None else torch.zeros_like(x)
         self.lora.gate_up_backward(d_gate_up, x, inner[:n], dx, dx_pairs)
         return (None if dx is None or dx_pairs is None else dx.add_(dispatch.sum_pairs(dx_pairs))), d_weights

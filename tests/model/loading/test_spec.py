@@ -54,7 +54,7 @@ def test_layers_are_told_by_kind_or_by_interval():
         ({"linear_num_key_heads": 5}, r"linear_num_value_heads \(32\) is not a multiple of linear_num_key_heads \(5\)"),
         ({"linear_value_head_dim": 0}, "'linear_value_head_dim' must be a positive whole number"),
         ({"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantised weights are not supported"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "weights quantised by 'gptq' are not supported"),
     ],
 )
 def test_contradiction_is_named(fields, message):

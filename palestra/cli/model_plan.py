@@ -1,0 +1,147 @@
+"""What `palestra model info --plan` shows: the memory of a model that is sampled and trained, before it is loaded.
+
+Owns: the estimate. Never touches: the weights themselves, the device.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from palestra.model.loading.spec import ModelSpec
+from palestra.model.loading.weight_files import WeightFiles
+from palestra.model.lora.adapters import Layout
+from palestra.model.quantised.forms import FORMS, Form
+from palestra.model.training.head import CHUNK_CELLS
+from palestra.types import LoraConfig
+
+LAYER = re.compile(r"\.layers\.\d+\.")
+PLAIN = re.compile(r"(conv1d|in_proj_(a|b|ba)|mlp\.gate|router|shared_expert_gate)(\.weight)?$")
+"""Matrices in layers that are never quantised."""
+LEFT_OUT = re.compile(r"^mtp\.|visual|vision_tower")
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+ADAPTER_COPIES = 4  # weight, gradient, and the two moments of Adam, in float32
+RUNTIME_BYTES = 1 << 30  # CUDA's own, its libraries and kernels, and what the allocator leaves between blocks
+MAX_TOKENS, MIN_TOKENS = 8192, 512
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    memory_bytes: int
+    rows: int
+    """Sequences that are sampled at once."""
+    context: int
+    """Tokens of each."""
+    weights: str | None = None
+    rank: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    weights_bytes: int
+    scratch_bytes: int
+    """One weight at a time, written out; 0 without quantising."""
+    adapter_bytes: int
+    """One adapter in training."""
+    kv_bytes: int
+    state_bytes: int
+    training_bytes: int
+    """Activations of a micro-batch that are kept or computed again, and the logits of a chunk."""
+    runtime_bytes: int
+    micro_batch_tokens: int
+    """The largest micro-batch that fits, or the smallest sensible one."""
+    total_bytes: int
+    memory_bytes: int
+    fits: bool
+    settings: list[str]
+    """With which `palestra serve` uses so much."""
+
+
+def plan_memory(folder: Path, spec: ModelSpec, request: PlanRequest) -> MemoryPlan:
+    """Of a model that trains with recomputed activations and samples `rows` sequences of `context` tokens."""
+    form = FORMS.get(request.weights or "")
+    item = 2 if request.weights == "bf16" else DTYPE_BYTES.get(spec.dtype, 4)
+    weights, scratch = weight_bytes(folder, form, item)
+    adapter = Layout.of(spec, LoraConfig(rank=request.rank)).size * (4 * ADAPTER_COPIES + (item if item < 4 else 0))
+    kv = request.rows * request.context * spec.kv_numbers_per_token * item
+    states = request.rows * spec.state_bytes(item)
+    fixed = weights + scratch + adapter + kv + states + RUNTIME_BYTES
+    tokens = MAX_TOKENS
+    while tokens > MIN_TOKENS and fixed + training_bytes(spec, tokens, item) > request.memory_bytes:
+        tokens //= 2
+    total = fixed + training_bytes(spec, tokens, item)
+    return MemoryPlan(
+        weights_bytes=weights,
+        scratch_bytes=scratch,
+        adapter_bytes=adapter,
+        kv_bytes=kv,
+        state_bytes=states,
+        training_bytes=training_bytes(spec, tokens, item),
+        runtime_bytes=RUNTIME_BYTES,
+        micro_batch_tokens=tokens,
+        total_bytes=total,
+        memory_bytes=request.memory_bytes,
+        fits=total <= request.memory_bytes,
+        settings=_settings(request, tokens),
+    )
+
+
+def weight_bytes(folder: Path, form: Form | None, item: int) -> tuple[int, int]:
+    """Of all weights, and of the largest one that is written out before its product."""
+    total = largest = 0
+    with WeightFiles(folder) as files:
+        for name in files:
+            if LEFT_OUT.search(name):
+                continue
+            shape = files.shape(name)
+            size, inputs = math.prod(shape), shape[-1] if len(shape) > 1 else 0
+            is_product = inputs and LAYER.search(name) is not None and PLAIN.search(name) is None
+            if form is not None and is_product and form.fits(inputs):
+                total += form.size_bytes(size // inputs, inputs)
+                largest = max(largest, size * item * (2 if _is_stacked(name) else 1))
+            else:
+                total += size * item
+    return total, largest
+
+
+def _is_stacked(name: str) -> bool:
+    """Whether it is written out together with another one of its size: gate and up."""
+    return name.endswith(("gate_proj.weight", "up_proj.weight")) and ".experts." not in name
+
+
+def training_bytes(spec: ModelSpec, tokens: int, item: int) -> int:
+    """Each layer keeps its two inputs; one layer at a time has all of its activations, and their gradients."""
+    kept = 2 * spec.n_layers * spec.hidden_size
+    inside = 4 * spec.hidden_size + 3 * (spec.q_size + 2 * spec.kv_size) + 5 * spec.intermediate_size
+    logits = CHUNK_CELLS["cuda"] * (item + 4)
+    return tokens * (kept + 2 * inside) * item + logits
+
+
+def _settings(request: PlanRequest, tokens: int) -> list[str]:
+    weights = [f"models.0.weights={request.weights}"] if request.weights else []
+    return [
+        *weights,
+        "models.0.checkpointing=true",
+        f"models.0.micro_batch_tokens={tokens}",
+        f"models.0.max_sample_rows={request.rows}",
+        f"models.0.cache_tokens={request.rows * request.context}",
+    ]
+
+
+def device_memory() -> int:
+    """The memory of this machine's GPU, or its main memory."""
+    import psutil
+    import torch
+
+    return torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else psutil.virtual_memory().total
+
+
+def parse_bytes(text: str) -> int:
+    """`16GB`, `16GiB`, `16g` or a number of bytes. Raises ValueError."""
+    found = re.fullmatch(r"\s*([0-9.]+)\s*(?:([KMGT])(i?)B?|B)?\s*", text, re.IGNORECASE)
+    if found is None:
+        raise ValueError(f"{text!r} is not an amount of memory; write it as 16GB or 40GiB")
+    number, unit, binary = found.groups()
+    return int(float(number) * (1024 if binary else 1000) ** ("KMGT".index(unit.upper()) + 1 if unit else 0))

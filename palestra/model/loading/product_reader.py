@@ -1,0 +1,70 @@
+"""The weights of a decoder's products, read as they are kept: in the model's type, or in 8 or 4 bits.
+
+Owns: joining projections, quantising them one by one. Never touches: names of families, where weights are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from palestra.model.loading.quantised_cache import QuantisedCache
+from palestra.model.loading.weight_files import WeightFiles
+from palestra.model.quantised.forms import Form, packed_shapes, quantise
+from palestra.model.quantised.packed import FrozenWeight, PackedWeight, Scratch
+
+Rows = Sequence[tuple[str, int | tuple[int, ...]]]
+"""Names of weights that share an input, with their outputs; of a stack, how many weights and their outputs."""
+Shapes = Sequence[tuple[str, tuple[int, ...]]]
+
+
+class ProductReader:
+    def __init__(
+        self,
+        files: WeightFiles,
+        dtype: torch.dtype,
+        device: torch.device,
+        form: Form | None = None,
+        cache: QuantisedCache | None = None,
+    ):
+        self.files, self.dtype, self.device, self.form, self.cache = files, dtype, device, form, cache
+        self.scratch, self._count = Scratch(), 0
+
+    def read(self, parts: Rows, inputs: int) -> FrozenWeight:
+        """The parts stacked, [all outputs, inputs]: one product instead of several."""
+        shapes = [(name, (n,) if isinstance(n, int) else n) for name, n in parts]
+        if self.form is not None and self.form.fits(inputs):
+            return self._read_packed(shapes, inputs, self.form)
+        counts = [prod(shape) for _, shape in shapes]
+        whole = torch.empty(sum(counts), inputs, dtype=self.dtype, device=self.device)
+        for (name, shape), place in zip(shapes, whole.split(counts), strict=True):
+            self.files.read_into(name, place.view(*shape, inputs))
+        return whole
+
+    def _read_packed(self, parts: Shapes, inputs: int, form: Form) -> PackedWeight:
+        """Each part is quantised alone and dropped, so that one of them at a time is there in full."""
+        number, self._count = self._count, self._count + 1
+        shapes, code_type = packed_shapes(form, sum(prod(shape) for _, shape in parts), inputs)
+        kept = self.cache.get(number, shapes, code_type) if self.cache is not None else None
+        if kept is not None:
+            codes, scales = (tensor.to(self.device) for tensor in kept)
+            self.files.skip(name for name, _ in parts)
+            return PackedWeight(form, codes, scales, self.dtype, self.scratch)
+        codes = torch.empty(shapes[0], dtype=code_type, device=self.device)
+        scales = torch.empty(shapes[1], device=self.device)
+        start = 0
+        for name, shape in parts:
+            rows = slice(start, start := start + prod(shape))
+            found = self._quantised(name, shape, inputs, form)
+            codes[rows], scales[rows] = (tensor.flatten(0, -2) for tensor in found)
+        if self.cache is not None:
+            self.cache.put(number, codes, scales)
+        return PackedWeight(form, codes, scales, self.dtype, self.scratch)
+
+    def _quantised(self, name: str, shape: tuple[int, ...], inputs: int, form: Form) -> tuple[Tensor, Tensor]:
+        if len(shape) == 1 and self.files.packing(name) == form.name == "fp8":
+            return self.files.packed_fp8(name, (*shape, inputs), form.group_of(inputs))
+        return quantise(self.files.tensor(name, (*shape, inputs)).to(self.device), form)

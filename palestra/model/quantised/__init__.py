@@ -1,0 +1,1 @@
+"""Frozen weights in 8 or 4 bits."""

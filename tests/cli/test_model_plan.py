@@ -1,0 +1,111 @@
+"""`palestra model info --plan`: whether a model fits, from its headers alone."""
+
+from __future__ import annotations
+
+import json
+import struct
+from math import prod
+from pathlib import Path
+
+import pytest
+import torch
+
+from palestra.cli.model_plan import PlanRequest, parse_bytes, plan_memory, weight_bytes
+from palestra.model import ModelSpec, load_model
+from palestra.model.loading import random_model as random_models
+from palestra.model.quantised.forms import FORMS
+from palestra.model.quantised.packed import PackedWeight
+from tests.cli.test_cli import palestra
+
+
+def write_hollow(folder: Path, shape: str, family: str = "qwen3") -> Path:
+    """A model folder of a published size whose weights are a hole in the file: nothing is written, headers are real."""
+    config = random_models._config(family, random_models.SHAPES[shape], None, None, {}) | {"dtype": "bfloat16"}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    header, start = {}, 0
+    for parameter in random_models._parameters(config):
+        end = start + 2 * prod(parameter.shape)
+        header[parameter.name] = {"dtype": "BF16", "shape": parameter.shape, "data_offsets": [start, end]}
+        start = end
+    raw = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(raw)) + raw)
+        file.truncate(8 + len(raw) + start)
+    return folder
+
+
+def test_an_8b_model_trains_and_samples_in_16_gb_with_4_bits(tmp_path):
+    folder = write_hollow(tmp_path / "8b", "qwen3-8b")
+    shown = palestra("model", "info", folder, "--plan", "--memory", "16GB", "--weights", "nf4", "--json")
+    plan = json.loads(shown.stdout)["plan"]
+    assert plan["fits"]
+    assert plan["total_bytes"] <= 16e9
+    assert 6e9 < plan["weights_bytes"] < 7e9  # 4.5 bits for 6.9 B weights, 16 for the embeddings
+    assert "models.0.weights=nf4" in plan["settings"]
+    text = palestra("model", "info", folder, "--plan", "--memory", "16GB").output
+    assert "does not fit into 14.9 GiB" in text
+    assert "lower --rows or --context" in text
+
+
+def test_30b_a3b_trains_and_samples_in_40_gb_with_4_bits(tmp_path):
+    folder = write_hollow(tmp_path / "30b", "qwen3-30b-a3b", "qwen3_moe")
+    shown = palestra("model", "info", folder, "--plan", "--memory", "40GB", "--weights", "nf4", "--json")
+    facts = json.loads(shown.stdout)
+    assert facts["plan"]["fits"]
+    assert facts["active_parameters"] < 0.12 * facts["parameters"]
+
+
+@pytest.mark.parametrize("name", [None, "int8", "nf4", "mxfp4"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "qwen3_moe"])
+def test_planned_weights_are_those_that_are_loaded(random_model, family, name):
+    folder = random_model(family, shape="tiny")
+    planned, scratch = weight_bytes(folder, FORMS[name] if name else None, 4)
+    model = load_model(folder, weights=name)
+    weights, total, largest = model.decoder.weights, 0, 0
+    found = [weights.embedding, weights.norm]
+    for layer in weights.layers:
+        for part in (layer, layer.mixer, layer.mlp):
+            found += [getattr(part, field) for field in type(part).__dataclass_fields__]
+    for weight in found:
+        if isinstance(weight, torch.Tensor | PackedWeight):
+            total += weight.nbytes
+        if isinstance(weight, PackedWeight):
+            largest = max(largest, weight.numel() * 4)
+    assert planned == pytest.approx(total, rel=0.01)
+    assert scratch == largest or (family == "qwen3_5" and scratch <= largest)
+
+
+def test_more_rows_and_tokens_take_more(tmp_path):
+    folder = write_hollow(tmp_path / "4b", "qwen3.5-4b", "qwen3_5")
+    spec = ModelSpec.from_folder(folder)
+    one, two = (plan_memory(folder, spec, PlanRequest(40 << 30, rows, 1024)) for rows in (4, 8))
+    assert two.kv_bytes == 2 * one.kv_bytes == 8 * 1024 * (32 << 10)
+    assert two.state_bytes == 2 * one.state_bytes > 0
+    tight = plan_memory(folder, spec, PlanRequest(one.total_bytes - 1, 4, 1024))
+    assert tight.micro_batch_tokens < one.micro_batch_tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("16GB", 16 * 10**9), ("40GiB", 40 << 30), ("1.5g", 1_500_000_000), ("512", 512), ("2 TB", 2 * 10**12)],
+)
+def test_amounts_of_memory_are_read(text, size):
+    assert parse_bytes(text) == size
+
+
+def test_wrong_amounts_and_forms_are_one_line(micro_model):
+    for options, message in (
+        (("--memory", "much"), "'much' is not an amount of memory"),
+        (("--weights", "int3"), "weights 'int3' are not known; there are: bf16, fp8"),
+    ):
+        shown = palestra("model", "info", micro_model, "--plan", *options)
+        assert shown.exit_code == 2
+        assert message in shown.output
+        assert shown.output.count("\n") == 1
+
+
+def test_info_names_mechanisms_and_what_lora_trains(random_model):
+    shown = palestra("model", "info", random_model("qwen3_5")).output
+    for part in ("gated delta nets", "gated attention", "norms that multiply by 1 + w", "in_proj_q", "lm_head"):
+        assert part in shown
