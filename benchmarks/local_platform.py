@@ -37,7 +37,7 @@ SECONDS, QUICK_SECONDS = 4.0, 1.0
 CLIENTS = 32
 LIVE, QUICK_LIVE = 10_000, 2_000
 PLAYED = {"keys": ("keys-by_verb-0c-7", "list"), "mail": ("mail-mark_read-0-7", "search_messages")}
-"""Of an app: a task, whose last call writes and can be said again; and a tool that reads."""
+"""For each app: a task, whose last call writes and can be repeated; and a tool that reads."""
 WRITE = ("set", {"name": "a", "value": 3})  # takes no more room however often it is said
 MCP_PEER, OPENENV_PEER = "mcp, stateless, JSON", "OpenEnv"
 

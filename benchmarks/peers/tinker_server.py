@@ -44,13 +44,13 @@ class Processes:
         return sum(process.memory_full_info().pss for process in self.all()) / 1e9
 
     def cpu_percent(self, seconds: float) -> float:
-        """Of one core, over so long."""
+        """Share of one core, over this time."""
         before = self._cpu_s()
         time.sleep(seconds)
         return 100 * (self._cpu_s() - before) / seconds
 
     def own_cpu_s(self) -> float:
-        """Of the first process alone: the one that speaks HTTP."""
+        """CPU time of the first process alone, which serves HTTP."""
         times = psutil.Process(self.pid).cpu_times()
         return times.user + times.system
 
@@ -132,7 +132,7 @@ def make_model(command: Path, folder: Path, shape: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Of what happened between two readings."""
+    """What happened between two readings."""
 
     bounds: tuple[float, ...]
     counts: tuple[float, ...]
@@ -166,7 +166,7 @@ class Metrics:
         return cls(values)
 
     def histogram_since(self, earlier: Metrics, name: str, kind: str) -> Histogram:
-        """Of one `type` of calls, over all base models."""
+        """Histogram of one `type` of calls, over all base models."""
         counts: dict[float, float] = defaultdict(float)
         total = 0.0
         for metrics, sign in ((self, 1), (earlier, -1)):

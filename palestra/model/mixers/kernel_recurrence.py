@@ -1,6 +1,6 @@
-"""The recurrence by kernels: for half precision on a GPU, in training and in sampling.
+"""The recurrence over packed sequences by kernels: for half precision on a GPU.
 
-Owns: the tables that the kernels read. Never touches: the kernels themselves, whose a state is.
+Owns: the tables that the kernels read, in sampling too. Never touches: the kernels themselves, whose a state is.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from palestra.model.kernels.causal_conv import causal_conv, keep_inputs
-from palestra.model.kernels.delta_rule import Spans, delta_chunks, delta_rule, delta_steps
+from palestra.model.kernels.causal_conv import causal_conv
+from palestra.model.kernels.delta_rule import Spans, delta_rule
 from palestra.model.loading.layer_spec import DeltaNetSpec
 from palestra.model.mixers.delta_rule import CHUNK
-from palestra.model.sampling.recurrent_states import RecurrentStates
-from palestra.model.sampling.sequences import StepPlan
 from palestra.model.transfers import to_device
 
 
@@ -48,13 +46,6 @@ class SpanArrays:
         ]
         return cls(rows, spans[~in_chunks], chunked, np.array(chunks, np.int32).reshape(-1, 2))
 
-    @classmethod
-    def of_plan(cls, plan: StepPlan) -> SpanArrays:
-        """Prompts are computed in chunks; what was generated, also before a preemption, in steps."""
-        slots = [-1 if chunk.seq.state_slot is None else chunk.seq.state_slot for chunk in plan.rows]
-        are_prompts = [chunk.start < chunk.seq.prompt_len for chunk in plan.rows]
-        return cls.of([chunk.end - chunk.start for chunk in plan.rows], slots, are_prompts)
-
 
 class PackedKernelRecurrence:
     """Sequences that all begin here, with gradients; see `Recurrence`."""
@@ -68,35 +59,3 @@ class PackedKernelRecurrence:
     def __call__(self, layer: int, qkv: Tensor, beta: Tensor, decay: Tensor, conv: Tensor) -> Tensor:
         mixed = causal_conv(qkv, conv, self.rows)
         return delta_rule(mixed, beta, decay, self.spans, self.delta_nets[layer])
-
-
-@dataclass(frozen=True, slots=True)
-class SlottedKernelRecurrence:
-    """Sequences that go on from the states in their slots, and advance them; see `Recurrence`."""
-
-    states: RecurrentStates
-    rows: Tensor
-    """See `causal_conv`."""
-    steps: Spans
-    chunked: Spans | None
-    """None where each span is one row, computed in a step."""
-
-    @classmethod
-    def of(cls, states: RecurrentStates, plan: StepPlan) -> SlottedKernelRecurrence:
-        arrays = SpanArrays.of_plan(plan)
-        rows, steps, chunked, chunks = (
-            to_device(a, states.device) for a in (arrays.rows, arrays.steps, arrays.chunked, arrays.chunks)
-        )
-        return cls(states, rows, Spans(steps), Spans(chunked, chunks) if plan.prefill else None)
-
-    def __call__(self, layer: int, qkv: Tensor, beta: Tensor, decay: Tensor, conv: Tensor) -> Tensor:
-        spec = self.states.spec.delta_nets[layer]
-        states, inputs = self.states.matrices[layer], self.states.inputs[layer]
-        mixed = causal_conv(qkv, conv, self.rows, inputs, are_alone=self.chunked is None)
-        out = qkv.new_empty(len(qkv), spec.n_value_heads, spec.value_dim, dtype=torch.float32)
-        delta_steps(mixed, beta, decay, self.steps, spec, states, out)
-        if self.chunked is not None:
-            delta_chunks(mixed, beta, decay, self.chunked, spec, states, out)
-            for spans in (self.steps, self.chunked):
-                keep_inputs(qkv, spans.table, inputs)
-        return out

@@ -44,7 +44,8 @@ from palestra.model.lora.buckets import RowRun
 from palestra.model.lora.linear import LoraPlan
 from palestra.model.lora.tiles import TileArrays, addresses, site_shape
 from palestra.model.mixers.delta_rule import CHUNK
-from palestra.model.mixers.kernel_recurrence import SlottedKernelRecurrence, SpanArrays
+from palestra.model.mixers.kernel_recurrence import SpanArrays
+from palestra.model.sampling.kernel_recurrence import SlottedKernelRecurrence, plan_spans
 from palestra.model.sampling.recurrent_states import RecurrentStates
 from palestra.model.sampling.sequences import StepPlan
 from palestra.model.transfers import StagedBuffer
@@ -146,7 +147,7 @@ class _StepArrays:
             TileArrays.of(runs, TILE_ROWS[0]) if runs else None,
             SharedArrays.of(plan, group, page_size),
             page_numbers(plan),
-            SpanArrays.of_plan(plan) if has_states else None,
+            plan_spans(plan) if has_states else None,
         )
 
 

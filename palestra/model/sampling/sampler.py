@@ -36,7 +36,7 @@ from palestra.model.lora.linear import LoraPlan, merge_runs
 from palestra.model.sampling.grammars import CompiledGrammar, Grammars
 from palestra.model.sampling.kv_page_pool import PagePool
 from palestra.model.sampling.prompt_logprobs import PromptScores
-from palestra.model.sampling.recurrent_states import RecurrentStates, slotted_recurrence
+from palestra.model.sampling.recurrent_states import RecurrentStates
 from palestra.model.sampling.request_checks import check_request
 from palestra.model.sampling.running_requests import (
     Failed,
@@ -50,6 +50,7 @@ from palestra.model.sampling.running_requests import (
 )
 from palestra.model.sampling.scheduler import RequestTooLarge, Scheduler
 from palestra.model.sampling.sequences import PENDING, Ready, Sequence, SequenceState, StepPlan
+from palestra.model.sampling.slotted_recurrence import slotted_recurrence
 from palestra.model.sampling.state_slots import StateSlots
 from palestra.model.sampling.stop_strings import ends_with_stop
 from palestra.model.sampling.token_draws import DrawRow, TokenMask, draw

@@ -186,3 +186,17 @@ def test_large_adapters_never_move(moe, monkeypatch):
         moe.pool.free(other)
     assert moe.pool.size_bytes == first.row("weights").nbytes
     assert adapter_matrices(first)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_moe", "qwen3_next"])
+def test_hybrid_models_with_experts_are_saved_read_and_merged(get_bench, tmp_path, in_transformers, family):
+    bench = get_bench(family)
+    adapter = bench.adapter(rank=RANK)
+    for form in ("tinker", "peft"):
+        save_adapter(adapter, tmp_path / form, form=form)
+        assert torch.equal(load_adapter(bench.pool, tmp_path / form).row("weights"), adapter.row("weights"))
+    assert "model.layers.0.mlp.shared_expert.up_proj.lora_A.weight" in read(tmp_path / "tinker")
+    export_merged(adapter, bench.model.folder, tmp_path / "merged")
+    with torch.no_grad():
+        truth = in_transformers(tmp_path / "merged")(torch.tensor([list(range(3, 40))])).logits[0]
+    assert (logits(bench, adapter) - truth).abs().max() < 1e-3

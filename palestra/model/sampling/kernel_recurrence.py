@@ -1,0 +1,57 @@
+"""The recurrence of one step of the scheduler's plan by kernels: for half precision on a GPU.
+
+Owns: which spans of a plan are computed in which form. Never touches: the kernels themselves, whose a state is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from palestra.model.kernels.causal_conv import causal_conv, keep_inputs
+from palestra.model.kernels.delta_rule import Spans, delta_chunks, delta_steps
+from palestra.model.mixers.kernel_recurrence import SpanArrays
+from palestra.model.sampling.recurrent_states import RecurrentStates
+from palestra.model.sampling.sequences import StepPlan
+from palestra.model.transfers import to_device
+
+
+def plan_spans(plan: StepPlan) -> SpanArrays:
+    """Prompts are computed in chunks; what was generated, also before a preemption, in steps."""
+    slots = [-1 if chunk.seq.state_slot is None else chunk.seq.state_slot for chunk in plan.rows]
+    are_prompts = [chunk.start < chunk.seq.prompt_len for chunk in plan.rows]
+    return SpanArrays.of([chunk.end - chunk.start for chunk in plan.rows], slots, are_prompts)
+
+
+@dataclass(frozen=True, slots=True)
+class SlottedKernelRecurrence:
+    """Sequences that go on from the states in their slots, and advance them; see `Recurrence`."""
+
+    states: RecurrentStates
+    rows: Tensor
+    """See `causal_conv`."""
+    steps: Spans
+    chunked: Spans | None
+    """None where each span is one row, computed in a step."""
+
+    @classmethod
+    def of(cls, states: RecurrentStates, plan: StepPlan) -> SlottedKernelRecurrence:
+        arrays = plan_spans(plan)
+        rows, steps, chunked, chunks = (
+            to_device(a, states.device) for a in (arrays.rows, arrays.steps, arrays.chunked, arrays.chunks)
+        )
+        return cls(states, rows, Spans(steps), Spans(chunked, chunks) if plan.prefill else None)
+
+    def __call__(self, layer: int, qkv: Tensor, beta: Tensor, decay: Tensor, conv: Tensor) -> Tensor:
+        spec = self.states.spec.delta_nets[layer]
+        states, inputs = self.states.matrices[layer], self.states.inputs[layer]
+        mixed = causal_conv(qkv, conv, self.rows, inputs, are_alone=self.chunked is None)
+        out = qkv.new_empty(len(qkv), spec.n_value_heads, spec.value_dim, dtype=torch.float32)
+        delta_steps(mixed, beta, decay, self.steps, spec, states, out)
+        if self.chunked is not None:
+            delta_chunks(mixed, beta, decay, self.chunked, spec, states, out)
+            for spans in (self.steps, self.chunked):
+                keep_inputs(qkv, spans.table, inputs)
+        return out
