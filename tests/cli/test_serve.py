@@ -185,6 +185,6 @@ def test_config_show_and_schema(tmp_path):
     assert "hunter2" not in shown.output
     schema = palestra("config", "schema", "serve").stdout
     assert '"max_pending_samples"' in schema
-    assert "Without a heartbeat for so long" in schema
+    assert "A session ends after this time without a heartbeat" in schema
     wrong = palestra("config", "show", "serve", "prot=1")
     assert (wrong.exit_code, wrong.stderr) == (2, "error: unknown key 'prot' (prot=1); did you mean port?\n")
