@@ -29,14 +29,14 @@ def model() -> None:
     "--family",
     default="qwen3",
     show_default=True,
-    help="qwen3, qwen3_moe, qwen3_5, qwen3_5_moe, qwen3_next, qwen2, llama or mistral.",
+    help="qwen3, qwen3_moe, qwen3_5, qwen3_5_moe, qwen3_next, gpt_oss, qwen2, llama or mistral.",
 )
 @click.option(
     "--shape",
     default="tiny",
     show_default=True,
-    help="micro, tiny, small, qwen3-0.6b, qwen3-4b, qwen3-8b, qwen3-30b-a3b, qwen3.5-4b, qwen3.5-9b or "
-    "qwen3.5-35b-a3b.",
+    help="micro, tiny, small, qwen3-0.6b, qwen3-4b, qwen3-8b, qwen3-30b-a3b, qwen3.5-4b, qwen3.5-9b, "
+    "qwen3.5-35b-a3b or gpt-oss-20b.",
 )
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same weights.")
 @click.option("--dtype", default="float32", show_default=True, help="float32, bfloat16 or float16.")

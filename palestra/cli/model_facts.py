@@ -125,6 +125,7 @@ def _mechanisms(spec: ModelSpec) -> list[str]:
         "gated delta nets": bool(spec.delta_nets),
         "sliding windows": spec.sliding_window is not None,
         "norms on queries and keys": any(mixer.qk_norm for mixer in attention),
+        "attention sinks": spec.has_sinks,
         "gated attention": any(mixer.is_gated for mixer in attention),
         "biases": any(mixer.qkv_bias or mixer.o_bias for mixer in attention),
         "partial rope": spec.rope.dim < spec.head_dim,

@@ -271,6 +271,8 @@ SUPPORTED = (
     "qwen3_moe_fused",
     "qwen3_5_moe",
     "qwen3_next",
+    "gpt_oss",
+    "gpt_oss_mxfp4",
 )
 """Families that must pass; the others are not supported yet and are refused by name."""
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from palestra.model import TrainItem
+from palestra.model.loading.weights import by_halves
 from palestra.types import AdamParams
 
 LENGTHS = (5, 40, 17, 40, 1, 64, 33)
@@ -64,6 +65,7 @@ CASES: dict[str, dict] = {
     "qwen3_moe-mixed": {"family": "qwen3_moe", "overrides": {"mlp_only_layers": [1]}},
     "qwen3_5_moe": {"family": "qwen3_5_moe"},
     "qwen3_next": {"family": "qwen3_next", "overrides": {"linear_num_key_heads": 2}},
+    "gpt_oss": {"family": "gpt_oss", "overrides": {"sliding_window": 8}},
     "qwen3_moe-shares": {"family": "qwen3_moe", "tie": True, "overrides": {"norm_topk_prob": False}},
     "mistral": {"family": "mistral", "overrides": {"sliding_window": 8}},
     "mistral-full": {"family": "mistral", "overrides": {"sliding_window": None}},
@@ -107,7 +109,7 @@ def test_gradients_equal_peft(get_bench, case, tmp_path):
     truth = {n.replace(".default.", "."): p.grad for n, p in peft_model.named_parameters() if p.requires_grad}
     ours = {f"base_model.model.{n}": g for n, g in bench.gradient(adapter).items()}
     take_parts(truth, ours)
-    take_experts(truth, ours)
+    take_experts(truth, ours, is_interleaved=bench.model.spec.family == "gpt_oss")
     assert ours.keys() == truth.keys()
     for name, gradient in ours.items():
         assert torch.linalg.norm(gradient - truth[name]) < 1e-4 * torch.linalg.norm(truth[name]), name
@@ -123,7 +125,7 @@ def take_parts(truth: dict[str, torch.Tensor], ours: dict[str, torch.Tensor]) ->
             row, column = row + rows, column + (columns if "lora_B" in part else 0)
 
 
-def take_experts(truth: dict[str, torch.Tensor], ours: dict[str, torch.Tensor]) -> None:
+def take_experts(truth: dict[str, torch.Tensor], ours: dict[str, torch.Tensor], *, is_interleaved: bool) -> None:
     """Of what PEFT repeats for each expert, the sum where ours is one matrix; the blocks of gate and up."""
     for key in [key for key in truth if key.endswith("experts.lora_A.weight")]:
         head = key.removesuffix(".lora_A.weight")
@@ -131,6 +133,8 @@ def take_experts(truth: dict[str, torch.Tensor], ours: dict[str, torch.Tensor]) 
             a, b = (truth.pop(f"{module}.lora_{x}.weight") for x in "AB")
             n = max(len(ours[f"{head}.{parts[0]}.lora_{x}.weight"]) for x in "AB")
             a, b = a.unflatten(0, (n, -1)), b.unflatten(1, (-1, n)).permute(2, 0, 1)
+            if is_interleaved and len(parts) > 1:
+                b = by_halves(b)
             rank = a.shape[1] // len(parts)
             for i, (part, rows) in enumerate(zip(parts, b.chunk(len(parts), 1), strict=True)):
                 for x, every in (("A", a.split(rank, 1)[i]), ("B", rows.split(rank, 2)[i])):

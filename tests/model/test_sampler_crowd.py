@@ -18,6 +18,7 @@ MODELS = {
     "mistral": {"family": "mistral", "overrides": {"sliding_window": 9}},
     "qwen3_5": {"family": "qwen3_5"},
     "qwen3_moe": {"family": "qwen3_moe"},
+    "gpt_oss": {"family": "gpt_oss", "overrides": {"sliding_window": 9}},
 }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from palestra.model.attention.packed import PackedAttention
+from palestra.model.attention.packed import PackedAttention, attend_with_sinks, softmax_with_sinks
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.sampling.sequences import Sequence, SequenceChunk, StepPlan
 from palestra.model.transfers import to_device
@@ -121,37 +122,41 @@ class PagedAttention:
             self.blocks[window] = self._decode_blocks(window) if plan.decode else []
         self._plan_prefill(plan.prefill)
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         self.cache.write(layer, self.slots, k, v)
         blocks = self.blocks[self.spec.windows[layer]]
         if len(blocks) == 1 and blocks[0].keep is None and blocks[0].rows == slice(0, len(q)):
-            return self._decode(layer, blocks[0], q)
+            return self._decode(layer, blocks[0], q, sinks)
         out = torch.empty(len(q), self.spec.q_size, dtype=q.dtype, device=q.device)
         for block in blocks:
-            mixed, rows = self._decode(layer, block, q[block.rows]), block.rows
+            mixed, rows = self._decode(layer, block, q[block.rows], sinks), block.rows
             if block.keep is not None:
                 assert isinstance(rows, Tensor)
                 mixed, rows = mixed[block.keep], rows[block.keep]
             out[rows] = mixed
         if self.fresh is not None:
-            out[self.fresh_rows] = self.fresh(layer, q[self.fresh_rows], k[self.fresh_rows], v[self.fresh_rows])
+            q_fresh, k_fresh, v_fresh = (x[self.fresh_rows] for x in (q, k, v))
+            out[self.fresh_rows] = self.fresh(layer, q_fresh, k_fresh, v_fresh, sinks)
         for first, chunk, pages in self.continued:
             rows = slice(first, first + chunk.end - chunk.start)
-            out[rows] = self._continue(layer, chunk, pages, q[rows])
+            out[rows] = self._continue(layer, chunk, pages, q[rows], sinks)
         return out
 
     # Decoding
 
-    def _decode(self, layer: int, block: _Block, q: Tensor) -> Tensor:
+    def _decode(self, layer: int, block: _Block, q: Tensor, sinks: Tensor | None) -> Tensor:
         """For the rows of a block, [rows, heads * dim]."""
         spec = self.spec
+        softmax = (
+            _softmax if sinks is None else partial(softmax_with_sinks, sinks=sinks.view(spec.n_kv_heads, 1, -1, 1))
+        )
         heads, n, dim = spec.n_kv_heads, block.groups * block.members, spec.head_dim
         share = spec.n_heads // heads
         grouped = q.view(n, heads, share, dim).transpose(0, 1) * dim**-0.5
         k, v = self.cache.read(layer, block.own, heads * n)
         scores = torch.bmm(grouped.reshape(heads * n, share, dim), k.mT).unflatten(0, (heads, n)) + block.own_bias
         if block.prefix is None:
-            mixed = torch.bmm(_softmax(scores).flatten(0, 1), v)
+            mixed = torch.bmm(softmax(scores).flatten(0, 1), v)
         else:
             shared_k, shared_v = self.cache.read(layer, block.prefix, heads * block.groups)
             queries = grouped.reshape(heads * block.groups, block.members * share, dim)
@@ -159,7 +164,7 @@ class PagedAttention:
             if block.prefix_bias is not None:
                 shared.unflatten(0, (heads, block.groups)).add_(block.prefix_bias)
             split = shared.shape[-1]
-            weights = _softmax(torch.cat([shared.view(heads, n, share, split), scores], -1))
+            weights = softmax(torch.cat([shared.view(heads, n, share, split), scores], -1))
             mixed = torch.bmm(weights[..., split:].flatten(0, 1), v)
             per_group = weights[..., :split].reshape(heads * block.groups, block.members * share, split)
             mixed = mixed + torch.bmm(per_group, shared_v).view(heads * n, share, dim)
@@ -246,7 +251,7 @@ class PagedAttention:
                 slice(int(rows[0]), int(rows[-1]) + 1) if adjacent else torch.from_numpy(rows).to(self.device)
             )
 
-    def _continue(self, layer: int, chunk: SequenceChunk, pages: Tensor, q: Tensor) -> Tensor:
+    def _continue(self, layer: int, chunk: SequenceChunk, pages: Tensor, q: Tensor, sinks: Tensor | None) -> Tensor:
         k, v = (x[None, :, : chunk.end] for x in self.cache.read(layer, pages, self.spec.n_kv_heads))
         key = torch.arange(chunk.end, device=q.device)
         query = torch.arange(chunk.start, chunk.end, device=q.device)[:, None]
@@ -254,7 +259,11 @@ class PagedAttention:
         window = self.spec.windows[layer]
         if window is not None:
             seen &= key > query - window
-        out = scaled_dot_product_attention(q.transpose(0, 1)[None], k, v, attn_mask=seen, enable_gqa=True)
+        heads = q.transpose(0, 1)[None]
+        if sinks is None:
+            out = scaled_dot_product_attention(heads, k, v, attn_mask=seen, enable_gqa=True)
+        else:
+            out = attend_with_sinks(heads, k, v, seen, sinks)
         return out[0].transpose(0, 1).flatten(1)
 
 

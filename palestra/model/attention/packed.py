@@ -19,9 +19,10 @@ PADDING_AREA = 128 * 128  # score cells a group may waste: about what launching 
 
 
 class Attention(Protocol):
-    """What the decoder calls in each layer. q: [tokens, heads, dim], k and v: [tokens, kv heads, dim]."""
+    """What the decoder calls in each layer. q: [tokens, heads, dim], k and v: [tokens, kv heads, dim]; sinks, where the
+    model has some: [heads], see `attend_with_sinks`."""
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +49,20 @@ class PackedAttention:
         self._plan(list(lengths), device)
         self._bands: dict[tuple[int, int], Tensor] = {}
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        outputs = [self._attend(g, self.windows[layer], q, k, v) for g in self.groups]
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+        outputs = [self._attend(g, self.windows[layer], q, k, v, sinks) for g in self.groups]
         out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return out if self.restore is None else out.index_select(0, self.restore)
 
-    def _attend(self, group: _Group, window: int | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        band = self._band(group.length, window, q.device) if window is not None and window < group.length else None
-        out = scaled_dot_product_attention(
-            group.take(q), group.take(k), group.take(v), attn_mask=band, is_causal=band is None, enable_gqa=True
-        )
+    def _attend(
+        self, group: _Group, window: int | None, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
+    ) -> Tensor:
+        taken = (group.take(q), group.take(k), group.take(v))
+        if sinks is not None:
+            out = attend_with_sinks(*taken, self._band(group.length, window or group.length, q.device), sinks)
+        else:
+            band = self._band(group.length, window, q.device) if window is not None and window < group.length else None
+            out = scaled_dot_product_attention(*taken, attn_mask=band, is_causal=band is None, enable_gqa=True)
         return out.transpose(1, 2).flatten(0, 1).flatten(1)
 
     def _band(self, length: int, window: int, device: torch.device) -> Tensor:
@@ -87,6 +92,21 @@ class PackedAttention:
         if position != starts[:-1] or offset != starts[-1]:
             rows = [torch.arange(p, p + n) for p, n in zip(position, lengths, strict=True)]
             self.restore = torch.cat(rows).to(device)
+
+
+def attend_with_sinks(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, sinks: Tensor) -> Tensor:
+    """Attention in which each head's sink, a logit, takes its share and returns nothing. q: [n, heads, queries, dim],
+    k and v: [n, kv heads, keys, dim], seen: [queries, keys]."""
+    share = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(share, 1) for x in (k, v))
+    scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
+    return softmax_with_sinks(scores, sinks[:, None, None]) @ v
+
+
+def softmax_with_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
+    """Over the last dimension and the sinks, whose shares are left out; computed in float32."""
+    joined = torch.cat([scores.float(), sinks.expand(*scores.shape[:-1], 1)], -1)
+    return torch.softmax(joined, -1)[..., :-1].to(scores.dtype)
 
 
 def _similar(lengths: list[int]) -> list[list[int]]:

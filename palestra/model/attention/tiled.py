@@ -46,7 +46,8 @@ class TiledPackedAttention:
         blocks = [(s, key, n) for s, n in zip(starts, lengths, strict=True) for key in range(0, n, step)]
         self.key_blocks = to_device(blocks, device, np.int32)
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+        assert sinks is None, "the kernels know no sinks"
         return attend_packed(q, k, v, self.tiles, self.key_blocks, self.spec.n_kv_heads, self.spec.windows[layer])
 
 
@@ -80,7 +81,8 @@ class TiledPagedAttention:
             shared = shared_splits(tables[0], tables[1], tables[2], cache.spec, results)
         return cls(cache, slots, pages, tiles, shared)
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+        assert sinks is None, "the kernels know no sinks"
         keys, values = self.cache.by_head(layer)
         write_pages(k, v, keys, values, self.slots)
         out, window = q.new_empty(len(q), self.spec.q_size), self.spec.windows[layer]

@@ -12,10 +12,11 @@ from typing import Any
 
 from palestra.model.errors import UnsupportedModel
 from palestra.model.loading.config_fields import Config, ConfigFields
-from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec, ExpertsSpec, LayerSpec, MlpSpec
+from palestra.model.loading.layer_spec import GATE_SLOPE, AttentionSpec, DeltaNetSpec, ExpertsSpec, LayerSpec, MlpSpec
 from palestra.util.suggest import nearest
 
 Layers = tuple[LayerSpec, ...]
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ def _llama(config: ConfigFields, n: int) -> Layers:
 
 
 def _mistral(config: ConfigFields, n: int) -> Layers:
-    return tuple(LayerSpec(AttentionSpec(window=window)) for window in _windows(config, n, first=0))
+    return tuple(LayerSpec(AttentionSpec(window=window)) for window in _windows(config, [SLIDING] * n))
 
 
 def _qwen2(config: ConfigFields, n: int) -> Layers:
@@ -85,14 +86,34 @@ def _qwen3_next(config: ConfigFields, n: int) -> Layers:
     return _with_experts(config, _qwen3_5(config, n, is_interleaved=True), experts)
 
 
+def _gpt_oss(config: ConfigFields, n: int) -> Layers:
+    has_bias = config.flag("attention_bias")
+    n_experts, per_token = _expert_counts(config)
+    if (slope := config.number("swiglu_alpha", GATE_SLOPE)) != GATE_SLOPE:
+        raise UnsupportedModel(f"{config.source}: swiglu_alpha is {slope}; supported: {GATE_SLOPE}")
+    size, limit = config.integer("intermediate_size"), config.number("swiglu_limit", 7.0)
+    experts = ExpertsSpec(n_experts, per_token, size, normalises=True, has_bias=True, limit=limit, is_interleaved=True)
+    return tuple(
+        LayerSpec(AttentionSpec(window=window, qkv_bias=has_bias, o_bias=has_bias, has_sinks=True), experts)
+        for window in _windows(config, [FULL if i % 2 else SLIDING for i in range(n)])
+    )
+
+
 def _experts(config: ConfigFields, *, normalises: bool, has_shared: bool = False) -> ExpertsSpec:
-    n_experts, per_token = config.one_of("num_experts", "num_local_experts"), config.integer("num_experts_per_tok")
+    n_experts, per_token = _expert_counts(config)
+    shared_size = config.integer("shared_expert_intermediate_size") if has_shared else 0
+    return ExpertsSpec(n_experts, per_token, config.integer("moe_intermediate_size"), normalises, shared_size)
+
+
+def _expert_counts(config: ConfigFields) -> tuple[int, int]:
+    """How many experts there are, and how many of them a token visits."""
+    n_experts = config.one_of("num_experts", "num_local_experts")
+    per_token = config.one_of("num_experts_per_tok", "experts_per_token")
     if per_token > n_experts:
         raise UnsupportedModel(
             f"{config.source}: num_experts_per_tok ({per_token}) is more than there are experts ({n_experts})"
         )
-    shared_size = config.integer("shared_expert_intermediate_size") if has_shared else 0
-    return ExpertsSpec(n_experts, per_token, config.integer("moe_intermediate_size"), normalises, shared_size)
+    return n_experts, per_token
 
 
 def _with_experts(config: ConfigFields, layers: Layers, experts: ExpertsSpec) -> Layers:
@@ -181,6 +202,35 @@ _QWEN3_NEXT = Family(
     has_offset_norms=True,
 )
 
+_GPT_OSS = Family(
+    "gpt_oss",
+    _gpt_oss,
+    defaults={
+        "vocab_size": 201088,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "max_position_embeddings": 131072,
+        "sliding_window": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 4,
+        "attention_bias": True,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+    },
+)
+
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family("llama", _llama),
     "MistralForCausalLM": Family("mistral", _mistral, defaults={"sliding_window": 4096}),
@@ -192,6 +242,7 @@ FAMILIES: dict[str, Family] = {
     "Qwen3_5MoeForConditionalGeneration": _QWEN3_5_MOE,
     "Qwen3_5MoeForCausalLM": _QWEN3_5_MOE,
     "Qwen3NextForCausalLM": _QWEN3_NEXT,
+    "GptOssForCausalLM": _GPT_OSS,
 }
 
 
@@ -243,16 +294,15 @@ def _require_whole_groups(config: ConfigFields) -> None:
 def _qwen_windows(config: ConfigFields, n: int) -> list[int | None]:
     if not config.flag("use_sliding_window"):
         return [None] * n
-    return _windows(config, n, first=config.get("max_window_layers", 28))
+    first = config.get("max_window_layers", 28)
+    return _windows(config, [SLIDING if i >= first else FULL for i in range(n)])
 
 
-def _windows(config: ConfigFields, n: int, first: int) -> list[int | None]:
-    """Layers from `first` on slide, unless the config says of each what it does."""
+def _windows(config: ConfigFields, made: list[str]) -> list[int | None]:
+    """The window of each layer. `made` are their kinds, unless the config says of each what it does."""
     window: Any = config.get("sliding_window")
     if window is None:
-        return [None] * n
+        return [None] * len(made)
     if not isinstance(window, int) or window < 1:
         raise UnsupportedModel(f"{config.source}: sliding_window ({window!r}) must be a positive whole number")
-    made = ["sliding_attention" if i >= first else "full_attention" for i in range(n)]
-    kinds = config.layer_types(n, ("sliding_attention", "full_attention"), made)
-    return [window if kind == "sliding_attention" else None for kind in kinds]
+    return [window if kind == SLIDING else None for kind in config.layer_types(len(made), (SLIDING, FULL), made)]

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+GATE_SLOPE = 1.702  # of gpt-oss's activation: with it x sigmoid(slope x) is close to GELU
+
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
@@ -31,6 +33,8 @@ class AttentionSpec:
     """Queries and keys are normalised per head."""
     is_gated: bool = False
     """`q_proj` holds a gate beside each head's queries; its sigmoid multiplies what the head returns."""
+    has_sinks: bool = False
+    """Each head has a learned logit that takes its share of the attention and returns nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,12 @@ class ExpertsSpec:
     """The weights of the chosen experts sum to 1; otherwise they are their shares among all experts."""
     shared_size: int = 0
     """Width of an expert that every token visits, behind a gate of its own; 0: there is none."""
+    has_bias: bool = False
+    """Router and experts add biases."""
+    limit: float | None = None
+    """The activation is gpt-oss's, clamped to this; None: SwiGLU."""
+    is_interleaved: bool = False
+    """Files have all matrices transposed, and rows of gate and up by turns."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ Owns: joining projections, quantising them one by one. Never touches: names of f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -21,6 +22,14 @@ Rows = Sequence[tuple[str, int | tuple[int, ...]]]
 Shapes = Sequence[tuple[str, tuple[int, ...]]]
 
 
+@dataclass(frozen=True, slots=True)
+class StoredAs:
+    """How files lay out what products want as [..., outputs, inputs]."""
+
+    shape: tuple[int, ...]
+    arrange: Callable[[Tensor], Tensor]
+
+
 class ProductReader:
     def __init__(
         self,
@@ -33,18 +42,23 @@ class ProductReader:
         self.files, self.dtype, self.device, self.form, self.cache = files, dtype, device, form, cache
         self.scratch, self._count = Scratch(), 0
 
-    def read(self, parts: Rows, inputs: int) -> FrozenWeight:
+    def read(self, parts: Rows, inputs: int, stored: StoredAs | None = None) -> FrozenWeight:
         """The parts stacked, [all outputs, inputs]: one product instead of several."""
         shapes = [(name, (n,) if isinstance(n, int) else n) for name, n in parts]
         if self.form is not None and self.form.fits(inputs):
-            return self._read_packed(shapes, inputs, self.form)
+            return self._read_packed(shapes, inputs, self.form, stored)
         counts = [prod(shape) for _, shape in shapes]
         whole = torch.empty(sum(counts), inputs, dtype=self.dtype, device=self.device)
         for (name, shape), place in zip(shapes, whole.split(counts), strict=True):
-            self.files.read_into(name, place.view(*shape, inputs))
+            if stored is None:
+                self.files.read_into(name, place.view(*shape, inputs))
+            elif self.device.type == "meta":
+                self.files.read_into(name, torch.empty(stored.shape, device=self.device))
+            else:
+                place.view(*shape, inputs).copy_(stored.arrange(self.files.tensor(name, stored.shape)))
         return whole
 
-    def _read_packed(self, parts: Shapes, inputs: int, form: Form) -> PackedWeight:
+    def _read_packed(self, parts: Shapes, inputs: int, form: Form, stored: StoredAs | None) -> PackedWeight:
         """Each part is quantised alone and dropped, so that one of them at a time is there in full."""
         number, self._count = self._count, self._count + 1
         shapes, code_type = packed_shapes(form, sum(prod(shape) for _, shape in parts), inputs)
@@ -58,13 +72,17 @@ class ProductReader:
         start = 0
         for name, shape in parts:
             rows = slice(start, start := start + prod(shape))
-            found = self._quantised(name, shape, inputs, form)
+            found = self._quantised(name, shape, inputs, form, stored)
             codes[rows], scales[rows] = (tensor.flatten(0, -2) for tensor in found)
         if self.cache is not None:
             self.cache.put(number, codes, scales)
         return PackedWeight(form, codes, scales, self.dtype, self.scratch)
 
-    def _quantised(self, name: str, shape: tuple[int, ...], inputs: int, form: Form) -> tuple[Tensor, Tensor]:
+    def _quantised(
+        self, name: str, shape: tuple[int, ...], inputs: int, form: Form, stored: StoredAs | None
+    ) -> tuple[Tensor, Tensor]:
+        if stored is not None:
+            return quantise(stored.arrange(self.files.tensor(name, stored.shape)).to(self.device), form)
         if len(shape) == 1 and self.files.packing(name) == form.name == "fp8":
             return self.files.packed_fp8(name, (*shape, inputs), form.group_of(inputs))
         return quantise(self.files.tensor(name, (*shape, inputs)).to(self.device), form)

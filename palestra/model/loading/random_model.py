@@ -58,6 +58,7 @@ SHAPES = {
     # The published Qwen3.5 sizes.
     "qwen3.5-4b": Shape(2560, 32, 16, 4, 256, 9216, 248320, tie=True, max_positions=262144),
     "qwen3.5-9b": Shape(4096, 32, 16, 4, 256, 12288, 248320, tie=False, max_positions=262144),
+    "gpt-oss-20b": Shape(2880, 24, 64, 8, 64, 2880, 201088, tie=False, max_positions=131072, experts=(32, 4, 2880)),
     "qwen3.5-35b-a3b": Shape(2048, 40, 16, 2, 256, 512, 248320, tie=False, max_positions=262144, experts=(256, 8, 512)),
 }
 
@@ -131,11 +132,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-6,
         "rope_theta": 1e7,
     },
+    "gpt_oss": {
+        "architectures": ["GptOssForCausalLM"],
+        "attention_bias": True,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150000.0,
+        "sliding_window": 64,  # 128 in the published ones, which a test prompt would not notice
+        "swiglu_limit": 7.0,
+    },
 }
 """What differs between the families in config.json, with the values their published models use."""
 
 HYBRID = frozenset({"qwen3_5", "qwen3_5_moe", "qwen3_next"})
-SPARSE = frozenset({"qwen3_moe", "qwen3_5_moe", "qwen3_next"})
+SPARSE = frozenset({"qwen3_moe", "qwen3_5_moe", "qwen3_next", "gpt_oss"})
+YARN_FACTOR = 32
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -210,10 +220,14 @@ def _config(
         config["rope_parameters"] = {"rope_theta": theta, "rope_type": "default"}
         if factor := config.pop("partial_rotary_factor", None):
             config["rope_parameters"]["partial_rotary_factor"] = factor
+        if family == "gpt_oss":
+            config["rope_parameters"] |= _yarn(shape)
     if family in HYBRID:
         config |= _delta_nets(shape)
     if family in SPARSE:
         names = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+        if family == "gpt_oss":
+            names = ("num_local_experts", "num_experts_per_tok", "intermediate_size")
         config |= dict(zip(names, shape.experts, strict=True))
     if family in HYBRID & SPARSE:
         config["shared_expert_intermediate_size"] = config["moe_intermediate_size"]
@@ -241,6 +255,17 @@ def _delta_nets(shape: Shape) -> dict[str, Any]:
     }
 
 
+def _yarn(shape: Shape) -> dict[str, Any]:
+    return {
+        "rope_type": "yarn",
+        "factor": float(YARN_FACTOR),
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": shape.max_positions // YARN_FACTOR,
+    }
+
+
 def _layer_types(config: dict[str, Any]) -> list[str]:
     first_windowed = config["max_window_layers"] if config["use_sliding_window"] else config["num_hidden_layers"]
     return [
@@ -263,7 +288,9 @@ def _parameters(config: dict[str, Any]) -> Iterator[Parameter]:
             yield from _delta_net_parameters(config, f"{prefix}.linear_attn")
         else:
             yield from _attention_parameters(config, f"{prefix}.self_attn", norm)
-        if "num_experts" in config and layer not in config.get("mlp_only_layers", ()):
+        if config["model_type"] == "gpt_oss":
+            yield from _gpt_oss_parameters(config, prefix)
+        elif "num_experts" in config and layer not in config.get("mlp_only_layers", ()):
             yield from _expert_parameters(config, f"{prefix}.mlp")
         else:
             yield from _mlp_parameters(f"{prefix}.mlp", hidden, inner, mlp_bias)
@@ -302,6 +329,16 @@ def _expert_parameters(config: dict[str, Any], prefix: str) -> Iterator[Paramete
     if shared := config.get("shared_expert_intermediate_size"):
         yield from _mlp_parameters(f"{prefix}.shared_expert", hidden, shared)
         yield Parameter(f"{prefix}.shared_expert_gate.weight", (1, hidden), "projection")
+
+
+def _gpt_oss_parameters(config: dict[str, Any], prefix: str) -> Iterator[Parameter]:
+    hidden, n, size = config["hidden_size"], config["num_local_experts"], config["intermediate_size"]
+    yield Parameter(f"{prefix}.self_attn.sinks", (config["num_attention_heads"],), "norm")
+    yield Parameter(f"{prefix}.mlp.router.weight", (n, hidden), "projection")
+    yield Parameter(f"{prefix}.mlp.router.bias", (n,), "bias")
+    for name, shape in {"gate_up_proj": (hidden, 2 * size), "down_proj": (size, hidden)}.items():
+        yield Parameter(f"{prefix}.mlp.experts.{name}", (n, *shape), "projection")
+        yield Parameter(f"{prefix}.mlp.experts.{name}_bias", (n, shape[1]), "bias")
 
 
 def _projections(prefix: str, shapes: dict[str, tuple[int, int]], biased: dict[str, bool]) -> Iterator[Parameter]:

@@ -66,6 +66,10 @@ class ModelSpec:
         return next((w for w in self.windows if w is not None), None)
 
     @cached_property
+    def has_sinks(self) -> bool:
+        return any(isinstance(layer.mixer, AttentionSpec) and layer.mixer.has_sinks for layer in self.layers)
+
+    @cached_property
     def attention_layers(self) -> tuple[int, ...]:
         """Numbers of the layers that have keys and values."""
         return tuple(n for n, layer in enumerate(self.layers) if isinstance(layer.mixer, AttentionSpec))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from palestra.model.errors import WeightsError
 from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec, ExpertsSpec, MlpSpec
-from palestra.model.loading.product_reader import ProductReader, Rows
+from palestra.model.loading.product_reader import ProductReader, Rows, StoredAs
 from palestra.model.loading.progress import LoadProgress
 from palestra.model.loading.quantised_cache import QuantisedCache
 from palestra.model.loading.spec import ModelSpec
@@ -39,6 +39,8 @@ class AttentionWeights:
     """[q heads + kv heads, head_dim]: one normalisation for both."""
     o: FrozenWeight
     o_bias: Tensor | None
+    sinks: Tensor | None = None
+    """[heads], float32."""
 
 
 @dataclass(slots=True)
@@ -74,9 +76,15 @@ class ExpertsWeights:
     """[experts, 2 * size, hidden]"""
     down: FrozenWeight
     """[experts, hidden, size]"""
-    shared: MlpWeights | None
-    shared_gate: Tensor | None
+    shared: MlpWeights | None = None
+    shared_gate: Tensor | None = None
     """[1, hidden]"""
+    router_bias: Tensor | None = None
+    """[experts], float32."""
+    gate_up_bias: Tensor | None = None
+    """[experts, 2 * size]"""
+    down_bias: Tensor | None = None
+    """[experts, hidden]"""
 
 
 @dataclass(slots=True)
@@ -119,6 +127,16 @@ def read_weights(
         if form is not None:
             log.info("weights_quantised to=%s from_cache=%d", form.name, cache.found if cache else 0)
         return weights
+
+
+def by_halves(rows: Tensor) -> Tensor:
+    """Rows of gate and up that stand by turns, [..., 2 * size, n], as all of gate before all of up."""
+    return rows.unflatten(-2, (-1, 2)).transpose(-3, -2).flatten(-3, -2)
+
+
+def by_turns(rows: Tensor) -> Tensor:
+    """The way back."""
+    return rows.unflatten(-2, (2, -1)).transpose(-3, -2).flatten(-3, -2)
 
 
 class _Reader:
@@ -166,6 +184,7 @@ class _Reader:
             qk_norm=qk_norm,
             o=self.product(f"{name}.o_proj.weight", h, q),
             o_bias=self.biases(name, [("o_proj", h)], mixer.o_bias),
+            sinks=self.get(f"{name}.sinks", spec.n_heads, dtype=torch.float32) if mixer.has_sinks else None,
         )
 
     def delta_net(self, name: str, mixer: DeltaNetSpec) -> DeltaNetWeights:
@@ -201,6 +220,8 @@ class _Reader:
 
     def experts(self, name: str, mlp: ExpertsSpec) -> ExpertsWeights:
         h, is_shared = self.spec.hidden_size, bool(mlp.shared_size)
+        if mlp.is_interleaved:
+            return self.interleaved_experts(name, mlp)
         gate_up, down = self.expert_stacks(f"{name}.experts", mlp)
         return ExpertsWeights(
             router=self.get(f"{name}.gate.weight", mlp.n_experts, h),
@@ -208,6 +229,18 @@ class _Reader:
             down=down,
             shared=self.dense(f"{name}.shared_expert", mlp.shared_size, MlpSpec()) if is_shared else None,
             shared_gate=self.get(f"{name}.shared_expert_gate.weight", 1, h) if is_shared else None,
+        )
+
+    def interleaved_experts(self, name: str, mlp: ExpertsSpec) -> ExpertsWeights:
+        n, h, i = mlp.n_experts, self.spec.hidden_size, mlp.size
+        gate_up, down = f"{name}.experts.gate_up_proj", f"{name}.experts.down_proj"
+        return ExpertsWeights(
+            router=self.get(f"{name}.router.weight", n, h),
+            router_bias=self.get(f"{name}.router.bias", n, dtype=torch.float32),
+            gate_up=self.stack(gate_up, (n, 2 * i), h, StoredAs((n, h, 2 * i), lambda w: by_halves(w.mT))),
+            gate_up_bias=by_halves(self.get(f"{gate_up}_bias", n, 2 * i)[..., None]).squeeze(-1),
+            down=self.stack(down, (n, h), i, StoredAs((n, i, h), lambda w: w.mT)),
+            down_bias=self.get(f"{down}_bias", n, h),
         )
 
     def expert_stacks(self, name: str, mlp: ExpertsSpec) -> tuple[FrozenWeight, FrozenWeight]:
@@ -234,6 +267,9 @@ class _Reader:
         if not self.spec.has_offset_norms:
             return self.get(name, size)
         return self.get(name, size, dtype=torch.float32) + 1.0
+
+    def stack(self, name: str, outputs: tuple[int, int], inputs: int, stored: StoredAs) -> FrozenWeight:
+        return unflatten(self.products.read([(name, outputs)], inputs, stored), outputs[0])
 
     def product(self, name: str, outputs: int, inputs: int) -> FrozenWeight:
         return self.products.read([(name, outputs)], inputs)

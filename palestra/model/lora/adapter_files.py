@@ -76,7 +76,7 @@ def save_adapter(
     matrices, rank, alpha = adapter_matrices(adapter), adapter.config.rank, _plain(adapter.config.alpha)
     has_experts = any(".experts." in name for name in matrices)
     if form == "peft":
-        matrices = join_experts(join_rows(matrices))
+        matrices = join_experts(join_rows(matrices), is_interleaved=adapter.stack.layout.is_interleaved)
     if is_tied:
         matrices = {f"{TIED_HEAD}{k.removeprefix(HEAD)}" if k.startswith(HEAD) else k: t for k, t in matrices.items()}
     tensors = {f"{PREFIX}{name}": t.cpu().contiguous() for name, t in matrices.items()}

@@ -79,6 +79,8 @@ class Layout:
     scale: float
     sites: dict[SiteName, Site]
     size: int
+    is_interleaved: bool = False
+    """The base's files have experts' matrices transposed, and rows of gate and up by turns."""
 
     @classmethod
     def of(cls, spec: ModelSpec, config: LoraConfig) -> Layout:
@@ -93,7 +95,8 @@ class Layout:
                 offset += n_b * out_size * config.rank
                 out_start += out_size
             sites[name] = Site(a_offset, in_size, tuple(parts), experts)
-        return cls(config.rank, config.alpha / config.rank, sites, offset)
+        is_interleaved = any(experts.is_interleaved for experts in spec.experts.values())
+        return cls(config.rank, config.alpha / config.rank, sites, offset, is_interleaved)
 
     def matrices(self, row: Tensor) -> dict[str, Tensor]:
         """Every A and B under its Hugging Face module name, as views of a flat row: [rank, in] and [out, rank], with

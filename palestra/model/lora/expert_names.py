@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from palestra.model.errors import AdapterError
+from palestra.model.loading.weights import by_halves, by_turns
 from palestra.model.lora.adapters import Layout
 
 Matrices = dict[str, Tensor]
@@ -25,13 +26,15 @@ _SINGLE = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.lora
 _STACKED = re.compile(r"(.*\.experts)\.(base_layer\.)?lora_A\.weight")
 
 
-def join_experts(matrices: Mapping[str, Tensor]) -> Matrices:
+def join_experts(matrices: Mapping[str, Tensor], *, is_interleaved: bool) -> Matrices:
     """For PEFT: gate and up as one parameter of twice the rank. What experts share, each of them gets a copy of."""
     joined = {key: t for key, t in matrices.items() if not _OWN.fullmatch(key)}
     for head in dict.fromkeys(found[1] for key in matrices if (found := _OWN.fullmatch(key))):
         (gate_a, gate_b), (up_a, up_b), (down_a, down_b) = (_each(matrices, f"{head}.{w}") for w in ("w1", "w3", "w2"))
         off = torch.zeros_like(gate_b)
         gate_up_b = torch.cat([torch.cat([gate_b, off], 2), torch.cat([off, up_b], 2)], 1)
+        if is_interleaved:
+            gate_up_b = by_turns(gate_up_b)
         joined |= _stack(f"{head}.base_layer", torch.cat([gate_a, up_a], 1), gate_up_b)
         joined |= _stack(head, down_a, down_b)
     return joined
@@ -43,7 +46,7 @@ def split_experts(stored: Matrices, layout: Layout) -> None:
     for key in [key for key in stored if _SINGLE.fullmatch(key)]:
         _collect(stored, key, shapes)
     for key in [key for key in stored if _STACKED.fullmatch(key)]:
-        _unstack(stored, key, shapes, layout.rank)
+        _unstack(stored, key, shapes, layout)
     for key in [key for key in stored if _OWN.fullmatch(key)]:
         tensor, shape = stored[key], shapes.get(key)
         if shape is not None and shape[0] == 1 < len(tensor):
@@ -64,7 +67,7 @@ def _stack(module: str, a: Tensor, b: Tensor) -> Matrices:
     return {f"{module}.lora_A.weight": a.flatten(0, 1), f"{module}.lora_B.weight": b.permute(1, 2, 0).flatten(1)}
 
 
-def _unstack(stored: Matrices, key: str, shapes: Mapping[str, torch.Size], rank: int) -> None:
+def _unstack(stored: Matrices, key: str, shapes: Mapping[str, torch.Size], layout: Layout) -> None:
     module = key.removesuffix(".lora_A.weight")
     head = module.removesuffix(".base_layer")
     a, b = stored.pop(key), stored.pop(f"{module}.lora_B.weight", None)
@@ -83,7 +86,9 @@ def _unstack(stored: Matrices, key: str, shapes: Mapping[str, torch.Size], rank:
             if (a.shape[2], b.shape[1]) != (outputs, inputs):
                 continue
             a, b = b.mT, a.mT  # PEFT before 0.19 took the parameter's second axis as its input
-        stored.update(_parts(key, head, parts, a, b, rank))
+        if layout.is_interleaved and len(parts) > 1:
+            b = by_halves(b)
+        stored.update(_parts(key, head, parts, a, b, layout.rank))
         return
     raise AdapterError(f"{key} has shape {list(a.shape)}, lora_B {list(b.shape)}: not those of this model's experts")
 

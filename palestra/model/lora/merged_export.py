@@ -15,9 +15,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from palestra.model.loading.weight_files import PREFIXES, WeightFiles
+from palestra.model.loading.weights import by_turns
 from palestra.model.lora.adapter_files import adapter_matrices, new_folder
 from palestra.model.lora.adapter_names import HEAD, WHOLES
-from palestra.model.lora.adapters import Adapter
+from palestra.model.lora.adapters import Adapter, Layout
 from palestra.model.lora.expert_names import PARTS
 from palestra.util.files import whole_folder
 
@@ -41,7 +42,7 @@ def export_merged(adapter: Adapter, base: str | Path, folder: str | Path) -> Non
             sources[head] = f"{files.prefix}embed_tokens.weight"
         merged = {}
         for name, source in sources.items():
-            weight, change = files.tensor(source), _change(name, files.prefix, matrices)
+            weight, change = files.tensor(source), _change(name, files.prefix, matrices, adapter.stack.layout)
             dtype = torch.bfloat16 if files.packing(source) else weight.dtype
             if change is not None:
                 weight = weight.float() + adapter.stack.layout.scale * change
@@ -69,13 +70,16 @@ def _forget_packing(config: dict[str, Any]) -> None:
         level.pop("quantization_config", None)
 
 
-def _change(name: str, prefix: str, matrices: Mapping[str, Tensor]) -> Tensor | None:
+def _change(name: str, prefix: str, matrices: Mapping[str, Tensor], layout: Layout) -> Tensor | None:
     """What the adapter adds to a tensor of the files, before scaling; None: nothing."""
     module = name.removesuffix(".weight")
     if module.startswith(prefix):
         module = PREFIXES[0] + module.removeprefix(prefix)
     if found := _EXPERTS.fullmatch(module):
-        return _expert_change(found[1], found[2], found[3], matrices)
+        change = _expert_change(found[1], found[2], found[3], matrices)
+        if change is None or not layout.is_interleaved:
+            return change
+        return (by_turns(change) if found[3] == "gate_up_proj" else change).mT
     head, _, leaf = module.rpartition(".")
     parts = [f"{head}.{part}" for part in WHOLES[leaf]] if leaf in WHOLES else [module]
     if f"{parts[0]}.lora_A.weight" not in matrices:

@@ -27,7 +27,7 @@ class AttentionMixer:
         if self.is_gated:
             qkv, gate = self._split_gate(qkv)
         q, k, v = self.ops.rotate_heads(qkv, w.qk_norm, inputs.angles, self.spec.norm_eps, self.heads)
-        mixed = inputs.attend(n, q, k, v)
+        mixed = inputs.attend(n, q, k, v, w.sinks)
         if gate is not None:
             mixed = mixed * torch.sigmoid(gate)
         return lora_linear(mixed, w.o, w.o_bias, (n, "o"), plan)

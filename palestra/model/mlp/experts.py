@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.autograd import Function
 from torch.nn.functional import linear
 
 from palestra.model.block_ops import BlockOps, SwiGlu
-from palestra.model.loading.layer_spec import ExpertsSpec
+from palestra.model.loading.layer_spec import GATE_SLOPE, ExpertsSpec
 from palestra.model.loading.weights import ExpertsWeights
 from palestra.model.lora.expert_products import ExpertLora
 from palestra.model.lora.linear import LoraPlan
@@ -27,17 +28,18 @@ from palestra.model.quantised.packed import FrozenWeight
 
 class ExpertsMlp:
     def __init__(self, n: int, spec: ExpertsSpec, weights: ExpertsWeights, ops: BlockOps):
-        self.n, self.spec, self.weights, self.ops = n, spec, weights, ops
+        self.n, self.spec, self.weights = n, spec, weights
+        self.activate = ops.swiglu if spec.limit is None else partial(clamped_swiglu, limit=spec.limit)
         self.shared = None if weights.shared is None else DenseMlp(n, weights.shared, ops, kind="shared_")
 
     def __call__(self, x: Tensor, plan: LoraPlan, routing: Routing | None = None) -> Tensor:
         """`routing`, if given, is told which experts the rows visit."""
-        weights, numbers = choose_experts(x, self.weights.router, self.spec)
+        weights, numbers = choose_experts(x, self.weights.router, self.weights.router_bias, self.spec)
         if routing is not None:
             routing.numbers[self.n] = numbers
         dispatch = Dispatch.of(numbers, self.spec.n_experts)
         lora = ExpertLora(plan.runs, self.n, numbers, dispatch)
-        pairs = _Experts(self.weights.gate_up, self.weights.down, self.ops.swiglu, dispatch, lora)
+        pairs = _Experts(self.weights, self.activate, dispatch, lora)
         if plan.anchor is not None and torch.is_grad_enabled():
             y = _ExpertsFunction.apply(x, weights, plan.anchor, pairs)
         else:
@@ -51,8 +53,7 @@ class ExpertsMlp:
 class _Experts:
     """The experts of one layer for one batch, whose rows are dispatched."""
 
-    gate_up: FrozenWeight
-    down: FrozenWeight
+    weights: ExpertsWeights
     activate: SwiGlu
     dispatch: Dispatch
     lora: ExpertLora
@@ -65,10 +66,14 @@ class _Experts:
 
     def forward(self, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
         """The output, and what the backward pass needs: gate and up of each pair, what adapters made inside."""
-        gate_up = self.dispatch.product(x.index_select(0, self.dispatch.rows), self._dense(self.gate_up).mT)
+        gate_up = self.dispatch.product(x.index_select(0, self.dispatch.rows), self._dense(self.weights.gate_up).mT)
+        if (bias := self.weights.gate_up_bias) is not None:
+            gate_up += bias.index_select(0, self.dispatch.experts)
         up_inner = self.lora.add_gate_up(gate_up, x)
         activated = self.activate(gate_up)
-        out = self.dispatch.product(activated, self._dense(self.down).mT)
+        out = self.dispatch.product(activated, self._dense(self.weights.down).mT)
+        if (bias := self.weights.down_bias) is not None:
+            out += bias.index_select(0, self.dispatch.experts)
         down_inner = self.lora.add_down(out, activated)
         y = self.dispatch.sum_pairs(out, weights)
         self.lora.add_rows(y, weights, down_inner)
@@ -77,22 +82,34 @@ class _Experts:
     def backward(
         self, dy: Tensor, x: Tensor, weights: Tensor, gate_up: Tensor, inner: Sequence[Tensor], *, need_dx: bool
     ) -> tuple[Tensor | None, Tensor]:
-        """Gradients of x, if asked, and of the router's weights. An expert is linear in what it activates, so the
-        gradient of its weight needs no output of it."""
+        """Gradients of x, if asked, and of the router's weights. But for its bias, an expert is linear in what it
+        activates, so the gradient of its weight needs no output of it."""
         dispatch, n = self.dispatch, len(self.lora.runs)
         with torch.enable_grad():
             gate_up = gate_up.detach().requires_grad_()
             recorded = self.activate(gate_up)
         activated = recorded.detach()
-        d_activated = dispatch.product(dy.index_select(0, dispatch.rows), self._dense(self.down))
+        dy_pairs = dy.index_select(0, dispatch.rows)
+        d_activated = dispatch.product(dy_pairs, self._dense(self.weights.down))
         self.lora.down_backward(dy, activated, weights, inner[n:], d_activated)
-        d_weights = torch.linalg.vecdot(d_activated.float(), activated.float())[dispatch.places]
+        d_weights = torch.linalg.vecdot(d_activated.float(), activated.float())
+        if (bias := self.weights.down_bias) is not None:
+            d_weights += torch.linalg.vecdot(dy_pairs.float(), bias.index_select(0, dispatch.experts).float())
         d_activated = d_activated * weights.flatten()[dispatch.order, None].to(d_activated.dtype)
         (d_gate_up,) = torch.autograd.grad(recorded, gate_up, d_activated)
-        dx_pairs = dispatch.product(d_gate_up, self._dense(self.gate_up)) if need_dx else None
+        dx_pairs = dispatch.product(d_gate_up, self._dense(self.weights.gate_up)) if need_dx else None
         dx = None if dx_pairs is None else torch.zeros_like(x)
         self.lora.gate_up_backward(d_gate_up, x, inner[:n], dx, dx_pairs)
-        return (None if dx is None or dx_pairs is None else dx.add_(dispatch.sum_pairs(dx_pairs))), d_weights
+        if dx is not None and dx_pairs is not None:
+            dx += dispatch.sum_pairs(dx_pairs)
+        return dx, d_weights[dispatch.places]
+
+
+def clamped_swiglu(gate_up: Tensor, *, limit: float) -> Tensor:
+    """gpt-oss's activation: both sides are clamped, and up counts from 1."""
+    gate, up = gate_up.chunk(2, -1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (up + 1) * gate * torch.sigmoid(GATE_SLOPE * gate)
 
 
 class _ExpertsFunction(Function):

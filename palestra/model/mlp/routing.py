@@ -22,9 +22,11 @@ FEW_ROWS = 8
 GROUPED_ALIGNMENT = 16  # bytes: what torch's grouped product asks of every row and matrix
 
 
-def choose_experts(x: Tensor, router: Tensor, spec: ExpertsSpec) -> tuple[Tensor, Tensor]:
+def choose_experts(x: Tensor, router: Tensor, bias: Tensor | None, spec: ExpertsSpec) -> tuple[Tensor, Tensor]:
     """Weights (float32) and numbers of each row's experts, [rows, experts per token]."""
     logits = _RouterLogits.apply(x, router)
+    if bias is not None:
+        logits = logits + bias
     chosen, numbers = logits.topk(spec.per_token, dim=-1)
     if spec.normalises:
         return torch.softmax(chosen, -1), numbers
@@ -70,6 +72,8 @@ class Dispatch:
 
     order: Tensor
     """Pairs in sorted order."""
+    experts: Tensor
+    """The expert of each sorted pair."""
     rows: Tensor
     """The row of each sorted pair."""
     places: Tensor
@@ -84,7 +88,7 @@ class Dispatch:
         places[order] = torch.arange(len(order), device=order.device)
         every = torch.arange(n_experts, device=order.device)
         ends = torch.searchsorted(experts, every, right=True, out_int32=True)
-        return cls(order, order // numbers.shape[1], places.view_as(numbers), ends)
+        return cls(order, experts, order // numbers.shape[1], places.view_as(numbers), ends)
 
     @cached_property
     def spans(self) -> list[tuple[int, int, int]]:

@@ -71,6 +71,19 @@ def test_sizes_of_the_published_models():
     assert 4.0e9 < spec.n_parameters < 4.4e9
 
 
+def test_gpt_oss_alone_means_the_published_120b():
+    spec = ModelSpec.from_config({"architectures": ["GptOssForCausalLM"]})
+    assert (spec.n_layers, spec.hidden_size, spec.head_dim, spec.has_sinks) == (36, 2880, 64, True)
+    assert spec.windows[:3] == (128, None, 128)
+    assert (spec.rope.type, spec.rope.theta, spec.rope.parameters["truncate"]) == ("yarn", 150000.0, False)
+    assert 1.1e11 < spec.n_parameters < 1.2e11
+
+
+def test_another_slope_of_gpt_oss_activation_is_refused():
+    with pytest.raises(UnsupportedModel, match=r"swiglu_alpha is 1\.5; supported: 1\.702"):
+        ModelSpec.from_config({"architectures": ["GptOssForCausalLM"], "swiglu_alpha": 1.5})
+
+
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen3_moe", "qwen3_5_moe", "qwen3_next"])
 def test_counted_parameters_are_those_of_the_files(random_model, family):
     from safetensors.torch import load_file
@@ -82,7 +95,7 @@ def test_counted_parameters_are_those_of_the_files(random_model, family):
 
 
 def test_every_architecture_has_a_family_of_its_own_name():
-    names = {"llama", "mistral", "qwen2", "qwen3", "qwen3_5", "qwen3_moe", "qwen3_5_moe", "qwen3_next"}
+    names = {"llama", "mistral", "qwen2", "qwen3", "qwen3_5", "qwen3_moe", "qwen3_5_moe", "qwen3_next", "gpt_oss"}
     assert {family.name for family in FAMILIES.values()} == names
 
 

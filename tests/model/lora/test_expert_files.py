@@ -61,6 +61,23 @@ def test_adapter_is_read_back_from_either_form(moe, tmp_path, form, per_expert):
     assert torch.equal(found.row("weights"), adapter.row("weights"))
 
 
+@pytest.mark.parametrize("form", ["tinker", "peft"])
+def test_interleaved_experts_are_read_back_from_either_form(get_bench, tmp_path, form):
+    oss = get_bench("gpt_oss")
+    adapter = oss.adapter(rank=RANK)
+    save_adapter(adapter, tmp_path / "a", form=form)
+    assert torch.equal(load_adapter(oss.pool, tmp_path / "a").row("weights"), adapter.row("weights"))
+
+
+def test_merged_folder_has_interleaved_experts_as_the_base(get_bench, in_transformers, tmp_path):
+    oss = get_bench("gpt_oss")
+    adapter = oss.adapter(rank=RANK)
+    export_merged(adapter, oss.model.folder, tmp_path / "merged")
+    with torch.no_grad():
+        truth = in_transformers(tmp_path / "merged")(torch.tensor([list(range(3, 40))])).logits[0]
+    assert (logits(oss, adapter) - truth).abs().max() < 1e-3
+
+
 @pytest.mark.parametrize("per_expert", [False, True])
 def test_peft_computes_what_the_adapter_does(moe, tmp_path, per_expert):
     adapter = moe.adapter(rank=RANK, per_expert=per_expert)
