@@ -35,7 +35,7 @@ def test_every_pair_is_dispatched_once_and_found_again(rows, k, seed):
 def test_weights_are_shares_of_the_routers_softmax(normalises):
     torch.manual_seed(0)
     x, router = torch.randn(5, 16), torch.randn(8, 16)
-    weights, numbers = choose_experts(x, router, ExpertsSpec(8, 3, 4, normalises))
+    weights, numbers = choose_experts(x, router, None, ExpertsSpec(8, 3, 4, normalises))
     truth, expected = torch.softmax(x @ router.T, -1).topk(3)
     assert torch.equal(numbers, expected)
     assert torch.allclose(weights, truth / truth.sum(-1, keepdim=True) if normalises else truth)
