@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from palestra.model.loading.layer_spec import DeltaNetSpec
+from palestra.model.mixers.inputs import Recurrence
 
 SPEC = DeltaNetSpec(n_key_heads=16, n_value_heads=32, key_dim=128, value_dim=128, conv_kernel=4)
 DELTA_LAYERS = 24
@@ -31,8 +33,8 @@ def main() -> int:
         beta = torch.rand(n, SPEC.n_value_heads, device="cuda")
         return qkv, beta, -0.2 * torch.rand(n, SPEC.n_value_heads, device="cuda")
 
-    def show(what: str, run: Callable[[], object], moved: int = 0) -> None:
-        ms = float(do_bench(run, warmup=50, rep=200, return_mode="median"))  # pyright: ignore[reportArgumentType]
+    def show(what: str, run: Callable[..., object], *inputs: object, moved: int = 0) -> None:
+        ms = float(do_bench(partial(run, *inputs), warmup=50, rep=200, return_mode="median"))  # pyright: ignore[reportArgumentType]
         speed = f", {moved / ms / 1e9:.2f} TB/s" if moved else ""
         print(f"{what}: {ms * 1e3:.0f} us a layer, {ms * DELTA_LAYERS:.1f} ms for {DELTA_LAYERS}{speed}", flush=True)
 
@@ -41,6 +43,11 @@ def main() -> int:
         spans = (arrays.chunked, arrays.chunks) if chunked else (arrays.steps,)
         return torch.from_numpy(arrays.rows).cuda(), Spans(*(torch.from_numpy(a).cuda() for a in spans))
 
+    def forward_backward(
+        recur: Recurrence, leaves: list[torch.Tensor], weight: torch.Tensor, grad: torch.Tensor
+    ) -> None:
+        torch.autograd.grad(recur(0, leaves[0], leaves[1], leaves[2], weight), leaves, grad)
+
     weight = torch.randn(SPEC.conv_kernel, SPEC.conv_size, device="cuda")
     for n in (1, 64, 256):
         row_table, spans = tables([1] * n, chunked=False)
@@ -48,25 +55,21 @@ def main() -> int:
         inputs = torch.zeros(n, *SPEC.conv_state_shape, device="cuda", dtype=torch.bfloat16)
         out = torch.empty(n, SPEC.n_value_heads, SPEC.value_dim, device="cuda")
         moved = 2 * states.numel() * 4
-        show(f"steps, {n} rows", lambda: delta_steps(*packed, spans, SPEC, states, out), moved)  # noqa: B023
-        show(f"convolution, {n} rows", lambda: causal_conv(packed[0], weight, row_table, inputs, are_alone=True))  # noqa: B023
+        show(f"steps, {n} rows", delta_steps, *packed, spans, SPEC, states, out, moved=moved)
+        alone = partial(causal_conv, are_alone=True)
+        show(f"convolution, {n} rows", alone, packed[0], weight, row_table, inputs)
     for lengths in ([2048], [512] * 16):
         packed, (row_table, spans) = rows(sum(lengths)), tables(lengths, chunked=True)
         states = torch.zeros(len(lengths), *SPEC.state_shape, device="cuda")
         out = torch.empty(len(packed[0]), SPEC.n_value_heads, SPEC.value_dim, device="cuda")
         name = f"{len(lengths)} x {lengths[0]} tokens"
-        show(f"chunks, {name}", lambda: delta_chunks(*packed, spans, SPEC, states, out))  # noqa: B023
+        show(f"chunks, {name}", delta_chunks, *packed, spans, SPEC, states, out)
         leaves = [x.requires_grad_() for x in packed]
         found = delta_rule(leaves[0], leaves[1], leaves[2], spans, SPEC)
         grad = torch.randn_like(found)
-        show(f"gradient, {name}", lambda: torch.autograd.grad(found, leaves, grad, retain_graph=True))  # noqa: B023
+        show(f"gradient, {name}", partial(torch.autograd.grad, retain_graph=True), found, leaves, grad)
         recur = PackedKernelRecurrence(lengths, {0: SPEC}, "cuda")
-
-        def both() -> None:
-            made = recur(0, leaves[0], leaves[1], leaves[2], weight)  # noqa: B023
-            torch.autograd.grad(made, leaves, grad)  # noqa: B023
-
-        show(f"convolution, chunks and gradients, {name}", both)
+        show(f"convolution, chunks and gradients, {name}", forward_backward, recur, leaves, weight, grad)
     return 0
 
 

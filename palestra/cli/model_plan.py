@@ -19,8 +19,8 @@ from palestra.model.training.head import CHUNK_CELLS
 from palestra.types import LoraConfig
 
 LAYER = re.compile(r"\.layers\.\d+\.")
-PLAIN = re.compile(r"(conv1d|in_proj_(a|b|ba)|mlp\.gate|router|shared_expert_gate)(\.weight)?$")
-"""Matrices in layers that are never quantised."""
+PLAIN = re.compile(r"(conv1d|in_proj_(a|b|ba)|mlp\.gate|router|shared_expert_gate)(\.weight)?$|bias$")
+"""What is never quantised in layers, though it has two dimensions."""
 LEFT_OUT = re.compile(r"^mtp\.|visual|vision_tower")
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ADAPTER_COPIES = 4  # weight, gradient, and the two moments of Adam, in float32
@@ -61,7 +61,7 @@ class MemoryPlan:
 
 
 def plan_memory(folder: Path, spec: ModelSpec, request: PlanRequest) -> MemoryPlan:
-    """Of a model that trains with recomputed activations and samples `rows` sequences of `context` tokens."""
+    """The memory to train with recomputed activations and to sample `rows` sequences of `context` tokens."""
     form = FORMS.get(request.weights or "")
     item = 2 if request.weights == "bf16" else DTYPE_BYTES.get(spec.dtype, 4)
     weights, scratch = weight_bytes(folder, form, item)
@@ -90,7 +90,7 @@ def plan_memory(folder: Path, spec: ModelSpec, request: PlanRequest) -> MemoryPl
 
 
 def weight_bytes(folder: Path, form: Form | None, item: int) -> tuple[int, int]:
-    """Of all weights, and of the largest one that is written out before its product."""
+    """Bytes of all weights, and of the largest one that is written out before its product."""
     total, joined = 0, Counter[str]()
     with WeightFiles(folder) as files:
         for name in files:

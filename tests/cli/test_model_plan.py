@@ -57,7 +57,7 @@ def test_30b_a3b_trains_and_samples_in_40_gb_with_4_bits(tmp_path):
 
 
 @pytest.mark.parametrize("name", [None, "int8", "nf4", "mxfp4"])
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "qwen3_moe", "gpt_oss"])
 def test_planned_weights_are_those_that_are_loaded(random_model, family, name):
     folder = random_model(family, shape="tiny")
     planned, scratch = weight_bytes(folder, FORMS[name] if name else None, 4)

@@ -55,7 +55,7 @@ def _raw_gradient(X, rows, is_row, first, d, D: tl.constexpr, BLOCK_D: tl.conste
 
 @triton.jit
 def _gates(BETA, DECAY, row0, count, head, N_HEADS: tl.constexpr, CHUNK: tl.constexpr):
-    """Of a chunk: beta, the sums of decays up to each row, and the sum of all."""
+    """A chunk's beta, the sums of its decays up to each row, and the sum of all."""
     r = tl.arange(0, CHUNK)
     place = (row0 + r).to(tl.int64) * N_HEADS + head
     beta = tl.load(BETA + place, mask=r < count, other=0.0)
@@ -121,7 +121,7 @@ def _chunk_products_kernel(
     QKV, BETA, DECAY, CHUNKS, INVERSES, SCORES, scale, stride, N_KEY_HEADS: tl.constexpr, SHARE: tl.constexpr,
     DK: tl.constexpr, BLOCK_K: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Of a chunk: what turns its corrections, as they would be by the state alone, into those that also know each
+    """Computes what turns a chunk's corrections, as they would be by the state alone, into those that know each
     other (the inverse of a unit triangle, row by row), and the decayed scores of its queries and keys."""
     head, chunk, N_HEADS = tl.program_id(0), tl.program_id(1), N_KEY_HEADS * SHARE
     row0, count = tl.load(CHUNKS + chunk * 2), tl.load(CHUNKS + chunk * 2 + 1)

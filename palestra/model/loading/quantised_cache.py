@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from palestra.model.errors import WeightsError
-from palestra.model.loading.shard import Shard
+from palestra.model.loading.safetensors_file import SafetensorsFile
 from palestra.model.quantised.forms import Form
 from palestra.util.files import replacing
 
@@ -48,7 +48,7 @@ class QuantisedCache:
         if not file.is_file():
             return None
         try:
-            shard = Shard(file)
+            shard = SafetensorsFile(file)
             try:
                 found = [shard.read(name) for name in ("codes", "scales")]
             finally:

@@ -25,7 +25,7 @@ from palestra.model.loading.packed_files import (
     unpack,
 )
 from palestra.model.loading.progress import LoadProgress
-from palestra.model.loading.shard import Shard
+from palestra.model.loading.safetensors_file import SafetensorsFile
 
 PREFIXES = ("model.", "model.language_model.", "language_model.model.")
 """What the names of the text model's tensors begin with, by who wraps it."""
@@ -36,7 +36,7 @@ class WeightFiles:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._open: dict[str, Shard] = {}
+        self._open: dict[str, SafetensorsFile] = {}
         self.file_of = _index(folder)
         self.unpacked: Counter[str] = Counter()
         """How many weights were dequantised, by the form they had in the files."""
@@ -160,7 +160,7 @@ class WeightFiles:
     def _place(self, name: str) -> Path:
         return self.folder / self.file_of.get(name, "")
 
-    def _shard_of(self, name: str) -> Shard:
+    def _shard_of(self, name: str) -> SafetensorsFile:
         file = self.file_of.get(name)
         if file is None:
             raise WeightsError(
@@ -168,12 +168,12 @@ class WeightFiles:
             )
         return self._shard(file)
 
-    def _shard(self, file: str) -> Shard:
+    def _shard(self, file: str) -> SafetensorsFile:
         if file not in self._open:
             path = self.folder / file
             if not path.is_file():
                 raise WeightsError(f"{path}: this shard is missing, but the index names it; download it again")
-            self._open[file] = Shard(path)
+            self._open[file] = SafetensorsFile(path)
         return self._open[file]
 
 
@@ -190,6 +190,6 @@ def _index(folder: Path) -> dict[str, str]:
             f"{folder}: no model.safetensors and no model.safetensors.index.json; "
             "only safetensors weights are supported"
         )
-    shard = Shard(single)
+    shard = SafetensorsFile(single)
     shard.close()
     return dict.fromkeys(shard.tensors, single.name)

@@ -114,7 +114,7 @@ def read_weights(
     """With a form, the weights of products are kept in it; embeddings, norms and biases have the dtype in any case."""
     device, meta = torch.device(device), torch.device("meta")
     with WeightFiles(Path(folder)) as files:
-        # The headers first: what is wrong with the last layer is told before the first one is read.
+        # The headers first: an error in the last layer is raised before the first one is read.
         _Reader(files, spec, dtype, meta, ProductReader(files, dtype, meta)).decoder()
         paths = [files.folder / file for file in files.files]
         files.progress = LoadProgress(sum(path.stat().st_size for path in paths))

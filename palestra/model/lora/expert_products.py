@@ -47,7 +47,7 @@ class _ExpertRun:
         return self.stack.b("compute", name, part)[self.slot]
 
     def gradient(self, name: SiteName, part: int = -1) -> Tensor:
-        """Of A, or of a part's B."""
+        """The gradient of A, or of a part's B."""
         whole = self.stack.a("grads", name) if part < 0 else self.stack.b("grads", name, part)
         return whole[self.slot]
 

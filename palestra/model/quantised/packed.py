@@ -68,7 +68,7 @@ class PackedWeight:
         return self.codes.numel() * 8 // self.form.bits
 
     def __getitem__(self, index: int | slice) -> PackedWeight:
-        """Of a stack of weights one, or some."""
+        """One weight of a stack, or some of them."""
         return replace(self, codes=self.codes[index], scales=self.scales[index])
 
     def dense(self, only: Sequence[int] | None = None) -> Tensor:

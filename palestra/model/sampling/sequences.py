@@ -9,7 +9,7 @@ from msgspec import Struct
 from palestra.model.sampling.kv_page_pool import PageNode
 
 StateMove = tuple[int | None, int]
-"""Of recurrent states: source row, or None for zeros, and target row."""
+"""Copy of a recurrent state: source row, or None for zeros, and target row."""
 PENDING = -1
 """Stands in a sequence for the token that was drawn last, as long as only the device knows it."""
 
@@ -90,7 +90,7 @@ class StepPlan:
     rows: list[SequenceChunk] = field(default_factory=list)
     """Both together, as they were planned."""
     state_moves: list[StateMove] = field(default_factory=list)
-    """Of recurrent states, before the step: in this order."""
+    """Copies of recurrent states before the step, in this order."""
     snapshots: dict[int, int] = field(default_factory=dict)
     """Rows that get a copy of a state after the step, by that state's slot."""
 

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from palestra.model import WeightsError, load_model
-from palestra.model.loading import progress, quantised_cache, shard
+from palestra.model.loading import progress, quantised_cache, safetensors_file
 from palestra.model.loading.random_model import make_random_model
-from palestra.model.loading.shard import Shard
+from palestra.model.loading.safetensors_file import SafetensorsFile
 from palestra.model.quantised.packed import PackedWeight
 
 CHILD = """
@@ -32,17 +32,17 @@ print(peak() - before)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
 def test_tensors_are_read_as_they_were_written(tmp_path, monkeypatch, dtype, stored):
-    monkeypatch.setattr(shard, "CHUNK_BYTES", 64)  # converted in parts
-    shard._staging.cache_clear()
+    monkeypatch.setattr(safetensors_file, "CHUNK_BYTES", 64)  # converted in parts
+    safetensors_file._staging.cache_clear()
     tensors = {"a": torch.randn(7, 13).to(stored), "b": torch.tensor(3.0), "c": torch.randn(0, 4)}
     save_file(tensors, tmp_path / "x.safetensors")
-    opened = Shard(tmp_path / "x.safetensors")
+    opened = SafetensorsFile(tmp_path / "x.safetensors")
     place = torch.empty(7, 13, dtype=dtype)
     opened.read_into("a", place)
     assert torch.equal(place, tensors["a"].to(dtype))
     assert all(torch.equal(opened.read(name), tensor) for name, tensor in tensors.items())
     opened.close()
-    shard._staging.cache_clear()
+    safetensors_file._staging.cache_clear()
 
 
 def test_what_is_wrong_with_the_last_layer_is_told_before_the_first_is_read(random_model, tmp_path, monkeypatch):
@@ -51,7 +51,7 @@ def test_what_is_wrong_with_the_last_layer_is_told_before_the_first_is_read(rand
     tensors = load_file(file)
     tensors["lm_head.weight"] = torch.zeros(3, 3)
     save_file(tensors, file)
-    monkeypatch.setattr(Shard, "_fill", lambda *_: pytest.fail("it was read"))
+    monkeypatch.setattr(SafetensorsFile, "_fill", lambda *_: pytest.fail("it was read"))
     with pytest.raises(WeightsError, match=r"lm_head\.weight.*\[3, 3\].*config\.json asks for \[512, 64\]"):
         load_model(folder)
 

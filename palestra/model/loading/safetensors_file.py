@@ -43,7 +43,7 @@ class StoredTensor:
     size_bytes: int
 
 
-class Shard:
+class SafetensorsFile:
     def __init__(self, path: Path):
         """Raises WeightsError where the header tells that the file is not complete."""
         self.path = path
