@@ -15,6 +15,7 @@ if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: the GPU's kernels are tested on the CPU
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,9 @@ SHARING = {
     "tests/store": "databases",
 }
 """What the tests below these paths share, which is started once: they run in one test process."""
+
+logging.getLogger("tinker").addHandler(logging.NullHandler())
+logging.getLogger("tinker").propagate = False  # its clients beat on after their test, and would be heard in others
 
 gc.disable()  # what is imported and collected stays: nothing is found in it
 
