@@ -11,8 +11,8 @@ libc = ctypes.CDLL(None, use_errno=True)
 ARM = platform.machine() == "aarch64"
 
 def call(x86, arm, *args):
-    ctypes.set_errno(0)
-    return libc.syscall(ctypes.c_long(arm if ARM else x86), *(ctypes.c_long(a) if isinstance(a, int) else a for a in args))
+    given = (ctypes.c_long(one) if isinstance(one, int) else one for one in args)
+    return libc.syscall(ctypes.c_long(arm if ARM else x86), *given)
 
 def refused(what, attempt):
     try:
@@ -80,8 +80,7 @@ for family in (3, 5, 9, 29, 31, 38, 44):
 """
 
 PROCESSES = """
-parent = os.getppid()
-refused("more than its own processes", lambda: [n for n in os.listdir("/proc") if n.isdigit() and int(n) > 100000] or -1)
+refused("processes of others", lambda: [n for n in os.listdir("/proc") if n.isdigit() and int(n) > 30000] or -1)
 for pid in (%(owner)d, %(owner)d - 1):
     refused(f"signal to {pid}", lambda: os.kill(pid, 0))
     refused(f"pidfd of {pid}", lambda: os.pidfd_open(pid))
@@ -155,16 +154,19 @@ KERNEL = """
 for name, x86, arm, args in (
     ("bpf", 321, 280, (0, b"\\0" * 128, 128)), ("perf_event_open", 298, 241, (b"\\0" * 128, 0, -1, -1, 0)),
     ("add_key", 248, 217, (b"user", b"n", b"v", 1, -3)), ("keyctl", 250, 219, (0, -3, 1)),
-    ("kexec_load", 246, 104, (0, 0, 0, 0)), ("init_module", 175, 105, (b"", 0, b"")), ("reboot", 169, 142, (0, 0, 0, 0)),
-    ("swapon", 167, 224, (b"/tmp/x", 0)), ("acct", 163, 89, (b"/tmp/x",)), ("sethostname", 170, 161, (b"x", 1)),
+    ("kexec_load", 246, 104, (0, 0, 0, 0)), ("init_module", 175, 105, (b"", 0, b"")),
+    ("reboot", 169, 142, (0, 0, 0, 0)), ("swapon", 167, 224, (b"/tmp/x", 0)),
+    ("acct", 163, 89, (b"/tmp/x",)), ("sethostname", 170, 161, (b"x", 1)),
     ("settimeofday", 164, 170, (b"\\0" * 16, None)), ("syslog", 103, 116, (3, ctypes.create_string_buffer(64), 64)),
     ("io_uring_setup", 425, 425, (8, ctypes.create_string_buffer(120))), ("quotactl", 179, 60, (0, b"/", 0, None)),
     ("userfaultfd", 323, 282, (1,)), ("fanotify_init", 300, 262, (0, 0))):
     refused(name, lambda: call(x86, arm, *args))
-for path in ("/proc/sysrq-trigger", "/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname", "/proc/sys/vm/overcommit_memory",
-             "/proc/self/uid_map", "/proc/1/uid_map", "/proc/sys/user/max_user_namespaces"):
+for path in ("/proc/sysrq-trigger", "/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname",
+             "/proc/sys/vm/overcommit_memory", "/proc/self/uid_map", "/proc/1/uid_map",
+             "/proc/sys/user/max_user_namespaces"):
     refused("wrote " + path, lambda: os.write(os.open(path, os.O_WRONLY), b"0 0 1"))
-refused("a better place before the OOM killer", lambda: os.write(os.open("/proc/self/oom_score_adj", os.O_WRONLY), b"-1000"))
+refused("to outlive others when memory is short",
+        lambda: os.write(os.open("/proc/self/oom_score_adj", os.O_WRONLY), b"-1000"))
 refused("realtime", lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)))
 refused("priority", lambda: os.setpriority(os.PRIO_PROCESS, 0, -10))
 """
@@ -184,20 +186,25 @@ refused("the program outside", lambda: os.open("/proc/1/exe", os.O_WRONLY))
 
 ENTERING = """
 import time
-seen = set()
-deadline = time.time() + 1.5
+deadline = time.time() + 1.0
 while time.time() < deadline:
     for name in os.listdir("/proc"):
-        if name.isdigit() and name not in ("1", str(os.getpid())):
-            for path in ("exe", "mem", "fd", "root", "cwd"):
+        if name.isdigit() and int(name) != os.getpid():
+            for part in ("exe", "cwd", "root"):
                 try:
-                    target = os.readlink(f"/proc/{name}/{path}") if path != "fd" else os.listdir(f"/proc/{name}/fd")
+                    target = os.readlink(f"/proc/{name}/{part}")
                 except OSError:
                     continue
-                if "python" in str(target) and "/usr/bin/python" not in str(target) or "socket:" in str(target):
-                    seen.add(str(target))
-if seen:
-    print("GOT", seen)
+                if not target.startswith(("/usr", "/bin", "/work")) and target != "/":
+                    print("GOT", part, target)
+            try:
+                open(f"/proc/{name}/mem", "rb").close()
+                targets = [os.readlink(f"/proc/{name}/fd/{one}") for one in os.listdir(f"/proc/{name}/fd")]
+            except OSError:
+                continue
+            for target in targets:
+                if target.startswith(("socket:", "anon_inode:")):
+                    print("GOT", target)
 """
 """Runs while other commands enter: their helpers must not be seen on the way."""
 
@@ -211,6 +218,7 @@ ATTACKS = {
     "privileges": PRIVILEGES,
     "kernel": KERNEL,
     "descriptors": DESCRIPTORS,
+    "entering": ENTERING,
 }
 
 

@@ -37,7 +37,6 @@ def test_shared_pages_count_once(new_box: NewBox) -> None:
     program = """
 import os, time
 x = bytearray(60 << 20)
-children = [os.fork() for _ in range(1)]
 for _ in range(5):
     if os.fork() == 0:
         time.sleep(1.5); os._exit(0)
@@ -120,13 +119,26 @@ os.kill(-1, 9)
 
 def test_cores_are_as_many_as_were_given(new_box: NewBox) -> None:
     box = new_box(limits=SandboxLimits(cpus=1, memory_bytes=256 * MIB))
-    program = "import os\ntry:\n    os.sched_setaffinity(0, range(64))\nexcept OSError:\n    pass\nprint(len(os.sched_getaffinity(0)))"
+    program = """
+import os
+try:
+    os.sched_setaffinity(0, range(64))
+except OSError:
+    pass
+print(len(os.sched_getaffinity(0)))
+"""
     assert box.python(program).text == "1\n"
 
 
 @pytest.mark.slow
 def test_a_sandbox_that_outgrows_the_killing_is_ended(new_box: NewBox) -> None:
-    program = "import os\nfor _ in range(5): os.fork()\nx = [bytearray(1 << 20) for _ in range(100)]\nimport time; time.sleep(60)"
+    program = """
+import os, time
+for _ in range(5):
+    os.fork()
+x = [bytearray(1 << 20) for _ in range(100)]
+time.sleep(60)
+"""
     box = new_box()
     try:
         done = box.python(program)

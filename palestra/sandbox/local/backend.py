@@ -14,7 +14,6 @@ import random
 import select
 import signal
 import socket
-import tempfile
 from asyncio.subprocess import Process
 from typing import Any, Self
 
@@ -109,16 +108,16 @@ class LocalSandbox(CommandSandbox):
             "files": spec.limits.disk_bytes // BYTES_PER_FILE,
             "door_port": spec.door.port if spec.door else 0,
         }
-        with tempfile.TemporaryFile() as words:
-            self._bwrap, control = await _helper(LAUNCH, order, stdin=PIPE, stderr=words)
-            with control:
-                try:
-                    async with asyncio.timeout(START_S):
-                        return await _descriptors(control)
-                except (EOFError, TimeoutError) as error:
-                    words.seek(0)
-                    said = words.read().decode(errors="replace").strip() or str(error) or "it took too long"
-                    raise SandboxUnavailable(f"the sandbox did not start: {said}") from None
+        self._bwrap, control = await _helper(LAUNCH, order, stdin=PIPE, stderr=PIPE)
+        assert self._bwrap.stdin is not None
+        self._bwrap.stdin.write(b"\n")
+        with control:
+            try:
+                async with asyncio.timeout(START_S):
+                    return await _descriptors(control)
+            except (EOFError, TimeoutError) as error:
+                reason = str(error) or await _last_words(self._bwrap) or "it took too long"
+                raise SandboxUnavailable(f"the sandbox did not start: {reason}") from None
 
     async def _begin(self, command: Command, streams: tuple[int, int, int]) -> Process:
         reason, watched = self._why_ended(), self._watched
@@ -208,6 +207,12 @@ async def _descriptors(control: socket.socket) -> list[int]:
     if not found:
         raise EOFError(json.loads(answer)["error"] if answer else "")
     return list(found)
+
+
+async def _last_words(process: Process) -> str:
+    await kill(process)
+    assert process.stderr is not None
+    return (await process.stderr.read()).decode(errors="replace").strip()
 
 
 async def _readable(descriptor: int) -> None:

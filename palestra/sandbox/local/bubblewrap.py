@@ -31,9 +31,8 @@ TEXTS = {
     "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
 NOT_OF_AN_IMAGE = {"dev", "proc", "sys", "tmp", "run", "home"}
-FIRST_PROCESS = "trap '' CHLD; echo; exec cat >/dev/null 2>&1"
-"""The sandbox's process 1: it ends when the owner's end of its input does. Processes without a parent leave no trace,
-because it ignores their end."""
+FIRST_PROCESS = "/bin/cat"
+"""The sandbox's process 1: it repeats a first line, so that one knows it is there, and ends when its input does."""
 OLDEST_KERNEL = (5, 14)
 """The first in which RLIMIT_NPROC counts the processes of a user namespace, not of a user."""
 
@@ -47,7 +46,7 @@ def arguments(spec: SandboxSpec, writable: list[str]) -> list[str]:
     for folder in (SCRATCH, "/run", *writable):
         found += ["--dir", folder]
     found += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
-    return [*found, "--", "/bin/sh", "-c", FIRST_PROCESS]
+    return [*found, "--", FIRST_PROCESS]
 
 
 def texts(spec: SandboxSpec) -> dict[str, str]:

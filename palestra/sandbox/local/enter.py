@@ -75,8 +75,8 @@ def _command(order: dict[str, Any], members: int | None, tell: int) -> NoReturn:
         os.chdir(order["cwd"])
         if not seccomp.load(bytes.fromhex(order["filter"])):
             raise OSError("the kernel did not take the filter of system calls")
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)  # Python ignores them
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
+            signal.signal(number, signal.SIG_DFL)
         # The shell lies on a read-only mount: a command that names this helper's own program would get at it.
         os.execve("/bin/sh", ["sh", "-c", 'exec "$@"', "sh", *order["arguments"]], order["env"])
     except BaseException as error:  # boundary: nothing may return from here

@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import json
 import os
+import signal
 import socket
 from typing import Any
 
@@ -56,6 +57,8 @@ def main() -> None:
     for path in order["host_folders"]:
         own += ["--ro-bind-fd", _passed(os.open(path, os.O_PATH | os.O_DIRECTORY)), path]
     ns.become(order["user"])
+    # Inherited by the sandbox's process 1: the kernel then removes processes whose parent has ended, as they end.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     os.dup2(ready_for_bwrap, 1)
     os.execve(order["bwrap"], [order["bwrap"], *own, *order["arguments"]], {})
 
