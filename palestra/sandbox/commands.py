@@ -37,6 +37,7 @@ class Command:
     cwd: str
     limit_s: float
     max_output: int
+    has_input: bool = False
 
 
 class CommandSandbox(ABC):
@@ -53,8 +54,12 @@ class CommandSandbox(ABC):
 
     @abstractmethod
     async def _begin(self, command: Command, streams: tuple[int, int, int]) -> Process:
-        """Starts a process that lives as long as the command inside and ends with its status; SIGTERM ends both.
-        `streams` are its standard input, output and errors."""
+        """Starts a process that lives as long as the command inside and ends with its status. `streams` are its
+        standard input, output and errors."""
+
+    async def _end(self, process: Process) -> None:
+        """Ends a process of `_begin` together with its command. As it stands here, SIGTERM does that."""
+        await stop(process, PATIENCE_S)
 
     @abstractmethod
     def _why_ended(self) -> str | None:
@@ -79,6 +84,7 @@ class CommandSandbox(ABC):
                 cwd or self.spec.workdir,
                 limits.exec_s if limit_s is None else limit_s,
                 limits.output_bytes if max_output is None else max_output,
+                bool(stdin),
             ),
             stdin,
         )
@@ -118,7 +124,7 @@ class CommandSandbox(ABC):
         """Puts in what the spec says is there at the beginning."""
         if self.spec.snapshot is not None:
             with self.spec.snapshot.open("rb") as archive:
-                unpack = Command(["tar", "-x", "-o"], {}, self.spec.workdir, FILES_S, MIB)
+                unpack = Command(["tar", "-x", "-o"], {}, self.spec.workdir, FILES_S, MIB, has_input=True)
                 _checked(await self._run(unpack, archive), "the snapshot cannot be unpacked")
         for path, data in self.spec.files.items():
             await self.write(path, data)
@@ -137,7 +143,7 @@ class CommandSandbox(ABC):
             is_late = not await ended_in_time(process, command.limit_s)
         finally:
             if process.returncode is None:
-                await asyncio.shield(asyncio.ensure_future(stop(process, PATIENCE_S)))
+                await asyncio.shield(asyncio.ensure_future(self._end(process)))
             await streams.finish()
         status = process.returncode or 0
         if not is_late and (status < 0 or self._why_ended()):

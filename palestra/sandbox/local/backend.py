@@ -20,9 +20,9 @@ from typing import Any, Self
 
 from palestra.sandbox import lean_python, seccomp
 from palestra.sandbox.commands import Command, CommandSandbox
+from palestra.sandbox.door import DoorRelay
 from palestra.sandbox.errors import SandboxEnded, SandboxError, SandboxUnavailable
 from palestra.sandbox.local import bubblewrap, cgroup
-from palestra.sandbox.local.door import DoorRelay
 from palestra.sandbox.local.launch import CONTROL
 from palestra.sandbox.local.watchdog import MemoryWatchdog, WatchedSandbox
 from palestra.sandbox.spec import SandboxSpec
