@@ -17,7 +17,7 @@ from asyncio.subprocess import Process
 from typing import Self
 
 from palestra.sandbox import seccomp
-from palestra.sandbox.commands import PATIENCE_S, Command, CommandSandbox
+from palestra.sandbox.commands import KILL_MARKED, MARK, PATIENCE_S, Command, CommandSandbox
 from palestra.sandbox.door import DoorRelay
 from palestra.sandbox.errors import SandboxEnded, SandboxError, SandboxUnavailable
 from palestra.sandbox.forwarder import FORWARDER
@@ -37,15 +37,6 @@ FIRST_PROCESS = "echo ready; exec 3<&0; while :; do cat <&3 >/dev/null & wait $!
 meanwhile. It cannot be killed from inside."""
 READ_ALL = '"$@"; status=$?; cat >/dev/null; exit $status'
 """Podman loses the output of a command that ends before it has read its input."""
-MARK = "PALESTRA_COMMAND"
-"""The variable by which a command, and what it started, is found."""
-KILL_MARKED = """
-for round in 1 2 3; do
-    for one in /proc/[0-9]*; do
-        if [ "$one" != "/proc/$$" ] && grep -q "$0" "$one/environ" 2>/dev/null; then kill -9 "${one#/proc/}"; fi
-    done
-done
-"""
 CLIENT_VARIABLES = ("PATH", "HOME", "USER", "XDG_RUNTIME_DIR", "TMPDIR", "LANG")
 CLIENT_PREFIXES = ("DOCKER_", "CONTAINER", "PODMAN_", "DBUS_", "BUILDAH_", "STORAGE_")
 

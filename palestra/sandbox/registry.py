@@ -18,6 +18,8 @@ BUILT_IN = {
     "local": "palestra.sandbox.local.backend:LocalSandbox",
     "docker": "palestra.sandbox.container:DockerSandbox",
     "podman": "palestra.sandbox.container:PodmanSandbox",
+    "ssh": "palestra.sandbox.ssh:SshSandbox",
+    "ray": "palestra.sandbox.ray_node:RaySandbox",
 }
 
 
