@@ -6,6 +6,7 @@ Owns: arguments and printing. Never touches: how a sandbox is held.
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,7 @@ def list_(as_json: bool) -> None:
         click.echo(f"{one['name']:<8}  {'no: ' + one['problem'] if one['problem'] else 'yes'}")
 
 
-@sandbox.command(context_settings={"ignore_unknown_options": True})
+@sandbox.command()
 @click.argument("command", nargs=-1, required=True)
 @click.option("--backend", "name", default="local", show_default=True, help="Name of the backend.")
 @click.option("--image", help="OCI image, or for local a folder with a root file system. [this machine's programs]")
@@ -79,8 +80,8 @@ def run(
             limits=limits,
         )
         done = asyncio.run(_run(name, spec, command))
-    click.get_binary_stream("stdout").write(done.stdout)
-    click.get_binary_stream("stderr").write(done.stderr)
+    sys.stdout.buffer.write(done.stdout)
+    sys.stderr.buffer.write(done.stderr)
     if done.is_late:
         click.echo(f"the command took longer than {seconds:g} s and was killed", err=True)
     if done.is_truncated:

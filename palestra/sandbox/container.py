@@ -61,7 +61,7 @@ class DockerSandbox(CommandSandbox):
     def problem(cls) -> str | None:
         if shutil.which(cls.program) is None:
             return f"{cls.program} is not installed"
-        asked = subprocess.run([cls.program, "info"], capture_output=True, text=True, check=False, stdin=DEVNULL)
+        asked = subprocess.run([cls.program, "ps", "-q"], capture_output=True, text=True, check=False, stdin=DEVNULL)
         words = asked.stderr.strip().splitlines()
         return f"{cls.program} does not run: {words[-1] if words else asked.returncode}" if asked.returncode else None
 
@@ -213,8 +213,9 @@ class DockerSandbox(CommandSandbox):
             folder.remove()
 
     async def _remove(self, *names: str) -> None:
-        removing = await spawn(self.program, "rm", "--force", "--volumes", *names, env=_client_env())
-        await removing.wait()
+        for command in (["kill"], ["rm", "--force", "--volumes"]):  # to remove one that runs, podman would wait for it
+            removing = await spawn(self.program, *command, *names, env=_client_env())
+            await removing.wait()
 
     async def _sweep(self) -> None:
         """Removes containers, and then folders, whose owner was killed."""
