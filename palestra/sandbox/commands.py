@@ -23,6 +23,15 @@ from palestra.util.processes import stop
 PATIENCE_S = 2.0
 READ_MAX = 64 * MIB
 FILES_S = 600.0
+PACK = """
+set --
+for one in .[!.]* ..?* *; do
+    if [ -e "$one" ] || [ -L "$one" ]; then set -- "$@" "$one"; fi
+done
+if [ $# -eq 0 ]; then exec tar -c -T /dev/null; fi
+exec tar -c -- "$@"
+"""
+"""Packs what is in a folder, without the folder itself, whose mode may not be changed by whom unpacks it."""
 WRITE = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
 MARK = "PALESTRA_COMMAND"
 """The variable by which a command, and what it started, is found where its process is not ours."""
@@ -112,8 +121,9 @@ class CommandSandbox(ABC):
 
     async def snapshot(self, file: Path) -> None:
         with replacing(file) as stream:
-            tar = Command(["tar", "-c", "."], {}, self.spec.workdir, FILES_S, 2 * self.spec.limits.disk_bytes)
-            done = await self._run(tar, b"", stream)
+            pack = ["/bin/sh", "-c", PACK]
+            most = 2 * self.spec.limits.disk_bytes
+            done = await self._run(Command(pack, {}, self.spec.workdir, FILES_S, most), b"", stream)
             _checked(done, "the working folder cannot be packed")
             if done.is_truncated:
                 raise SandboxError("the working folder is larger than the sandbox's limit, as an archive")

@@ -35,7 +35,8 @@ SHARES = {"work": 12, HOME: 3, "shm": 1}
 FIRST_PROCESS = "echo ready; exec 3<&0; while :; do cat <&3 >/dev/null & wait $! && exit 0; done"
 """The container's process 1: it ends when the owner's end of its input does, and waits for processes without a parent
 meanwhile. It cannot be killed from inside."""
-READ_ALL = '"$@"; status=$?; cat >/dev/null; exit $status'
+RUN = 'cd -- "$0" || exit 126; exec "$@"'
+RUN_AND_READ = 'cd -- "$0" || exit 126; "$@"; status=$?; cat >/dev/null; exit $status'
 """Podman loses the output of a command that ends before it has read its input."""
 CLIENT_VARIABLES = ("PATH", "HOME", "USER", "XDG_RUNTIME_DIR", "TMPDIR", "LANG")
 CLIENT_PREFIXES = ("DOCKER_", "CONTAINER", "PODMAN_", "DBUS_", "BUILDAH_", "STORAGE_")
@@ -164,10 +165,11 @@ class DockerSandbox(CommandSandbox):
             raise SandboxEnded(reason)
         mark = uuid.uuid4().hex
         names, client_env = self._environment({**command.env, MARK: mark})
-        reads, options = ([], []) if not command.has_input else (["/bin/sh", "-c", READ_ALL, "sh"], ["--interactive"])
-        options += ["--workdir", command.cwd, *names]
+        if command.has_input:
+            names += ["--interactive"]
+        shell = ["/bin/sh", "-c", RUN_AND_READ if command.has_input else RUN, command.cwd]
         process = await spawn(
-            *(self.program, "exec", *options, self._name, *reads, *command.arguments),
+            *(self.program, "exec", *names, self._name, *shell, *command.arguments),
             stdin=streams[0] if command.has_input else DEVNULL,
             stdout=streams[1],
             stderr=streams[2],
