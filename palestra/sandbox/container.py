@@ -116,7 +116,7 @@ class DockerSandbox(CommandSandbox):
 
     def _walls(self) -> list[str]:
         walls = ["--network", "none", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
-        return [*walls, *self.options, "--user", USER, "--hostname", "sandbox", "--workdir", self.spec.workdir]
+        return [*walls, *self.options, "--user", USER, "--hostname", "sandbox", "--workdir", "/"]
 
     def _limits(self) -> list[str]:
         limits = self.spec.limits
@@ -135,10 +135,10 @@ class DockerSandbox(CommandSandbox):
             options = f"rw,exec,nosuid,nodev,mode=1777,size={share * sixteenth}{self.tmpfs_options}"
             found += ["--tmpfs", f"{path}:{options}"]
         for path in self.spec.host_folders:
-            found += ["--volume", f"{path}:{path}:ro"]
+            found += ["--mount", f"type=bind,source={path},target={path},readonly"]
         if self.spec.door is not None:
             (folder.path / "door").mkdir()
-            found += ["--volume", f"{folder.path / 'door'}:{DOOR}:ro"]
+            found += ["--mount", f"type=bind,source={folder.path / 'door'},target={DOOR},readonly"]
         return found
 
     async def _open_door(self, folder: OwnedFolder) -> None:

@@ -19,7 +19,7 @@ PROGRAMS = """
     cat chmod chroot cp cut date dd df dirname echo env false grep head id kill ln ls mkdir mkfifo mount newgrp nohup
     printf ps python3 readlink rm sed setsid sh sleep sort stat su tail tar test touch true unshare wc which yes
 """
-FOLDERS = {"tmp": 0o1777, "etc": 0o755, "dev": 0o755, "proc": 0o755, "sys": 0o755, "run": 0o755}
+FOLDERS = {".": 0o755, "tmp": 0o1777, "etc": 0o755, "dev": 0o755, "proc": 0o755, "sys": 0o755, "run": 0o755}
 
 
 @functools.cache
@@ -55,8 +55,9 @@ def _root() -> bytes:
         for top in ("/bin", "/sbin", "/lib", "/lib64"):
             if Path(top).is_symlink():
                 archive.add(top, recursive=False)
-        for file in sorted(files):
-            archive.add(file, recursive=False)
+        above = {folder for file in files for folder in file.parents if len(folder.parts) > 1}
+        for path in (*sorted(above), *sorted(files)):
+            archive.add(path, recursive=False)
         for folder in glob.glob("/usr/lib/python3.*"):  # noqa: PTH207
             archive.add(folder, filter=_no_bytecode)
     return packed.getvalue()
