@@ -250,5 +250,5 @@ def _client_env() -> dict[str, str]:
 async def _last_words(client: Process) -> str:
     await kill(client)
     assert client.stderr is not None
-    words = (await client.stderr.read()).decode(errors="replace").strip().splitlines()
-    return words[-1] if words else "it took too long"
+    words = (await client.stderr.read()).decode(errors="replace").split()
+    return " ".join(words) or "it took too long"
