@@ -220,5 +220,5 @@ def test_puppet_is_made_of_a_script(tmp_path):
     assert json.loads(palestra("model", "info", tmp_path / "m", "--json").stdout)["max_positions"] == 5000
     script.write_text("no script")
     refused = palestra("model", "puppet", tmp_path / "n", script)
-    assert (refused.exit_code, "JSON list" in refused.stderr) == (1, True)
+    assert (refused.exit_code, "JSON list" in refused.stderr) == (2, True)
     assert not (tmp_path / "n").exists()
