@@ -118,6 +118,8 @@ class SampledSequence(Struct, kw_only=True):
     topk_logprobs: list[TopLogprobs] = []
     routing: RoutedExperts | None = None
     """The experts of all positions of prompt and tokens but the last, which was never an input; where asked for."""
+    sequence_id: str = ""
+    """Its name at a Tinker server, for clients of one."""
 
 
 class SampleResult(Struct, kw_only=True, tag="sample_result"):
