@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -47,23 +46,24 @@ def _command(process: psutil.Process) -> list[str]:
 
 
 @pytest.fixture
-def owner(walled: str) -> Iterator[subprocess.Popen[str]]:
+def owner(walled: str, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "tests.sandbox.owner", walled, "2"]
-    root = Path(__file__).parents[2]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as process:
+    root, env = Path(__file__).parents[2], {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root, env=env) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
         yield process
         process.kill()
 
 
-def test_nothing_is_left_when_the_owner_is_killed(owner: subprocess.Popen[str]) -> None:
-    before = Path("/proc/self/mounts").read_text(), set(os.listdir(tempfile.gettempdir()))  # noqa: PTH208
+def test_nothing_is_left_when_the_owner_is_killed(owner: subprocess.Popen[str], tmp_path: Path) -> None:
+    mounts = Path("/proc/self/mounts").read_text()
     assert len(left()) >= 6
     owner.kill()
     owner.wait()
     until(lambda: not left() and not _orphans(), told=lambda: str(left()))
-    assert (Path("/proc/self/mounts").read_text(), set(os.listdir(tempfile.gettempdir()))) == before  # noqa: PTH208
+    assert Path("/proc/self/mounts").read_text() == mounts
+    assert list(tmp_path.iterdir()) == []
 
 
 def _orphans() -> list[int]:

@@ -15,6 +15,7 @@ import select
 import signal
 import socket
 from asyncio.subprocess import Process
+from pathlib import Path
 from typing import Any, Self
 
 from palestra.sandbox import lean_python, seccomp
@@ -97,12 +98,14 @@ class LocalSandbox(CommandSandbox):
         """Returns the descriptors that the helper sends: process 1, /proc, and the door's socket."""
         spec = self.spec
         writable = [spec.workdir, bubblewrap.HOME, "/tmp", "/dev/shm"]
+        for folder in spec.host_folders:
+            if any(Path(folder).is_relative_to(own) for own in writable):
+                raise SandboxError(f"the host's {folder} cannot be seen in a sandbox: it has its own folder there")
         order = {
             **self._common,
             "bwrap": bubblewrap.program(),
             "arguments": bubblewrap.arguments(spec, writable),
             "texts": bubblewrap.texts(spec),
-            "host_folders": list(spec.host_folders),
             "writable": writable,
             "disk_bytes": spec.limits.disk_bytes,
             "files": spec.limits.disk_bytes // BYTES_PER_FILE,

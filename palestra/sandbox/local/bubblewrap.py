@@ -39,10 +39,12 @@ OLDEST_KERNEL = (5, 14)
 
 def arguments(spec: SandboxSpec, writable: list[str]) -> list[str]:
     """Returns what bubblewrap is called with. `writable` are folders that are mounted later."""
-    found = ["--unshare-user", "--unshare-all", "--die-with-parent", "--as-pid-1", "--clearenv"]
+    found = ["--unshare-user", "--unshare-all", "--die-with-parent", "--as-pid-1"]
     found += ["--uid", str(USER), "--gid", str(USER), "--hostname", "sandbox"]
     found += _root(Path(spec.image), writable) if spec.image else _programs()
     found += ["--proc", "/proc", "--dev", "/dev"]
+    for folder in spec.host_folders:
+        found += ["--ro-bind", folder, folder]
     for folder in (SCRATCH, "/run", *writable):
         found += ["--dir", folder]
     found += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
@@ -101,19 +103,15 @@ def problem() -> str | None:
 
 def _trial() -> str | None:
     """Runs `true` as bubblewrap would run a sandbox, and says how that failed."""
-    help_text = subprocess.run([program(), "--help"], capture_output=True, text=True, check=False).stdout
-    if "--ro-bind-fd" not in help_text:
-        return "bubblewrap here is too old: 0.8 or newer is needed"
     spaces = ["--unshare-user", "--unshare-all", "--uid", str(USER), "--proc", "/proc", "--dev", "/dev"]
-    tried = subprocess.run(
-        [program(), *spaces, *_programs(), "--", "/bin/true"],
-        capture_output=True,
-        text=True,
-        check=False,
-        user=unprivileged_user(),
-        group=unprivileged_user(),
-        extra_groups=[] if unprivileged_user() else None,
-    )
+    command, user = [program(), *spaces, *_programs(), "--", "/bin/true"], unprivileged_user()
+    groups = None if user is None else []
+    try:
+        tried = subprocess.run(
+            command, capture_output=True, text=True, check=False, user=user, group=user, extra_groups=groups
+        )
+    except OSError as error:
+        return f"root cannot become an unprivileged user here: {error}"
     if tried.returncode == 0:
         return None
     words = tried.stderr.strip().splitlines()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import json
 import os
+import select
 import signal
 import socket
 from typing import Any
@@ -54,8 +55,6 @@ def main() -> None:
     own = ["--info-fd", _passed(info_for_bwrap), "--seccomp", _passed(filter_for_bwrap)]
     for path, text in order["texts"].items():
         own += ["--file", _passed(_filled(text.encode())), path]
-    for path in order["host_folders"]:
-        own += ["--ro-bind-fd", _passed(os.open(path, os.O_PATH | os.O_DIRECTORY)), path]
     ns.become(order["user"])
     # Inherited by the sandbox's process 1: the kernel then removes processes whose parent has ended, as they end.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -81,9 +80,9 @@ def _finish_and_exit(order: dict[str, Any], control: socket.socket, info: int, r
         os.closerange(0, 2)
         ns.become(order["user"])
         pid = json.loads(_read_all(info))["child-pid"]
-        if os.read(ready, 1) != b"\n":
+        process = _first_process(pid, ready)
+        if process is None:
             os._exit(0)  # bubblewrap has said why
-        process = os.pidfd_open(pid)
         ns.hide()
         ns.enter_as_owner(pid)
         _mount(order)
@@ -94,6 +93,18 @@ def _finish_and_exit(order: dict[str, Any], control: socket.socket, info: int, r
     except BaseException as error:  # boundary: the owner hears of everything
         control.sendall(json.dumps({"error": str(error)}).encode() + b"\n")
     os._exit(0)
+
+
+def _first_process(pid: int, ready: int) -> int | None:
+    """Returns the sandbox's process 1 when it runs; None: it ended before."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    events = select.poll()
+    events.register(ready, select.POLLIN)
+    events.register(process, select.POLLIN)
+    return process if ready in dict(events.poll()) and os.read(ready, 1) == b"\n" else None
 
 
 def _read_all(descriptor: int) -> bytes:
