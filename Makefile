@@ -8,7 +8,7 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
-JOBS ?= 2
+JOBS ?= 3
 BENCH ?= compute
 ARGS ?=
 

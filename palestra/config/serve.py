@@ -193,6 +193,9 @@ class ServeLimits(Config):
     share."""
     max_models: PositiveInt = 1024
     """Trained models alive at once, for each base model."""
+    max_routing_bytes: PositiveInt = 1 << 30
+    """Size of the records of experts that sampled sequences visited (replay_routing); the oldest beyond it are
+    dropped."""
     max_conversations: PositiveInt = 10_000
     """Conversations in memory; beyond it, the least recently used ones of the owner who has the most are dropped."""
     max_conversation_tokens: PositiveInt = 64 << 20

@@ -22,12 +22,18 @@ FEW_ROWS = 8
 GROUPED_ALIGNMENT = 16  # bytes: what torch's grouped product asks of every row and matrix
 
 
-def choose_experts(x: Tensor, router: Tensor, bias: Tensor | None, spec: ExpertsSpec) -> tuple[Tensor, Tensor]:
-    """Weights (float32) and numbers of each row's experts, [rows, experts per token]."""
+def choose_experts(
+    x: Tensor, router: Tensor, bias: Tensor | None, spec: ExpertsSpec, replayed: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Weights (float32) and numbers of each row's experts, [rows, experts per token]. Rows of `replayed` that are not
+    -1 name the experts that were chosen before; what these weigh is the router's to say, now as then."""
     logits = _RouterLogits.apply(x, router)
     if bias is not None:
         logits = logits + bias
     chosen, numbers = logits.topk(spec.per_token, dim=-1)
+    if replayed is not None:
+        numbers = torch.where(replayed < 0, numbers, replayed)
+        chosen = logits.gather(-1, numbers)
     if spec.normalises:
         return torch.softmax(chosen, -1), numbers
     return torch.exp(chosen - logits.logsumexp(-1, keepdim=True)), numbers
@@ -52,8 +58,10 @@ class _RouterLogits(Function):
 class Routing:
     """Which experts the rows of one forward pass visit, layer by layer."""
 
-    def __init__(self) -> None:
+    def __init__(self, replayed: dict[int, Tensor] | None = None) -> None:
+        """`replayed`: for each layer with experts those that its rows have to visit, -1 where the router chooses."""
         self.numbers: dict[int, Tensor] = {}
+        self.replayed = replayed or {}
 
     def visits(self, lengths: Sequence[int], n_experts: int) -> Tensor:
         """How often each expert was visited by each of the sequences that make up the rows: [sequences, layers,
