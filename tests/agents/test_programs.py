@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def check_main_trace(program: AgentProgram, own: dict[str, Any], trace: dict[str
     assert [turn["match"] for turn in turns] == ["new", *["continued"] * (program.turns - 1)]
     assert {turn["route"] for turn in turns} == {program.route}
     assert {tuple(turn["ignored"]) for turn in turns} == {program.ignored}
-    for before, after in zip(turns, turns[1:], strict=False):
+    for before, after in pairwise(turns):
         whole = before["prompt"] + before["samples"][0]["tokens"]
         assert after["prompt"][: len(whole)] == whole
     sampled = [turn["samples"][0] for turn in turns]

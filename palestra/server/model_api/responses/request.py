@@ -18,6 +18,7 @@ from palestra.server.model_api.chat.schemas import ChatRequest
 from palestra.server.model_api.errors import invalid, parse_fields
 from palestra.server.model_api.hosted_tools import ToolSettings
 from palestra.server.model_api.request_fields import OUTPUT_LOGPROBS
+from palestra.server.model_api.responses.compaction import as_messages, is_compaction
 from palestra.server.model_api.responses.items import read_input, with_places
 from palestra.server.model_api.responses.schemas import NOT_HANDED_ON, ResponsesRequest
 from palestra.server.model_api.responses.tools import ResponseTools, as_functions, chosen_function, read_tools
@@ -55,7 +56,7 @@ def chat_request(
     call: ResponsesRequest, settings: ToolSettings, history: Sequence[JsonObject] = ()
 ) -> TranslatedRequest:
     """`history`: the messages up to the previous response."""
-    found = read_input(as_functions(call.input), call.instructions, history)
+    found = read_input(as_messages(as_functions(call.input)), call.instructions, history)
     tools = read_tools(call.tools or [], settings)
     given = call.model_dump(exclude_unset=True, exclude=NOT_HANDED_ON)
     ours = {
@@ -104,10 +105,11 @@ def _tools(call: ResponsesRequest, tools: ResponseTools) -> JsonObject:
             if (value := tool.get(name)) is not None and value not in harmless:
                 where = f"tools[{i}].{name}"
                 raise invalid(where, f"{where}: {shown(value)} is not supported; leave it out", code="unsupported")
+    choice = chosen_function(call.tool_choice)
     with with_places():
         return {
             "tools": chat_tools(tools.functions, without=(*NOT_OF_FUNCTIONS, *NOT_SHOWN)),
-            "tool_choice": chat_tool_choice(chosen_function(call.tool_choice), ChatDialect.OURS),
+            "tool_choice": "none" if is_compaction(call.input) else chat_tool_choice(choice, ChatDialect.OURS),
             "parallel_tool_calls": call.parallel_tool_calls,
         }
 

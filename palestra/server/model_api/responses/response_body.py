@@ -26,6 +26,7 @@ from palestra.server.core.errors import ApiError
 from palestra.server.model_api.chat.events import ChatAnswer, ChatChoice, ChatFinishReason, SampledToken, TokenUsage
 from palestra.server.model_api.chat.token_logprobs import LOWEST, TokenNames
 from palestra.server.model_api.errors import as_refusal
+from palestra.server.model_api.responses.compaction import compaction_item, is_compaction
 from palestra.server.model_api.responses.schemas import ResponsesRequest
 from palestra.server.model_api.responses.tools import ResponseTools
 from palestra.util.json_types import JsonObject
@@ -74,11 +75,13 @@ def _usage(usage: TokenUsage) -> JsonObject:
 
 
 def response_body(header: ResponseHeader, answer: ChatAnswer) -> JsonObject:
-    return header.ended(answer, _output(header, answer))
+    return header.ended(answer, output(header, answer))
 
 
-def _output(header: ResponseHeader, answer: ChatAnswer) -> list[Item]:
+def output(header: ResponseHeader, answer: ChatAnswer) -> list[Item]:
     (choice,), call = answer.choices, header.call
+    if is_compaction(call.input):
+        return with_tokens(call, answer, [compaction_item(choice.content or "")])
     logprobs = entries(call, answer.tokenizer, choice.tokens)
     items = output_items(
         reasoning_item(new_id("rs"), [choice.reasoning.lstrip("\n")]) if choice.reasoning else None,

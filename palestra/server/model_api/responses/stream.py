@@ -20,8 +20,17 @@ from palestra.server.model_api.chat.events import (
     StreamEnded,
     StreamStarted,
 )
+from palestra.server.model_api.errors import ContextLengthError
+from palestra.server.model_api.responses.compaction import is_compaction
 from palestra.server.model_api.responses.open_items import OpenCall, OpenItem, OpenMessage, OpenReasoning, ResponseEvent
-from palestra.server.model_api.responses.response_body import Item, ResponseHeader, ending_of, entries, with_tokens
+from palestra.server.model_api.responses.response_body import (
+    Item,
+    ResponseHeader,
+    ending_of,
+    entries,
+    output,
+    with_tokens,
+)
 from palestra.server.model_api.sse import event as write_event
 from palestra.util.json_types import JsonObject
 
@@ -43,6 +52,8 @@ async def response_events(
                     if isinstance(one, StreamEnded) and event.kind in ENDS:
                         await keep(one.answer, event.says["response"])
                     yield writer.event(event)
+        except ContextLengthError as error:  # as OpenAI reports it: clients then compact the conversation
+            yield failed_event(header, error)
         except Exception as error:
             if writer is None:
                 raise
@@ -64,6 +75,7 @@ class _Writer:
 
     def __init__(self, header: ResponseHeader, tokenizer: ChatTokenizer):
         self._header, self._tokenizer = header, tokenizer
+        self._is_compaction = is_compaction(header.call.input)
         self._told = 0
         self._opened = 0
         self._done: list[Item] = []
@@ -84,9 +96,10 @@ class _Writer:
                 for kind in ("created", "in_progress"):
                     yield ResponseEvent(kind, {"response": self._header.body("in_progress")})
             case ChoiceDelta():
-                yield from self._delta(one)
+                if not self._is_compaction:
+                    yield from self._delta(one)
             case StreamEnded():
-                yield from self._ended(one.answer)
+                yield from self._compacted(one.answer) if self._is_compaction else self._ended(one.answer)
 
     def _delta(self, delta: ChoiceDelta) -> Iterator[ResponseEvent]:
         self._untold += delta.tokens
@@ -132,6 +145,13 @@ class _Writer:
             if isinstance(one, OpenCall):
                 yield from one.begin()
             yield from self._end(one, item)
+        body = self._header.ended(answer, items)
+        yield ResponseEvent(body["status"], {"response": body})
+
+    def _compacted(self, answer: ChatAnswer) -> Iterator[ResponseEvent]:
+        items = output(self._header, answer)
+        for kind in ("output_item.added", "output_item.done"):
+            yield ResponseEvent(kind, {"output_index": 0, "item": items[0]})
         body = self._header.ended(answer, items)
         yield ResponseEvent(body["status"], {"response": body})
 
