@@ -27,6 +27,7 @@ COMMANDS = [
         "palestra.cli.episode.commands:episode",
         "Play, list, requeue and cancel the episodes of a running server.",
     ),
+    LazyCommand("eval", "palestra.cli.evaluate:evaluate", "Evaluate a model, anywhere, on the tasks of environments."),
     LazyCommand("gym", "palestra.cli.gym.commands:gym", "Start the servers of a gym and collect rollouts with them."),
     LazyCommand("key", "palestra.cli.key:key", "Make, list and revoke API keys."),
     LazyCommand("model", "palestra.cli.model:model", "Make random models, or inspect model folders."),
