@@ -104,6 +104,17 @@ class DecoderWeights:
     """The embedding itself when tied."""
 
 
+def by_inputs(stack: FrozenWeight) -> FrozenWeight:
+    """The same stack of matrices, on a CPU laid out by their inputs: for the few rows that an expert has, OpenBLAS on
+    ARM takes up to 3 times as long where these are not the rows in memory. Done in place, expert by expert."""
+    if not isinstance(stack, Tensor) or stack.device.type != "cpu":
+        return stack
+    turned = stack.view(len(stack), stack.shape[2], stack.shape[1])
+    for matrix, place in zip(stack, turned, strict=True):
+        place.copy_(matrix.T.contiguous())
+    return turned.mT
+
+
 def read_weights(
     folder: str | Path,
     spec: ModelSpec,
@@ -225,8 +236,8 @@ class _Reader:
         gate_up, down = self.expert_stacks(f"{name}.experts", mlp)
         return ExpertsWeights(
             router=self.get(f"{name}.gate.weight", mlp.n_experts, h),
-            gate_up=gate_up,
-            down=down,
+            gate_up=by_inputs(gate_up),
+            down=by_inputs(down),
             shared=self.dense(f"{name}.shared_expert", mlp.shared_size, MlpSpec()) if is_shared else None,
             shared_gate=self.get(f"{name}.shared_expert_gate.weight", 1, h) if is_shared else None,
         )
@@ -237,9 +248,9 @@ class _Reader:
         return ExpertsWeights(
             router=self.get(f"{name}.router.weight", n, h),
             router_bias=self.get(f"{name}.router.bias", n, dtype=torch.float32),
-            gate_up=self.stack(gate_up, (n, 2 * i), h, StoredAs((n, h, 2 * i), lambda w: by_halves(w.mT))),
+            gate_up=by_inputs(self.stack(gate_up, (n, 2 * i), h, StoredAs((n, h, 2 * i), lambda w: by_halves(w.mT)))),
             gate_up_bias=by_halves(self.get(f"{gate_up}_bias", n, 2 * i)[..., None]).squeeze(-1),
-            down=self.stack(down, (n, h), i, StoredAs((n, i, h), lambda w: w.mT)),
+            down=by_inputs(self.stack(down, (n, h), i, StoredAs((n, i, h), lambda w: w.mT))),
             down_bias=self.get(f"{down}_bias", n, h),
         )
 
