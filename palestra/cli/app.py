@@ -12,6 +12,11 @@ from palestra.cli.lazy import LazyCommand, LazyGroup
 
 COMMANDS = [
     LazyCommand("alias", "palestra.cli.alias:alias", "Name models of a running server, and move the names."),
+    LazyCommand(
+        "checkpoint",
+        "palestra.cli.checkpoint:checkpoint",
+        "List, look at, export and delete checkpoints of runs and servers.",
+    ),
     LazyCommand("config", "palestra.cli.config:config", "Show a command's resolved config, or every key it knows."),
     LazyCommand(
         "doctor", "palestra.cli.doctor:doctor", "Show what works on this machine and what to install for the rest."

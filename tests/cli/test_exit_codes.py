@@ -20,6 +20,9 @@ TO_A_DEAD_SERVER = {
     ("alias", "delete"): ["x"],
     ("alias", "list"): [],
     ("alias", "set"): ["x", "y"],
+    ("checkpoint", "delete"): ["tinker://m:train:0/weights/x"],
+    ("checkpoint", "export"): ["tinker://m:train:0/weights/x", "out"],
+    ("checkpoint", "list"): [],
     ("episode", "cancel"): ["--run", "r", "--all"],
     ("episode", "delete"): ["r", "--yes"],
     ("episode", "export"): [],
@@ -100,6 +103,7 @@ def test_a_mistake_in_arguments_or_config_is_2(args):
     "args",
     [
         *(["run", command, "nowhere"] for command in ("show", "compare", "export")),
+        *(["checkpoint", command, "nowhere"] for command in ("list", "show")),
         ["rollout", "list", "nowhere"],
         ["rollout", "show", "nothing"],
         ["train", "--resume", "nowhere"],

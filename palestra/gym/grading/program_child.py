@@ -17,7 +17,7 @@ import sys
 import threading
 from typing import Any
 
-from palestra.environments.sandbox import jail
+from palestra.sandbox.compute_only import jail
 from palestra.util.json_types import JsonObject
 
 IMPORTABLE = """

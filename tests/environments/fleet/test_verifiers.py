@@ -13,7 +13,7 @@ import pytest
 
 from palestra.environments.platform.verifiers import VerifierExecution, VerifierLimits, run_verifier
 from palestra.environments.platform.verifiers.runtime.databases import DatabaseSnapshot
-from palestra.environments.sandbox import process
+from palestra.sandbox.compute_only import process
 
 SCHEMA = """
 CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT, n INTEGER);
@@ -295,7 +295,7 @@ def test_the_kernel_refuses_where_python_would_not():
     """Without the audit hook: what gets past Python stands before the filter."""
     program = """
 import ctypes, os, socket
-from palestra.environments.sandbox import jail
+from palestra.sandbox.compute_only import jail
 assert jail._filter_syscalls(2**30, 5)
 for name, tried in (("open", lambda: os.open("/etc/passwd", 0)), ("socket", socket.socket), ("fork", os.fork),
                     ("exec", lambda: os.execv("/bin/true", ["true"])), ("kill", lambda: os.kill(os.getpid(), 0))):

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from palestra.environments.sandbox import process
 from palestra.gym.errors import PeerFailed
 from palestra.gym.search_folders import SHIPPED
 from palestra.gym.shipped.resources_servers.code_gen.app import CodeGen
@@ -17,6 +16,7 @@ from palestra.gym.shipped.resources_servers.math_with_judge.app import Math
 from palestra.gym.shipped.resources_servers.mcqa.app import Mcqa
 from palestra.gym.shipped.resources_servers.structured_outputs.app import StructuredOutputs
 from palestra.gym.testing import opened, said
+from palestra.sandbox import lean_python
 from palestra.types.gym import PARAMS
 
 OPTIONS = [{"A": "red"}, {"B": "blue sky"}, {"C": "green"}]
@@ -326,7 +326,7 @@ def test_a_program_may_run_its_main_in_a_thread(code: Any) -> None:
 
 def test_where_the_kernel_holds_no_walls_nothing_is_run_and_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     loose = "import platform; platform.machine = lambda: 'none'\n"
-    monkeypatch.setattr(process, "BOOT", loose + process.BOOT)
+    monkeypatch.setattr(lean_python, "BOOT", loose + lean_python.BOOT)
     row = {"verifier_metadata": {"unit_tests": {"inputs": ["1 2\n"], "outputs": ["3\n"]}}}
     answer = f"```\n{PROGRAMS[0]}\n```"
     with opened(CodeGen) as server, pytest.raises(PeerFailed, match="trust_programs: true"):

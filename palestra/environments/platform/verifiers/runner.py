@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from palestra.environments.sandbox import process
+from palestra.sandbox.compute_only import process
 
 log = logging.getLogger(__name__)
 

@@ -24,6 +24,8 @@ SAID_ELSEWHERE = ("messages", "tools", "add_generation_prompt", CONTINUE)
 def prompt_request(caller: Caller, target: SamplingTarget, call: ChatRequest | TokenizeRequest) -> PromptRequest:
     messages = read_messages(call.messages or [])
     roles = [message["role"] for message in messages]
+    if isinstance(call, ChatRequest):
+        read_tools(call.deferred_tools)  # they are checked; a message shows them
     continues = bool(call.continue_final_message)
     if continues and call.add_generation_prompt:
         raise invalid(CONTINUE, f"{CONTINUE} and add_generation_prompt are both true; send one of them")

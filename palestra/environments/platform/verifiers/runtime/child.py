@@ -20,7 +20,7 @@ from palestra.environments.platform.verifiers.runtime import helpers
 from palestra.environments.platform.verifiers.runtime.databases import DatabaseSnapshot
 from palestra.environments.platform.verifiers.runtime.diffs import IgnoreConfig, SnapshotDiff
 from palestra.environments.platform.verifiers.runtime.scores import score_of
-from palestra.environments.sandbox import jail
+from palestra.sandbox.compute_only import jail
 from palestra.util.json_types import JsonObject
 
 IMPORTABLE = """

@@ -8,28 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
-import palestra
+from palestra.sandbox import lean_python
 from palestra.util.processes import PIPE, kill, spawn
 
-SANDBOX = "palestra.environments.sandbox"
-BOOT = """
-import importlib, sys, types
-root, module = sys.argv[1:3]
-for package in sys.argv[3:]:
-    name = ""
-    for part in package.split("."):
-        path = f"{path}/{part}" if name else root
-        name = f"{name}.{part}".lstrip(".")
-        if name not in sys.modules:
-            sys.modules[name] = types.ModuleType(name)
-            sys.modules[name].__path__ = [path]
-importlib.import_module(module).main()
-"""
-"""Loads only the module and its neighbours: the packages around them would import what is not needed."""
+PACKAGE = "palestra.sandbox.compute_only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +40,7 @@ async def run_sandboxed(module: str, question: bytes, *, limit_s: float, max_ans
 
 
 async def started(module: str) -> asyncio.subprocess.Process:
-    packages = (module.rpartition(".")[0], SANDBOX)
-    return await spawn(
-        *(sys.executable, "-I", "-S", "-c", BOOT, Path(palestra.__file__).parent, module, *packages),
-        stdin=PIPE,
-        stdout=PIPE,
-        env={},
-        cwd="/",
-    )
+    return await spawn(*lean_python.command_of(module, PACKAGE), stdin=PIPE, stdout=PIPE, env={}, cwd="/")
 
 
 async def _talk(process: asyncio.subprocess.Process, question: bytes, answer: bytearray, max_answer: int) -> None:

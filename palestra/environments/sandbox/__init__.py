@@ -1,1 +1,0 @@
-"""Processes for untrusted code, which can do nothing but compute. Begin at `process`."""

@@ -1,0 +1,20 @@
+"""Sandboxes: where agents and other people's programs run behind a wall. `sandbox(name, spec)` makes one."""
+
+from palestra.sandbox.errors import SandboxEnded, SandboxError, SandboxUnavailable
+from palestra.sandbox.protocol import Sandbox
+from palestra.sandbox.registry import backend, backend_names, sandbox
+from palestra.sandbox.spec import ExecResult, ModelDoor, SandboxLimits, SandboxSpec
+
+__all__ = [
+    "ExecResult",
+    "ModelDoor",
+    "Sandbox",
+    "SandboxEnded",
+    "SandboxError",
+    "SandboxLimits",
+    "SandboxSpec",
+    "SandboxUnavailable",
+    "backend",
+    "backend_names",
+    "sandbox",
+]

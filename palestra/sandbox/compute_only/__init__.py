@@ -1,0 +1,1 @@
+"""Processes for untrusted code that can do nothing but compute. Begin at `process`."""

@@ -1,0 +1,135 @@
+"""The helper that becomes bubblewrap, after it has left behind another helper that finishes the sandbox.
+
+Owns: the order of things at a sandbox's start. Never touches: commands in the sandbox. It imports the standard library
+only, reads one order from its control socket, and sends back descriptors or a line that says what failed.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import select
+import signal
+import socket
+from typing import Any
+
+from palestra.sandbox.local import namespaces as ns
+
+CONTROL = "PALESTRA_CONTROL"
+"""The variable that says which descriptor the control socket is."""
+SCRATCH = "/.scratch"
+MODES = {"/tmp": 0o1777, "/dev/shm": 0o1777}
+
+
+def read_order() -> tuple[dict[str, Any], socket.socket]:
+    control = socket.socket(fileno=int(os.environ[CONTROL]))
+    control.set_inheritable(False)
+    with control.makefile("rb") as stream:
+        return json.loads(stream.readline()), control
+
+
+def prepare(order: dict[str, Any]) -> None:
+    """What processes of the sandbox inherit from outside: their cores, and their place before the OOM killer."""
+    ns.be_first_to_go()
+    os.sched_setaffinity(0, order["cores"])
+
+
+def main() -> None:
+    order, control = read_order()
+    info, info_for_bwrap = os.pipe()
+    ready, ready_for_bwrap = os.pipe()
+    filter_for_bwrap = _filled(bytes.fromhex(order["filter"]))
+    if os.fork() == 0:
+        if os.fork() == 0:
+            os.close(info_for_bwrap)
+            os.close(ready_for_bwrap)
+            _finish_and_exit(order, control, info, ready)
+        os._exit(0)
+    os.wait()
+    control.close()
+    prepare(order)
+    if order["cgroup"]:
+        with open(order["cgroup"], "wb", buffering=0) as members:
+            members.write(b"0")
+    own = ["--info-fd", _passed(info_for_bwrap), "--seccomp", _passed(filter_for_bwrap)]
+    for path, text in order["texts"].items():
+        own += ["--file", _passed(_filled(text.encode())), path]
+    ns.become(order["user"])
+    # Inherited by the sandbox's process 1: the kernel then removes processes whose parent has ended, as they end.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    os.dup2(ready_for_bwrap, 1)
+    os.execve(order["bwrap"], [order["bwrap"], *own, *order["arguments"]], {})
+
+
+def _passed(descriptor: int) -> str:
+    os.set_inheritable(descriptor, True)
+    return str(descriptor)
+
+
+def _filled(data: bytes) -> int:
+    """A pipe from which the data can be read; it is small enough for one."""
+    readable, writable = os.pipe()
+    os.write(writable, data)
+    os.close(writable)
+    return readable
+
+
+def _finish_and_exit(order: dict[str, Any], control: socket.socket, info: int, ready: int) -> None:
+    try:
+        os.closerange(0, 2)
+        ns.become(order["user"])
+        pid = json.loads(_read_all(info))["child-pid"]
+        process = _first_process(pid, ready)
+        if process is None:
+            os._exit(0)  # bubblewrap has said why
+        ns.hide()
+        ns.enter_as_owner(pid)
+        _mount(order)
+        found = [process, os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)]
+        if order["door_port"]:
+            found.append(_listen(order["door_port"]).detach())
+        control.sendmsg([b"{}\n"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", found))])
+    except BaseException as error:  # boundary: the owner hears of everything
+        control.sendall(json.dumps({"error": str(error)}).encode() + b"\n")
+    os._exit(0)
+
+
+def _first_process(pid: int, ready: int) -> int | None:
+    """Returns the sandbox's process 1 when it runs; None: it ended before."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    events = select.poll()
+    events.register(ready, select.POLLIN)
+    events.register(process, select.POLLIN)
+    return process if ready in dict(events.poll()) and os.read(ready, 1) == b"\n" else None
+
+
+def _read_all(descriptor: int) -> bytes:
+    found = b""
+    while more := os.read(descriptor, 4096):
+        found += more
+    return found
+
+
+def _mount(order: dict[str, Any]) -> None:
+    """All that is writable lies in one file system in memory, which has a size."""
+    size = f"size={order['disk_bytes']},nr_inodes={order['files']},mode=0755"
+    ns.mount("sandbox", SCRATCH, "tmpfs", ns.NO_SUID | ns.NO_DEVICES, size)
+    for place, target in enumerate(order["writable"]):
+        folder = f"{SCRATCH}/{place}"
+        os.mkdir(folder)
+        os.chmod(folder, MODES.get(target, 0o755))
+        ns.mount(folder, target, None, ns.BIND)
+    ns.unmount(SCRATCH)
+
+
+def _listen(port: int) -> socket.socket:
+    """A socket in the sandbox's network, at which the owner outside listens."""
+    found = socket.socket()
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    found.bind(("127.0.0.1", port))
+    found.listen(64)
+    return found

@@ -1,0 +1,130 @@
+"""The memory limit where there is no cgroup: a thread that counts what a sandbox's processes hold, and kills.
+
+Owns: counting, how soon it is counted again, what is killed. Never touches: the number of processes, which the kernel
+limits.
+
+A sandbox is looked at again before it could have filled what it may still use, so that it can exceed its limit only by
+what it takes between two looks close to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+import resource
+import signal
+import threading
+import time
+from dataclasses import dataclass, field
+
+PAGE = resource.getpagesize()
+FILL_BYTES_PER_S = 4 * 1024**3  # faster than a core takes memory from the kernel
+SOONEST_S, LATEST_S = 0.01, 1.0
+TOO_FAR = 1.25
+"""The whole sandbox ends when it holds this many times its limit: it grows faster than processes are killed."""
+
+
+@dataclass(slots=True)
+class WatchedSandbox:
+    processes: int
+    """A descriptor of the sandbox's own /proc, where only its processes are."""
+    first: int
+    """The pidfd of its process 1."""
+    limit_bytes: int
+    why_ended: str | None = None
+    is_over: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while the descriptors are used, so that they are not closed meanwhile."""
+
+    def forget(self) -> None:
+        with self.lock:
+            self.is_over = True
+
+
+class MemoryWatchdog:
+    """One thread for all sandboxes of this process."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, WatchedSandbox]] = []
+        self._changed = threading.Condition()  # protects the heap and the number
+        self._number = 0
+        self._thread: threading.Thread | None = None
+
+    def watch(self, sandbox: WatchedSandbox) -> None:
+        with self._changed:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="sandbox memory", daemon=True)
+                self._thread.start()
+            self._push(sandbox, 0.0)
+            self._changed.notify()
+
+    def _push(self, sandbox: WatchedSandbox, after_s: float) -> None:
+        self._number += 1
+        heapq.heappush(self._due, (time.monotonic() + after_s, self._number, sandbox))
+
+    def _run(self) -> None:
+        while True:
+            sandbox = self._next()
+            after_s = _looked_after(sandbox)
+            if after_s is not None:
+                with self._changed:
+                    self._push(sandbox, after_s)
+
+    def _next(self) -> WatchedSandbox:
+        with self._changed:
+            while True:
+                wait_s = self._due[0][0] - time.monotonic() if self._due else None
+                if wait_s is not None and wait_s <= 0:
+                    return heapq.heappop(self._due)[2]
+                self._changed.wait(wait_s)
+
+
+def _looked_after(sandbox: WatchedSandbox) -> float | None:
+    """Kills where there is too much; returns when to look again."""
+    with sandbox.lock:
+        if sandbox.is_over:
+            return None
+        held = _held(sandbox.processes, "statm")
+        if sum(held.values()) > sandbox.limit_bytes:  # pages that processes share were counted for each
+            held = _held(sandbox.processes, "smaps_rollup")
+        used = sum(held.values())
+        if used > sandbox.limit_bytes:
+            _kill(sandbox, used, held)
+        return min(max((sandbox.limit_bytes - used) / FILL_BYTES_PER_S, SOONEST_S), LATEST_S)
+
+
+def _held(processes: int, kind: str) -> dict[str, int]:
+    """Returns bytes by process."""
+    found = {}
+    for name in os.listdir(processes):
+        if name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):  # it has just ended
+                found[name] = _bytes_of(_read(processes, f"{name}/{kind}"), kind)
+    return found
+
+
+def _bytes_of(text: bytes, kind: str) -> int:
+    if kind == "statm":
+        return int(text.split()[1]) * PAGE
+    return int(text.partition(b"\nPss:")[2].split()[0]) * 1024
+
+
+def _read(folder: int, path: str) -> bytes:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        return os.read(file, 4096)
+    finally:
+        os.close(file)
+
+
+def _kill(sandbox: WatchedSandbox, used: int, held: dict[str, int]) -> None:
+    if used > TOO_FAR * sandbox.limit_bytes:
+        sandbox.why_ended = f"the sandbox held {used >> 20} MiB of {sandbox.limit_bytes >> 20} MiB and was ended"
+        signal.pidfd_send_signal(sandbox.first, signal.SIGKILL)
+        return
+    largest = max((name for name in held if name != "1"), key=lambda name: held[name], default=None)
+    with contextlib.suppress(OSError):
+        process = os.open(largest or "1", os.O_RDONLY | os.O_DIRECTORY, dir_fd=sandbox.processes)
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+        os.close(process)

@@ -1,0 +1,108 @@
+"""What a sandbox is started with, and what a command in it came to.
+
+Owns: the records. Never touches: any backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+KIB, MIB, GIB = 1024, 1024**2, 1024**3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxLimits:
+    """Limits of a sandbox. All but the last two hold for everything in it together."""
+
+    cpus: float = 1.0
+    memory_bytes: int = 2 * GIB
+    disk_bytes: int = GIB
+    """All files that are written, with the temporary ones."""
+    processes: int = 512
+    """Threads count, too."""
+    exec_s: float = 60.0
+    """Time of one command, unless `exec` is given another."""
+    output_bytes: int = MIB
+    """What is kept of a command's standard output, and of its errors; what follows is dropped."""
+
+    def __post_init__(self) -> None:
+        for name in ("cpus", "memory_bytes", "disk_bytes", "processes", "exec_s", "output_bytes"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"limits.{name} should be more than 0, is {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDoor:
+    """The one address that a sandbox without a network can reach."""
+
+    url: str
+    """The model endpoint as the owner of the sandbox reaches it, such as `http://127.0.0.1:8000/v1`."""
+    port: int = 8000
+    """The port of 127.0.0.1 in the sandbox at which it appears."""
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise ValueError(f"a door leads to an http:// address, not to {self.url!r}")
+        if not 1024 <= self.port <= 65535:
+            raise ValueError(f"a door's port should be from 1024 to 65535, is {self.port}")
+
+    @property
+    def inside_url(self) -> str:
+        """The endpoint's address for programs in the sandbox."""
+        return f"http://127.0.0.1:{self.port}{urlsplit(self.url).path}"
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port outside."""
+        parts = urlsplit(self.url)
+        return parts.hostname or "", parts.port or 80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxSpec:
+    """What a sandbox is like when it starts."""
+
+    image: str | None = None
+    """The root file system: an OCI image for docker and podman, a folder for local (None: the programs of this machine,
+    read only)."""
+    workdir: str = "/work"
+    """Where commands run; writable, and what `snapshot` keeps."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """The environment of commands; nothing of the owner's comes in. The episode's key goes here."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """Files by path, written before the first command; relative to the working folder."""
+    snapshot: Path | None = None
+    """What `snapshot` of another sandbox wrote: the working folder begins as that one was."""
+    host_folders: tuple[str, ...] = ()
+    """Folders of this machine that are visible at the same path, read only: an agent's installation, say."""
+    door: ModelDoor | None = None
+    """None: no network at all."""
+    limits: SandboxLimits = field(default_factory=SandboxLimits)
+
+    def __post_init__(self) -> None:
+        for path in (self.workdir, *self.host_folders):
+            if not path.startswith("/") or ".." in Path(path).parts or path == "/":
+                raise ValueError(f"should be an absolute path below /, without .., is {path!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """What a command came to."""
+
+    status: int
+    """Its exit status; 128 and the signal's number where a signal ended it."""
+    stdout: bytes
+    stderr: bytes
+    is_late: bool = False
+    """The command took longer than its limit and was killed."""
+    is_truncated: bool = False
+    """There was more output than is kept."""
+
+    @property
+    def text(self) -> str:
+        """Its standard output as text."""
+        return self.stdout.decode(errors="replace")

@@ -1,0 +1,130 @@
+"""Whoever is killed, nothing stays: no process, no mount, no file."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from palestra.sandbox import SandboxEnded, SandboxSpec, sandbox
+from tests.sandbox.conftest import Box, LoopThread
+from tests.sandbox.owner import MARK
+from tests.waiting import until
+
+NewBox = Callable[..., Box]
+
+
+def left(mark: str = MARK) -> list[int]:
+    """Processes of sandboxes with this mark in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if mark in process.environ().get("MARK", ""):
+                found.append(process.pid)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def helpers() -> set[int]:
+    names = ("bwrap", "palestra.sandbox.local")
+    return {one.pid for one in psutil.process_iter() if any(name in " ".join(_command(one)) for name in names)}
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+@pytest.fixture
+def owner(walled: str, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "tests.sandbox.owner", walled, "2"]
+    root, env = Path(__file__).parents[2], {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root, env=env) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        yield process
+        process.kill()
+
+
+def test_nothing_is_left_when_the_owner_is_killed(owner: subprocess.Popen[str], tmp_path: Path) -> None:
+    mounts = Path("/proc/self/mounts").read_text()
+    assert len(left()) >= 6
+    owner.kill()
+    owner.wait()
+    until(lambda: not left() and not _orphans(), told=lambda: str(left()))
+    assert Path("/proc/self/mounts").read_text() == mounts
+    assert list(tmp_path.iterdir()) == []
+
+
+def _orphans() -> list[int]:
+    return [pid for pid in helpers() if psutil.pid_exists(pid) and psutil.Process(pid).ppid() == 1]
+
+
+def test_stopping_ends_everything(new_box: NewBox) -> None:
+    box = new_box(env={"MARK": "palestra-to-stop"})
+    box.sh("setsid sleep 1000 & (setsid sleep 1001 &) ; nohup sleep 1002 & true")
+    assert left("palestra-to-stop")
+    box.stop()
+    assert not left("palestra-to-stop")
+
+
+def test_a_cancelled_start_leaves_nothing(walled: str, loop: LoopThread) -> None:
+    async def cancelled(after_s: float) -> None:
+        async def start() -> None:
+            async with sandbox(walled, SandboxSpec()):
+                await asyncio.sleep(60)
+
+        task = asyncio.ensure_future(start())
+        await asyncio.sleep(after_s)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    before = helpers()
+    for after_s in (0.0, 0.02, 0.05, 0.1):
+        loop.run(cancelled(after_s))
+    until(lambda: helpers() <= before)
+
+
+class TestLocal:
+    """What is particular to processes that can be seen from here."""
+
+    @pytest.fixture(autouse=True)
+    def _only_local(self, walled: str) -> None:
+        if walled != "local":
+            pytest.skip("another backend's processes are not ours")
+
+    def test_a_killed_helper_ends_its_command_and_no_other(self, new_box: NewBox, loop: LoopThread) -> None:
+        box, before = new_box(), helpers()
+
+        async def killed() -> None:
+            running = asyncio.ensure_future(box.inner.exec("touch /tmp/begun; exec sleep 1000"))
+            while (await box.inner.exec("test -e /tmp/begun")).status:
+                pass
+            for pid in helpers() - before:
+                os.kill(pid, signal.SIGKILL)
+            with pytest.raises(SandboxEnded):
+                await running
+
+        loop.run(killed())
+        until(lambda: box.sh("ps -eo args | grep -c 'sleep 1000$'").text == "0\n")
+
+    def test_a_killed_bubblewrap_ends_its_sandbox(self, new_box: NewBox) -> None:
+        before = helpers()
+        box = new_box(env={"MARK": "palestra-killed"})
+        box.sh("sleep 1000 & true")
+        for pid in helpers() - before:
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: not left("palestra-killed"))
+        with pytest.raises(SandboxEnded, match="has ended"):
+            box.sh("true")
