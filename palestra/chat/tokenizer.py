@@ -87,7 +87,7 @@ class ChatTokenizer:
     @cached_property
     def shape(self) -> MessageShape:
         """Which sequences of messages the template takes."""
-        return MessageShape.of(lambda messages: self.render(messages))
+        return MessageShape.of(self.render)
 
     def template_knows(self, variable: str) -> bool:
         return self._template.knows(variable)

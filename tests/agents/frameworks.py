@@ -14,11 +14,18 @@ from tests.agents.programs import INSTALLED, LIMIT_S, alone, tool_call
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
+def python(environment: str) -> Path:
+    return INSTALLED / environment / "bin" / "python"
+
+
+OPENAI_3 = python("frameworks")
+
+
 @dataclass(frozen=True)
 class Framework:
     name: str
     route: str = "chat"
-    python: Path = INSTALLED / "frameworks" / "bin" / "python"
+    python: Path = OPENAI_3
     act: str = ""
     """What the model answers to use the tool; empty: a call."""
     end: str = ""
@@ -68,6 +75,7 @@ def fields(**given: str) -> str:
 
 DSPY = Framework(
     "dspy",
+    python=python("litellm"),
     act=fields(next_thought="I look", next_tool_name="lookup", next_tool_args='{"item": "dspy"}'),
     end=fields(next_thought="I have it, dspy-asks-again", next_tool_name="finish", next_tool_args="{}"),
     last=fields(reasoning="It was found", answer="Nice answer of dspy"),
@@ -78,9 +86,9 @@ FRAMEWORKS = [
     Framework("pydantic-ai"),
     Framework("anthropic-pydantic-ai", "messages"),
     Framework("smolagents", end=tool_call("final_answer", answer="Nice answer of smolagents")),
-    Framework("litellm"),
+    Framework("litellm", python=python("litellm")),
     DSPY,
-    Framework("inspect", python=INSTALLED / "inspect" / "bin" / "python"),
+    Framework("inspect"),
     Framework("autogen"),
-    Framework("crewai", python=INSTALLED / "crewai" / "bin" / "python"),
+    Framework("crewai", python=python("crewai")),
 ]

@@ -158,7 +158,7 @@ QWEN_CODE = AgentProgram(
 
 MINI_SWE_AGENT = AgentProgram(
     "mini-swe-agent",
-    INSTALLED / "frameworks" / "bin" / "mini",
+    INSTALLED / "litellm" / "bin" / "mini",
     "OpenAI/Python",  # LiteLLM names itself nowhere
     "chat",
     lambda word: tool_call("bash", command=f"echo {word} > out.txt"),

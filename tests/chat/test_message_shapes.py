@@ -17,13 +17,13 @@ def said(role: str, words: str) -> dict[str, Any]:
     return {"role": role, "content": words}
 
 
-CODEX = [said("system", "quartz sa"), said("system", "quartz sb"), said("user", "quartz ua"), said("user", "quartz ub")]
+CODEX = [said("system", "zz-sa"), said("system", "zz-sb"), said("user", "zz-ua"), said("user", "zz-ub")]
 CLAUDE = [
-    said("system", "quartz sa"),
-    said("user", "quartz ua"),
-    said("system", "quartz sb"),
-    said("assistant", "quartz aa"),
-    said("user", "quartz ub"),
+    said("system", "zz-sa"),
+    said("user", "zz-ua"),
+    said("system", "zz-sb"),
+    said("assistant", "zz-aa"),
+    said("user", "zz-ub"),
 ]
 
 
@@ -48,11 +48,8 @@ def first_system_only(messages: Sequence[Any]) -> str:
 def test_a_system_message_without_a_place_is_the_users() -> None:
     shape = MessageShape.of(first_system_only)
     assert shape == MessageShape(systems=False, later_system=False, users=True)
-    assert first_system_only(shape.fit(CODEX)) == "[system]quartz sa\n\nquartz sb[user]quartz ua[user]quartz ub"
-    assert (
-        first_system_only(shape.fit(CLAUDE))
-        == "[system]quartz sa[user]quartz ua[user]quartz sb[assistant]quartz aa[user]quartz ub"
-    )
+    assert first_system_only(shape.fit(CODEX)) == "[system]zz-sa\n\nzz-sb[user]zz-ua[user]zz-ub"
+    assert first_system_only(shape.fit(CLAUDE)) == "[system]zz-sa[user]zz-ua[user]zz-sb[assistant]zz-aa[user]zz-ub"
 
 
 def test_messages_that_a_template_takes_stay_as_they_are() -> None:
