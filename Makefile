@@ -8,7 +8,7 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
-JOBS ?= 2
+JOBS ?= 3
 BENCH ?= compute
 ARGS ?=
 
@@ -26,7 +26,7 @@ COOKBOOK_TORCH_PIP := $(COOKBOOK_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_IN
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-slow test-gpu test-e2e test-ray nemo-gym demo cookbook clients lightning vllm check format bench house docs test-docs clean
+.PHONY: help venv test test-slow test-gpu test-e2e test-ray test-agents agents nemo-gym demo cookbook clients lightning vllm check format bench house docs test-docs clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -124,6 +124,24 @@ CLIENTS := .venv-mcp1 .venv-fleet .venv-openenv .venv-verifiers .venv-skyrl .ven
 
 clients: $(addsuffix /.ready,$(CLIENTS)) ## mcp 1.x, fleet-python, openenv, verifiers, skyrl-gym, the cookbook, MCP's suite: for test-e2e
 
+# Agents and frameworks as their users have them. What cannot share an environment has one of its own.
+NPM_AGENTS := @anthropic-ai/claude-code@2.1.325 @openai/codex@0.166.0 opencode-ai@1.18.18 @qwen-code/qwen-code@0.24.4
+PYPI_AGENTS := $(patsubst tests/agents/requirements/%.txt,.agents/%/.ready,$(wildcard tests/agents/requirements/*.txt))
+
+.agents/.ready:
+	npm install --silent --no-fund --no-audit --prefix .agents $(NPM_AGENTS)
+	@touch $@
+
+.agents/%/.ready: tests/agents/requirements/%.txt
+	$(PYTHON) -m venv .agents/$*
+	.agents/$*/bin/python $(INSTALL) -qq --requirement $<
+	@touch $@
+
+agents: .agents/.ready $(PYPI_AGENTS) ## Claude Code, Codex, opencode, qwen-code, aider, and frameworks from PyPI
+
+test-agents: .venv/.ready agents ## agents and frameworks, unmodified, play episodes against our server
+	$(PYTEST) -m agents -rs --timeout 600 tests/agents $(ARGS)
+
 .venv-lightning/.ready:
 	$(PYTHON) -m venv .venv-lightning
 	.venv-lightning/bin/python -m pip --disable-pip-version-check install -qq "agentlightning==0.3.0"
@@ -172,5 +190,5 @@ house: .venv/.ready ## the house's figures: lines, clones, ways to do one thing 
 	$(BIN)/python scripts/house.py $(ARGS)
 
 clean: ## remove .venv and caches
-	rm -rf .venv .venv-vllm $(CLIENTS) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf .venv .venv-vllm .agents $(CLIENTS) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -66,10 +66,16 @@ class _Turn:
 
 
 def chat_messages(
-    given: str | Sequence[Item], instructions: str | None, dialect: ChatDialect, *, with_ids: bool = True
+    given: str | Sequence[Item],
+    instructions: str | None,
+    dialect: ChatDialect,
+    *,
+    with_ids: bool = True,
+    before: Sequence[PlacedMessage] = (),
 ) -> list[PlacedMessage]:
-    """Converts the input to messages. Raises ItemError."""
+    """Converts the input to messages that come after those `before` it. Raises ItemError."""
     reader = _Reader(dialect, with_ids)
+    reader.found += before
     if isinstance(given, str):
         is_plain = dialect is ChatDialect.PLAIN
         content = [{"type": "text", "text": given}] if is_plain else given

@@ -12,6 +12,11 @@ from palestra.cli.lazy import LazyCommand, LazyGroup
 
 COMMANDS = [
     LazyCommand("alias", "palestra.cli.alias:alias", "Name models of a running server, and move the names."),
+    LazyCommand(
+        "checkpoint",
+        "palestra.cli.checkpoint:checkpoint",
+        "List, look at, export and delete checkpoints of runs and servers.",
+    ),
     LazyCommand("config", "palestra.cli.config:config", "Show a command's resolved config, or every key it knows."),
     LazyCommand(
         "doctor", "palestra.cli.doctor:doctor", "Show what works on this machine and what to install for the rest."
@@ -22,6 +27,7 @@ COMMANDS = [
         "palestra.cli.episode.commands:episode",
         "Play, list, requeue and cancel the episodes of a running server.",
     ),
+    LazyCommand("eval", "palestra.cli.evaluate:evaluate", "Evaluate a model, anywhere, on the tasks of environments."),
     LazyCommand("gym", "palestra.cli.gym.commands:gym", "Start the servers of a gym and collect rollouts with them."),
     LazyCommand("key", "palestra.cli.key:key", "Make, list and revoke API keys."),
     LazyCommand("model", "palestra.cli.model:model", "Make random models, or inspect model folders."),

@@ -1,4 +1,4 @@
-"""`palestra model`: make random models, fetch models, inspect model folders.
+"""`palestra model`: make random models and puppets, fetch models, inspect model folders.
 
 Owns: arguments and printing. Never touches: tensors.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import rich_click as click
 
@@ -40,25 +40,69 @@ def model() -> None:
 )
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same weights.")
 @click.option("--dtype", default="float32", show_default=True, help="float32, bfloat16 or float16.")
+@click.option("--context", type=int, metavar="N", help="Tokens of the longest sequence. [as the shape has it]")
 @click.option("--shards", default=1, show_default=True, help="Number of safetensors files.")
 @click.option("--force", is_flag=True, help="Write into a folder that is not empty.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def random(
-    folder: Path, family: str, shape: str, seed: int, dtype: str, shards: int, force: bool, as_json: bool
+    folder: Path,
+    family: str,
+    shape: str,
+    seed: int,
+    dtype: str,
+    context: int | None,
+    shards: int,
+    force: bool,
+    as_json: bool,
 ) -> None:
     """Write a random model with a real tokenizer and chat template to DIR."""
-    if not force and folder.exists() and any(folder.iterdir()):
-        raise fail(f"{folder} is not empty; choose another folder, or add --force to write into it")
+    _refuse_full_folder(folder, force)
     with needs_extra("engine"):
         from palestra.model.loading.random_model import make_random_model
     with one_line_errors(ValueError, OSError):
-        make_random_model(folder, family=family, shape=shape, seed=seed, dtype=dtype, shards=shards)
-    size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+        make_random_model(folder, family=family, shape=shape, seed=seed, dtype=dtype, context=context, shards=shards)
+    size = _size_of(folder)
     if as_json:
         print_json({"folder": str(folder), "family": family, "shape": shape, "seed": seed, "size_bytes": size})
     else:
         click.echo(f"{folder}: a random {family} model of shape {shape}, {bytes_text(size)}")
         click.echo(f"look inside: palestra model info {folder}")
+
+
+@model.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("script", metavar="SCRIPT", type=click.File(encoding="utf-8"))
+@click.option("--context", default=131072, show_default=True, metavar="N", help="Tokens of the longest sequence.")
+@click.option("--force", is_flag=True, help="Write into a folder that is not empty.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def puppet(folder: Path, script: TextIO, context: int, force: bool, as_json: bool) -> None:
+    """Write a model to DIR that says what SCRIPT tells it to, for tests of agents and tools.
+
+    SCRIPT is a JSON list such as [{"when": "make a file", "say": "I make it."}]; - reads it from standard input. When a
+    text of `when` occurs in the conversation, the model answers `say`, tool calls included; of several, the last one in
+    the list counts. An entry without `when` is the answer to everything else.
+    """
+    _refuse_full_folder(folder, force)
+    with needs_extra("engine"):
+        from palestra.model.loading.puppet import make_puppet, read_script
+    with one_line_errors(ValueError, OSError):
+        cues, otherwise = read_script(script.read())
+        make_puppet(folder, cues, otherwise=otherwise, context=context)
+    size = _size_of(folder)
+    if as_json:
+        print_json({"folder": str(folder), "cues": len(cues), "context": context, "size_bytes": size})
+    else:
+        click.echo(f"{folder}: a puppet with {len(cues)} cues, {bytes_text(size)}")
+        click.echo(f"serve it: palestra serve {folder}")
+
+
+def _refuse_full_folder(folder: Path, force: bool) -> None:
+    if not force and folder.exists() and any(folder.iterdir()):
+        raise fail(f"{folder} is not empty; choose another folder, or add --force to write into it")
+
+
+def _size_of(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
 
 
 @model.command()

@@ -193,6 +193,9 @@ class ServeLimits(Config):
     share."""
     max_models: PositiveInt = 1024
     """Trained models alive at once, for each base model."""
+    max_routing_bytes: PositiveInt = 1 << 30
+    """Size of the records of experts that sampled sequences visited (replay_routing); the oldest beyond it are
+    dropped."""
     max_conversations: PositiveInt = 10_000
     """Conversations in memory; beyond it, the least recently used ones of the owner who has the most are dropped."""
     max_conversation_tokens: PositiveInt = 64 << 20
@@ -299,6 +302,11 @@ class ServeConfig(Config):
     history: Literal["exact", "template"] = "exact"
     """For chats that do not set it: exact keeps the tokens that were read and sampled before; with template, the chat
     template renders the whole history again."""
+    hosted_tools: Literal["leave_out", "refuse"] = "leave_out"
+    """What becomes of tools that a vendor would run, such as a web search: left out of the prompt, which a header and
+    the trace say, or the request is refused."""
+    tool_namespaces: Literal["flatten", "leave_out"] = "flatten"
+    """What becomes of tools in a namespace of OpenAI's: each is shown as namespace__name, or all are left out."""
     session_timeout_s: float = 300.0
     """A session ends after this time without a heartbeat, and its models are freed. Negative: never."""
     session_check_s: float = 30.0

@@ -26,6 +26,7 @@ from palestra.config.environment_entries import EnvironmentEntry, check_gyms
 from palestra.config.errors import ConfigError
 from palestra.config.load import Layers, merge_layers, validate
 from palestra.types import MAX_TEMPERATURE
+from palestra.types.gym import is_gym
 from palestra.util.json_types import JsonObject
 from palestra.util.suggest import did_you_mean
 
@@ -142,6 +143,9 @@ class AlgorithmConfig(Config):
     by the number of sequences; or not at all."""
     minibatches: PositiveInt = 1
     """Optimizer steps in one training step."""
+    replay_routing: bool = False
+    """For mixtures of experts: train with the experts that were visited while sampling, so that both compute the same
+    function even where their numerics differ."""
     shuffle_rewards: bool = False
     """For a control experiment: rewards are shuffled within a batch, so that nothing can be learned."""
 
@@ -311,6 +315,11 @@ class GrpoConfig(RunConfig):
             raise ValueError("rollout.group_size is 1, but a group of one has no baseline; set it to 2 or more")
         self._check_episodes()
         check_gyms(self.environments, self.rollouts, self.rollout.style)
+        is_elsewhere = self.rollouts == "episodes" or any(is_gym(entry.name) for entry in self.environments)
+        if self.algorithm.replay_routing and is_elsewhere:
+            raise ValueError(
+                "algorithm.replay_routing needs rollouts that are played in this process, not episodes or a gym"
+            )
         return self
 
     def _check_episodes(self) -> None:

@@ -60,6 +60,9 @@ class BoundedHttp(HttpToolsProtocol):
         self._unread_answer: asyncio.TimerHandle | None = None
         """Set while an answer lies ready that the client does not take."""
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """A request for a WebSocket is an ordinary request here, which a route may answer."""
+
     # Connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

@@ -198,6 +198,15 @@ unanswered_turns = Table(
     Column("number", Integer, primary_key=True, autoincrement=False),
 )
 
+responses = Table(
+    "responses",
+    metadata,
+    Column("response_id", Text, primary_key=True),
+    Column("trace_id", Text, nullable=False, index=True),
+    Column("number", Integer, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+)
+
 aliases = Table(
     "aliases",
     metadata,

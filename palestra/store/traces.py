@@ -19,6 +19,7 @@ from palestra.store.records import Page
 from palestra.store.rows import fetch_all, fetch_one, fetch_page
 from palestra.store.tables import answers as a
 from palestra.store.tables import episodes as e
+from palestra.store.tables import responses as r
 from palestra.store.tables import traces as t
 from palestra.store.tables import turns as u
 from palestra.store.tables import unanswered_turns as w
@@ -43,6 +44,10 @@ class TurnSample(Struct, frozen=True, kw_only=True):
     logprobs: list[float]
     """Log-probabilities under the distribution that was sampled from, at the turn's temperature; one for each token."""
     stop_reason: str
+
+
+AGENT = "agent"
+"""Key in the `metadata` of a call: for which of several agents it is."""
 
 
 class TurnFacts(Struct, frozen=True, kw_only=True):
@@ -76,10 +81,23 @@ class TurnFacts(Struct, frozen=True, kw_only=True):
     """Sampling parameters that differ from the defaults."""
     user: str | None = None
     metadata: JsonObject | None = None
+    client: str = ""
+    """Name and version of the program that made the call, from its User-Agent."""
+    agent: str = ""
+    """For which of several agents the call was made, as its metadata or the client's headers say."""
+    has_tools: bool = False
+    """Whether the prompt showed tools."""
+    ignored: list[str] = []
+    """Fields and tools of the request that were ignored."""
     heard: str = ""
     """The messages of a chat that its parent does not have, as JSON."""
     told: str = ""
     """The answers of a chat as messages, one for each sample, as JSON."""
+
+    @property
+    def agent_name(self) -> str:
+        """The agent; turns of older versions have it in their metadata only."""
+        return self.agent or str((self.metadata or {}).get(AGENT, ""))
 
 
 class TraceTurn(Struct, frozen=True, kw_only=True):
@@ -238,6 +256,21 @@ def turns_of(conn: Connection, trace_id: str) -> list[TraceTurn]:
     return turns
 
 
+def messages_of(conn: Connection, turn: TurnKey) -> list[JsonObject]:
+    """Returns the messages of a chat up to and including the answer of a turn, which has one sample."""
+    messages: list[JsonObject] = []
+    number, sample = turn.number, 0
+    while number is not None:
+        row = conn.execute(
+            select(u.c.facts, u.c.parent, u.c.parent_sample).where(u.c.trace_id == turn.trace_id, u.c.number == number)
+        ).one()
+        facts = msgspec.msgpack.decode(row.facts, type=TurnFacts)
+        heard, told = msgspec.json.decode(facts.heard or "[]"), msgspec.json.decode(facts.told or "[]")
+        messages = [*heard, told[sample], *messages]
+        number, sample = row.parent, row.parent_sample
+    return messages
+
+
 def answers_of(conn: Connection, trace_id: str) -> list[FoundAnswer]:
     """Returns the answers that have a name, in the order they were stored, so that a parent comes before its
     children."""
@@ -294,6 +327,7 @@ def purge_traces(conn: Connection, purge: Purge) -> int:
     for start in range(0, len(gone), MAX_NAMED):
         part = gone[start : start + MAX_NAMED]
         conn.execute(delete(w).where(w.c.trace_id.in_(part)))
+        conn.execute(delete(r).where(r.c.trace_id.in_(part)))
         conn.execute(delete(a).where(a.c.trace_id.in_(part)))
         conn.execute(delete(u).where(u.c.trace_id.in_(part)))
         conn.execute(delete(t).where(t.c.trace_id.in_(part)))

@@ -135,7 +135,8 @@ async def open_session(config: RunConfig, run: RunFolder, listener: RunListener)
             start = PolicyStart(**adapter_settings, address=state.address)
             listener.note(f"continuing after step {state.step}")
         alias = await stack.enter_async_context(RunAlias.open(url, config.alias, listener.note))
-        policy = await stack.enter_async_context(TinkerPolicy.open(url, name, start, alias))
+        replays = isinstance(config, GrpoConfig) and config.algorithm.replay_routing
+        policy = await stack.enter_async_context(TinkerPolicy.open(url, name, start, alias, replay_routing=replays))
         run.change_config(config)  # only now: a resume that cannot begin must not change what is saved
         trackers = stack.enter_context(reporting_the_end(open_trackers(config.trackers, run)))
         yield TrainingSession(policy, tokenizer, run, checkpoints, state or RunState(), listener, trackers, url)

@@ -17,7 +17,7 @@ from tinker import types
 from palestra.training.aliases import RunAlias, api_key
 from palestra.training.policy import PolicyError, PolicyStart, PolicyUpdate, SamplingError
 from palestra.types import AdamParams, SampledSequence, SamplingParams, StopReason
-from palestra.types.rollouts import TrainSequence
+from palestra.types.rollouts import SequenceSource, TrainSequence
 
 os.environ.setdefault("TINKER_TELEMETRY", "0")  # a run on one's own machine reports to nobody
 
@@ -63,7 +63,10 @@ class TinkerSampler:
             answer = await self._client.sample_async(types.ModelInput.from_ints(list(prompt)), count, params_out)
         return [
             SampledSequence(
-                tokens=list(one.tokens), logprobs=list(one.logprobs or []), stop_reason=StopReason(one.stop_reason)
+                tokens=list(one.tokens),
+                logprobs=list(one.logprobs or []),
+                stop_reason=StopReason(one.stop_reason),
+                sequence_id=one.sequence_id,
             )
             for one in answer.sequences
         ]
@@ -84,24 +87,34 @@ class TinkerPolicy:
         base_model: str,
         server: TinkerServer,
         alias: RunAlias | None,
+        *,
+        replay_routing: bool,
     ):
         self._service, self._model, self._base_model, self._server = service, model, base_model, server
-        self._alias = alias
+        self._alias, self._replay_routing = alias, replay_routing
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, url: str | None, base_model: str, start: PolicyStart, alias: RunAlias | None = None
+        cls,
+        url: str | None,
+        base_model: str,
+        start: PolicyStart,
+        alias: RunAlias | None = None,
+        *,
+        replay_routing: bool = False,
     ) -> AsyncIterator[TinkerPolicy]:
         """`url`: None means hosted Tinker, or the address in TINKER_BASE_URL. `alias` is moved to each published
-        version."""
+        version. `replay_routing`: train with the experts that the server recorded while sampling."""
         server = TinkerServer(base_url=url, api_key=api_key())
         with translated(PolicyError, f"{base_model} cannot be trained at {url or 'Tinker'}"):
             service = tinker.ServiceClient(user_metadata={"client": "palestra"}, **server)
             model = await create_model(service, base_model, start)
-        status, policy = "errored", cls(service, model, base_model, server, alias)
+        status, policy = "errored", cls(service, model, base_model, server, alias, replay_routing=replay_routing)
         try:
             try:
+                if replay_routing:
+                    await policy._try_replay()
                 yield policy
                 status = "success"
             finally:
@@ -114,7 +127,7 @@ class TinkerPolicy:
     async def update(
         self, batch: Sequence[TrainSequence], loss: str, loss_config: dict[str, float], adam: AdamParams
     ) -> PolicyUpdate:
-        data = [to_datum(sequence, loss) for sequence in batch]
+        data = [self._datum(sequence, loss) for sequence in batch]
         with translated(PolicyError, "the training step failed"):
             # Both are sent before either is awaited: the engine continues with the second without waiting for us.
             passed = await self._model.forward_backward_async(data, loss, loss_config or None)  # pyright: ignore[reportArgumentType]
@@ -122,19 +135,40 @@ class TinkerPolicy:
             output, step = await asyncio.gather(passed.result_async(), stepped.result_async())
         return PolicyUpdate(metrics={**output.metrics, **(step.metrics or {})}, logprobs=logprobs_of(output))
 
+    def _datum(self, sequence: TrainSequence, loss: str) -> types.Datum:
+        datum = to_datum(sequence, loss)
+        return with_provenance(datum, sequence) if self._replay_routing else datum
+
+    async def _try_replay(self) -> None:
+        """Trains nothing on one sampled token. Raises PolicyError unless its experts were replayed."""
+        sampler = await self._sampler(0)
+        (answer,) = await sampler.sample([0], SamplingParams(max_tokens=1))
+        tokens, source = [0, *answer.tokens], SequenceSource(answer.sequence_id, 1, 2)
+        sequence = TrainSequence(
+            tokens=tokens, mask=[False, True], logprobs=[0.0, 0.0], advantages=[0.0, 0.0], sources=[source]
+        )
+        if not (await self.forward([sequence])).metrics.get("routing_replayed:sum"):
+            raise PolicyError(
+                f"algorithm.replay_routing: the server replays no routing for {self._base_model}; it needs a model "
+                "with experts that Palestra itself samples"
+            )
+
     async def forward(self, batch: Sequence[TrainSequence]) -> PolicyUpdate:
-        data = [to_datum(sequence, "cross_entropy") for sequence in batch]
+        data = [self._datum(sequence, "cross_entropy") for sequence in batch]
         with translated(PolicyError, "the forward pass failed"):
             output = await (await self._model.forward_async(data, "cross_entropy")).result_async()
         return PolicyUpdate(metrics=dict(output.metrics), logprobs=logprobs_of(output))
 
     async def publish(self, version: int) -> TinkerSampler:
         with translated(PolicyError, "the new weights could not be published"):
-            client = await self._model.save_weights_and_get_sampling_client_async()
-        sampler = TinkerSampler(client, version)
+            sampler = await self._sampler(version)
         if self._alias is not None:
             await self._alias.move(sampler.model)
         return sampler
+
+    async def _sampler(self, version: int) -> TinkerSampler:
+        save = self._model.save_weights_and_get_sampling_client_async
+        return TinkerSampler(await save(record_stability_info=self._replay_routing), version)
 
     async def _settle(self, patience_s: float) -> None:
         """Moves the alias to a checkpoint, which stays; sampling sessions end with the run."""
@@ -185,6 +219,33 @@ def to_datum(sequence: TrainSequence, loss: str) -> types.Datum:
     else:
         inputs |= {"logprobs": sequence.logprobs[1:], "advantages": sequence.advantages[1:]}
     return types.Datum(model_input=types.ModelInput.from_ints(sequence.tokens[:-1]), loss_fn_inputs=inputs)  # pyright: ignore[reportArgumentType]
+
+
+def with_provenance(datum: types.Datum, sequence: TrainSequence) -> types.Datum:
+    """Says which sampled sequences its tokens come from, if all are known."""
+    if not sequence.sources:
+        return datum
+    last = len(sequence.tokens) - 1
+    return datum.with_provenance(
+        # The last token of a turn became an input only when the next turn was sampled, as part of its prompt.
+        provenance([SequenceSource(s.sequence_id, s.start, s.end - 1) for s in sequence.sources], 0, last),
+        provenance(sequence.sources, 1, last + 1),
+    )
+
+
+def provenance(sources: Sequence[SequenceSource], first: int, end: int) -> types.ProvenanceSpans:
+    """Where tokens `first` to `end` (exclusive) of a row come from."""
+    spans: types.ProvenanceSpans = []
+    for source in sources:
+        start, stop = min(source.start, end), min(source.end, end)
+        if start > first:
+            spans.append(types.PromptProvenanceSpan(sequence_id=source.sequence_id, offset=first, length=start - first))
+        if stop > max(start, first):
+            offset = max(start, first) - source.start
+            length = stop - max(start, first)
+            spans.append(types.SampledProvenanceSpan(sequence_id=source.sequence_id, offset=offset, length=length))
+        first = max(first, start, stop)
+    return spans
 
 
 def logprobs_of(output: types.ForwardBackwardOutput) -> list[list[float]]:

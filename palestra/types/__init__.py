@@ -21,6 +21,7 @@ from palestra.types.training import (
     ImageChunk,
     LoraConfig,
     LossName,
+    RoutedExperts,
     TensorData,
     TextChunk,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "ImageChunk",
     "LoraConfig",
     "LossName",
+    "RoutedExperts",
     "SampleRequest",
     "SampleResult",
     "SampledSequence",

@@ -78,6 +78,8 @@ class Turn(Struct, kw_only=True):
     """`tokens` without special ones: what the environment got."""
     sample_s: float = 0.0
     env_s: float = 0.0
+    sequence_id: str = ""
+    """Name of the sampled sequence at the server, where the experts that it visited are recorded under it."""
 
 
 class Branch(Struct, kw_only=True):
@@ -179,6 +181,14 @@ class GroupRequest(Struct, frozen=True, kw_only=True):
     """Position in the run's order of tasks."""
 
 
+class SequenceSource(Struct, frozen=True):
+    """A turn in a row of tokens. All before it was the prompt from which it was sampled."""
+
+    sequence_id: str
+    start: int
+    end: int
+
+
 class TrainSequence(Struct, kw_only=True):
     """One row of a training batch: position i of the lists speaks about `tokens[i]`."""
 
@@ -191,3 +201,5 @@ class TrainSequence(Struct, kw_only=True):
     """0 for masked tokens."""
     rollout: str = ""
     """Id of the rollout, or of its branch."""
+    sources: list[SequenceSource] = []
+    """The turns in it, in order, if the server knows them all."""

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from palestra.types.training import TensorData
+from palestra.types.training import RoutedExperts, TensorData
 
 
 class StopReason(StrEnum):
@@ -95,6 +95,8 @@ class SampleRequest(Struct, frozen=True, kw_only=True):
     """int64 [len(prompt) - 1, K], dense or CSR: ids to score in place of prompt token i + 1. -1 and unlisted: none."""
     prompt_alt_tokens_k: int = 0
     """Tokens to draw in place of each prompt token but the first: with replacement, at `temperature`, unfiltered."""
+    record_routing: bool = False
+    """Return which experts each position visited. Models without experts have nothing to return."""
 
 
 class TopLogprobs(Struct, frozen=True):
@@ -114,6 +116,10 @@ class SampledSequence(Struct, kw_only=True):
     raw_logprobs: list[float] = []
     """By the unscaled model, where the request asked for them."""
     topk_logprobs: list[TopLogprobs] = []
+    routing: RoutedExperts | None = None
+    """The experts of all positions of prompt and tokens but the last, which was never an input; where asked for."""
+    sequence_id: str = ""
+    """Its name at a Tinker server, for clients of one."""
 
 
 class SampleResult(Struct, kw_only=True, tag="sample_result"):

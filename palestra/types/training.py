@@ -33,12 +33,28 @@ class TensorData(Struct, frozen=True, kw_only=True):
     """int64, one per value."""
 
 
+class RoutedExperts(Struct, frozen=True, kw_only=True):
+    """The experts that each position of a sequence visited, in the order in which the router named them."""
+
+    data: bytes
+    """Unsigned little-endian ids of `routed_bytes` each; a position whose bits are all set was not recorded."""
+    shape: tuple[int, int, int]
+    """Positions, layers with experts, experts per token."""
+
+
+def routed_bytes(n_experts: int) -> int:
+    """Bytes of an id in `RoutedExperts`; 255 and 65535 are not ids."""
+    return 1 if n_experts <= 255 else 2
+
+
 class Datum(Struct, frozen=True, kw_only=True):
     """One training example: a prompt as chunks, and what the loss needs for each position."""
 
     chunks: tuple[TextChunk | ImageChunk, ...]
     loss_inputs: dict[str, TensorData]
     """Inputs of the loss; position i is about predicting token i + 1."""
+    routing: RoutedExperts | None = None
+    """The experts that its tokens have to visit, as recorded while they were sampled. None: the router chooses."""
 
     @classmethod
     def of_tokens(cls, tokens: list[int] | tuple[int, ...], **loss_inputs: TensorData) -> Datum:

@@ -107,7 +107,9 @@ def test_doctor_says_where_a_gpus_kernels_are_kept(can_keep, says):
 
 def test_random_model_then_info(tmp_path):
     folder = tmp_path / "m"
-    made = palestra("model", "random", folder, "--shape", "micro", "--family", "llama", "--shards", 2, "--json")
+    made = palestra(
+        "model", "random", folder, "--shape=micro", "--family=llama", "--shards=2", "--context=999", "--json"
+    )
     assert made.exit_code == 0, made.output
     assert json.loads(made.stdout)["folder"] == str(folder)
 
@@ -117,6 +119,7 @@ def test_random_model_then_info(tmp_path):
     assert (facts["heads"], facts["kv_heads"], facts["head_dim"]) == (4, 2, 16)
     assert facts["tokenizer_vocab"] == facts["vocab_size"] == 512
     assert facts["has_chat_template"]
+    assert facts["max_positions"] == 999
     assert len(facts["eos_token_ids"]) == 2
     assert facts["kv_bytes_per_token"] == 2 * 2 * 32 * 4
     assert facts["lora_training_bytes"] == 4 * facts["lora_bytes"]
@@ -207,3 +210,15 @@ def assert_one_line(result: Result, message: str, code: int = 1) -> None:
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
     assert message in result.stderr
+
+
+def test_puppet_is_made_of_a_script(tmp_path):
+    script = tmp_path / "script.json"
+    script.write_text('[{"when": "make a file", "say": "I make it."}]')
+    made = palestra("model", "puppet", tmp_path / "m", script, "--context", 5000, "--json")
+    assert (json.loads(made.stdout)["cues"], json.loads(made.stdout)["context"]) == (1, 5000)
+    assert json.loads(palestra("model", "info", tmp_path / "m", "--json").stdout)["max_positions"] == 5000
+    script.write_text("no script")
+    refused = palestra("model", "puppet", tmp_path / "n", script)
+    assert (refused.exit_code, "JSON list" in refused.stderr) == (2, True)
+    assert not (tmp_path / "n").exists()

@@ -100,6 +100,15 @@ def test_shuffled_rewards_change_the_advantages_and_nothing_else(run_training):
     ]
 
 
+@pytest.mark.slow
+def test_a_mixture_of_experts_is_trained_with_the_experts_of_its_samples(run_training, random_model):
+    options = {"algorithm": {"replay_routing": True}, "data": {"zero_variance": "keep", "overlong": "keep"}}
+    run = run_training("moe", server=None, model={"name": str(random_model("qwen3_moe"))}, steps=1, **options)
+    (row,) = run.read_metrics()
+    assert row["policy/routing_replayed"] == 1.0
+    assert row["mismatch/logprob_abs_max"] < 1e-3
+
+
 def test_a_run_stops_when_it_is_good_enough(run_training):
     run = run_training("early", steps=5, eval={"every": 1, "tasks": 8}, early_stop={"at_least": 0.0})
     assert run.status() is RunStatus.STOPPED

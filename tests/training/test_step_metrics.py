@@ -233,3 +233,10 @@ def test_evaluations_count_tasks_and_leave_out_what_failed():
 def test_quantiles_lie_between_the_ends(values, share):
     ordered = sorted(values)
     assert ordered[0] - 1e-9 <= quantile(ordered, share) <= ordered[-1] + 1e-9
+
+
+def test_the_share_of_tokens_with_replayed_experts():
+    groups = [make_group("a", [1.0, 0.0])]
+    assert "policy/routing_replayed" not in measure(groups)
+    found = measure(groups, metrics={"routing_replayed:sum": 6.0}, algorithm={"replay_routing": True})
+    assert found["policy/routing_replayed"] == 6.0 / (2 * 4)

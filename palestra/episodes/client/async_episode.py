@@ -88,7 +88,13 @@ class EpisodeView:
 
     @property
     def base_url(self) -> str:
+        """Address for OpenAI's clients, with its `/v1`."""
         return self.held_lease.lease.base_url
+
+    @property
+    def anthropic_base_url(self) -> str:
+        """Address for Anthropic's clients, which append `/v1/messages` themselves."""
+        return self.base_url.removesuffix("/v1")
 
     @property
     def api_key(self) -> str:
@@ -97,6 +103,16 @@ class EpisodeView:
     @property
     def model(self) -> str:
         return self.held_lease.lease.model
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables by which programs with OpenAI's or Anthropic's SDK call this attempt's model."""
+        return {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_KEY": self.api_key,
+            "ANTHROPIC_BASE_URL": self.anthropic_base_url,
+            "ANTHROPIC_API_KEY": self.api_key,
+        }
 
     @property
     def traceparent(self) -> str:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 from msgspec import Struct
 
-from palestra.sandbox.compute_only import process
 from palestra.gym.errors import GymError
 from palestra.gym.grading.program_child import NO_SANDBOX
+from palestra.sandbox.compute_only import process
 from palestra.util.renamed import renamed
 
 CHILD = "palestra.gym.grading.program_child"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -161,6 +161,7 @@ def make_random_model(
     dtype: str = "float32",
     vocab_size: int | None = None,
     tie: bool | None = None,
+    context: int | None = None,
     shards: int = 1,
     overrides: dict[str, Any] | None = None,
 ) -> Path:
@@ -169,7 +170,11 @@ def make_random_model(
     `overrides` replaces keys of config.json before the weights are made. With `rope_theta` or `rope_scaling` in it,
     the file has these older keys instead of `rope_parameters`.
     """
-    config = _config(family, _pick("shape", SHAPES, shape), vocab_size, tie, overrides or {})
+    if context is not None and context < 1:
+        raise ValueError(f"context must be at least 1, not {context}")
+    sizes = _pick("shape", SHAPES, shape)
+    sizes = replace(sizes, max_positions=context or sizes.max_positions)
+    config = _config(family, sizes, vocab_size, tie, overrides or {})
     torch_dtype = _pick("dtype", DTYPES, dtype)
     if shards < 1:
         raise ValueError(f"shards must be at least 1, not {shards}")

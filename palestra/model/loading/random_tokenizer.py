@@ -7,15 +7,15 @@ touches: weights, transformers.
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+from tokenizers.pre_tokenizers import ByteLevel, Split
+from tokenizers.pre_tokenizers import Sequence as InSequence
 from tokenizers.trainers import BpeTrainer
 
 DATA = Path(__file__).with_name("data")
@@ -37,11 +37,24 @@ class TokenizerIds:
     turn_end: int
 
 
+def corpus() -> str:
+    return (DATA / "corpus.txt").read_text(encoding="utf-8")
+
+
 def write_tokenizer(
     folder: Path, vocab_size: int, max_positions: int, texts: Iterable[str] | None = None
 ) -> TokenizerIds:
     """`texts` to train on, without control tokens. Default: the corpus beside this file."""
-    tokenizer = _train(vocab_size, texts or [(DATA / "corpus.txt").read_text(encoding="utf-8")])
+    if vocab_size < SMALLEST_VOCAB:
+        raise ValueError(f"vocab_size {vocab_size} is too small: bytes and control tokens alone need {SMALLEST_VOCAB}")
+    tokenizer = train_bpe(vocab_size - len(CONTROL_TOKENS) - len(MARKUP_TOKENS), texts or [corpus()])
+    return write_tokenizer_files(folder, with_control_tokens(tokenizer), max_positions)
+
+
+def write_tokenizer_files(
+    folder: Path, tokenizer: Tokenizer, max_positions: int, chat_template: str | None = None
+) -> TokenizerIds:
+    """`chat_template`: the text of a Jinja template. Default: ChatML with Hermes tools."""
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "add_prefix_space": False,
@@ -55,35 +68,32 @@ def write_tokenizer(
         "unk_token": None,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
-    shutil.copyfile(DATA / "chatml.jinja", folder / "chat_template.jinja")
-    return TokenizerIds(
-        end_of_text=_id_of(tokenizer, END_OF_TEXT),
-        turn_end=_id_of(tokenizer, TURN_END),
-    )
+    template = (DATA / "chatml.jinja").read_text(encoding="utf-8") if chat_template is None else chat_template
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    vocab = tokenizer.get_vocab(with_added_tokens=True)
+    return TokenizerIds(end_of_text=vocab[END_OF_TEXT], turn_end=vocab[TURN_END])
 
 
-def _id_of(tokenizer: Tokenizer, token: str) -> int:
-    return tokenizer.get_vocab(with_added_tokens=True)[token]
-
-
-def _train(vocab_size: int, texts: Iterable[str]) -> Tokenizer:
-    if vocab_size < SMALLEST_VOCAB:
-        raise ValueError(f"vocab_size {vocab_size} is too small: bytes and control tokens alone need {SMALLEST_VOCAB}")
+def train_bpe(vocab_size: int, texts: Iterable[str]) -> Tokenizer:
     tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer = Sequence(
+    tokenizer.pre_tokenizer = InSequence(
         [
             Split(Regex(WORD_PATTERN), behavior="isolated"),
             ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    tokenizer.decoder = ByteLevelDecoder()
     trainer = BpeTrainer(
-        vocab_size=vocab_size - len(CONTROL_TOKENS) - len(MARKUP_TOKENS),
+        vocab_size=vocab_size,
         # The whole byte alphabet, so that any text encodes and ids 0-255 do not depend on the corpus.
         initial_alphabet=sorted(ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def with_control_tokens(tokenizer: Tokenizer, markup: Sequence[str] = MARKUP_TOKENS) -> Tokenizer:
+    tokenizer.decoder = ByteLevelDecoder()
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in CONTROL_TOKENS])
-    tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in MARKUP_TOKENS])
+    tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in markup])
     return tokenizer

@@ -23,13 +23,15 @@ from palestra.model.lora.expert_names import PARTS
 from palestra.util.files import whole_folder
 
 log = logging.getLogger(__name__)
+SHARD_BYTES = 5 * 10**9
 _EXPERTS = re.compile(r"(.*\.experts)(?:\.(\d+))?\.(gate_up_proj|gate_proj|up_proj|down_proj)")
 
 
-def export_merged(adapter: Adapter, base: str | Path, folder: str | Path) -> None:
+def export_merged(adapter: Adapter, base: str | Path, folder: str | Path, *, shard_bytes: int = SHARD_BYTES) -> None:
     """Writes the base model with the adapter folded in; a tied unembedding, if trained, gets a matrix of its own.
 
-    Weights that the base keeps in 4 or 8 bits are written in bfloat16, since the sum does not fit their form.
+    Weights that the base keeps in 4 or 8 bits are written in bfloat16, since the sum does not fit their form. One file
+    of `shard_bytes` is in memory at a time.
     """
     base, matrices = Path(base), adapter_matrices(adapter)
     config = json.loads((base / "config.json").read_text())
@@ -40,13 +42,14 @@ def export_merged(adapter: Adapter, base: str | Path, folder: str | Path) -> Non
         sources = {name: name for name in names}
         if untied:  # from here on the two differ
             sources[head] = f"{files.prefix}embed_tokens.weight"
-        merged = {}
+        shards = _Shards(temporary, shard_bytes)
         for name, source in sources.items():
             weight, change = files.tensor(source), _change(name, files.prefix, matrices, adapter.stack.layout)
             dtype = torch.bfloat16 if files.packing(source) else weight.dtype
             if change is not None:
                 weight = weight.float() + adapter.stack.layout.scale * change
-            merged[name] = weight.to(dtype).contiguous()
+            shards.add(name, weight.to(dtype).contiguous())
+        shards.finish()
         if files.unpacked:
             _forget_packing(config)
             log.info("merged_from_packed folder=%s packed=%s written_as=bfloat16", folder, ",".join(files.unpacked))
@@ -54,7 +57,44 @@ def export_merged(adapter: Adapter, base: str | Path, folder: str | Path) -> Non
             if extra.is_file() and extra.suffix in (".json", ".jinja", ".model", ".txt") and "index" not in extra.name:
                 shutil.copy(extra, temporary / extra.name)
         (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        save_file(merged, temporary / "model.safetensors", metadata={"format": "pt"})
+
+
+class _Shards:
+    """Files of about the same size, with an index if there are several."""
+
+    def __init__(self, folder: Path, shard_bytes: int) -> None:
+        self._folder, self._shard_bytes = folder, shard_bytes
+        self._tensors: dict[str, Tensor] = {}
+        self._names: list[list[str]] = []
+        self._total = 0
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        if self._tensors and sum(t.nbytes for t in self._tensors.values()) + tensor.nbytes > self._shard_bytes:
+            self._write()
+        self._tensors[name] = tensor
+
+    def finish(self) -> None:
+        """Writes what is left, and gives the files their names, which say how many there are."""
+        self._write()
+        if len(self._names) == 1:
+            self._part(1).rename(self._folder / "model.safetensors")
+            return
+        weight_map: dict[str, str] = {}
+        for number, names in enumerate(self._names, 1):
+            file = f"model-{number:05d}-of-{len(self._names):05d}.safetensors"
+            self._part(number).rename(self._folder / file)
+            weight_map |= dict.fromkeys(names, file)
+        index = {"metadata": {"total_size": self._total}, "weight_map": weight_map}
+        (self._folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+    def _write(self) -> None:
+        self._names.append(list(self._tensors))
+        self._total += sum(tensor.nbytes for tensor in self._tensors.values())
+        save_file(self._tensors, self._part(len(self._names)), metadata={"format": "pt"})
+        self._tensors = {}
+
+    def _part(self, number: int) -> Path:
+        return self._folder / f"part-{number}"
 
 
 def _untie(config: dict[str, Any]) -> bool:

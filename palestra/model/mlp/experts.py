@@ -23,7 +23,7 @@ from palestra.model.lora.expert_products import ExpertLora
 from palestra.model.lora.linear import LoraPlan
 from palestra.model.mlp.dense import DenseMlp
 from palestra.model.mlp.routing import Dispatch, Routing, choose_experts
-from palestra.model.quantised.packed import FrozenWeight
+from palestra.model.quantised.packed import FrozenWeight, dense_stack
 
 
 class ExpertsMlp:
@@ -33,8 +33,9 @@ class ExpertsMlp:
         self.shared = None if weights.shared is None else DenseMlp(n, weights.shared, ops, kind="shared_")
 
     def __call__(self, x: Tensor, plan: LoraPlan, routing: Routing | None = None) -> Tensor:
-        """`routing`, if given, is told which experts the rows visit."""
-        weights, numbers = choose_experts(x, self.weights.router, self.weights.router_bias, self.spec)
+        """`routing`, if given, is told which experts the rows visit, and may say which they have to."""
+        replayed = None if routing is None else routing.replayed.get(self.n)
+        weights, numbers = choose_experts(x, self.weights.router, self.weights.router_bias, self.spec, replayed)
         if routing is not None:
             routing.numbers[self.n] = numbers
         dispatch = Dispatch.of(numbers, self.spec.n_experts)
@@ -60,9 +61,8 @@ class _Experts:
 
     def _dense(self, weight: FrozenWeight) -> Tensor:
         """Written out for the experts that are visited; on a GPU for all, since asking which would wait for it."""
-        if isinstance(weight, Tensor):
-            return weight
-        return weight.dense([n for n, _, _ in self.dispatch.spans] if weight.codes.device.type == "cpu" else None)
+        visited = [n for n, _, _ in self.dispatch.spans] if self.dispatch.ends.device.type == "cpu" else []
+        return dense_stack(weight, visited)
 
     def forward(self, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
         """The output, and what the backward pass needs: gate and up of each pair, what adapters made inside."""

@@ -22,12 +22,18 @@ FEW_ROWS = 8
 GROUPED_ALIGNMENT = 16  # bytes: what torch's grouped product asks of every row and matrix
 
 
-def choose_experts(x: Tensor, router: Tensor, bias: Tensor | None, spec: ExpertsSpec) -> tuple[Tensor, Tensor]:
-    """Weights (float32) and numbers of each row's experts, [rows, experts per token]."""
+def choose_experts(
+    x: Tensor, router: Tensor, bias: Tensor | None, spec: ExpertsSpec, replayed: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Weights (float32) and numbers of each row's experts, [rows, experts per token]. Rows of `replayed` that are not
+    -1 name the experts that were chosen before; what these weigh is the router's to say, now as then."""
     logits = _RouterLogits.apply(x, router)
     if bias is not None:
         logits = logits + bias
     chosen, numbers = logits.topk(spec.per_token, dim=-1)
+    if replayed is not None:
+        numbers = torch.where(replayed < 0, numbers, replayed)
+        chosen = logits.gather(-1, numbers)
     if spec.normalises:
         return torch.softmax(chosen, -1), numbers
     return torch.exp(chosen - logits.logsumexp(-1, keepdim=True)), numbers
@@ -52,8 +58,10 @@ class _RouterLogits(Function):
 class Routing:
     """Which experts the rows of one forward pass visit, layer by layer."""
 
-    def __init__(self) -> None:
+    def __init__(self, replayed: dict[int, Tensor] | None = None) -> None:
+        """`replayed`: for each layer with experts those that its rows have to visit, -1 where the router chooses."""
         self.numbers: dict[int, Tensor] = {}
+        self.replayed = replayed or {}
 
     def visits(self, lengths: Sequence[int], n_experts: int) -> Tensor:
         """How often each expert was visited by each of the sequences that make up the rows: [sequences, layers,
@@ -99,7 +107,7 @@ class Dispatch:
 
     def product(self, x: Tensor, matrices: Tensor) -> Tensor:
         """Each sorted row times its expert's matrix: [pairs, in] by [experts, in, out]."""
-        if _can_group(x, matrices):
+        if _can_group(x, matrices) or _can_loop(x, matrices):
             return grouped_mm(x, matrices, offs=self.ends)
         y = x.new_empty(len(x), matrices.shape[2])
         for n, start, end in self.spans:
@@ -135,10 +143,15 @@ def _multiply(x: Tensor, matrix: Tensor, out: Tensor) -> None:
 
 def _can_group(*operands: Tensor) -> bool:
     """Whether torch has one kernel for all groups."""
-    return all(
-        t.is_cuda
-        and t.dtype == torch.bfloat16
-        and t.data_ptr() % GROUPED_ALIGNMENT == 0
-        and all(s == 1 or s * t.itemsize % GROUPED_ALIGNMENT == 0 for s in t.stride())
-        for t in operands
-    )
+    return all(t.is_cuda and t.dtype == torch.bfloat16 and _is_aligned(t) for t in operands)
+
+
+def _can_loop(x: Tensor, matrices: Tensor) -> bool:
+    """Whether torch's own loop on a CPU, which is faster than one in Python, does what `_multiply` would do."""
+    is_plain = not x.is_cuda and x.dtype == torch.float32 and matrices.stride(-1) == 1
+    return is_plain and _is_aligned(x) and _is_aligned(matrices)
+
+
+def _is_aligned(t: Tensor) -> bool:
+    in_bytes = (s * t.itemsize for s in t.stride() if s != 1)
+    return t.data_ptr() % GROUPED_ALIGNMENT == 0 and all(s % GROUPED_ALIGNMENT == 0 for s in in_bytes)

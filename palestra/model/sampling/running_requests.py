@@ -67,6 +67,8 @@ class RunningSequence:
     logprobs: list[float] = field(default_factory=list)
     raw: list[float] = field(default_factory=list)
     top: list[TopLogprobs] = field(default_factory=list)
+    routing: Tensor | None = None
+    """Experts of its positions, read when it gave back its pages; None if nobody asks, or it had none."""
     stop_reason: StopReason | None = None
 
 

@@ -33,11 +33,13 @@ from palestra.model.decoder import Decoder
 from palestra.model.errors import DataError
 from palestra.model.lora.adapters import UNEMBED, Adapter, AdapterPool
 from palestra.model.lora.linear import LoraPlan, merge_runs
+from palestra.model.mlp.routing import Routing
 from palestra.model.sampling.grammars import CompiledGrammar, Grammars
 from palestra.model.sampling.kv_page_pool import PagePool
 from palestra.model.sampling.prompt_logprobs import PromptScores
 from palestra.model.sampling.recurrent_states import RecurrentStates
 from palestra.model.sampling.request_checks import check_request
+from palestra.model.sampling.routing_cache import RoutingCache, routed_experts
 from palestra.model.sampling.running_requests import (
     Failed,
     Finished,
@@ -102,6 +104,7 @@ class Sampler:
             cache_tokens = max(for_pages // per_token, page_size)
         self.pages = PagePool(-(-cache_tokens // page_size), page_size)
         self.cache = KVCache(spec, self.pages.n_pages, page_size, dtype=decoder.dtype, device=decoder.device)
+        self.routing = RoutingCache(spec, self.pages.n_pages, page_size, decoder.device) if spec.experts else None
         self.scheduler = Scheduler(
             self.pages, max_rows=max_rows, prefill_tokens=prefill_tokens, states=self.state_slots
         )
@@ -283,11 +286,9 @@ class Sampler:
 
     def _forward(self, plan: StepPlan) -> Tensor:
         device = self.decoder.device
-        self.cache.copy(plan.copies)
-        if self.states is not None:
-            self.states.move(plan.state_moves)
+        self._copy_pages(plan)
         tokens = self._input_tokens(plan)
-        hidden = None
+        hidden, routing = None, None if self.routing is None else Routing()
         if self.graphs is not None:
             hidden = self.graphs.run(plan, tokens, merge_runs(self._adapters(plan)))
         if hidden is None:
@@ -297,11 +298,21 @@ class Sampler:
                 paged_attention(self.cache, plan),
                 LoraPlan.of(self._adapters(plan), device=device),
                 None if self.states is None else slotted_recurrence(self.states, plan),
+                routing=routing,
             )
         if self.states is not None:
             self.states.save(plan.snapshots)
+        if self.routing is not None and routing is not None:
+            self.routing.write(plan, routing)
         self._read_prompts(plan, hidden)
         return hidden
+
+    def _copy_pages(self, plan: StepPlan) -> None:
+        self.cache.copy(plan.copies)
+        if self.states is not None:
+            self.states.move(plan.state_moves)
+        if self.routing is not None:
+            self.routing.copy(plan.copies)
 
     def _input_tokens(self, plan: StepPlan) -> Tensor:
         """Those that are not read yet come from where they were drawn."""
@@ -404,6 +415,7 @@ class Sampler:
             if len(sample.seq.tokens) + 1 < sample.seq.max_len:
                 self.scheduler.append(sample.seq)
             else:  # whatever the token is, it is the last
+                self._keep_routing(sample, sample.seq.computed)
                 self.scheduler.finish(sample.seq)
         tokens = draws[0][1].tokens if len(draws) == 1 else torch.cat([d.tokens for _, d in draws])
         return UnreadTokens(draws, {sample.seq.uid: i for i, sample in enumerate(samples)}, tokens)
@@ -439,9 +451,15 @@ class Sampler:
 
     def _finish(self, sample: RunningSequence, output: StepOutput) -> None:
         request = sample.request
+        self._keep_routing(sample, len(request.spec.prompt) + len(sample.draw.generated) - 1)
         self.scheduler.finish(sample.seq)
         if all(s.stop_reason is not None for s in request.samples):
             output.finished.append(Finished(request.id, self._close(request)))
+
+    def _keep_routing(self, sample: RunningSequence, n: int) -> None:
+        """Of its first `n` positions, before its pages go to others."""
+        if self.routing is not None and sample.request.spec.record_routing and sample.seq.pages:
+            sample.routing = self.routing.read(sample.seq.pages, n)
 
     def _has_stopped(self, request: RunningRequest, generated: list[int]) -> bool:
         stops = request.spec.params.stop_strings
@@ -466,6 +484,7 @@ class Sampler:
                     stop_reason=s.stop_reason or StopReason.ABORT,
                     raw_logprobs=s.raw,
                     topk_logprobs=s.top,
+                    routing=None if s.routing is None else routed_experts(s.routing),
                 )
                 for s in request.samples
             ],

@@ -8,6 +8,7 @@ Owns: validation of data, the plan. Never touches: the forward pass.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,7 +19,8 @@ from palestra.model.errors import DataError
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.lora.adapters import Adapter
 from palestra.model.training.losses import Loss, loss_named
-from palestra.types import Datum, ImageChunk, TensorData
+from palestra.types import Datum, ImageChunk, RoutedExperts, TensorData
+from palestra.types.training import routed_bytes
 
 MAX_CELLS = 1 << 28  # of a sparse tensor once it is dense: 1 GiB of float32
 IGNORED = -100
@@ -49,6 +51,8 @@ class Prepared:
     config: dict[str, float]
     wide: bool
     """Targets came as [N, K]: log-probabilities go back in that shape."""
+    routing: NDArray[np.int64] | None = None
+    """[N, layers with experts, experts per token]: those to visit, -1 in rows for which the router chooses."""
 
     @property
     def active(self) -> NDArray[np.bool_]:
@@ -86,6 +90,7 @@ def prepare(item: TrainItem, spec: ModelSpec) -> Prepared:
         loss,
         loss.settle(item.config),
         wide=targets.ndim == 2,
+        routing=None if item.datum.routing is None else decode_routing(item.datum.routing, rows, spec),
     )
 
 
@@ -125,6 +130,23 @@ def encode(array: NDArray) -> TensorData:
     dtype = "int64" if np.issubdtype(array.dtype, np.integer) else "float32"
     wire = np.ascontiguousarray(array, "<i8" if dtype == "int64" else "<f4")
     return TensorData(data=wire.tobytes(), dtype=dtype, shape=array.shape)
+
+
+def decode_routing(routing: RoutedExperts, rows: int, spec: ModelSpec) -> NDArray[np.int64]:
+    """The experts of each of `rows` positions, -1 where none were recorded."""
+    experts = next(iter(spec.experts.values()), None)
+    if experts is None:
+        raise DataError(f"the datum says which experts its tokens visit, but {spec.architecture} has none")
+    shape, item_bytes = (rows, len(spec.experts), experts.per_token), routed_bytes(experts.n_experts)
+    if routing.shape != shape or len(routing.data) != math.prod(shape) * item_bytes:
+        found = f"{list(routing.shape)} in {len(routing.data)} bytes"
+        raise DataError(f"routing has shape {found}; it must be {list(shape)}, with {item_bytes} for each number")
+    ids = np.frombuffer(routing.data, f"<u{item_bytes}").reshape(shape).astype(np.int64)
+    is_missing = (ids == (1 << 8 * item_bytes) - 1).all(axis=(1, 2), keepdims=True)
+    ids = np.where(is_missing, -1, ids)
+    if ids.max() >= experts.n_experts:
+        raise DataError(f"routing: expert {ids.max()} does not exist; each layer has {experts.n_experts}")
+    return ids
 
 
 def _tokens(datum: Datum, spec: ModelSpec) -> NDArray[np.int64]:

@@ -118,7 +118,7 @@ class Trainer:
         recur = packed_recurrence(lengths, self.decoder.spec, device, self.decoder.dtype)
         targets = to_device(np.concatenate([d.targets for d in batch]), device)
         losses = _loss_runs(batch, device)
-        routing = Routing() if self.decoder.spec.experts else None
+        routing = Routing(self._replayed(batch)) if self.decoder.spec.experts else None
         done = ForwardPass([], {}, [], None, None)
         if train:
             self._begin(done, adapters)
@@ -135,6 +135,15 @@ class Trainer:
         if train:
             done.hidden, done.hidden_grad = hidden, head.hidden_grad
         return done
+
+    def _replayed(self, batch: list[Prepared]) -> dict[int, Tensor] | None:
+        """The experts that rows have to visit, by layer; None if the router chooses all."""
+        found = next((d.routing for d in batch if d.routing is not None), None)
+        if found is None:
+            return None
+        parts = [np.full((len(d.tokens), *found.shape[1:]), -1) if d.routing is None else d.routing for d in batch]
+        layers = to_device(np.concatenate(parts), self.decoder.device).unbind(1)
+        return dict(zip(self.decoder.spec.experts, layers, strict=True))
 
     def _visits(self, routing: Routing | None, lengths: list[int]) -> list[NDArray[np.int64] | None]:
         if routing is None:
@@ -204,5 +213,7 @@ def _results(
         start = rows.stop
         value = float(loss[rows].sum())
         metrics = {"loss:sum": value, **datum_metrics(d.loss, lp[rows], d.inputs, d.config)}
+        if d.routing is not None:
+            metrics["routing_replayed:sum"] = float((d.routing[:, 0, 0] >= 0).sum())
         results.append(DatumResult(value, lp[rows].copy() if d.wide else lp[rows, 0].copy(), metrics, visited))
     return results

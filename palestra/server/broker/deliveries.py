@@ -7,6 +7,7 @@ the board decides.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -18,12 +19,12 @@ from palestra.server.core.callers import AttemptRef
 from palestra.server.core.turn_trajectories import trajectories_of
 from palestra.store import Store
 from palestra.store import traces as rows
-from palestra.store.traces import TraceTurn, TurnKey
+from palestra.store.traces import TraceTurn, TurnFacts, TurnKey
 from palestra.types import StopReason
 from palestra.types.episodes import EpisodeTrajectory, PlayedEpisode, PlayedGroup
 
-AGENT = "agent"
-"""Key in the `metadata` of a call: for which of several agents it is."""
+SIDE = "side"
+"""The agent of calls that show no tools, in an episode whose other calls do: titles, summaries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,8 @@ def _played(conn: Connection, owner: str, episode: PlayedEpisode) -> PlayedEpiso
     attempt = AttemptRef(owner, episode.info.episode_id, episode.info.attempt)
     turns = played_turns(conn, owner, attempt.origin)
     found = trajectories_of(one.turn for one in turns)
-    return replace(episode, trajectories=[_shown(one, turns, episode.info.version) for one in found])
+    shown = [_shown(one, turns, episode.info.version) for one in found]
+    return replace(episode, trajectories=sorted(shown, key=lambda one: bool(one.agent)))  # the main agent's first
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,6 @@ def _shown(trajectory: Trajectory, turns: list[KeptTurn], version: int) -> Episo
         temperatures[start:end] = [turn.facts.temperature] * (end - start)
         versions[start:end] = [version if turn.facts.version is None else turn.facts.version] * (end - start)
     last = turns[trajectory.turns[-1].call]
-    metadata = last.turn.facts.metadata or {}
     return EpisodeTrajectory(
         tokens=trajectory.tokens,
         loss_mask=trajectory.loss_mask,
@@ -135,6 +136,13 @@ def _shown(trajectory: Trajectory, turns: list[KeptTurn], version: int) -> Episo
         temperatures=temperatures,
         versions=versions,
         trace_id=last.trace_id,
-        agent=str(metadata.get(AGENT, "")),
+        agent=agent_of(last.turn.facts, turns),
         is_cut=last.turn.samples[trajectory.turns[-1].sample].stop_reason == StopReason.LENGTH,
     )
+
+
+def agent_of(facts: TurnFacts, turns: Sequence[KeptTurn]) -> str:
+    """Returns the agent for which a call was made. `turns`: all calls of the attempt."""
+    if facts.agent_name or facts.has_tools or not any(one.turn.facts.has_tools for one in turns):
+        return facts.agent_name
+    return SIDE

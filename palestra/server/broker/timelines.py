@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from palestra.episodes.search import EpisodeSearch, RunningSearch
 from palestra.server.broker.broker import BoardRefusal, Broker
-from palestra.server.broker.deliveries import AGENT, KeptTurn, played_turns
+from palestra.server.broker.deliveries import KeptTurn, agent_of, played_turns
 from palestra.server.broker.masking import Masking
 from palestra.server.broker.tracing import trace_id_of
 from palestra.server.core.callers import AttemptRef
@@ -81,7 +81,8 @@ def _attempts(conn: Connection, owner: str, info: EpisodeInfo) -> list[AttemptTi
     attempts: list[AttemptTimeline] = []
     for number in sorted({*lost, info.attempt} - {0}):
         origin, loss = AttemptRef(owner, info.episode_id, number).origin, lost.get(number)
-        calls = [_call(one) for one in played_turns(conn, owner, origin)]
+        turns = played_turns(conn, owner, origin)
+        calls = [_call(one, turns) for one in turns]
         attempts.append(
             AttemptTimeline(
                 attempt=number,
@@ -95,7 +96,7 @@ def _attempts(conn: Connection, owner: str, info: EpisodeInfo) -> list[AttemptTi
     return attempts
 
 
-def _call(one: KeptTurn) -> CallSpan:
+def _call(one: KeptTurn, turns: Sequence[KeptTurn]) -> CallSpan:
     turn, facts = one.turn, one.turn.facts
     return CallSpan(
         began_at=one.began_at,
@@ -106,7 +107,7 @@ def _call(one: KeptTurn) -> CallSpan:
         version=facts.version,
         prompt_tokens=len(turn.prompt),
         sampled_tokens=sum(len(sample.tokens) for sample in turn.samples),
-        agent=str((facts.metadata or {}).get(AGENT, "")),
+        agent=agent_of(facts, turns),
         messages=json.loads(facts.heard or "[]"),
         answers=json.loads(facts.told or "[]"),
     )

@@ -49,6 +49,7 @@ class Core:
             self.observer,
             max_pending=config.limits.max_pending_samples,
             keep_results_s=config.keep_results_s,
+            max_routing_bytes=config.limits.max_routing_bytes,
         )
         self.workers: dict[str, WorkerHandle] = {}
         """Workers by each name under which a base model is served."""

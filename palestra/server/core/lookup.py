@@ -61,11 +61,17 @@ class Lookup:
             raise Refusal(503, "the server is being stopped", retry_after_s=2.0)
 
     async def submit(
-        self, model: TrackedModel, seq_id: int, kind: RequestKind, operation: Operation, reply: JsonObject
+        self,
+        model: TrackedModel,
+        seq_id: int,
+        kind: RequestKind,
+        operation: Operation,
+        reply: JsonObject,
+        completed: Operation | None = None,
     ) -> TrainFuture:
         self.refuse_when_stopping()
         self.keep_alive(model.session_id)
-        future = await self._core.training.submit(model, seq_id, kind, operation, reply)
+        future = await self._core.training.submit(model, seq_id, kind, operation, reply, completed)
         self._core.metrics.submitted(kind, base_model=model.worker.name)
         return future
 

@@ -23,10 +23,11 @@ from palestra.server.core.futures import RequestKind, SampleFuture
 from palestra.server.core.observer import CallObserver
 from palestra.server.core.paths import SampleRequestId
 from palestra.server.core.pending_quota import FairQuota
+from palestra.server.core.routing_records import RoutingRecords
 from palestra.server.core.sample_runners import SampleRunner
 from palestra.server.core.training import outcome_name
 from palestra.server.core.workers import WorkerHandle
-from palestra.types import SampleRequest
+from palestra.types import SampleRequest, SampleResult
 from palestra.types.engine import (
     BaseModel,
     Blame,
@@ -108,7 +109,7 @@ class Completions:
 
 
 class SamplingRequests:
-    def __init__(self, observer: CallObserver, *, max_pending: int, keep_results_s: float):
+    def __init__(self, observer: CallObserver, *, max_pending: int, keep_results_s: float, max_routing_bytes: int):
         self.boot = secrets.token_hex(6)
         self.samplers: dict[str, SamplingSession] = {}
         self.futures: dict[str, SampleFuture] = {}
@@ -116,6 +117,7 @@ class SamplingRequests:
         self._observer, self._quota, self._keep_results_s = observer, FairQuota(max_pending), keep_results_s
         self.runners: dict[WorkerHandle, SampleRunner] = {}
         """The runner of each base model."""
+        self.routing = RoutingRecords(max_routing_bytes)
         self._deaths: dict[str, int] = {}
 
     def submit(
@@ -176,6 +178,10 @@ class SamplingRequests:
                 outcome=outcome_name(message.outcome),
                 request_id=future.request_id,
             )
+            if isinstance(message.outcome, SampleResult) and any(s.routing for s in message.outcome.sequences):
+                scope = (future.owner, sampler.worker.name)
+                self.routing.keep(scope, future.sequence_ids, message.outcome.sequences)
+                frame = encode_message(message)
         self._done(future, frame)
 
     def cancel(self, future: SampleFuture) -> None:

@@ -85,9 +85,16 @@ class TrainingRequests:
     # In
 
     async def submit(
-        self, model: TrackedModel, seq_id: int, kind: RequestKind, operation: Operation, reply: JsonObject
+        self,
+        model: TrackedModel,
+        seq_id: int,
+        kind: RequestKind,
+        operation: Operation,
+        reply: JsonObject,
+        completed: Operation | None = None,
     ) -> TrainFuture:
-        """Returns when the request is durable. The same number again returns the same future."""
+        """Returns when the request is durable. The same number again returns the same future. `completed` is what the
+        worker gets, if the server adds something that may be gone when the request is repeated."""
         if not self._is_here(model):
             lost = self.lost.message(model.model_id)
             raise Refusal(404, lost or f"{model.model_id} was unloaded, or its session has ended")
@@ -97,6 +104,8 @@ class TrainingRequests:
         digest = digest_of(kind, message, reply)
         future = self._known(model, seq_id)
         if future is None:
+            if completed is not None:
+                message = encode_message(msgspec.structs.replace(train, operation=completed))
             future = self._register(model, seq_id, kind, message, digest, reply)
         elif future.digest != digest:
             raise _is_used(future)

@@ -51,14 +51,22 @@ def no_model(model: str, known: list[str]) -> ApiError:
     return ApiError(404, detail, param="model", code="model_not_found")
 
 
-def too_long(prompt_tokens: int, context: int, param: str, *, at_least: bool = False) -> ApiError:
+class ContextLengthError(ApiError):
+    """A prompt that leaves no room for an answer."""
+
+    def __init__(self, detail: str, param: str, prompt_tokens: int, context: int):
+        super().__init__(400, detail, param=param, code="context_length_exceeded")
+        self.prompt_tokens, self.context = prompt_tokens, context
+
+
+def too_long(prompt_tokens: int, context: int, param: str, *, at_least: bool = False) -> ContextLengthError:
     """`at_least`: the prompt was not counted to its end."""
     detail = (
         f"This model's maximum context length is {context} tokens. However, your messages resulted in "
         f"{'at least ' if at_least else ''}{prompt_tokens} tokens, which leaves no room for an answer. "
         "Please reduce the length of the messages."
     )
-    return ApiError(400, detail, param=param, code="context_length_exceeded")
+    return ContextLengthError(detail, param, prompt_tokens, context)
 
 
 def parse_body(schema: type[M], body: bytes) -> M:

@@ -6,6 +6,7 @@ Owns: listing models, tokenizing. Never touches: HTTP.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncGenerator, Sequence
 
 from palestra.chat import ChatTokenizer
@@ -13,15 +14,16 @@ from palestra.server.broker.service import EpisodeService
 from palestra.server.core.callers import Caller
 from palestra.server.core.core import Core
 from palestra.server.core.samplers import SamplingSessions
-from palestra.server.model_api.chat.calls import ChatCalls
+from palestra.server.model_api.chat.calls import ChatCalls, ChatOrigin
 from palestra.server.model_api.chat.prompt_request import prompt_request
 from palestra.server.model_api.chat.response_bodies import chat_body, chat_chunks
 from palestra.server.model_api.chat.sampling_plan import check_vocabulary
-from palestra.server.model_api.chat.schemas import ChatRequest, DetokenizeRequest, TokenizeRequest
+from palestra.server.model_api.chat.schemas import DetokenizeRequest, TokenizeRequest
 from palestra.server.model_api.completions.calls import TextCalls
 from palestra.server.model_api.conversation_store import ConversationStore
 from palestra.server.model_api.delivery_acks import DeliveryAcks
 from palestra.server.model_api.engine_sampler import EngineSampler
+from palestra.server.model_api.hosted_tools import ToolSettings
 from palestra.server.model_api.idempotency import IdempotentCalls
 from palestra.server.model_api.json_text import dumps
 from palestra.server.model_api.model_resolver import ModelResolver, about
@@ -31,23 +33,25 @@ from palestra.util.json_types import JsonObject
 
 class ModelApi:
     def __init__(self, core: Core, samplers: SamplingSessions, episodes: EpisodeService):
+        self.store = core.store
         self.models = ModelResolver(core, episodes.calls)
         delivery_acks = DeliveryAcks(core.store, episodes.calls)
         self.traces = CallTraces(core.store, episodes.calls, delivery_acks, episodes.masking)
         self.retries = IdempotentCalls(delivery_acks)
+        self.tools = ToolSettings(core.config.hosted_tools, core.config.tool_namespaces)
         self._conversations = ConversationStore(core.config, core.store)
         runner = EngineSampler(core, samplers, episodes.calls)
         self.chats = ChatCalls(core.metrics, self.models, runner, self.traces, self._conversations, delivery_acks)
         self.texts = TextCalls(self.models, runner, self.traces, delivery_acks)
 
-    async def chat(self, caller: Caller, call: ChatRequest, response_id: str) -> bytes:
-        answer = await self.chats.answer(caller, call, route="chat", response_id=response_id)
+    async def chat(self, origin: ChatOrigin) -> bytes:
+        answer, call = await self.chats.answer(origin), origin.call
         if call.logprobs or call.prompt_logprobs is not None:  # in a thread: the text of every token is looked up
             return await asyncio.to_thread(lambda: dumps(chat_body(answer, call)))
         return dumps(chat_body(answer, call))
 
-    def stream_chat(self, caller: Caller, call: ChatRequest, response_id: str) -> AsyncGenerator[bytes, None]:
-        return chat_chunks(call, response_id, self.chats.stream(caller, call, route="chat", response_id=response_id))
+    def stream_chat(self, origin: ChatOrigin) -> AsyncGenerator[bytes, None]:
+        return chat_chunks(origin.call, origin.response_id, self.chats.stream(origin))
 
     async def list_models(self, caller: Caller) -> JsonObject:
         return {"object": "list", "data": [about(target) for target in await self.models.listed(caller)]}
@@ -62,7 +66,8 @@ class ModelApi:
         if call.prompt is not None:
             tokens = await asyncio.to_thread(tokenizer.encode_text, call.prompt)
         else:
-            tokens = (await self._conversations.prompt(tokenizer, lambda: prompt_request(caller, target, call))).ids
+            request = functools.partial(prompt_request, caller, target, tokenizer, call)
+            tokens = (await self._conversations.prompt(tokenizer, request)).ids
         names = await asyncio.to_thread(_spelled, tokenizer, tokens) if call.return_token_strs else None
         return {
             "count": len(tokens),

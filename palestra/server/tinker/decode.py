@@ -6,7 +6,7 @@ Owns: protobuf and JSON of passes and samples. Never touches: whether a model ca
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from math import isfinite
 from typing import TypeVar
@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from pydantic import BaseModel, ValidationError
 
 from palestra.server.core.paths import check_run_id
+from palestra.server.core.routing_records import ProvenanceSpan
 from palestra.server.core.samplers import SampleCall
 from palestra.server.core.wire_errors import WireError, shown, wire_error_of
 from palestra.server.tinker import packed
@@ -33,6 +34,8 @@ class PassRequest:
     seq_id: int
     """1 or more."""
     operation: Pass
+    spans: list[list[ProvenanceSpan]] = field(default_factory=list)
+    """Where the tokens of each datum come from, an empty list where the client does not say; empty if nowhere."""
 
 
 def parse_json(schema: type[M], body: bytes) -> M:
@@ -64,7 +67,8 @@ def pass_from_protobuf(body: bytes) -> PassRequest:
         config=dict(sorted(config.items())),
         forward_only=message.forward_only,
     )
-    return PassRequest(check_run_id(message.model_id), message.seq_id, operation)
+    spans = _each(_spans_of_message, message.data)
+    return PassRequest(check_run_id(message.model_id), message.seq_id, operation, spans if any(spans) else [])
 
 
 def forward_backward_from_json(body: bytes) -> PassRequest:
@@ -90,12 +94,13 @@ def _pass_of_schema(
 
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
-def _each(convert: Callable[[T], Datum], data: Sequence[T]) -> list[Datum]:
+def _each(convert: Callable[[T], R], data: Sequence[T]) -> list[R]:
     if not data:
         raise WireError("data is empty; send at least one datum")
-    converted: list[Datum] = []
+    converted: list[R] = []
     for datum in data:
         try:
             converted.append(convert(datum))
@@ -122,6 +127,21 @@ def _datum_of_message(datum: wire.Datum) -> Datum:
         chunks=tuple(_text_of_message(chunk) for chunk in datum.model_input),
         loss_inputs={name: tensor_of_message(name, inputs[name]) for name in sorted(inputs)},
     )
+
+
+def _spans_of_message(datum: wire.Datum) -> list[ProvenanceSpan]:
+    spans: list[ProvenanceSpan] = []
+    for span in datum.model_input_spans:
+        is_sampled = span.WhichOneof("source") == "sampled_tokens"
+        run = span.sampled_tokens if is_sampled else span.prompt_tokens
+        if min(run.offset, run.length) < 0:
+            raise WireError(f"model_input_spans: offset {run.offset} and length {run.length} must not be negative")
+        spans.append(ProvenanceSpan(run.sequence_id, run.offset, run.length, is_sampled))
+    n_tokens = sum(len(chunk.encoded_text.tokens) // 4 for chunk in datum.model_input)
+    covered = sum(span.length for span in spans)
+    if spans and covered != n_tokens:
+        raise WireError(f"model_input_spans cover {covered} positions, but model_input has {n_tokens} tokens")
+    return spans
 
 
 def _datum_of_schema(datum: schemas.DatumBody) -> Datum:
@@ -176,6 +196,7 @@ def sample_from_json(body: bytes) -> SampleCall:
         prompt_logprobs_last_n=given.prompt_logprobs_last_n,
         target_prompt_logprobs=None if targets is None else tensor_of_schema("target_prompt_logprobs", targets),
         prompt_alt_tokens_k=given.prompt_alt_tokens_k,
+        record_routing=bool(given.record_stability_info),
     )
     return SampleCall(request, given.sampling_session_id, given.seq_id, given.base_model, given.model_path)
 

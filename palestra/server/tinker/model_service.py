@@ -14,6 +14,7 @@ from palestra.server.core.futures import RequestKind
 from palestra.server.core.lookup import Lookup, is_over
 from palestra.server.core.models import TrackedModel
 from palestra.server.core.paths import ModelId, TinkerPath
+from palestra.server.core.routing_records import Scope
 from palestra.server.core.sessions import TinkerSession
 from palestra.server.core.teardown import unload
 from palestra.server.tinker import encode
@@ -23,7 +24,7 @@ from palestra.server.tinker.encode import accepted
 from palestra.store import models as model_rows
 from palestra.store.records import CheckpointRow, ModelRow
 from palestra.types import AdamParams, LoraConfig
-from palestra.types.engine import CreateModel, OptimStep
+from palestra.types.engine import CreateModel, OptimStep, Pass
 from palestra.util.json_types import JsonObject
 
 
@@ -156,7 +157,17 @@ class ModelService:
         if not request.operation.data:
             raise self._lookup.rejected(model, request.seq_id, "the batch is empty: send at least one datum")
         kind = RequestKind.FORWARD if request.operation.forward_only else RequestKind.FORWARD_BACKWARD
-        return accepted(await self._lookup.submit(model, request.seq_id, kind, request.operation, {}))
+        completed = self._with_routing((caller.owner, model.worker.name), request)
+        return accepted(await self._lookup.submit(model, request.seq_id, kind, request.operation, {}, completed))
+
+    def _with_routing(self, scope: Scope, request: PassRequest) -> Pass | None:
+        """Adds what was recorded while the data were sampled; None if nothing was."""
+        found = [self._core.sampling.routing.find(scope, spans) for spans in request.spans]
+        if not any(found):
+            return None
+        pairs = zip(request.operation.data, found, strict=True)
+        data = [msgspec.structs.replace(datum, routing=routing) for datum, routing in pairs]
+        return msgspec.structs.replace(request.operation, data=data)
 
     async def optim_step(self, caller: Caller, request: s.OptimStepRequest) -> s.FutureResponse:
         model = self._lookup.model(caller, request.model_id)

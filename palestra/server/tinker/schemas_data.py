@@ -92,3 +92,5 @@ class SampleRequestBody(WireModel):
     target_prompt_logprobs: TensorBody | None = None
     prompt_alt_tokens_k: Annotated[int, Field(ge=0, le=INT32)] = 0
     prompt_logprobs_last_n: Annotated[int, Field(ge=1, le=INT32)] | None = None
+    record_stability_info: bool | None = None
+    """Remember which experts each sequence visits, for training requests with provenance spans."""

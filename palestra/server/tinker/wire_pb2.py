@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!palestra/server/tinker/wire.proto\x12\x14palestra.tinker_wire\"F\n\tSparseCsr\x12\x0e\n\x06values\x18\x01 \x01(\x0c\x12\x14\n\x0c\x63row_indices\x18\x02 \x01(\x0c\x12\x13\n\x0b\x63ol_indices\x18\x03 \x01(\x0c\"\x97\x01\n\x06Tensor\x12\x0f\n\x05\x64\x65nse\x18\x01 \x01(\x0cH\x00\x12\x35\n\nsparse_csr\x18\x02 \x01(\x0b\x32\x1f.palestra.tinker_wire.SparseCsrH\x00\x12*\n\x05\x64type\x18\x03 \x01(\x0e\x32\x1b.palestra.tinker_wire.DType\x12\r\n\x05shape\x18\x04 \x03(\x03\x42\n\n\x08\x65ncoding\"\xd4\x03\n\x16\x46orwardBackwardRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x0e\n\x06seq_id\x18\x02 \x01(\x05\x12)\n\x04\x64\x61ta\x18\x03 \x03(\x0b\x32\x1b.palestra.tinker_wire.Datum\x12\x0f\n\x07loss_fn\x18\x04 \x01(\t\x12V\n\x0eloss_fn_config\x18\x05 \x03(\x0b\x32>.palestra.tinker_wire.ForwardBackwardRequest.LossFnConfigEntry\x12\x14\n\x0c\x66orward_only\x18\x06 \x01(\x08\x12[\n\x11loss_fn_config_v2\x18\x07 \x03(\x0b\x32@.palestra.tinker_wire.ForwardBackwardRequest.LossFnConfigV2Entry\x1a\x33\n\x11LossFnConfigEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\\\n\x13LossFnConfigV2Entry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x34\n\x05value\x18\x02 \x01(\x0b\x32%.palestra.tinker_wire.LossConfigValue:\x02\x38\x01\"<\n\x0fLossConfigValue\x12\x10\n\x06number\x18\x01 \x01(\x01H\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x42\x07\n\x05value\"\xdf\x01\n\x05\x44\x61tum\x12\x30\n\x0bmodel_input\x18\x01 \x03(\x0b\x32\x1b.palestra.tinker_wire.Chunk\x12\x45\n\x0eloss_fn_inputs\x18\x02 \x03(\x0b\x32-.palestra.tinker_wire.Datum.LossFnInputsEntry\x1aQ\n\x11LossFnInputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12+\n\x05value\x18\x02 \x01(\x0b\x32\x1c.palestra.tinker_wire.Tensor:\x02\x38\x01J\x04\x08\x03\x10\x04J\x04\x08\x04\x10\x05\"\xb4\x01\n\x05\x43hunk\x12>\n\x0c\x65ncoded_text\x18\x01 \x01(\x0b\x32&.palestra.tinker_wire.EncodedTextChunkH\x00\x12\x31\n\x05image\x18\x02 \x01(\x0b\x32 .palestra.tinker_wire.ImageChunkH\x00\x12/\n\x04\x64mel\x18\x03 \x01(\x0b\x32\x1f.palestra.tinker_wire.DmelChunkH\x00\x42\x07\n\x05\x63hunk\"\"\n\x10\x45ncodedTextChunk\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\"*\n\nImageChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0e\n\x06\x66ormat\x18\x02 \x01(\t\"\x19\n\tDmelChunk\x12\x0c\n\x04\x64mel\x18\x01 \x01(\x0c\"\xeb\x01\n\x15\x46orwardBackwardOutput\x12\x1b\n\x13loss_fn_output_type\x18\x01 \x01(\t\x12:\n\x0floss_fn_outputs\x18\x02 \x03(\x0b\x32!.palestra.tinker_wire.ArrayRecord\x12I\n\x07metrics\x18\x03 \x03(\x0b\x32\x38.palestra.tinker_wire.ForwardBackwardOutput.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xc6\x01\n\x0b\x41rrayRecord\x12\x10\n\x08type_tag\x18\x01 \x01(\t\x12=\n\x06\x66ields\x18\x02 \x03(\x0b\x32-.palestra.tinker_wire.ArrayRecord.FieldsEntry\x12\x12\n\nnum_datums\x18\x03 \x01(\x03\x1aR\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x32\n\x05value\x18\x02 \x01(\x0b\x32#.palestra.tinker_wire.BatchedTensor:\x02\x38\x01\"r\n\rBatchedTensor\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0f\n\x07offsets\x18\x02 \x01(\x0c\x12*\n\x05\x64type\x18\x03 \x01(\x0e\x32\x1b.palestra.tinker_wire.DType\x12\x16\n\x0etrailing_shape\x18\x04 \x03(\x03\"\xb8\x03\n\x0eSampleResponse\x12\x38\n\tsequences\x18\x01 \x03(\x0b\x32%.palestra.tinker_wire.SampledSequence\x12\x1c\n\x0fprompt_logprobs\x18\x02 \x01(\x0cH\x00\x88\x01\x01\x12\x45\n\x14topk_prompt_logprobs\x18\x03 \x01(\x0b\x32\".palestra.tinker_wire.TopkLogprobsH\x01\x88\x01\x01\x12\x1f\n\x17prompt_cache_hit_tokens\x18\x04 \x01(\x05\x12\x41\n\x16target_prompt_logprobs\x18\x05 \x01(\x0b\x32\x1c.palestra.tinker_wire.TensorH\x02\x88\x01\x01\x12\x45\n\x11prompt_alt_tokens\x18\x06 \x01(\x0b\x32%.palestra.tinker_wire.PromptAltTokensH\x03\x88\x01\x01\x42\x12\n\x10_prompt_logprobsB\x17\n\x15_topk_prompt_logprobsB\x19\n\x17_target_prompt_logprobsB\x14\n\x12_prompt_alt_tokens\"\xde\x01\n\x0fSampledSequence\x12\x35\n\x0bstop_reason\x18\x01 \x01(\x0e\x32 .palestra.tinker_wire.StopReason\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x15\n\x08logprobs\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x12\x46\n\x15topk_sampled_logprobs\x18\x04 \x01(\x0b\x32\".palestra.tinker_wire.TopkLogprobsH\x01\x88\x01\x01\x42\x0b\n\t_logprobsB\x18\n\x16_topk_sampled_logprobs\"N\n\x0cTopkLogprobs\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\x12\t\n\x01k\x18\x03 \x01(\r\x12\x0e\n\x06length\x18\x04 \x01(\r\"o\n\x0fPromptAltTokens\x12,\n\x06tokens\x18\x01 \x01(\x0b\x32\x1c.palestra.tinker_wire.Tensor\x12.\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1c.palestra.tinker_wire.Tensor*g\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rDTYPE_FLOAT32\x10\x01\x12\x0f\n\x0b\x44TYPE_INT64\x10\x02\x12\x0f\n\x0b\x44TYPE_INT32\x10\x03\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\x04*:\n\nStopReason\x12\x14\n\x10STOP_REASON_STOP\x10\x00\x12\x16\n\x12STOP_REASON_LENGTH\x10\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!palestra/server/tinker/wire.proto\x12\x14palestra.tinker_wire\"F\n\tSparseCsr\x12\x0e\n\x06values\x18\x01 \x01(\x0c\x12\x14\n\x0c\x63row_indices\x18\x02 \x01(\x0c\x12\x13\n\x0b\x63ol_indices\x18\x03 \x01(\x0c\"\x97\x01\n\x06Tensor\x12\x0f\n\x05\x64\x65nse\x18\x01 \x01(\x0cH\x00\x12\x35\n\nsparse_csr\x18\x02 \x01(\x0b\x32\x1f.palestra.tinker_wire.SparseCsrH\x00\x12*\n\x05\x64type\x18\x03 \x01(\x0e\x32\x1b.palestra.tinker_wire.DType\x12\r\n\x05shape\x18\x04 \x03(\x03\x42\n\n\x08\x65ncoding\"\xd4\x03\n\x16\x46orwardBackwardRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x0e\n\x06seq_id\x18\x02 \x01(\x05\x12)\n\x04\x64\x61ta\x18\x03 \x03(\x0b\x32\x1b.palestra.tinker_wire.Datum\x12\x0f\n\x07loss_fn\x18\x04 \x01(\t\x12V\n\x0eloss_fn_config\x18\x05 \x03(\x0b\x32>.palestra.tinker_wire.ForwardBackwardRequest.LossFnConfigEntry\x12\x14\n\x0c\x66orward_only\x18\x06 \x01(\x08\x12[\n\x11loss_fn_config_v2\x18\x07 \x03(\x0b\x32@.palestra.tinker_wire.ForwardBackwardRequest.LossFnConfigV2Entry\x1a\x33\n\x11LossFnConfigEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\\\n\x13LossFnConfigV2Entry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x34\n\x05value\x18\x02 \x01(\x0b\x32%.palestra.tinker_wire.LossConfigValue:\x02\x38\x01\"<\n\x0fLossConfigValue\x12\x10\n\x06number\x18\x01 \x01(\x01H\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x42\x07\n\x05value\"\x9a\x02\n\x05\x44\x61tum\x12\x30\n\x0bmodel_input\x18\x01 \x03(\x0b\x32\x1b.palestra.tinker_wire.Chunk\x12\x45\n\x0eloss_fn_inputs\x18\x02 \x03(\x0b\x32-.palestra.tinker_wire.Datum.LossFnInputsEntry\x12?\n\x11model_input_spans\x18\x03 \x03(\x0b\x32$.palestra.tinker_wire.ProvenanceSpan\x1aQ\n\x11LossFnInputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12+\n\x05value\x18\x02 \x01(\x0b\x32\x1c.palestra.tinker_wire.Tensor:\x02\x38\x01J\x04\x08\x04\x10\x05\"\xa6\x01\n\x0eProvenanceSpan\x12\x43\n\rprompt_tokens\x18\x01 \x01(\x0b\x32*.palestra.tinker_wire.PromptProvenanceSpanH\x00\x12\x45\n\x0esampled_tokens\x18\x02 \x01(\x0b\x32+.palestra.tinker_wire.SampledProvenanceSpanH\x00\x42\x08\n\x06source\"K\n\x14PromptProvenanceSpan\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0e\n\x06length\x18\x03 \x01(\x03\"L\n\x15SampledProvenanceSpan\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0e\n\x06length\x18\x03 \x01(\x03\"\xb4\x01\n\x05\x43hunk\x12>\n\x0c\x65ncoded_text\x18\x01 \x01(\x0b\x32&.palestra.tinker_wire.EncodedTextChunkH\x00\x12\x31\n\x05image\x18\x02 \x01(\x0b\x32 .palestra.tinker_wire.ImageChunkH\x00\x12/\n\x04\x64mel\x18\x03 \x01(\x0b\x32\x1f.palestra.tinker_wire.DmelChunkH\x00\x42\x07\n\x05\x63hunk\"\"\n\x10\x45ncodedTextChunk\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\"*\n\nImageChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0e\n\x06\x66ormat\x18\x02 \x01(\t\"\x19\n\tDmelChunk\x12\x0c\n\x04\x64mel\x18\x01 \x01(\x0c\"\xeb\x01\n\x15\x46orwardBackwardOutput\x12\x1b\n\x13loss_fn_output_type\x18\x01 \x01(\t\x12:\n\x0floss_fn_outputs\x18\x02 \x03(\x0b\x32!.palestra.tinker_wire.ArrayRecord\x12I\n\x07metrics\x18\x03 \x03(\x0b\x32\x38.palestra.tinker_wire.ForwardBackwardOutput.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xc6\x01\n\x0b\x41rrayRecord\x12\x10\n\x08type_tag\x18\x01 \x01(\t\x12=\n\x06\x66ields\x18\x02 \x03(\x0b\x32-.palestra.tinker_wire.ArrayRecord.FieldsEntry\x12\x12\n\nnum_datums\x18\x03 \x01(\x03\x1aR\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x32\n\x05value\x18\x02 \x01(\x0b\x32#.palestra.tinker_wire.BatchedTensor:\x02\x38\x01\"r\n\rBatchedTensor\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0f\n\x07offsets\x18\x02 \x01(\x0c\x12*\n\x05\x64type\x18\x03 \x01(\x0e\x32\x1b.palestra.tinker_wire.DType\x12\x16\n\x0etrailing_shape\x18\x04 \x03(\x03\"\xb8\x03\n\x0eSampleResponse\x12\x38\n\tsequences\x18\x01 \x03(\x0b\x32%.palestra.tinker_wire.SampledSequence\x12\x1c\n\x0fprompt_logprobs\x18\x02 \x01(\x0cH\x00\x88\x01\x01\x12\x45\n\x14topk_prompt_logprobs\x18\x03 \x01(\x0b\x32\".palestra.tinker_wire.TopkLogprobsH\x01\x88\x01\x01\x12\x1f\n\x17prompt_cache_hit_tokens\x18\x04 \x01(\x05\x12\x41\n\x16target_prompt_logprobs\x18\x05 \x01(\x0b\x32\x1c.palestra.tinker_wire.TensorH\x02\x88\x01\x01\x12\x45\n\x11prompt_alt_tokens\x18\x06 \x01(\x0b\x32%.palestra.tinker_wire.PromptAltTokensH\x03\x88\x01\x01\x42\x12\n\x10_prompt_logprobsB\x17\n\x15_topk_prompt_logprobsB\x19\n\x17_target_prompt_logprobsB\x14\n\x12_prompt_alt_tokens\"\xde\x01\n\x0fSampledSequence\x12\x35\n\x0bstop_reason\x18\x01 \x01(\x0e\x32 .palestra.tinker_wire.StopReason\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x15\n\x08logprobs\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x12\x46\n\x15topk_sampled_logprobs\x18\x04 \x01(\x0b\x32\".palestra.tinker_wire.TopkLogprobsH\x01\x88\x01\x01\x42\x0b\n\t_logprobsB\x18\n\x16_topk_sampled_logprobs\"N\n\x0cTopkLogprobs\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\x12\t\n\x01k\x18\x03 \x01(\r\x12\x0e\n\x06length\x18\x04 \x01(\r\"o\n\x0fPromptAltTokens\x12,\n\x06tokens\x18\x01 \x01(\x0b\x32\x1c.palestra.tinker_wire.Tensor\x12.\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1c.palestra.tinker_wire.Tensor*g\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rDTYPE_FLOAT32\x10\x01\x12\x0f\n\x0b\x44TYPE_INT64\x10\x02\x12\x0f\n\x0b\x44TYPE_INT32\x10\x03\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\x04*:\n\nStopReason\x12\x14\n\x10STOP_REASON_STOP\x10\x00\x12\x16\n\x12STOP_REASON_LENGTH\x10\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,10 +41,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FORWARDBACKWARDOUTPUT_METRICSENTRY']._serialized_options = b'8\001'
   _globals['_ARRAYRECORD_FIELDSENTRY']._loaded_options = None
   _globals['_ARRAYRECORD_FIELDSENTRY']._serialized_options = b'8\001'
-  _globals['_DTYPE']._serialized_start=2750
-  _globals['_DTYPE']._serialized_end=2853
-  _globals['_STOPREASON']._serialized_start=2855
-  _globals['_STOPREASON']._serialized_end=2913
+  _globals['_DTYPE']._serialized_start=3133
+  _globals['_DTYPE']._serialized_end=3236
+  _globals['_STOPREASON']._serialized_start=3238
+  _globals['_STOPREASON']._serialized_end=3296
   _globals['_SPARSECSR']._serialized_start=59
   _globals['_SPARSECSR']._serialized_end=129
   _globals['_TENSOR']._serialized_start=132
@@ -58,33 +58,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOSSCONFIGVALUE']._serialized_start=756
   _globals['_LOSSCONFIGVALUE']._serialized_end=816
   _globals['_DATUM']._serialized_start=819
-  _globals['_DATUM']._serialized_end=1042
-  _globals['_DATUM_LOSSFNINPUTSENTRY']._serialized_start=949
-  _globals['_DATUM_LOSSFNINPUTSENTRY']._serialized_end=1030
-  _globals['_CHUNK']._serialized_start=1045
-  _globals['_CHUNK']._serialized_end=1225
-  _globals['_ENCODEDTEXTCHUNK']._serialized_start=1227
-  _globals['_ENCODEDTEXTCHUNK']._serialized_end=1261
-  _globals['_IMAGECHUNK']._serialized_start=1263
-  _globals['_IMAGECHUNK']._serialized_end=1305
-  _globals['_DMELCHUNK']._serialized_start=1307
-  _globals['_DMELCHUNK']._serialized_end=1332
-  _globals['_FORWARDBACKWARDOUTPUT']._serialized_start=1335
-  _globals['_FORWARDBACKWARDOUTPUT']._serialized_end=1570
-  _globals['_FORWARDBACKWARDOUTPUT_METRICSENTRY']._serialized_start=1524
-  _globals['_FORWARDBACKWARDOUTPUT_METRICSENTRY']._serialized_end=1570
-  _globals['_ARRAYRECORD']._serialized_start=1573
-  _globals['_ARRAYRECORD']._serialized_end=1771
-  _globals['_ARRAYRECORD_FIELDSENTRY']._serialized_start=1689
-  _globals['_ARRAYRECORD_FIELDSENTRY']._serialized_end=1771
-  _globals['_BATCHEDTENSOR']._serialized_start=1773
-  _globals['_BATCHEDTENSOR']._serialized_end=1887
-  _globals['_SAMPLERESPONSE']._serialized_start=1890
-  _globals['_SAMPLERESPONSE']._serialized_end=2330
-  _globals['_SAMPLEDSEQUENCE']._serialized_start=2333
-  _globals['_SAMPLEDSEQUENCE']._serialized_end=2555
-  _globals['_TOPKLOGPROBS']._serialized_start=2557
-  _globals['_TOPKLOGPROBS']._serialized_end=2635
-  _globals['_PROMPTALTTOKENS']._serialized_start=2637
-  _globals['_PROMPTALTTOKENS']._serialized_end=2748
+  _globals['_DATUM']._serialized_end=1101
+  _globals['_DATUM_LOSSFNINPUTSENTRY']._serialized_start=1014
+  _globals['_DATUM_LOSSFNINPUTSENTRY']._serialized_end=1095
+  _globals['_PROVENANCESPAN']._serialized_start=1104
+  _globals['_PROVENANCESPAN']._serialized_end=1270
+  _globals['_PROMPTPROVENANCESPAN']._serialized_start=1272
+  _globals['_PROMPTPROVENANCESPAN']._serialized_end=1347
+  _globals['_SAMPLEDPROVENANCESPAN']._serialized_start=1349
+  _globals['_SAMPLEDPROVENANCESPAN']._serialized_end=1425
+  _globals['_CHUNK']._serialized_start=1428
+  _globals['_CHUNK']._serialized_end=1608
+  _globals['_ENCODEDTEXTCHUNK']._serialized_start=1610
+  _globals['_ENCODEDTEXTCHUNK']._serialized_end=1644
+  _globals['_IMAGECHUNK']._serialized_start=1646
+  _globals['_IMAGECHUNK']._serialized_end=1688
+  _globals['_DMELCHUNK']._serialized_start=1690
+  _globals['_DMELCHUNK']._serialized_end=1715
+  _globals['_FORWARDBACKWARDOUTPUT']._serialized_start=1718
+  _globals['_FORWARDBACKWARDOUTPUT']._serialized_end=1953
+  _globals['_FORWARDBACKWARDOUTPUT_METRICSENTRY']._serialized_start=1907
+  _globals['_FORWARDBACKWARDOUTPUT_METRICSENTRY']._serialized_end=1953
+  _globals['_ARRAYRECORD']._serialized_start=1956
+  _globals['_ARRAYRECORD']._serialized_end=2154
+  _globals['_ARRAYRECORD_FIELDSENTRY']._serialized_start=2072
+  _globals['_ARRAYRECORD_FIELDSENTRY']._serialized_end=2154
+  _globals['_BATCHEDTENSOR']._serialized_start=2156
+  _globals['_BATCHEDTENSOR']._serialized_end=2270
+  _globals['_SAMPLERESPONSE']._serialized_start=2273
+  _globals['_SAMPLERESPONSE']._serialized_end=2713
+  _globals['_SAMPLEDSEQUENCE']._serialized_start=2716
+  _globals['_SAMPLEDSEQUENCE']._serialized_end=2938
+  _globals['_TOPKLOGPROBS']._serialized_start=2940
+  _globals['_TOPKLOGPROBS']._serialized_end=3018
+  _globals['_PROMPTALTTOKENS']._serialized_start=3020
+  _globals['_PROMPTALTTOKENS']._serialized_end=3131
 # @@protoc_insertion_point(module_scope)

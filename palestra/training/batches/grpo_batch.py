@@ -17,7 +17,7 @@ from msgspec import Struct, field
 from palestra.config.train import AdvantageKind, GrpoConfig
 from palestra.training.batches.advantages import are_equal, group_advantages, is_usable
 from palestra.training.batches.shaping import add_kl_penalty, shaped_reward, total_length
-from palestra.types.rollouts import Branch, Group, Rollout, TrainSequence
+from palestra.types.rollouts import Branch, Group, Rollout, SequenceSource, TrainSequence
 
 
 class DropReason(StrEnum):
@@ -100,8 +100,10 @@ def to_sequence(row: Branch, advantage: float, limit: int) -> TrainSequence:
     policy did not sample."""
     tokens, mask = list(row.prompt), [False] * len(row.prompt)
     logprobs = [0.0] * len(row.prompt)
+    sources: list[SequenceSource] = []
     for turn in row.turns:
         tokens += turn.observation + turn.tokens
+        sources.append(SequenceSource(turn.sequence_id, len(tokens) - len(turn.tokens), len(tokens)))
         mask += [False] * len(turn.observation) + [True] * len(turn.tokens)
         logprobs += [0.0] * len(turn.observation) + turn.logprobs
     mask = mask[:limit]
@@ -111,6 +113,7 @@ def to_sequence(row: Branch, advantage: float, limit: int) -> TrainSequence:
         logprobs=logprobs[:limit],
         advantages=[advantage if sampled else 0.0 for sampled in mask],
         rollout=row.id,
+        sources=sources if all(source.sequence_id for source in sources) else [],
     )
 
 

@@ -198,6 +198,9 @@ def policy_metrics(batch: TrainingBatch, updates: Sequence[PolicyUpdate], config
         high = config.algorithm.loss_config.get("clip_high_threshold", CLIPS[loss][1])
         judged = [_ratio(average(gaps)) for gaps in gaps_B if gaps] if loss == "gspo" else ratios
         found["policy/clip_fraction"] = average([float(not low <= ratio <= high) for ratio in judged])
+    if config.algorithm.replay_routing:
+        replayed = sum(update.metrics.get("routing_replayed:sum", 0.0) for update in updates)
+        found["policy/routing_replayed"] = replayed / sum(len(sequence.tokens) - 1 for sequence in batch.sequences)
     return found
 
 

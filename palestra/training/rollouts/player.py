@@ -127,6 +127,7 @@ class TokenTurnSampler:
             version=version,
             text=text,
             sample_s=sample_s,
+            sequence_id=sequence.sequence_id,
         )
         if self._new_prompt is not None:
             self._branch_off(self._new_prompt)

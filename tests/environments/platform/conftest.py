@@ -27,7 +27,7 @@ TEMPLATES = [(app.key, template) for app in APPS.values() for template in app.te
 NAMES = [f"{app}-{template.name}" for app, template in TEMPLATES]
 
 
-FEW = 2
+FEW = 1
 """Tasks of a template for every day: building their worlds takes most of the time of these tests."""
 _made_once = functools.cache(make_task)
 

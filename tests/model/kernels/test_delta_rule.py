@@ -94,7 +94,13 @@ def test_steps_go_on_from_the_states_in_their_slots(lengths, seed):
         begin += length
 
 
-@pytest.mark.parametrize(("lengths", "spec"), [([70, 3], SMALL), ([66], PUBLISHED)], ids=["small", "published heads"])
+@pytest.mark.parametrize(
+    ("lengths", "spec"),
+    [
+        pytest.param([70, 3], SMALL, id="small"),
+        pytest.param([66], PUBLISHED, marks=pytest.mark.slow, id="published heads"),
+    ],
+)
 def test_gradients_are_those_of_the_plain_code(lengths, spec):
     from palestra.model.kernels.delta_rule import delta_rule
 

@@ -252,6 +252,16 @@ def test_merged_export_loads_here_with_tokenizer_and_template(get_bench, tmp_pat
     assert not (tmp_path / "merged" / "model.safetensors.index.json").exists()
 
 
+def test_merged_export_of_a_large_model_is_in_several_files(get_bench, in_transformers, tmp_path):
+    bench = get_bench()
+    adapter = bench.adapter()
+    export_merged(adapter, bench.model.folder, tmp_path / "merged", shard_bytes=200_000)
+    assert len(list((tmp_path / "merged").glob("model-*-of-*.safetensors"))) > 2
+    tokens = bench.tokens(40)
+    assert (ours(bench, adapter, tokens) - logits_of(in_transformers(tmp_path / "merged"), tokens)).abs().max() < 2e-4
+    assert load_model(tmp_path / "merged").spec == bench.model.spec
+
+
 def test_merged_export_keeps_the_dtype_of_the_base(get_bench, in_transformers, tmp_path):
     bench = get_bench(dtype="bfloat16")
     export_merged(bench.adapter(), bench.model.folder, tmp_path / "merged")

@@ -21,6 +21,8 @@ from tests.chat.conftest import dress
 from tests.server.model_api.conftest import Ephebe
 
 FAMILIES = ("thinking", "headers", "brackets", "turns", "bars", "qwen35", "harmony")
+EVERYDAY = ("thinking", "qwen35", "harmony")
+STYLES = [style if style in EVERYDAY else pytest.param(style, marks=pytest.mark.slow) for style in FAMILIES]
 THINKS_ANYWAY = ("bars", "qwen35", "harmony")
 WORDS = ["Hello", " né", " 🙂", "漢字", "<|im_end|>", "</s>", "<think>", " {", "1.0", "\n", "  "]
 VOCABULARY, ROOM, POSITIONS = 528, 16, 16384
@@ -69,8 +71,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def families(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Families]:
-    more = [part for style in FAMILIES[1:] for part in ("--model", str(folders[style]), "--name", style)]
+def families(
+    folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Families]:
+    has_slow = any(item.get_closest_marker("slow") for item in request.session.items)
+    served = FAMILIES if has_slow else EVERYDAY  # each has an engine of its own
+    more = [part for style in served[1:] for part in ("--model", str(folders[style]), "--name", style)]
     server = Families(tmp_path_factory.mktemp("families"), folders[FAMILIES[0]], flags=tuple(more))
     with server:
         server.start()
@@ -193,7 +199,7 @@ def check(families: Families, folder: Path, style: str, turns: int, seed: int) -
     return agent
 
 
-@pytest.mark.parametrize("style", FAMILIES)
+@pytest.mark.parametrize("style", STYLES)
 def test_conversations_stay_token_for_token(families: Families, folders: dict[str, Path], style: str) -> None:
     check(families, folders[style], style, turns=5, seed=1)
 

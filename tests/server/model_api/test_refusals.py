@@ -55,7 +55,6 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"logit_bias": {"999999": 1}}, "logit_bias", "below"),
     ({"max_tokens": 0}, "max_tokens", "greater"),
     ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "one of them"),
-    ({"max_tokens": 5000}, "max_tokens", "maximum context length"),
     ({"presence_penalty": 3}, "presence_penalty", "less"),
     ({"logprobs_mode": "odd"}, "logprobs_mode", "raw"),
 ]

@@ -11,7 +11,7 @@ import pytest
 from openai.types.responses import Response
 from pydantic import BaseModel, Field
 
-from tests.server.model_api.conftest import MODEL, Ephebe
+from tests.server.model_api.conftest import MODEL, Ephebe, revived
 from tests.server.model_api.stockroom import SYSTEM, TOOLS, answered
 
 Ask = Callable[..., Any]
@@ -264,12 +264,11 @@ def test_reasoning_is_an_item_and_may_come_back(ephebe: Ephebe, ask: Ask, keeps:
         ({"input": [{"role": "user", "content": 5}]}, "input[0].content", "text parts"),
         ({"input": []}, "input", "empty"),
         ({"input": "word " * 3000}, "input", "maximum context length"),
-        ({"max_output_tokens": 5000}, "max_output_tokens", "maximum context length"),
         ({"tools": [{"type": "function", "name": ""}]}, "tools[0]", "name"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "whole conversation"),
         ({"temperature": -1}, "temperature", "greater"),
         ({"min_p": 2}, "min_p", "less"),
-        ({"stream": True, "tools": [{"type": "mcp"}]}, "tools[0]", "'mcp'"),
+        ({"stream": True, "background": True}, "background", "stream"),
         ({"stream": True, "input": [{"role": "user", "content": 5}]}, "input[0].content", "text parts"),
     ],
     ids=lambda v: str(v)[:40],
@@ -283,11 +282,63 @@ def test_a_bad_call_is_refused_in_its_own_words(ephebe: Ephebe, given: dict[str,
     assert not error["message"].startswith("messages")
 
 
-def test_nothing_is_kept_under_a_responses_id(client: openai.OpenAI, ask: Ask) -> None:
-    name = ask(max_output_tokens=1).id
-    for call in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
-        with pytest.raises(openai.NotFoundError, match="/v1/traces"):
-            call(name)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_is_found_by_its_id_until_it_is_deleted(client: openai.OpenAI, ask: Ask, stream: bool) -> None:
+    options = {"max_output_tokens": 9, **STOCKROOM}
+    made = list(ask("Hello", stream=True, **options))[-1].response if stream else ask("Hello", **options)
+    assert client.responses.retrieve(made.id) == made
+    client.responses.delete(made.id)
+    for call in (client.responses.retrieve, client.responses.delete):
+        with pytest.raises(openai.NotFoundError, match="there is no response"):
+            call(made.id)
+    unkept = ask("Hello", max_output_tokens=1, store=False)
+    with pytest.raises(openai.NotFoundError, match="store: false"):
+        client.responses.retrieve(unkept.id)
+
+
+def test_a_response_continues_the_one_before_it_also_after_a_restart(mortal: Ephebe) -> None:
+    shared: Any = {"model": MODEL, "max_output_tokens": 40, **STOCKROOM}
+    with mortal.openai() as client:
+        first = client.responses.create(input="How many cups are there?", **shared)
+    outputs: Any = results(first)
+    assert outputs
+    mortal.kill()
+    with revived(mortal).openai() as client:
+        more = client.responses.create(input=outputs, previous_response_id=first.id, **shared)
+        turns = trace_of(mortal, more)["turns"]
+        assert [turn["match"] for turn in turns] == ["new", "continued"]
+        whole = turns[0]["prompt"] + turns[0]["samples"][0]["tokens"]
+        assert turns[1]["prompt"][: len(whole)] == whole
+        # Instructions hold for one request.
+        bare = client.responses.create(
+            input=outputs, previous_response_id=first.id, **shared | {"instructions": None, "max_output_tokens": 1}
+        )
+        roles = [one["role"] for one in trace_of(mortal, bare)["turns"][0]["messages"]]
+        assert roles == ["user", "assistant", *["tool"] * len(outputs)]
+
+
+def test_what_is_ignored_is_told_in_a_header_and_in_the_trace(ephebe: Ephebe) -> None:
+    body = {"model": MODEL, "input": "Hi", "max_output_tokens": 1, "tools": [{"type": "mcp"}], "a\nb": 1, "n": 1}
+    body |= {"reasoning": {"effort": "high"}, "text": {"verbosity": "low"}, "prompt_cache_key": "x"}
+    headers = {"user-agent": "codex_exec/0.166.0 (Debian 12; sk-1234567890123456789012345) tml-key"}
+    answer = ephebe.http().post("/v1/responses", json=body, headers=headers)
+    told = ["text.verbosity", "a\nb", "tools.mcp", "reasoning.effort"]
+    assert answer.headers["x-palestra-ignored"] == ", ".join(told).replace("\n", "?")
+    (turn,) = ephebe.http().get(f"/v1/traces/{answer.json()['trace_id']}").json()["turns"]
+    assert (turn["ignored"], turn["client"]) == (told, "codex_exec/0.166.0 [redacted]")
+
+
+def test_a_client_that_wants_a_websocket_is_sent_to_http(ephebe: Ephebe) -> None:
+    wishes = {
+        "connection": "upgrade",
+        "upgrade": "websocket",
+        "sec-websocket-version": "13",
+        "sec-websocket-key": "eA==",
+    }
+    assert ephebe.http().get("/v1/responses", headers=wishes).status_code == 426
+
+
+def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         client.responses.create(model="no-such", input="Hi")
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")

@@ -28,15 +28,24 @@ from palestra.server.model_api.chat.events import (
     ToolCall,
 )
 from palestra.server.model_api.chat.messages import TOKEN_FIELDS
+from palestra.server.model_api.chat.schemas import ChatRequest
+from palestra.server.model_api.hosted_tools import ToolSettings
+from palestra.server.model_api.request_fields import OUTPUT_LOGPROBS
 from palestra.server.model_api.responses.items import read_input
-from palestra.server.model_api.responses.request import chat_request
+from palestra.server.model_api.responses.request import TranslatedRequest
+from palestra.server.model_api.responses.request import chat_request as translated
 from palestra.server.model_api.responses.response_body import ResponseHeader, response_body
-from palestra.server.model_api.responses.schemas import LOGPROBS, ResponsesRequest
+from palestra.server.model_api.responses.schemas import ResponsesRequest
 from palestra.server.model_api.responses.stream import response_events
+from palestra.store.traces import TurnKey
 from palestra.types import SampleResult
 from palestra.types.sampling import SampledSequence, StopReason
 
 Piece = ReasoningPiece | ContentPiece | ToolCall
+
+
+def chat_request(call: ResponsesRequest) -> TranslatedRequest:
+    return translated(call, ToolSettings())
 
 
 def user(text: Any) -> dict[str, Any]:
@@ -118,7 +127,7 @@ def test_fields_get_the_names_of_chat_completions() -> None:
         top_k=3,
         history="template",
         copy="somebody else's",
-        include=[LOGPROBS, "reasoning.encrypted_content"],
+        include=[OUTPUT_LOGPROBS, "reasoning.encrypted_content"],
         top_logprobs=2,
         store=False,
         stream=True,
@@ -187,24 +196,18 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input[0]", "leave the item out"),
     ({"input": [said("a") | {"prompt_token_ids": [1]}]}, "input[0]", ", ".join(TOKEN_FIELDS[1:])),
     ({"input": [user("a") | tokens(1)]}, "input[0]", "output of the model"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0]", "'web_search'"),
+    ({"tools": [{"name": "f"}, {"type": "custom", "name": "f"}]}, "tools[1]", "two tools of the name 'f'"),
+    ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "needs tools"),
     ({"tools": [{"type": "function", "name": "f", "async": True}]}, "tools[0].async", "leave it out"),
     ({"tool_choice": "required"}, "tool_choice", "needs tools"),
     ({"tools": [{"type": "function", "name": "f"}], "tool_choice": {"type": "mcp"}}, "tool_choice", "'mcp'"),
     ({"text": {"format": {"type": "xml"}}}, "text.format", "json_schema"),
     ({"text": {"format": "json"}}, "text.format", "json_schema"),
-    ({"text": {"verbosity": "low"}}, "text.verbosity", "medium"),
-    ({"reasoning": {"summary": "concise"}}, "reasoning.summary", "in full"),
-    ({"reasoning": {"mode": "pro"}}, "reasoning.mode", "standard"),
-    ({"include": ["file_search_call.results"]}, "include", "file_search_call.results"),
-    ({"top_logprobs": 2}, "top_logprobs", LOGPROBS),
-    ({"previous_response_id": "resp_1"}, "previous_response_id", "send the whole conversation"),
-    ({"conversation": "conv_1"}, "conversation", "send the whole conversation"),
+    ({"top_logprobs": 2}, "top_logprobs", OUTPUT_LOGPROBS),
+    ({"conversation": "conv_1"}, "conversation", "send previous_response_id"),
     ({"prompt": {"id": "p"}}, "prompt", "instructions"),
     ({"background": True}, "background", "stream"),
-    ({"truncation": "auto"}, "truncation", "shorten"),
     ({"context_management": [{"type": "compaction"}]}, "context_management", "not supported"),
-    ({"service_tier": "flex"}, "service_tier", "not supported"),
     ({"max_tokens": 5}, "max_tokens", "max_output_tokens"),
     ({"n": 2}, "n", "one sample"),
     ({"chat_template_kwargs": 5}, "chat_template_kwargs", "dictionary"),
@@ -217,6 +220,72 @@ def test_what_cannot_be_done_is_refused_by_its_name_here(fields: dict[str, Any],
         chat_request(request(**fields))
     assert (refused.value.status, refused.value.param) == (400, param)
     assert words in refused.value.detail
+
+
+TOLD: list[tuple[dict[str, Any], list[str]]] = [
+    ({"text": {"verbosity": "low"}}, ["text.verbosity"]),
+    ({"reasoning": {"summary": "concise", "mode": "pro"}}, ["reasoning.summary", "reasoning.mode"]),
+    ({"include": ["file_search_call.results"]}, ["include.file_search_call.results"]),
+    ({"truncation": "auto"}, ["truncation"]),
+    ({"service_tier": "flex"}, ["service_tier"]),
+    ({"newer": 1, "top_k": 5}, ["newer"]),
+    ({"tools": [{"type": "web_search"}, {"type": "function", "name": "f"}]}, ["tools.web_search"]),
+    # Nothing is lost with these.
+    ({"reasoning": {"summary": "auto"}, "include": ["reasoning.encrypted_content"], "store": False}, []),
+    ({"prompt_cache_key": "x", "client_metadata": {"a": "b"}, "max_tool_calls": 3, "n": 1}, []),
+]
+
+
+@pytest.mark.parametrize(("fields", "ignored"), TOLD, ids=lambda v: str(v)[:50])
+def test_what_is_ignored_is_told(fields: dict[str, Any], ignored: list[str]) -> None:
+    assert translated(request(**fields), ToolSettings()).ignored == ignored
+
+
+# Tools that are no functions
+
+F = {"type": "function", "name": "spawn", "parameters": {"type": "object"}}
+SPACE = {"type": "namespace", "name": "agents", "description": "Many.", "tools": [F]}
+PATCH = {
+    "type": "custom",
+    "name": "patch",
+    "description": "Changes files.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: /a/"},
+}
+
+
+def names(call: ChatRequest) -> list[str]:
+    return [tool["function"]["name"] for tool in call.tools or []]
+
+
+def test_tools_of_a_namespace_are_functions_with_its_name() -> None:
+    found = translated(request(tools=[F, SPACE]), ToolSettings())
+    assert names(found.chat) == ["spawn", "agents__spawn"]
+    assert found.tools.item(ToolCall("c1", "agents__spawn", "{}"))["namespace"] == "agents"
+    assert found.tools.item(ToolCall("c1", "spawn", "{}")) == called() | {"id": "c1", "name": "spawn"}
+    without = translated(request(tools=[F, SPACE]), ToolSettings(tool_namespaces="leave_out"))
+    assert (names(without.chat), without.ignored) == (["spawn"], ["tools.agents"])
+    with pytest.raises(ApiError, match="'web_search' is not supported"):
+        translated(request(tools=[{"type": "web_search"}]), ToolSettings(hosted_tools="refuse"))
+
+
+def test_what_was_called_comes_back_as_it_was_called() -> None:
+    tools = translated(request(tools=[SPACE, PATCH]), ToolSettings()).tools
+    calls = [ToolCall("c1", "agents__spawn", "{}"), ToolCall("c2", "patch", '{"input": "a\\nb"}')]
+    items = [user("Hi"), *map(tools.item, calls), returned(), {**returned("c2"), "type": "custom_tool_call_output"}]
+    assert items[2]["input"] == "a\nb"
+    message = chat_request(request(input=items, tools=[SPACE, PATCH])).chat.messages[1]
+    assert [call["function"] for call in message["tool_calls"]] == [
+        {"name": one.name, "arguments": one.arguments} for one in calls
+    ]
+
+
+def test_a_custom_tool_is_a_function_of_text() -> None:
+    found = translated(request(tools=[PATCH], tool_choice={"type": "custom", "name": "patch"}), ToolSettings())
+    (tool,) = found.chat.tools or []
+    assert "start: /a/" in tool["function"]["description"]
+    assert found.chat.tool_choice == {"type": "function", "function": {"name": "patch"}}
+    odd = ToolCall("c1", "patch", '{"text": 5}')
+    assert found.tools.item(odd)["input"] == odd.arguments
 
 
 # Answers
@@ -253,7 +322,7 @@ def answer_of(
     )
     usage = TokenUsage(prompt_tokens=2, completion_tokens=len(drawn), cached_tokens=1, reasoning_tokens=0)
     result = SampleResult(sequences=[sequence])
-    return ChatAnswer("resp_1", "trace_1", "m", [1, 2], [choice], usage, result, tokenizer)
+    return ChatAnswer("resp_1", TurnKey("trace_1", 0), "m", [1, 2], [choice], usage, result, tokenizer)
 
 
 def streamed(header: ResponseHeader, events: Sequence[ChatEvent | Exception]) -> list[dict[str, Any]]:
@@ -263,8 +332,11 @@ def streamed(header: ResponseHeader, events: Sequence[ChatEvent | Exception]) ->
                 raise one
             yield one
 
+    async def keep(answer: ChatAnswer, body: dict[str, Any]) -> None:
+        pass
+
     async def read() -> list[bytes]:
-        return [line async for line in response_events(header, source())]
+        return [line async for line in response_events(header, source(), keep)]
 
     response = [line.decode().strip().split("\ndata: ") for line in asyncio.run(read())]
     assert all(name == f"event: {json.loads(data)['type']}" for name, data in response)
@@ -354,7 +426,7 @@ def test_a_streams_events_put_together_are_the_response(
 ) -> None:
     pieces = as_parsed([*first, *then])
     drawn = [SampledToken(token=i, logprob=-float(i)) for i in range(len(pieces) + 1)]
-    fields = {"return_token_ids": True, "include": [LOGPROBS]} if asks_for_all else {}
+    fields = {"return_token_ids": True, "include": [OUTPUT_LOGPROBS]} if asks_for_all else {}
     header = ResponseHeader(request(**fields))
     answer = answer_of(tokenizer, pieces, finish, drawn)
     deltas = [ChoiceDelta(0, [piece], [token]) for piece, token in zip(pieces, drawn, strict=False)]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tinker import types as sdk
 from tinker.proto.request_conv import forward_backward_request_to_proto
 
+from palestra.server.core.routing_records import ProvenanceSpan
 from palestra.server.core.wire_errors import TooLarge, WireError
 from palestra.server.http.body import decompress
 from palestra.server.tinker import decode
@@ -102,11 +103,26 @@ def test_wide_dense_targets() -> None:
     assert np.array_equal(dense(tensor), targets)
 
 
-def test_provenance_spans_are_passed_over() -> None:
-    span = sdk.PromptProvenanceSpan(sequence_id="s", offset=0, length=3)
+def spanned(*spans: sdk.PromptProvenanceSpan | sdk.SampledProvenanceSpan) -> sdk.Datum:
     plain = ppo_datum()
-    spanned = sdk.Datum(plain.model_input, plain.loss_fn_inputs, [span], [span])
-    assert decode.pass_from_protobuf(sdk_bytes(spanned)) == decode.pass_from_protobuf(sdk_bytes(plain))
+    return sdk.Datum(plain.model_input, plain.loss_fn_inputs, list(spans), list(spans))
+
+
+def test_provenance_spans_stand_beside_the_data() -> None:
+    prompt = sdk.PromptProvenanceSpan(sequence_id="s", offset=4, length=1)
+    sampled = sdk.SampledProvenanceSpan(sequence_id="t", length=2)
+    request = decode.pass_from_protobuf(sdk_bytes(spanned(prompt, sampled), ppo_datum()))
+    assert request.spans == [
+        [ProvenanceSpan("s", 4, 1, is_sampled=False), ProvenanceSpan("t", 0, 2, is_sampled=True)],
+        [],
+    ]
+    assert request.operation == decode.pass_from_protobuf(sdk_bytes(ppo_datum(), ppo_datum())).operation
+
+
+def test_provenance_spans_must_cover_the_tokens() -> None:
+    short = spanned(sdk.PromptProvenanceSpan(sequence_id="s", length=2))
+    with pytest.raises(WireError, match="cover 2 positions, but model_input has 3 tokens"):
+        decode.pass_from_protobuf(sdk_bytes(short))
 
 
 def one_tensor(**fields) -> bytes:

@@ -33,13 +33,13 @@ from palestra.server.model_api.chat.schemas import ChatRequest
 from palestra.server.model_api.conversation_store import ConversationStore
 from palestra.server.model_api.delivery_acks import DeliveryAcks
 from palestra.server.model_api.engine_sampler import EngineSampler, SampleOutcome
-from palestra.server.model_api.errors import invalid
 from palestra.server.model_api.model_resolver import ModelResolver, SamplingTarget
 from palestra.server.model_api.traces import CallTraces, TracedCall
 from palestra.types.sampling import SampledSequence
 from palestra.util.json_types import JsonObject
 
 EFFORT = "reasoning_effort"
+ChatOrigin = CallOrigin[ChatRequest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +69,21 @@ class ChatCalls:
         self._metrics, self._models, self._runner = metrics, models, runner
         self._traces, self._conversations, self._delivery_acks = traces, conversations, delivery_acks
 
-    async def answer(self, caller: Caller, call: ChatRequest, *, route: str, response_id: str) -> ChatAnswer:
-        async with self._models.calling(caller, call.model) as target:
-            chat = await self._prepare(CallOrigin(caller, call, route, response_id), call, target)
-            async with self._runner.run(caller, target, chat.plan.request) as run:
+    async def answer(self, origin: ChatOrigin) -> ChatAnswer:
+        async with self._models.calling(origin.caller, origin.call.model) as target:
+            chat = await self._prepare(origin, target)
+            async with self._runner.run(origin.caller, target, chat.plan.request) as run:
                 outcome = await run.outcome()
             choices = await asyncio.to_thread(_parse_all, chat, outcome.result.sequences)
             return await self._keep(chat, outcome, run.weights, choices)
 
-    async def stream(
-        self, caller: Caller, call: ChatRequest, *, route: str, response_id: str
-    ) -> AsyncGenerator[ChatEvent, None]:
+    async def stream(self, origin: ChatOrigin) -> AsyncGenerator[ChatEvent, None]:
         """Yields events; refusals are raised before the first event."""
-        with self._delivery_acks.delivering(response_id):
-            async with self._models.calling(caller, call.model) as target:
-                chat = await self._prepare(CallOrigin(caller, call, route, response_id), call, target)
-                streams = [chat.choice_stream() for _ in range(call.choices)]
-                async with self._runner.run(caller, target, chat.plan.request, stream=True) as run:
+        with self._delivery_acks.delivering(origin.response_id):
+            async with self._models.calling(origin.caller, origin.call.model) as target:
+                chat = await self._prepare(origin, target)
+                streams = [chat.choice_stream() for _ in range(origin.call.choices)]
+                async with self._runner.run(origin.caller, target, chat.plan.request, stream=True) as run:
                     await run.begun()
                     yield StreamStarted(chat.prompt.ids, chat.plan.tokenizer)
                     async for part in run.parts():
@@ -98,7 +96,7 @@ class ChatCalls:
                 choices = [choice.choice(i, s) for i, (choice, s) in enumerate(zip(streams, sequences, strict=True))]
                 answer = await self._keep(chat, outcome, run.weights, choices)
             yield StreamEnded(answer)
-            self._delivery_acks.acknowledge(response_id)
+            self._delivery_acks.acknowledge(origin.response_id)
 
     async def count_tokens(self, caller: Caller, call: ChatRequest) -> int:
         """Returns the number of tokens of the prompt, as it would be read now."""
@@ -108,8 +106,8 @@ class ChatCalls:
             (await self._conversations.prompt(tokenizer, lambda: _prompt_request(caller, target, tokenizer, call))).ids
         )
 
-    async def _prepare(self, origin: CallOrigin, call: ChatRequest, target: SamplingTarget) -> PreparedChat:
-        tokenizer = await self._models.tokenizer(target)
+    async def _prepare(self, origin: ChatOrigin, target: SamplingTarget) -> PreparedChat:
+        call, tokenizer = origin.call, await self._models.tokenizer(target)
         refuse_unknown_format(call, tokenizer)
         prompt = await self._conversations.prompt(
             tokenizer,
@@ -125,7 +123,9 @@ class ChatCalls:
             grammar=chat_grammar(call, tokenizer, start),
         )
         planned = plan(origin, target, tokenizer, prompt.ids, options)
-        return PreparedChat(planned, prompt, call.tools if call.calls_tools else None, start)
+        if call.reasoning_effort is not None and not tokenizer.template_knows(EFFORT):
+            origin.ignore(EFFORT)
+        return PreparedChat(planned, prompt, call.callable_tools if call.calls_tools else None, start)
 
     def _count(self, target: SamplingTarget, prompt: Prompt) -> None:
         for count in prompt.counts:
@@ -152,7 +152,7 @@ class ChatCalls:
         self._conversations.keep(prompt, replies)
         return ChatAnswer(
             response_id=origin.response_id,
-            trace_id=key.trace_id,
+            turn=key,
             model=origin.call.model,
             prompt=prompt.ids,
             choices=choices,
@@ -165,13 +165,9 @@ class ChatCalls:
 def _prompt_request(
     caller: Caller, target: SamplingTarget, tokenizer: ChatTokenizer, call: ChatRequest
 ) -> PromptRequest:
-    request = prompt_request(caller, target, call)
-    if call.reasoning_effort is None:
+    request = prompt_request(caller, target, tokenizer, call)
+    if call.reasoning_effort is None or not tokenizer.template_knows(EFFORT):
         return request
-    if not tokenizer.template_knows(EFFORT):
-        raise invalid(
-            EFFORT, f"{EFFORT}: this model's chat template does not support it; leave it out", code="unsupported"
-        )
     return replace(request, template_kwargs={EFFORT: call.reasoning_effort, **request.template_kwargs})
 
 

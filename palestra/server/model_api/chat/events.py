@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from palestra.chat import ChatTokenizer
 from palestra.chat.output_parser import ContentPiece, ReasoningPiece
+from palestra.store.traces import TurnKey
 from palestra.types.sampling import SampledSequence, SampleResult, TopLogprobs
 
 
@@ -68,7 +69,8 @@ class TokenUsage:
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
     response_id: str
-    trace_id: str
+    turn: TurnKey
+    """Where it is stored."""
     model: str
     """The name of the model as the client gave it."""
     prompt: Sequence[int]
@@ -77,6 +79,10 @@ class ChatAnswer:
     result: SampleResult
     """The engine's whole result."""
     tokenizer: ChatTokenizer
+
+    @property
+    def trace_id(self) -> str:
+        return self.turn.trace_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,10 +104,14 @@ async def chat_chunks(
         except Exception as error:
             if chunks is None:
                 raise
-            yield event(
-                refusal_body(as_refusal(error, response_id=response_id))
-            )  # a part of the answer is already sent, so the error is sent as a chunk
+            yield failed_chunk(error)  # a part of the answer is already sent, so the error is sent as a chunk
+            return
     yield DONE
+
+
+def failed_chunk(error: Exception) -> bytes:
+    """Returns the end of a stream that failed."""
+    return event(refusal_body(as_refusal(error))) + DONE
 
 
 class _ChatChunks:

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import secrets
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from palestra.server.core.callers import Caller
 from palestra.server.http.access import CallerNow, ModelCallerNow
 from palestra.server.http.body import decoded, read_body
 from palestra.server.http.openapi import JSON_BODY, LINES, OR_EVENTS, OR_LINES, refusals
+from palestra.server.model_api.answering import answered
 from palestra.server.model_api.chat import schemas as s
+from palestra.server.model_api.chat.response_bodies import failed_chunk
+from palestra.server.model_api.chat.sampling_plan import CallOrigin
+from palestra.server.model_api.client_headers import ClientHeaders
 from palestra.server.model_api.errors import OpenAIErrorEnvelope, OpenAIRoute, parse_body
 from palestra.server.model_api.json_text import dumps
 from palestra.server.model_api.service import ModelApi
-from palestra.server.model_api.sse import sse
+from palestra.server.model_api.sse import KeepAlive
 from palestra.util.json_types import JsonObject
 
 PREFIXES = ("/v1", "/oai/api/v1")
 """The prefix of OpenAI's API, and the one of hosted Tinker."""
 MAX_LISTED = 1000
+C = TypeVar("C", bound=s.SamplingFields)
 
 router = APIRouter(route_class=OpenAIRoute, responses=refusals(OpenAIErrorEnvelope), tags=["model endpoint"])
 tokens = APIRouter(route_class=OpenAIRoute, responses=refusals(OpenAIErrorEnvelope), tags=["model endpoint"])
@@ -52,11 +58,15 @@ async def chat_completions(request: Request, service: ServiceNow, caller: ModelC
     """OpenAI's chat completions, plain or streaming."""
     body = await read_body(request)
     call = await decoded(lambda body: parse_body(s.ChatRequest, body), body)
-    response_id = f"chatcmpl-{secrets.token_hex(12)}"
-    if call.stream:
-        return await sse(request, service.stream_chat(caller, call, response_id))
-    return await service.retries.answer(
-        request, caller, body, response_id, lambda: service.chat(caller, call, response_id)
+    origin = _origin(request, caller, call, "chat", f"chatcmpl-{secrets.token_hex(12)}")
+    return await answered(
+        request,
+        body,
+        origin,
+        service.retries,
+        plain=lambda: service.chat(origin),
+        stream=service.stream_chat(origin) if call.stream else None,
+        keep_alive=KeepAlive(failed_chunk),
     )
 
 
@@ -65,12 +75,20 @@ async def completions(request: Request, service: ServiceNow, caller: ModelCaller
     """OpenAI's text completions, plain or streaming; also for token ids and for scoring a prompt."""
     body = await read_body(request)
     call = await decoded(lambda body: parse_body(s.CompletionRequest, body), body)
-    response_id = f"cmpl-{secrets.token_hex(12)}"
-    if call.stream:
-        return await sse(request, service.texts.stream(caller, call, response_id))
-    return await service.retries.answer(
-        request, caller, body, response_id, lambda: service.texts.answer(caller, call, response_id)
+    origin = _origin(request, caller, call, "completions", f"cmpl-{secrets.token_hex(12)}")
+    return await answered(
+        request,
+        body,
+        origin,
+        service.retries,
+        plain=lambda: service.texts.answer(origin),
+        stream=service.texts.stream(origin) if call.stream else None,
+        keep_alive=KeepAlive(failed_chunk),
     )
+
+
+def _origin(request: Request, caller: Caller, call: C, route: str, response_id: str) -> CallOrigin[C]:
+    return CallOrigin(caller, call, route, response_id, ClientHeaders.of(request.headers), call.ignored())
 
 
 @router.get("/traces", responses=OR_LINES)

@@ -6,31 +6,43 @@ Owns: the engine's request, the facts of a turn. Never touches: how prompts are 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from palestra.chat import ChatTokenizer
 from palestra.chat.conversation_cache import HistoryMatch
 from palestra.server.core.callers import Caller
 from palestra.server.model_api.chat.params import sampling_params, shown_params
 from palestra.server.model_api.chat.sampling_bounds import bounded, bounded_tokens
-from palestra.server.model_api.chat.schemas import SamplingFields
+from palestra.server.model_api.chat.schemas import ChatRequest, SamplingFields
+from palestra.server.model_api.client_headers import ClientHeaders
 from palestra.server.model_api.engine_sampler import SampleOutcome
 from palestra.server.model_api.errors import invalid, too_long
 from palestra.server.model_api.model_resolver import SamplingTarget
-from palestra.store.traces import TurnFacts
+from palestra.store.traces import AGENT, TurnFacts
 from palestra.types import Grammar, SampleRequest
+
+C_co = TypeVar("C_co", bound=SamplingFields, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class CallOrigin:
-    """The caller and the route of a call."""
+class CallOrigin(Generic[C_co]):
+    """A call, who made it, and how."""
 
     caller: Caller
-    call: SamplingFields
+    call: C_co
     route: str
     response_id: str
+    headers: ClientHeaders = field(default_factory=ClientHeaders)
+    ignored: list[str] = field(default_factory=list)
+    """Names of fields and tools that were sent and are ignored. Before the answer begins, all of them are here."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Fields of chat calls that have another name in the API of the route."""
     started: float = field(default_factory=time.monotonic)
+
+    def ignore(self, name: str) -> None:
+        self.ignored.append(self.names.get(name, name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +60,7 @@ class OutputOptions:
 
 @dataclass(frozen=True, slots=True)
 class SamplingPlan:
-    origin: CallOrigin
+    origin: CallOrigin[SamplingFields]
     target: SamplingTarget
     tokenizer: ChatTokenizer
     request: SampleRequest
@@ -72,11 +84,19 @@ class SamplingPlan:
             params=shown_params(self.request.params),
             user=origin.call.user,
             metadata=origin.call.metadata,
+            client=origin.headers.client,
+            agent=_agent(origin),
+            has_tools=isinstance(origin.call, ChatRequest) and bool(origin.call.tools),
+            ignored=list(dict.fromkeys(origin.ignored)),
         )
 
 
 def plan(
-    origin: CallOrigin, target: SamplingTarget, tokenizer: ChatTokenizer, prompt: Sequence[int], options: OutputOptions
+    origin: CallOrigin[SamplingFields],
+    target: SamplingTarget,
+    tokenizer: ChatTokenizer,
+    prompt: Sequence[int],
+    options: OutputOptions,
 ) -> SamplingPlan:
     call = bounded(origin.call, target.bounds)
     check_vocabulary(prompt, target, options.prompt_field)
@@ -99,6 +119,12 @@ def plan(
         topk_prompt_logprobs=options.prompt_top or 0,
     )
     return SamplingPlan(origin, target, tokenizer, request)
+
+
+def _agent(origin: CallOrigin[SamplingFields]) -> str:
+    """Returns for which of several agents the call is: as its metadata says, or else the client's headers."""
+    named = (origin.call.metadata or {}).get(AGENT)
+    return origin.headers.agent if named is None else str(named)
 
 
 def check_vocabulary(tokens: Sequence[int], target: SamplingTarget, where: str) -> None:

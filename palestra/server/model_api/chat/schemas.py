@@ -1,11 +1,10 @@
-"""Fields of the calls. Unknown fields of newer clients pass; known but unsupported ones are refused by name.
+"""Fields of the calls. What becomes of all others is in `request_fields`.
 
-Owns: fields, their bounds, the list of unsupported ones. Never touches: messages and tools; see `messages`.
+Owns: fields, their bounds. Never touches: messages and tools; see `messages`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -13,6 +12,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.errors import invalid
+from palestra.server.model_api.request_fields import (
+    CHAT,
+    TEXT,
+    TOKENIZE,
+    FieldRules,
+    check_fields,
+    ignored_fields,
+)
 from palestra.types import MAX_TEMPERATURE
 from palestra.util.json_types import JsonObject
 
@@ -26,73 +33,26 @@ INT64 = 2**63
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
-NOTHING: tuple[Any, ...] = ()
-NOT_YET: dict[str, tuple[Any, ...]] = {
-    "guided_whitespace_pattern": NOTHING,
-    "best_of": (1,),
-    "use_beam_search": (False,),
-    "length_penalty": (1.0,),
-    "allowed_token_ids": NOTHING,
-    "bad_words": ([],),
-    "logits_processors": ([],),
-    "truncate_prompt_tokens": NOTHING,
-    "spaces_between_special_tokens": (True,),
-    "kv_transfer_params": NOTHING,
-    "priority": (0,),
-    "add_special_tokens": (False,),
-    "prompt_embeds": NOTHING,
-    "structural_tag": NOTHING,
-    "thinking_token_budget": NOTHING,
-    "repetition_detection": NOTHING,
-    "vllm_xargs": ({},),
-}
-"""Known fields that are not supported, with the values that request nothing (as null always does)."""
-CHAT_NOT_YET = NOT_YET | {
-    "echo": (False,),
-    "suffix": ("",),
-    "functions": ([],),
-    "function_call": ("none",),
-    "audio": NOTHING,
-    "prediction": NOTHING,
-    "web_search_options": NOTHING,
-    "modalities": (["text"],),
-    "verbosity": ("medium",),
-    "service_tier": ("auto", "default"),
-    "documents": ([],),
-    "chat_template": NOTHING,
-    "mm_processor_kwargs": ({},),
-    "include_reasoning": (True,),
-    "moderation": NOTHING,
-}
-TEXT_NOT_YET = NOT_YET | {
-    "suffix": ("",),
-    "messages": NOTHING,
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "max_completion_tokens": NOTHING,
-    "top_logprobs": (0,),
-    "reasoning_effort": NOTHING,
-    "chat_template_kwargs": ({},),
-    "history": NOTHING,
-    "continue_final_message": (False,),
-    "required_prefix_token_ids": NOTHING,
-}
-"""In addition, fields that only chats have."""
-
 
 class ModelApiBody(BaseModel):
     """Values are not coerced: a client that sends "5" for 5 has a bug somewhere."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
-    not_yet: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    rules: ClassVar[FieldRules] = {}
+    """What becomes of fields that are not here."""
+    hands_on: ClassVar[bool] = False
+    """Whether fields that neither it nor its rules have are passed to a chat call."""
+
+    def ignored(self) -> list[str]:
+        """Returns the names of fields that were sent and are ignored."""
+        told = ignored_fields(self.rules, {name: getattr(self, name) for name in self.model_fields_set})
+        others = {} if self.hands_on else self.model_extra or {}
+        return told + [name for name, value in others.items() if value is not None and name not in self.rules]
 
     @model_validator(mode="before")
     @classmethod
-    def _nothing_is_ignored(cls, given: Any) -> Any:
-        for name, harmless in cls.not_yet.items() if isinstance(given, dict) else ():
-            value = given.get(name)
-            if value is not None and value not in harmless:
-                raise invalid(name, f"{name}: {shown(value)} is not supported here yet", code="unsupported")
+    def _nothing_is_lost(cls, given: Any) -> Any:
+        check_fields(cls.rules, given)
         return given
 
 
@@ -176,10 +136,13 @@ class SamplingFields(ModelApiBody):
 
 
 class ChatRequest(SamplingFields):
-    not_yet = CHAT_NOT_YET
+    rules = CHAT
 
     messages: list[JsonObject]
     tools: list[JsonObject] | None = None
+    deferred_tools: list[JsonObject] | None = None
+    """An extension of ours: tools that a message shows, so that they can be called, although the prompt does not list
+    them."""
     tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
     max_completion_tokens: int | None = Field(default=None, ge=1, lt=2**31)
@@ -196,8 +159,12 @@ class ChatRequest(SamplingFields):
     """An extension of ours: whether the history stays token for token, or is rendered again."""
 
     @property
+    def callable_tools(self) -> list[JsonObject]:
+        return [*(self.tools or ()), *(self.deferred_tools or ())]
+
+    @property
     def calls_tools(self) -> bool:
-        return bool(self.tools) and self.tool_choice != "none"
+        return bool(self.callable_tools) and self.tool_choice != "none"
 
     @model_validator(mode="after")
     def _choices_fit(self) -> ChatRequest:
@@ -209,7 +176,7 @@ class ChatRequest(SamplingFields):
 
 
 class CompletionRequest(SamplingFields):
-    not_yet = TEXT_NOT_YET
+    rules = TEXT
 
     prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
     max_tokens: int | None = Field(default=None, ge=0, lt=2**31)
@@ -243,7 +210,7 @@ class CompletionRequest(SamplingFields):
 class TokenizeRequest(ModelApiBody):
     """A text, or a chat as it would be read."""
 
-    not_yet = {name: CHAT_NOT_YET[name] for name in ("add_special_tokens", "chat_template")}
+    rules = TOKENIZE
 
     model: str | None = None
     prompt: str | None = None

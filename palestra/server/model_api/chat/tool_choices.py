@@ -34,7 +34,7 @@ class ToolChoice:
 def tool_choice_of(call: ChatRequest) -> ToolChoice | None:
     """Returns the choice; None: no tool can be called. The tools must have been checked."""
     given = call.tool_choice
-    tools = call.tools or []
+    tools = call.callable_tools
     match given:
         case None | "auto":
             return _choice(call, tools, required=False, chosen=False) if tools else None

@@ -15,20 +15,21 @@ from palestra.chat.errors import TooLongError
 from palestra.server.core.callers import Caller
 from palestra.server.core.errors import Refusal
 from palestra.server.model_api.chat.output_grammar import text_grammar
-from palestra.server.model_api.chat.response_bodies import CompletionHeader
+from palestra.server.model_api.chat.response_bodies import CompletionHeader, failed_chunk
 from palestra.server.model_api.chat.sampling_plan import CallOrigin, OutputOptions, SamplingPlan, plan
 from palestra.server.model_api.chat.schemas import CompletionRequest
 from palestra.server.model_api.chat.token_logprobs import TokenNames
 from palestra.server.model_api.completions.response_bodies import CompletionText, PreparedPrompt, TextChunks, text_body
 from palestra.server.model_api.delivery_acks import DeliveryAcks
 from palestra.server.model_api.engine_sampler import EngineSampler, all_of
-from palestra.server.model_api.errors import as_refusal, refusal_body, too_long
+from palestra.server.model_api.errors import as_refusal, too_long
 from palestra.server.model_api.json_text import dumps
 from palestra.server.model_api.model_resolver import ModelResolver, SamplingTarget
-from palestra.server.model_api.sse import DONE, event
+from palestra.server.model_api.sse import DONE
 from palestra.server.model_api.traces import CallTraces, TracedCall
 from palestra.types.engine import StreamedTokens
 
+TextOrigin = CallOrigin[CompletionRequest]
 DEFAULT_TOKENS = 16  # OpenAI's default
 
 
@@ -36,18 +37,19 @@ class TextCalls:
     def __init__(self, models: ModelResolver, runner: EngineSampler, traces: CallTraces, delivery_acks: DeliveryAcks):
         self._models, self._runner, self._traces, self._delivery_acks = models, runner, traces, delivery_acks
 
-    async def answer(self, caller: Caller, call: CompletionRequest, response_id: str) -> bytes:
+    async def answer(self, origin: TextOrigin) -> bytes:
+        caller, call = origin.caller, origin.call
         async with self._models.calling(caller, call.model) as target:
-            prepared = await self._prepare(caller, call, response_id, target)
+            prepared = await self._prepare(origin, target)
             texts = await all_of(self._sample(caller, one) for one in prepared.plans)
             trace_id = await self._keep(caller, call, texts)
         return await asyncio.to_thread(lambda: dumps(text_body(prepared, texts, trace_id)))
 
-    async def stream(self, caller: Caller, call: CompletionRequest, response_id: str) -> AsyncGenerator[bytes, None]:
-        has_begun = False
+    async def stream(self, origin: TextOrigin) -> AsyncGenerator[bytes, None]:
+        caller, call, has_begun = origin.caller, origin.call, False
         try:
             async with self._models.calling(caller, call.model) as target:
-                prepared = await self._prepare(caller, call, response_id, target)
+                prepared = await self._prepare(origin, target)
                 async with aclosing(self._chunks(caller, call, prepared)) as chunks:
                     async for chunk in chunks:
                         has_begun = True
@@ -55,7 +57,8 @@ class TextCalls:
         except Exception as error:
             if not has_begun:
                 raise
-            yield event(refusal_body(as_refusal(error, response_id=response_id)))
+            yield failed_chunk(error)
+            return
         yield DONE
 
     async def _chunks(
@@ -93,13 +96,10 @@ class TextCalls:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _prepare(
-        self, caller: Caller, call: CompletionRequest, response_id: str, target: SamplingTarget
-    ) -> PreparedPrompt:
-        tokenizer = await self._models.tokenizer(target)
+    async def _prepare(self, origin: TextOrigin, target: SamplingTarget) -> PreparedPrompt:
+        call, tokenizer = origin.call, await self._models.tokenizer(target)
         context = target.card.max_positions
         prompts = await asyncio.to_thread(lambda: [_encoded(tokenizer, prompt, context) for prompt in call.prompts])
-        origin = CallOrigin(caller, call, "completions", response_id)
         # for 0 one token is sampled and not returned
         tokens = DEFAULT_TOKENS if call.max_tokens is None else call.max_tokens or 1
         echoed = call.logprobs if call.echo else None
@@ -107,7 +107,7 @@ class TextCalls:
         options = OutputOptions(tokens, call.logprobs, prompt_top, text_grammar(call), "prompt")
         plans = [plan(origin, target, tokenizer, prompt, options) for prompt in prompts]
         names = TokenNames(tokenizer, bool(call.return_tokens_as_token_ids))
-        return PreparedPrompt(call, names, CompletionHeader("text_completion", response_id, call.model), plans)
+        return PreparedPrompt(call, names, CompletionHeader("text_completion", origin.response_id, call.model), plans)
 
     async def _sample(self, caller: Caller, one: SamplingPlan) -> CompletionText:
         async with self._runner.run(caller, one.target, one.request) as run:

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from palestra.server.core.errors import ApiError, Refusal
 from palestra.server.http import logs
-from palestra.server.model_api.errors import RefusingRoute, invalid
+from palestra.server.model_api.errors import ContextLengthError, RefusingRoute, invalid
 from palestra.util.json_types import JsonObject
 
 
@@ -70,6 +70,9 @@ def envelope(status: int, detail: str, code: str | None = None) -> JsonObject:
 def refusal(error: Refusal) -> JsonObject:
     if not isinstance(error, ApiError):
         return envelope(error.status, error.detail)
+    if isinstance(error, ContextLengthError):  # in Anthropic's words, by which clients know that they have to compact
+        detail = f"prompt is too long: {error.prompt_tokens} tokens > {error.context} maximum"
+        return envelope(error.status, detail, error.code)
     name, _, _ = (error.param or "").partition(".")
     detail = error.detail
     if name in NAMES and detail.startswith(name):

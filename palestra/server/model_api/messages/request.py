@@ -5,31 +5,36 @@ Owns: which field becomes which. Never touches: HTTP, sampling.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from palestra.chat import ChatTokenizer
-from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.chat.schemas import ChatRequest
 from palestra.server.model_api.errors import parse_fields
+from palestra.server.model_api.hosted_tools import ToolSettings
+from palestra.server.model_api.messages.context_edits import check_edits
 from palestra.server.model_api.messages.errors import wrong
 from palestra.server.model_api.messages.messages import read_conversation
-from palestra.server.model_api.messages.schemas import NOT_HERE, AnthropicToolChoice, CountRequest, MessagesRequest
+from palestra.server.model_api.messages.schemas import AnthropicToolChoice, CountRequest, MessagesRequest
+from palestra.server.model_api.messages.tools import read_tools, with_references
+from palestra.server.model_api.request_fields import MESSAGES
 from palestra.util.json_types import JsonObject
 
 THINKING = "enable_thinking"
 """The template argument for it."""
-TOOL_FIELDS: dict[str, tuple[Any, ...]] = {
-    "type": ("custom",),
-    "defer_loading": (False,),
-    "allowed_callers": (["direct"],),
-    "input_examples": ([],),
-}
-"""Fields of tools that are not supported, with the values that request nothing (as null always does)."""
+ADAPTIVE = "adaptive"
 
 
-def chat_request(call: MessagesRequest) -> ChatRequest:
+@dataclass(frozen=True, slots=True)
+class TranslatedMessages:
+    chat: ChatRequest
+    ignored: list[str]
+
+
+def chat_request(call: MessagesRequest, settings: ToolSettings) -> TranslatedMessages:
+    shared = _shared(call, settings)
     given = {
-        **_shared(call),
+        **shared.fields,
         **(_choice(call.tool_choice) if call.tool_choice is not None else {}),
         "max_tokens": call.max_tokens,
         "stop": call.stop_sequences,
@@ -43,66 +48,54 @@ def chat_request(call: MessagesRequest) -> ChatRequest:
         given["response_format"] = {"type": "json_schema", "json_schema": schema}
     if call.output_config is not None:
         given["reasoning_effort"] = call.output_config.effort
-    return parse_fields(ChatRequest, {name: value for name, value in given.items() if value is not None})
+    chat = parse_fields(ChatRequest, {name: value for name, value in given.items() if value is not None})
+    return TranslatedMessages(chat, [*call.ignored(), *chat.ignored(), *shared.ignored])
 
 
-def counted_request(call: CountRequest) -> ChatRequest:
-    return parse_fields(ChatRequest, _shared(call))
+def counted_request(call: CountRequest, settings: ToolSettings) -> ChatRequest:
+    return parse_fields(ChatRequest, _shared(call, settings).fields)
 
 
-def check_thinking(call: CountRequest, tokenizer: ChatTokenizer) -> None:
-    if THINKING in _template_kwargs(call) and call.thinking is not None and not tokenizer.template_knows(THINKING):
-        raise wrong(
-            "thinking",
-            f"this model's chat template has no {THINKING}, so type {call.thinking.type!r} would change nothing; "
-            'leave it out, or send {"type": "adaptive"}',
-        )
+def ignores_thinking(call: CountRequest, tokenizer: ChatTokenizer) -> bool:
+    """Whether the call turns thinking on or off and the template cannot."""
+    return call.thinking is not None and call.thinking.type != ADAPTIVE and not tokenizer.template_knows(THINKING)
 
 
-def _shared(call: CountRequest) -> JsonObject:
-    """Returns the shared fields, including those of other APIs that were sent: a chat call knows them, or ignores
+class _Shared(NamedTuple):
+    fields: JsonObject
+    ignored: list[str]
+
+
+def _shared(call: CountRequest, settings: ToolSettings) -> _Shared:
+    """Returns the shared fields, including those of other APIs that were sent: a chat call knows what becomes of
     them."""
-    messages = read_conversation(call.system, call.messages)
-    others = {name: value for name, value in (call.model_extra or {}).items() if name not in NOT_HERE}
+    check_edits(call.context_management)
+    tools = read_tools(call.tools or [], settings)
+    given, referred = with_references(call.messages, tools)
+    messages = read_conversation(call.system, given)
+    others = {name: value for name, value in (call.model_extra or {}).items() if name not in MESSAGES}
     fields: JsonObject = {**others, "model": call.model, "messages": messages}
-    if call.tools:
-        fields["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(call.tools)]
+    if tools.listed:
+        fields["tools"] = tools.listed
+    if referred:
+        fields["deferred_tools"] = list(referred.values())
     if kwargs := _template_kwargs(call):
         fields["chat_template_kwargs"] = kwargs
     if messages[-1]["role"] == "assistant":
         if "tool_calls" in messages[-1]:
             raise wrong("messages", "the last message calls tools; send their tool_result blocks after it")
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
-    return fields
+    return _Shared(fields, tools.ignored)
 
 
 def _template_kwargs(call: CountRequest) -> JsonObject:
     kwargs = dict(call.chat_template_kwargs or {})
-    if call.thinking is None or call.thinking.type == "adaptive":
+    if call.thinking is None or call.thinking.type == ADAPTIVE:
         return kwargs
     enabled = call.thinking.type == "enabled"
     if kwargs.setdefault(THINKING, enabled) != enabled:
         raise wrong("thinking", f"chat_template_kwargs.{THINKING} says the opposite; send one of them")
     return kwargs
-
-
-def _tool(given: JsonObject, where: str) -> JsonObject:
-    for name, harmless in TOOL_FIELDS.items():
-        value = given.get(name)
-        if value is not None and value not in harmless:
-            raise wrong(
-                where,
-                f"{name}: {shown(value)} is not supported; tools are run by the client, and the model sees all of them",
-            )
-    if not isinstance(given.get("input_schema"), dict):
-        raise wrong(where, f"input_schema is {shown(given.get('input_schema'))}; it must be a JSON schema")
-    function = {"name": given.get("name")}
-    if given.get("description") is not None:
-        function["description"] = given["description"]
-    function["parameters"] = given["input_schema"]
-    if given.get("strict"):
-        function["strict"] = True
-    return {"type": "function", "function": function}
 
 
 def _choice(given: AnthropicToolChoice) -> JsonObject:

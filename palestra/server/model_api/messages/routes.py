@@ -14,18 +14,22 @@ from palestra.server.core.callers import Caller
 from palestra.server.http.access import ModelCallerNow
 from palestra.server.http.body import decoded, read_body
 from palestra.server.http.openapi import JSON_BODY, OR_EVENTS, refusals
+from palestra.server.model_api.answering import answered
 from palestra.server.model_api.chat import routes as openai_routes
 from palestra.server.model_api.chat.events import ChatAnswer
 from palestra.server.model_api.chat.routes import ServiceNow
+from palestra.server.model_api.chat.sampling_plan import CallOrigin
+from palestra.server.model_api.client_headers import ClientHeaders
 from palestra.server.model_api.errors import parse_body
 from palestra.server.model_api.messages import stream
-from palestra.server.model_api.messages.errors import AnthropicErrorEnvelope, AnthropicRoute, headers
-from palestra.server.model_api.messages.request import chat_request, check_thinking, counted_request
+from palestra.server.model_api.messages.errors import NAMES, AnthropicErrorEnvelope, AnthropicRoute, headers
+from palestra.server.model_api.messages.request import chat_request, counted_request, ignores_thinking
 from palestra.server.model_api.messages.response_body import whole
 from palestra.server.model_api.messages.schemas import CountRequest, MessagesRequest
 from palestra.server.model_api.service import ModelApi
-from palestra.server.model_api.sse import sse
+from palestra.server.model_api.sse import KeepAlive
 
+ROUTE = "messages"
 OWN_PREFIX = "/anthropic/v1"
 PREFIXES = (*openai_routes.PREFIXES, OWN_PREFIX)
 PATHS = (*(f"{prefix}/messages" for prefix in openai_routes.PREFIXES), "/anthropic/")
@@ -39,18 +43,29 @@ async def messages(request: Request, service: ServiceNow, caller: ModelCallerNow
     """Anthropic's Messages, plain or streaming."""
     body = await read_body(request)
     call = await decoded(lambda body: parse_body(MessagesRequest, body), body)
-    await _check(service, caller, call)
-    chat, message_id = await asyncio.to_thread(chat_request, call), f"msg_{secrets.token_hex(12)}"
-    if call.stream:
-        events = service.chats.stream(caller, chat, route="messages", response_id=message_id)
-        response: Response = await sse(request, stream.lines(events, call, message_id))
-    else:
-        chats = service.chats
+    translated = await asyncio.to_thread(chat_request, call, service.tools)
+    origin = CallOrigin(
+        caller,
+        translated.chat,
+        ROUTE,
+        f"msg_{secrets.token_hex(12)}",
+        ClientHeaders.of(request.headers),
+        [*translated.ignored, *await _ignored(service, caller, call)],
+        NAMES,
+    )
 
-        async def work() -> bytes:
-            return _written(await chats.answer(caller, chat, route="messages", response_id=message_id), call)
+    async def work() -> bytes:
+        return _written(await service.chats.answer(origin), call)
 
-        response = await service.retries.answer(request, caller, body, message_id, work)
+    response = await answered(
+        request,
+        body,
+        origin,
+        service.retries,
+        plain=work,
+        stream=stream.lines(service.chats.stream(origin), call, origin.response_id) if call.stream else None,
+        keep_alive=KeepAlive(stream.failed, stream.PING),
+    )
     response.headers.update(headers())
     return response
 
@@ -59,14 +74,16 @@ async def messages(request: Request, service: ServiceNow, caller: ModelCallerNow
 async def count_tokens(request: Request, service: ServiceNow, caller: ModelCallerNow) -> Response:
     """Count the tokens that a Messages request would read."""
     call = await decoded(lambda body: parse_body(CountRequest, body), await read_body(request))
-    await _check(service, caller, call)
-    count = await service.chats.count_tokens(caller, await asyncio.to_thread(counted_request, call))
+    count = await service.chats.count_tokens(caller, await asyncio.to_thread(counted_request, call, service.tools))
     return JSONResponse({"input_tokens": count}, headers=headers())
 
 
-async def _check(service: ModelApi, caller: Caller, call: CountRequest) -> None:
-    if call.thinking is not None:
-        check_thinking(call, await service.models.tokenizer(await service.models.find(caller, call.model)))
+async def _ignored(service: ModelApi, caller: Caller, call: MessagesRequest) -> list[str]:
+    """Returns what this model's template ignores."""
+    if call.thinking is None:
+        return []
+    tokenizer = await service.models.tokenizer(await service.models.find(caller, call.model))
+    return ["thinking"] if ignores_thinking(call, tokenizer) else []
 
 
 def _written(answer: ChatAnswer, call: MessagesRequest) -> bytes:

@@ -1,6 +1,6 @@
-"""Fields of Messages calls. Unknown fields of newer clients pass; known but unsupported ones are refused by name.
+"""Fields of Messages calls. What becomes of all others is in `request_fields`.
 
-Owns: fields, their bounds, the list of unsupported ones. Never touches: their conversion; see `request`.
+Owns: fields, their bounds. Never touches: their conversion; see `request`.
 """
 
 from __future__ import annotations
@@ -9,46 +9,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from palestra.server.model_api.chat.schemas import MAX_STOPS, NOTHING, ModelApiBody
-from palestra.server.model_api.errors import invalid
+from palestra.server.model_api.chat.schemas import MAX_STOPS, ModelApiBody
 from palestra.server.model_api.messages.errors import wrong
+from palestra.server.model_api.request_fields import MESSAGES
 from palestra.util.json_types import JsonObject
 
-NOT_HERE: dict[str, tuple[Any, ...]] = {
-    "container": NOTHING,
-    "mcp_servers": ([],),
-    "context_management": ({}, {"edits": []}),
-    "compaction": NOTHING,
-    "diagnostics": NOTHING,
-    "fallbacks": ([],),
-    "fallback_credit_token": NOTHING,
-    "inference_geo": NOTHING,
-    "service_tier": ("auto", "standard_only"),
-    "speed": ("standard",),
-}
-"""Known fields that are not supported, with the values that request nothing (as null always does)."""
-SAID_OTHERWISE = {
-    "stop": "send stop_sequences",
-    "max_completion_tokens": "send max_tokens",
-    "user": "send metadata.user_id",
-    "response_format": "send output_config.format",
-    "parallel_tool_calls": "send tool_choice.disable_parallel_tool_use",
-    "reasoning_effort": "send output_config.effort",
-    "continue_final_message": "it follows from whose message is the last",
-    "add_generation_prompt": "it follows from whose message is the last",
-    "logprobs": "send return_token_ids, which also returns the logprobs",
-    "top_logprobs": "send return_token_ids, which also returns the logprobs of sampled tokens",
-    "return_tokens_as_token_ids": "send return_token_ids",
-    "prompt_logprobs": "a Message has no field for them",
-    "stream_options": "usage is always sent",
-    "n": "a Message is one answer; send the request several times",
-}
-"""Fields of chat completions that have no meaning here, and what to send instead. All its other fields mean the
-same."""
-
-
 NO_THREADS = "thread_unsupported_request"  # the SDK's helpers know this code, and continue without threads
-TASK_BUDGET: dict[str, tuple[Any, ...]] = {"task_budget": NOTHING}
 
 
 class OutputFormat(ModelApiBody):
@@ -57,8 +23,6 @@ class OutputFormat(ModelApiBody):
 
 
 class OutputConfig(ModelApiBody):
-    not_yet = TASK_BUDGET
-
     effort: str | None = None
     format: OutputFormat | None = None
 
@@ -89,7 +53,8 @@ class MessagesMetadata(ModelApiBody):
 class CountRequest(ModelApiBody):
     """A conversation, and how it is shown to the model."""
 
-    not_yet = NOT_HERE
+    rules = MESSAGES
+    hands_on = True
 
     model: str
     messages: list[JsonObject] = Field(min_length=1)
@@ -100,8 +65,7 @@ class CountRequest(ModelApiBody):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     """Its place before it became a part of `output_config`."""
-    cache_control: JsonObject | None = None
-    """Accepted here and everywhere else, without effect: what was read before is never read again anyway."""
+    context_management: JsonObject | None = None
     chat_template_kwargs: JsonObject | None = None
     thread: Any = None
 
@@ -131,10 +95,7 @@ class MessagesRequest(CountRequest):
     return_token_ids: bool | None = None
 
     @model_validator(mode="after")
-    def _is_said_our_way(self) -> MessagesRequest:
-        for name, better in SAID_OTHERWISE.items():
-            if (self.model_extra or {}).get(name) is not None:
-                raise invalid(None, f"{name} is a field of chat completions; with Messages, {better}")
+    def _has_room_to_answer(self) -> MessagesRequest:
         budget = self.thinking.budget_tokens if self.thinking is not None else None
         if budget is not None and budget >= self.max_tokens:
             raise wrong("thinking.budget_tokens", f"it must be less than max_tokens, which is {self.max_tokens}")

@@ -39,13 +39,21 @@ async def lines(
     except Exception as error:
         if not has_begun:
             raise
-        yield _line(refusal(as_refusal(error, message_id=message_id)))
+        yield failed(error)
     finally:
         await events.aclose()
 
 
+def failed(error: Exception) -> bytes:
+    """Returns the event of an error after the stream has begun."""
+    return _line(refusal(as_refusal(error)))
+
+
 def _line(written: JsonObject) -> bytes:
     return event(written, written["type"])
+
+
+PING = _line({"type": "ping"})
 
 
 class _Writer:

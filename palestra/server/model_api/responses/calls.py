@@ -11,13 +11,18 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from palestra.server.core.callers import Caller
-from palestra.server.model_api.chat.calls import ChatCalls
-from palestra.server.model_api.errors import parse_body
+from palestra.server.model_api.chat.calls import ChatCalls, ChatOrigin
+from palestra.server.model_api.chat.events import ChatAnswer
+from palestra.server.model_api.chat.sampling_plan import CallOrigin
+from palestra.server.model_api.client_headers import ClientHeaders
 from palestra.server.model_api.json_text import dumps
-from palestra.server.model_api.responses.request import TranslatedRequest, chat_request, in_these_words
+from palestra.server.model_api.responses.request import NAMES, TranslatedRequest, chat_request, in_these_words
 from palestra.server.model_api.responses.response_body import ResponseHeader, response_body
 from palestra.server.model_api.responses.schemas import ResponsesRequest
+from palestra.server.model_api.responses.stored import StoredResponses
 from palestra.server.model_api.responses.stream import response_events
+from palestra.server.model_api.service import ModelApi
+from palestra.util.json_types import JsonObject
 
 ROUTE = "responses"
 
@@ -26,29 +31,45 @@ ROUTE = "responses"
 class ResponsesCall:
     header: ResponseHeader
     translated: TranslatedRequest
+    origin: ChatOrigin
+    chats: ChatCalls
+    stored: StoredResponses
 
     @classmethod
-    def read(cls, body: bytes) -> ResponsesCall:
-        call = parse_body(ResponsesRequest, body)
-        return cls(ResponseHeader(call), chat_request(call))
+    async def of(
+        cls, service: ModelApi, caller: Caller, call: ResponsesRequest, headers: ClientHeaders
+    ) -> ResponsesCall:
+        stored = StoredResponses(service.store)
+        history = await stored.history(caller, call.previous_response_id) if call.previous_response_id else []
+        translated = await asyncio.to_thread(chat_request, call, service.tools, history)
+        header = ResponseHeader(call, translated.tools)
+        origin = CallOrigin(
+            caller, translated.chat, ROUTE, header.response_id, headers, list(translated.ignored), NAMES
+        )
+        return cls(header, translated, origin, service.chats, stored)
 
-    async def answer(self, chats: ChatCalls, caller: Caller) -> bytes:
-        header, chat = self.header, self.translated.chat
+    async def answer(self) -> bytes:
         with in_these_words(self.translated.places):
-            answer = await chats.answer(caller, chat, route=ROUTE, response_id=header.response_id)
-        if chat.logprobs:  # in a thread: the text of every token is looked up
-            return await asyncio.to_thread(lambda: dumps(response_body(header, answer)))
-        return dumps(response_body(header, answer))
+            answer = await self.chats.answer(self.origin)
+        if self.translated.chat.logprobs:  # in a thread: the text of every token is looked up
+            body = await asyncio.to_thread(response_body, self.header, answer)
+        else:
+            body = response_body(self.header, answer)
+        await self._keep(answer, body)
+        return dumps(body)
 
-    async def stream(self, chats: ChatCalls, caller: Caller) -> AsyncGenerator[bytes, None]:
-        header, chat = self.header, self.translated.chat
-        events = chats.stream(caller, chat, route=ROUTE, response_id=header.response_id)
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        events = self.chats.stream(self.origin)
         with in_these_words(self.translated.places):
-            async with aclosing(response_events(header, events)) as lines:
+            async with aclosing(response_events(self.header, events, self._keep)) as lines:
                 async for line in lines:
                     yield line
 
-    async def count(self, chats: ChatCalls, caller: Caller) -> int:
+    async def count(self) -> int:
         """Returns the number of tokens of its input."""
         with in_these_words(self.translated.places):
-            return await chats.count_tokens(caller, self.translated.chat)
+            return await self.chats.count_tokens(self.origin.caller, self.translated.chat)
+
+    async def _keep(self, answer: ChatAnswer, body: JsonObject) -> None:
+        if self.header.call.store is not False:
+            await self.stored.keep(answer.turn, body)

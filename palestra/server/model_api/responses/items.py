@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from palestra.chat.responses_input import ChatDialect, ItemError, Place, chat_messages
+from palestra.chat.responses_input import ChatDialect, ItemError, Place, PlacedMessage, chat_messages
 from palestra.server.model_api.errors import invalid
 from palestra.util.json_types import JsonObject
 
@@ -23,9 +23,13 @@ class MessageOrigins:
     places: list[str]
 
 
-def read_input(given: str | Sequence[JsonObject], instructions: str | None) -> MessageOrigins:
+def read_input(
+    given: str | Sequence[JsonObject], instructions: str | None, history: Sequence[JsonObject] = ()
+) -> MessageOrigins:
+    """`history`: messages before the input."""
+    before = [PlacedMessage(message, ("previous_response_id",)) for message in history]
     with with_places():
-        found = chat_messages(given, instructions, ChatDialect.OURS)
+        found = chat_messages(given, instructions, ChatDialect.OURS, before=before)
     return MessageOrigins([one.message for one in found], [_written(one.place) for one in found])
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from palestra.chat.responses_output import call_item, message_item, new_id, reasoning_item, summary_part, text_part
+from palestra.chat.responses_output import message_item, new_id, reasoning_item, summary_part, text_part
 from palestra.server.model_api.chat.events import ToolCall
 from palestra.server.model_api.responses.response_body import Item
+from palestra.server.model_api.responses.tools import ResponseTools
 from palestra.util.json_types import JsonObject
 
 IN_PROGRESS = "in_progress"
@@ -86,20 +87,26 @@ class OpenMessage:
 class OpenCall:
     """A call, which is complete from the beginning, because it is emitted when its end is known."""
 
-    def __init__(self, index: int, call: ToolCall):
-        self.index, self._call = index, call
+    def __init__(self, index: int, call: ToolCall, tools: ResponseTools):
+        self.index, self._call, self._tools = index, call, tools
         self._at = {"item_id": call.id, "output_index": index}
 
     def begin(self) -> Iterator[ResponseEvent]:
-        yield _added(self.index, call_item(self._call.id, self._call.name, "", IN_PROGRESS))
-        yield ResponseEvent("function_call_arguments.delta", self._at | {"delta": self._call.arguments})
+        yield _added(self.index, self._tools.item(self._call, IN_PROGRESS, is_begun=True))
+        if self._tools.is_custom(self._call):
+            yield ResponseEvent("custom_tool_call_input.delta", self._at | {"delta": self._tools.text(self._call)})
+        else:
+            yield ResponseEvent("function_call_arguments.delta", self._at | {"delta": self._call.arguments})
 
     def end(self) -> Iterator[ResponseEvent]:
-        said = {"name": self._call.name, "arguments": self._call.arguments}
-        yield ResponseEvent("function_call_arguments.done", self._at | said)
+        if self._tools.is_custom(self._call):
+            yield ResponseEvent("custom_tool_call_input.done", self._at | {"input": self._tools.text(self._call)})
+        else:
+            said = {"name": self.item()["name"], "arguments": self._call.arguments}
+            yield ResponseEvent("function_call_arguments.done", self._at | said)
 
     def item(self) -> Item:
-        return call_item(self._call.id, self._call.name, self._call.arguments)
+        return self._tools.item(self._call)
 
 
 def _added(index: int, item: Item) -> ResponseEvent:

@@ -16,8 +16,12 @@ from palestra.server.core.errors import ApiError
 from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.chat.schemas import ChatRequest
 from palestra.server.model_api.errors import invalid, parse_fields
+from palestra.server.model_api.hosted_tools import ToolSettings
+from palestra.server.model_api.request_fields import OUTPUT_LOGPROBS
+from palestra.server.model_api.responses.compaction import as_messages, is_compaction
 from palestra.server.model_api.responses.items import read_input, with_places
-from palestra.server.model_api.responses.schemas import LOGPROBS, NOT_HANDED_ON, ResponsesRequest
+from palestra.server.model_api.responses.schemas import NOT_HANDED_ON, ResponsesRequest
+from palestra.server.model_api.responses.tools import ResponseTools, as_functions, chosen_function, read_tools
 from palestra.util.json_types import JsonObject
 
 CLEAR = "reasoning.encrypted_content"
@@ -31,12 +35,10 @@ NAMES = {
     "logprobs": "include",
 }
 """Fields of chat completions, and their names in this API."""
-NOT_OF_FUNCTIONS: dict[str, tuple[Any, ...]] = {
-    "defer_loading": (False,),
-    "async": (False,),
-    "allowed_callers": (["direct"],),
-}
+NOT_OF_FUNCTIONS: dict[str, tuple[Any, ...]] = {"async": (False,), "allowed_callers": (["direct"],)}
 """Properties of OpenAI's functions that are not supported, with the values that request nothing."""
+NOT_SHOWN = ("defer_loading",)
+"""Without OpenAI's search for tools, all of them are shown from the beginning."""
 FORMATS = ("text", "json_object", "json_schema")
 _ONE_MESSAGE = re.compile(r"messages\[(\d+)\]")
 
@@ -46,22 +48,29 @@ class TranslatedRequest:
     chat: ChatRequest
     places: Sequence[str]
     """The place in the request from which each of its messages came."""
+    tools: ResponseTools
+    ignored: list[str]
 
 
-def chat_request(call: ResponsesRequest) -> TranslatedRequest:
-    found = read_input(call.input, call.instructions)
+def chat_request(
+    call: ResponsesRequest, settings: ToolSettings, history: Sequence[JsonObject] = ()
+) -> TranslatedRequest:
+    """`history`: the messages up to the previous response."""
+    found = read_input(as_messages(as_functions(call.input)), call.instructions, history)
+    tools = read_tools(call.tools or [], settings)
     given = call.model_dump(exclude_unset=True, exclude=NOT_HANDED_ON)
     ours = {
         "messages": found.messages,
         "max_completion_tokens": call.max_output_tokens,
         "response_format": _format(call.text or {}),
-        "reasoning_effort": _effort(call.reasoning or {}),
-        **_tools(call),
+        "reasoning_effort": (call.reasoning or {}).get("effort"),
+        **_tools(call, tools),
         **_logprobs(call),
     }
     with in_these_words(found.places):
         chat = parse_fields(ChatRequest, given | {name: value for name, value in ours.items() if value is not None})
-    return TranslatedRequest(chat, found.places)
+    ignored = [*call.ignored(), *chat.ignored(), *tools.ignored, *_not_included(call)]
+    return TranslatedRequest(chat, found.places, tools, ignored)
 
 
 @contextmanager
@@ -85,25 +94,27 @@ def _renamed(error: ApiError, places: Sequence[str]) -> ApiError:
 # Fields
 
 
-def _tools(call: ResponsesRequest) -> JsonObject:
+def _tools(call: ResponsesRequest, tools: ResponseTools) -> JsonObject:
     """Converts the tools. Without tools, nothing may be said about choosing them; to require a call is an error."""
-    if not call.tools:
+    if not tools.functions:
         if call.tool_choice not in (None, "auto", "none"):
             raise invalid("tool_choice", f"tool_choice: {shown(call.tool_choice)} needs tools")
         return {}
-    for i, tool in enumerate(call.tools):
+    for i, tool in enumerate(tools.functions):
         for name, harmless in NOT_OF_FUNCTIONS.items():
-            _only(tool, f"tools[{i}]", name, harmless, "leave it out")
+            if (value := tool.get(name)) is not None and value not in harmless:
+                where = f"tools[{i}].{name}"
+                raise invalid(where, f"{where}: {shown(value)} is not supported; leave it out", code="unsupported")
+    choice = chosen_function(call.tool_choice)
     with with_places():
         return {
-            "tools": chat_tools(call.tools, without=NOT_OF_FUNCTIONS),
-            "tool_choice": chat_tool_choice(call.tool_choice, ChatDialect.OURS),
+            "tools": chat_tools(tools.functions, without=(*NOT_OF_FUNCTIONS, *NOT_SHOWN)),
+            "tool_choice": "none" if is_compaction(call.input) else chat_tool_choice(choice, ChatDialect.OURS),
             "parallel_tool_calls": call.parallel_tool_calls,
         }
 
 
 def _format(text: JsonObject) -> JsonObject | None:
-    _only(text, "text", "verbosity", ("medium",), 'say in the instructions how much to write, or send "medium"')
     given = text.get("format")
     if given is None:
         return None
@@ -113,26 +124,14 @@ def _format(text: JsonObject) -> JsonObject | None:
     return chat_format(given)
 
 
-def _effort(reasoning: JsonObject) -> Any:
-    in_full = ("auto", "detailed")
-    for name in ("summary", "generate_summary"):
-        _only(reasoning, "reasoning", name, in_full, 'reasoning is returned in full; send "auto"')
-    _only(reasoning, "reasoning", "context", ("auto",), "send history: exact or template")
-    _only(reasoning, "reasoning", "mode", ("standard",), 'send "standard"')
-    return reasoning.get("effort")
-
-
-def _only(given: JsonObject, field: str, name: str, harmless: tuple[Any, ...], advice: str) -> None:
-    if (value := given.get(name)) is not None and value not in harmless:
-        where = f"{field}.{name}"
-        raise invalid(where, f"{where}: {shown(value)} is not supported; {advice}", code="unsupported")
-
-
 def _logprobs(call: ResponsesRequest) -> JsonObject:
-    if (other := next((one for one in call.include or () if one not in (LOGPROBS, CLEAR)), None)) is not None:
-        raise invalid("include", f"include: {shown(other)} is not supported; {LOGPROBS} is", code="unsupported")
     if call.wants_logprobs:
         return {"logprobs": True, "top_logprobs": call.top_logprobs}
     if call.top_logprobs:
-        raise invalid("top_logprobs", f'top_logprobs needs include: ["{LOGPROBS}"]')
+        raise invalid("top_logprobs", f'top_logprobs needs include: ["{OUTPUT_LOGPROBS}"]')
     return {}
+
+
+def _not_included(call: ResponsesRequest) -> list[str]:
+    """Returns what is requested to be included and never is: results of tools that the server does not run."""
+    return [f"include.{one}" for one in call.include or () if one not in (OUTPUT_LOGPROBS, CLEAR)]

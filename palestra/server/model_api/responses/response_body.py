@@ -14,7 +14,6 @@ from palestra.chat import responses_output as written
 from palestra.chat.responses_output import (
     ECHOED,
     TOOL_FIELDS,
-    call_item,
     ending,
     message_item,
     new_id,
@@ -23,9 +22,13 @@ from palestra.chat.responses_output import (
     text_part,
     usage_body,
 )
+from palestra.server.core.errors import ApiError
 from palestra.server.model_api.chat.events import ChatAnswer, ChatChoice, ChatFinishReason, SampledToken, TokenUsage
 from palestra.server.model_api.chat.token_logprobs import LOWEST, TokenNames
+from palestra.server.model_api.errors import as_refusal
+from palestra.server.model_api.responses.compaction import compaction_item, is_compaction
 from palestra.server.model_api.responses.schemas import ResponsesRequest
+from palestra.server.model_api.responses.tools import ResponseTools
 from palestra.util.json_types import JsonObject
 
 Item = JsonObject
@@ -36,6 +39,7 @@ class ResponseHeader:
     """What a response has from its beginning to its end."""
 
     call: ResponsesRequest
+    tools: ResponseTools = field(default_factory=ResponseTools)
     response_id: str = field(default_factory=lambda: new_id("resp"))
     created_at: float = field(default_factory=time.time)
 
@@ -54,6 +58,15 @@ class ResponseHeader:
         ended = ending("max_output_tokens" if answer.choices[0].finish is ChatFinishReason.LENGTH else None)
         return self.body(**ended, output=output, usage=_usage(answer.usage), trace_id=answer.trace_id)
 
+    def failed(self, error: Exception, output: Sequence[Item]) -> JsonObject:
+        """Returns the response of a call that failed after it was begun."""
+        refusal = as_refusal(error, response_id=self.response_id)
+        code = refusal.code if isinstance(refusal, ApiError) and refusal.code else CODES.get(refusal.status)
+        return self.body("failed", output, error={"code": code or "server_error", "message": refusal.detail})
+
+
+CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+
 
 def _usage(usage: TokenUsage) -> JsonObject:
     return usage_body(
@@ -62,16 +75,18 @@ def _usage(usage: TokenUsage) -> JsonObject:
 
 
 def response_body(header: ResponseHeader, answer: ChatAnswer) -> JsonObject:
-    return header.ended(answer, _output(header.call, answer))
+    return header.ended(answer, output(header, answer))
 
 
-def _output(call: ResponsesRequest, answer: ChatAnswer) -> list[Item]:
-    (choice,) = answer.choices
+def output(header: ResponseHeader, answer: ChatAnswer) -> list[Item]:
+    (choice,), call = answer.choices, header.call
+    if is_compaction(call.input):
+        return with_tokens(call, answer, [compaction_item(choice.content or "")])
     logprobs = entries(call, answer.tokenizer, choice.tokens)
     items = output_items(
         reasoning_item(new_id("rs"), [choice.reasoning.lstrip("\n")]) if choice.reasoning else None,
         message_item(new_id("msg"), [text_part(choice.content or "", logprobs)], ending_of(choice)),
-        [call_item(one.id, one.name, one.arguments) for one in choice.calls],
+        [header.tools.item(one) for one in choice.calls],
         has_text=bool(choice.content),
     )
     return with_tokens(call, answer, items)

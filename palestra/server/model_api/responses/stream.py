@@ -7,7 +7,7 @@ Owns: the events. Never touches: the engine, HTTP.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
 
 from palestra.chat import ChatTokenizer
@@ -20,16 +20,27 @@ from palestra.server.model_api.chat.events import (
     StreamEnded,
     StreamStarted,
 )
-from palestra.server.model_api.errors import as_refusal
+from palestra.server.model_api.errors import ContextLengthError
+from palestra.server.model_api.responses.compaction import is_compaction
 from palestra.server.model_api.responses.open_items import OpenCall, OpenItem, OpenMessage, OpenReasoning, ResponseEvent
-from palestra.server.model_api.responses.response_body import Item, ResponseHeader, ending_of, entries, with_tokens
+from palestra.server.model_api.responses.response_body import (
+    Item,
+    ResponseHeader,
+    ending_of,
+    entries,
+    output,
+    with_tokens,
+)
 from palestra.server.model_api.sse import event as write_event
 from palestra.util.json_types import JsonObject
 
+Keep = Callable[[ChatAnswer, JsonObject], Awaitable[None]]
+
 
 async def response_events(
-    header: ResponseHeader, events: AsyncGenerator[ChatEvent, None]
+    header: ResponseHeader, events: AsyncGenerator[ChatEvent, None], keep: Keep
 ) -> AsyncGenerator[bytes, None]:
+    """`keep` is called with the whole response before its end is sent."""
     writer: _Writer | None = None
     async with aclosing(events):
         try:
@@ -38,11 +49,25 @@ async def response_events(
                     writer = _Writer(header, one.tokenizer)
                 assert writer is not None
                 for event in writer.write(one):
+                    if isinstance(one, StreamEnded) and event.kind in ENDS:
+                        await keep(one.answer, event.says["response"])
                     yield writer.event(event)
+        except ContextLengthError as error:  # as OpenAI reports it: clients then compact the conversation
+            yield failed_event(header, error)
         except Exception as error:
             if writer is None:
                 raise
             yield writer.event(writer.failed(error))
+
+
+def failed_event(header: ResponseHeader, error: Exception) -> bytes:
+    """Returns the only event of a response that failed before it began."""
+    body = {"type": FAILED, "sequence_number": 0, "response": header.failed(error, [])}
+    return write_event(body, FAILED)
+
+
+FAILED = "response.failed"
+ENDS = ("completed", "incomplete")
 
 
 class _Writer:
@@ -50,6 +75,7 @@ class _Writer:
 
     def __init__(self, header: ResponseHeader, tokenizer: ChatTokenizer):
         self._header, self._tokenizer = header, tokenizer
+        self._is_compaction = is_compaction(header.call.input)
         self._told = 0
         self._opened = 0
         self._done: list[Item] = []
@@ -70,9 +96,10 @@ class _Writer:
                 for kind in ("created", "in_progress"):
                     yield ResponseEvent(kind, {"response": self._header.body("in_progress")})
             case ChoiceDelta():
-                yield from self._delta(one)
+                if not self._is_compaction:
+                    yield from self._delta(one)
             case StreamEnded():
-                yield from self._ended(one.answer)
+                yield from self._compacted(one.answer) if self._is_compaction else self._ended(one.answer)
 
     def _delta(self, delta: ChoiceDelta) -> Iterator[ResponseEvent]:
         self._untold += delta.tokens
@@ -111,7 +138,7 @@ class _Writer:
             self._message.logprobs += self._entries()
             self._message.status = ending_of(choice)
         open_items = [one for one in (self._message, self._reasoning) if one is not None]
-        calls = [OpenCall(self._next_index(), call) for call in choice.calls]
+        calls = [OpenCall(self._next_index(), call, self._header.tools) for call in choice.calls]
         ending: list[OpenItem] = [*open_items, *calls]
         items = with_tokens(self._header.call, answer, [*self._done, *(one.item() for one in ending)])
         for one, item in zip(ending, items[len(self._done) :], strict=True):
@@ -121,18 +148,20 @@ class _Writer:
         body = self._header.ended(answer, items)
         yield ResponseEvent(body["status"], {"response": body})
 
+    def _compacted(self, answer: ChatAnswer) -> Iterator[ResponseEvent]:
+        items = output(self._header, answer)
+        for kind in ("output_item.added", "output_item.done"):
+            yield ResponseEvent(kind, {"output_index": 0, "item": items[0]})
+        body = self._header.ended(answer, items)
+        yield ResponseEvent(body["status"], {"response": body})
+
     def _end(self, one: OpenItem, item: Item) -> Iterator[ResponseEvent]:
         yield from one.end()
         yield ResponseEvent("output_item.done", {"output_index": one.index, "item": item})
 
     def failed(self, error: Exception) -> ResponseEvent:
         """Returns the event of an error after the beginning was sent."""
-        refusal = as_refusal(error, response_id=self._header.response_id)
-        error_body = {
-            "code": "rate_limit_exceeded" if refusal.status == 429 else "server_error",
-            "message": refusal.detail,
-        }
-        return ResponseEvent("failed", {"response": self._header.body("failed", self._done, error=error_body)})
+        return ResponseEvent("failed", {"response": self._header.failed(error, self._done)})
 
     def _next_index(self) -> int:
         self._opened += 1

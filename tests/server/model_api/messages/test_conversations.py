@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ import pytest
 from palestra.chat import ChatTokenizer
 from palestra.config.bundled import bundled_model
 from palestra.server.core.errors import ApiError
+from palestra.server.model_api.chat.schemas import ChatRequest
+from palestra.server.model_api.hosted_tools import ToolSettings
 from palestra.server.model_api.messages.messages import read_conversation
-from palestra.server.model_api.messages.request import chat_request, check_thinking
+from palestra.server.model_api.messages.request import chat_request as translated
+from palestra.server.model_api.messages.request import ignores_thinking
 from palestra.server.model_api.messages.schemas import MessagesRequest
 
 TOOL = {"name": "count", "description": "How many there are.", "input_schema": {"type": "object"}}
@@ -33,6 +37,10 @@ def assistant(*blocks: Any) -> dict[str, Any]:
 
 def result(content: Any = None, **fields: Any) -> dict[str, Any]:
     return {"type": "tool_result", "tool_use_id": "toolu_1", "content": content, **fields}
+
+
+def chat_request(call: MessagesRequest, settings: ToolSettings | None = None) -> ChatRequest:
+    return translated(call, settings or ToolSettings()).chat
 
 
 def request(**fields: Any) -> MessagesRequest:
@@ -133,9 +141,9 @@ def test_fields_become_those_of_a_chat_call() -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"container": "c"}, "container: 'c' is not supported"),
     ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
-    ({"service_tier": "priority"}, "service_tier: 'priority'"),
-    ({"speed": "fast"}, "speed: 'fast'"),
-    ({"output_config": {"task_budget": {"total": 5}}}, "task_budget"),
+    ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "'clear_tool_uses_20250919'"),
+    ({"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}}, "edits[0]: keep is None"),
+    ({"context_management": {"edits": 5}}, "context_management.edits: it must be a list"),
     ({"stop": ["x"]}, "with Messages, send stop_sequences"),
     ({"n": 2}, "n is a field of chat completions; with Messages, a Message is one answer"),
     ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "less than max_tokens, which is 5"),
@@ -143,8 +151,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"thinking": {"type": "enabled"}, "chat_template_kwargs": {"enable_thinking": False}},
         "chat_template_kwargs.enable_thinking says the opposite",
     ),
-    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]: type: 'web_search_20250305'"),
-    ({"tools": [TOOL | {"input_examples": [{}]}]}, "tools[0]: input_examples"),
+    ({"tools": [TOOL | {"allowed_callers": ["code_execution_20260120"]}]}, "tools[0]: allowed_callers"),
     ({"tools": [{"name": "f"}]}, "tools[0]: input_schema is None"),
     ({"tool_choice": {"type": "tool"}}, 'a name is needed with type "tool"'),
     ({"messages": [{"role": "user", "content": "Hi"}, assistant(USE)]}, "send their tool_result blocks after it"),
@@ -158,7 +165,58 @@ def test_nothing_is_silently_ignored(fields: dict[str, Any], said: str) -> None:
     assert (refused.value.status, said in refused.value.detail) == (400, True), refused.value.detail
 
 
-def test_thinking_is_refused_where_the_template_does_not_know_it(tmp_path: Path) -> None:
+TOLD: list[tuple[dict[str, Any], list[str]]] = [
+    ({"service_tier": "priority"}, ["service_tier"]),
+    ({"speed": "fast"}, ["speed"]),
+    ({"output_config": {"task_budget": {"total": 5}}}, ["output_config.task_budget"]),
+    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, ["tools.web_search_20250305"]),
+    ({"tools": [TOOL | {"input_examples": [{}]}]}, ["tools.count.input_examples"]),
+    ({"newer_field": 1, "temperature": 0.5}, ["newer_field"]),
+    ({"verbosity": "low"}, ["verbosity"]),
+    # Nothing is lost with these.
+    ({"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}}, []),
+    ({"cache_control": {"type": "ephemeral"}, "betas": ["x"], "service_tier": "auto"}, []),
+    ({"metadata": {"user_id": "me"}, "thinking": {"type": "adaptive"}}, []),
+]
+
+
+@pytest.mark.parametrize(("fields", "ignored"), TOLD)
+def test_what_is_ignored_is_told(fields: dict[str, Any], ignored: list[str]) -> None:
+    assert translated(request(**fields), ToolSettings()).ignored == ignored
+
+
+def test_tools_that_a_vendor_would_run_can_be_refused() -> None:
+    search = request(tools=[TOOL, {"type": "web_search_20250305", "name": "web_search"}])
+    assert [tool["function"]["name"] for tool in chat_request(search).tools or []] == ["count"]
+    with pytest.raises(ApiError, match=r"tools\[1\]: a tool of type 'web_search_20250305' is not supported"):
+        chat_request(search, ToolSettings(hosted_tools="refuse"))
+
+
+LATER = {"name": "fetch", "input_schema": {"type": "object"}, "defer_loading": True}
+
+
+def test_a_deferred_tool_is_shown_where_a_result_refers_to_it() -> None:
+    found = result([{"type": "tool_reference", "tool_name": "fetch"}])
+    before = chat_request(request(tools=[TOOL, LATER]))
+    after = chat_request(request(tools=[TOOL, LATER], messages=[user(text("Hi")), assistant(USE), user(found)]))
+    assert [tool["function"]["name"] for tool in after.tools or []] == ["count"]
+    assert before.tools == after.tools
+    assert (before.deferred_tools, [tool["function"]["name"] for tool in after.callable_tools]) == (
+        None,
+        ["count", "fetch"],
+    )
+    assert json.loads(after.messages[-1]["content"])["function"]["name"] == "fetch"
+    unknown = result([{"type": "tool_reference", "tool_name": "other"}])
+    with pytest.raises(ApiError, match=r"messages\[2\].content\[0\].content\[0\]: it refers to the tool 'other'"):
+        chat_request(request(tools=[TOOL], messages=[user(text("Hi")), assistant(USE), user(unknown)]))
+
+
+def test_deferred_tools_that_only_the_vendor_could_find_are_listed() -> None:
+    call = chat_request(request(tools=[LATER, {"type": "tool_search_tool_regex_20251119", "name": "search"}]))
+    assert [tool["function"]["name"] for tool in call.tools or []] == ["fetch"]
+
+
+def test_thinking_is_ignored_where_the_template_does_not_know_it(tmp_path: Path) -> None:
     folder = bundled_model("ephebe")
     assert folder is not None
     knowing = ChatTokenizer.load(folder)
@@ -167,7 +225,6 @@ def test_thinking_is_refused_where_the_template_does_not_know_it(tmp_path: Path)
     template.write_text(template.read_text().replace("enable_thinking", "other"))
     ignorant = ChatTokenizer.load(tmp_path / "m")
     for thinking in ({"type": "enabled"}, {"type": "disabled"}):
-        check_thinking(request(thinking=thinking), knowing)
-        with pytest.raises(ApiError, match="has no enable_thinking"):
-            check_thinking(request(thinking=thinking), ignorant)
-    check_thinking(request(thinking={"type": "adaptive"}), ignorant)
+        assert not ignores_thinking(request(thinking=thinking), knowing)
+        assert ignores_thinking(request(thinking=thinking), ignorant)
+    assert not ignores_thinking(request(thinking={"type": "adaptive"}), ignorant)

@@ -30,6 +30,7 @@ from palestra.server.model_api.chat.events import (
 from palestra.server.model_api.messages.response_body import whole
 from palestra.server.model_api.messages.schemas import MessagesRequest
 from palestra.server.model_api.messages.stream import lines
+from palestra.store.traces import TurnKey
 from palestra.types.sampling import SampledSequence, SampleResult, StopReason
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
@@ -52,7 +53,7 @@ def answer_of(
     choice = ChatChoice(0, None, None, called, finish, stop, sequence, drawn, said)
     return ChatAnswer(
         response_id="msg_1",
-        trace_id="trace",
+        turn=TurnKey("trace", 0),
         model="m",
         prompt=PROMPT,
         choices=[choice],

@@ -1,0 +1,78 @@
+"""Checkpoints for other tools: adapters that PEFT and vLLM load, and whole models with the adapter folded in.
+
+Owns: which base belongs to a checkpoint and what it is called elsewhere, room on the disk. Never touches: tensors
+(`palestra.model.lora` does).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Literal
+
+from palestra.checkpoints.errors import CheckpointError
+from palestra.config.bundled import bundled_model
+from palestra.config.hugging_face import find_in_cache, is_hub_id
+from palestra.model.errors import ModelError
+from palestra.model.loading.spec import ModelSpec
+from palestra.model.lora.adapter_files import CONFIG, WEIGHTS, load_adapter, save_adapter
+from palestra.model.lora.adapters import AdapterPool
+from palestra.model.lora.merged_export import export_merged
+
+ExportForm = Literal["peft", "merged"]
+CACHED = "models--"
+ROOM = 1.1  # what is needed on the disk, as a multiple of what is written
+
+
+def base_of(adapter: Path, given: str | None = None) -> Path:
+    """The folder of the model that an adapter was trained on: `given` as a folder, Hugging Face id or bundled name, or
+    what the adapter says."""
+    try:
+        name = given or json.loads((adapter / CONFIG).read_text())["base_model_name_or_path"]
+    except (OSError, KeyError, ValueError):
+        raise CheckpointError(f"{adapter} is not an adapter: it has no readable {CONFIG}") from None
+    if (bundled := bundled_model(name)) is not None:
+        return bundled
+    if Path(name).is_dir():
+        return Path(name)
+    if is_hub_id(name):
+        try:
+            return find_in_cache(name)
+        except ValueError as error:
+            raise CheckpointError(f"the base model of {adapter}: {error}, or give another with --base") from None
+    raise CheckpointError(
+        f"{adapter} was trained on {name or 'an unknown model'}, which is not here; give it with --base"
+    )
+
+
+def portable_name(base: Path) -> str:
+    """What the base is called on another machine: its Hugging Face id, or else the name of its folder."""
+    cached = next((part for part in base.parts if part.startswith(CACHED)), None)
+    return cached.removeprefix(CACHED).replace("--", "/", 1) if cached else base.name
+
+
+def export_checkpoint(adapter: Path, out: Path, form: ExportForm, *, base: Path, base_name: str | None = None) -> None:
+    """Writes a folder that appears whole or not at all. Raises CheckpointError."""
+    if out.exists():
+        raise CheckpointError(f"{out} already exists; choose another folder, or remove it first")
+    needed = (adapter / WEIGHTS).stat().st_size if (adapter / WEIGHTS).is_file() else 0
+    if form == "merged":
+        needed += sum(file.stat().st_size for file in base.glob("*.safetensors"))
+    require_room(out, int(needed * ROOM))
+    try:
+        pool = AdapterPool(ModelSpec.from_folder(base))
+        loaded = load_adapter(pool, adapter)
+        if form == "merged":
+            export_merged(loaded, base, out)
+        else:
+            save_adapter(loaded, out, base_model=base_name or portable_name(base), form="peft")
+    except (ModelError, OSError) as error:
+        raise CheckpointError(f"{adapter} on {base}: {error}") from None
+
+
+def require_room(out: Path, needed: int) -> None:
+    there = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
+    free = shutil.disk_usage(there).free
+    if free < needed:
+        raise CheckpointError(f"{out} needs {needed / 1e9:.2f} GB, and there are {free / 1e9:.2f} GB free on that disk")

@@ -1,0 +1,84 @@
+"""Whether an exported checkpoint says in transformers what the checkpoint says here.
+
+Owns: the comparison. Never touches: writing exports.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+from msgspec import Struct
+
+from palestra.checkpoints.export import ExportForm
+from palestra.model import AdapterPool, Trainer, TrainItem, encode, load_model
+from palestra.model.loading.weight_files import WeightFiles
+from palestra.model.lora.adapter_files import load_adapter
+from palestra.types import Datum
+
+N_TOKENS = 64
+
+
+EXACT, ROUNDED = 1e-4, 0.05
+"""Mean differences in nats that are allowed in float32, and where merged weights are rounded to the base's 16 bits."""
+
+
+class ExportCheck(Struct, frozen=True, kw_only=True):
+    mean_difference: float
+    """Mean difference of a token's log-probability, in nats, both computed in float32."""
+    largest_difference: float
+    allowed: float
+    """Mean difference that is allowed: more where merged weights were rounded to 16 bits."""
+    change: float
+    """Mean difference between the checkpoint and its base: how much there is to get wrong."""
+    warnings: list[str]
+    """Warnings of the libraries that loaded the export."""
+
+    @property
+    def is_good(self) -> bool:
+        return self.mean_difference < self.allowed
+
+
+def check_export(out: Path, form: ExportForm, adapter: Path, base: Path) -> ExportCheck:
+    """Needs transformers, and PEFT for its form."""
+    model = load_model(base, dtype="float32")
+    pool = AdapterPool(model.spec)
+    trainer = Trainer(model.decoder, pool)
+    tokens = np.random.default_rng(0).integers(0, model.spec.vocab_size, N_TOKENS + 1)
+    datum = Datum.of_tokens(tokens[:-1].tolist(), target_tokens=encode(tokens[1:]))
+    ours, plain = (
+        torch.from_numpy(result.logprobs)
+        for result in trainer.forward([TrainItem(load_adapter(pool, adapter), datum), TrainItem(None, datum)])
+    )
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        theirs = _logprobs_elsewhere(out, form, base, torch.from_numpy(tokens))
+    said = sorted({str(warning.message) for warning in heard if warning.category is UserWarning})
+    difference = (ours - theirs).abs()
+    return ExportCheck(
+        mean_difference=float(difference.mean()),
+        largest_difference=float(difference.max()),
+        allowed=ROUNDED if form == "merged" and _is_rounded(out) else EXACT,
+        change=float((ours - plain).abs().mean()),
+        warnings=said,
+    )
+
+
+def _is_rounded(out: Path) -> bool:
+    with WeightFiles(out) as files:
+        return any(files.tensor(name).dtype != torch.float32 for name in files)
+
+
+def _logprobs_elsewhere(out: Path, form: ExportForm, base: Path, tokens: torch.Tensor) -> torch.Tensor:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(out if form == "merged" else base, dtype=torch.float32)
+    if form == "peft":
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, str(out))
+    with torch.no_grad():
+        logits = model(tokens[None, :-1]).logits[0]
+    return logits.float().log_softmax(-1).gather(-1, tokens[1:, None])[:, 0]

@@ -1,0 +1,91 @@
+"""Checkpoints of a running server, ours or a hosted one, by the official Tinker client.
+
+Owns: listing, downloading, deleting. Never touches: what is in the files.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import tinker
+from tinker.types import Checkpoint
+
+from palestra.checkpoints.errors import CheckpointError, CheckpointNotFound, CheckpointServerError
+from palestra.training.guard import check_server
+from palestra.training.policy import PolicyError, ServerUnreachable
+from palestra.util.files import whole_folder
+
+PAGE = 100
+TRAINED, EXTERNAL = "/weights/", "/external_weights/"
+CHUNK = 1 << 20
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes that have come and, where the server says it, how many there will be; else 0."""
+
+
+class ServerCheckpoints:
+    def __init__(self, server: str, key: str | None) -> None:
+        self._server = server
+        with _errors(server):
+            check_server(server)  # the SDK would try for ever
+            self._service = tinker.ServiceClient(base_url=server, api_key=key or "tml-none")
+            self._rest = tinker.RestClient(base_url=server, api_key=key or "tml-none")
+
+    def list(self) -> list[Checkpoint]:
+        """Newest first."""
+        found: list[Checkpoint] = []
+        with _errors(self._server):
+            while page := self._rest.list_user_checkpoints(limit=PAGE, offset=len(found)).result().checkpoints:
+                found += page
+        return sorted(found, key=lambda one: one.time, reverse=True)
+
+    def delete(self, address: str) -> None:
+        with _errors(address):
+            self._rest.delete_checkpoint_from_tinker_path(address).result()
+
+    def download(self, address: str, folder: Path, progress: Progress = lambda _come, _of: None) -> None:
+        """Saves the files of a checkpoint. Files of a state that can be trained are made by the server for this."""
+        if EXTERNAL in address:
+            self._fetch(address, folder, progress)
+            return
+        if TRAINED not in address:
+            raise CheckpointError(f"{address} cannot be downloaded; give a …/weights/… or …/external_weights/… address")
+        with _errors(address):
+            model = self._service.create_training_client_from_state(address)
+            made = model.save_weights_external(f"export-{secrets.token_hex(8)}").result().path
+        try:
+            self._fetch(made, folder, progress)
+        finally:
+            self.delete(made)
+
+    def _fetch(self, address: str, folder: Path, progress: Progress) -> None:
+        with _errors(address), whole_folder(folder) as temporary, httpx.Client(timeout=60) as client:
+            urls = self._rest.get_external_weights_urls(address).result().urls
+            come = 0
+            for name, url in urls.items():
+                with client.stream("GET", url) as answer, (temporary / Path(name).name).open("wb") as file:
+                    answer.raise_for_status()
+                    size = int(answer.headers.get("content-length", 0))
+                    for chunk in answer.iter_bytes(CHUNK):
+                        come += file.write(chunk)
+                        progress(come, size)
+
+
+@contextmanager
+def _errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except tinker.NotFoundError as error:
+        raise CheckpointNotFound(f"{what}: {error}") from None
+    except ServerUnreachable as error:
+        raise CheckpointServerError(str(error)) from None
+    except PolicyError as error:
+        raise CheckpointError(str(error)) from None
+    except (tinker.APIConnectionError, httpx.TransportError) as error:
+        raise CheckpointServerError(f"{what}: the server does not answer ({error})") from None
+    except (tinker.TinkerError, httpx.HTTPStatusError) as error:
+        raise CheckpointError(f"{what}: {error}") from None

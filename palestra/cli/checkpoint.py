@@ -1,0 +1,231 @@
+"""`palestra checkpoint`: list, look at, export and delete the checkpoints of runs and servers.
+
+Owns: arguments and printing. Never touches: files and servers; `palestra.checkpoints` does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import rich_click as click
+from msgspec import to_builtins
+
+from palestra.cli.options import server_options
+from palestra.cli.output import bytes_text, fail, needs_extra, one_line_errors, print_json
+from palestra.cli.run.common import find, json_option, print_table, run_errors, runs_option
+
+if TYPE_CHECKING:
+    from palestra.checkpoints import SavedCheckpoint
+    from palestra.checkpoints.export import ExportForm
+    from palestra.checkpoints.export_check import ExportCheck
+
+ADDRESS = "tinker://"
+WHICH = re.compile(r"(.+)@(\d+|best|last)")
+
+server_and_key = server_options(default=None)
+
+
+@click.group()
+def checkpoint() -> None:
+    """List, look at, export and delete checkpoints of runs and servers."""
+
+
+@checkpoint.command("list")
+@click.argument("which", metavar="[RUN]", required=False)
+@runs_option
+@server_and_key
+@json_option
+def list_(which: str | None, root: Path, server: str | None, key: str | None, as_json: bool) -> None:
+    """List the checkpoints of RUN, or with --server those of a server, newest first."""
+    if which is None:
+        _list_of_server(server, key, as_json)
+        return
+    with _errors():
+        from palestra.checkpoints import list_checkpoints
+
+        found = list_checkpoints(find(which, root))[::-1]
+    if as_json:
+        print_json([_facts(one) for one in found])
+    elif not found:
+        click.echo(f"{which} has no checkpoints yet")
+    else:
+        scores = sorted({name for one in found for name in one.scores})
+        rows = [
+            [one.name, *(f"{one.scores[s]:.3f}" if s in one.scores else "" for s in scores), _where(one)]
+            for one in found
+        ]
+        print_table([["checkpoint", *scores, "where"], *rows])
+
+
+def _list_of_server(server: str | None, key: str | None, as_json: bool) -> None:
+    if server is None:
+        raise click.UsageError("name a run, or give the address of a server with --server")
+    with _errors():
+        from palestra.checkpoints.remote import ServerCheckpoints
+
+        found = ServerCheckpoints(server, key).list()
+    if as_json:
+        print_json([one.model_dump(mode="json") for one in found])
+    elif not found:
+        click.echo(f"{server} has no checkpoints of yours")
+    else:
+        rows = [[one.tinker_path, bytes_text(one.size_bytes or 0), f"{one.time:%Y-%m-%d %H:%M}"] for one in found]
+        print_table([["address", "size", "saved"], *rows])
+
+
+@checkpoint.command()
+@click.argument("which", metavar="RUN[@STEP]")
+@runs_option
+@json_option
+def show(which: str, root: Path, as_json: bool) -> None:
+    """Show a checkpoint: RUN@200, RUN@best, or the last one of RUN."""
+    with _errors():
+        found = _find(which, root)
+    if as_json:
+        print_json(_facts(found))
+        return
+    lines = {"run": found.run, "step": found.step, "address": found.address, "where": _where(found), **found.scores}
+    for name, value in lines.items():
+        click.echo(f"{name:<16} {value}")
+    click.echo(f"to export it: palestra checkpoint export {which} DIR")
+
+
+@checkpoint.command()
+@click.argument("which", metavar="CHECKPOINT")
+@click.argument("out", metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(["peft", "merged"]),
+    default="peft",
+    show_default=True,
+    help="An adapter for PEFT and vLLM, or a whole model with the adapter folded in.",
+)
+@click.option("--base", metavar="DIR_OR_ID", help="The model it was trained on. [as the checkpoint says]")
+@click.option(
+    "--base-name", metavar="NAME", help="What the adapter calls its base. [its Hugging Face id or folder name]"
+)
+@click.option("--check", is_flag=True, help="Load the export in transformers and compare it with the checkpoint.")
+@runs_option
+@server_and_key
+@json_option
+def export(
+    which: str,
+    out: Path,
+    form: ExportForm,
+    base: str | None,
+    base_name: str | None,
+    check: bool,
+    root: Path,
+    server: str | None,
+    key: str | None,
+    as_json: bool,
+) -> None:
+    """Write CHECKPOINT to DIR in a form that other tools load.
+
+    CHECKPOINT is RUN, RUN@STEP or RUN@best, also while the run goes on; the folder of an adapter; or a tinker://
+    address at --server.
+    """
+    with _errors(), _files_of(which, root, server, key) as adapter, needs_extra("engine"):
+        from palestra.checkpoints.export import base_of, export_checkpoint
+
+        folder = base_of(adapter, base)
+        export_checkpoint(adapter, out, form, base=folder, base_name=base_name)
+        size = sum(file.stat().st_size for file in out.iterdir())
+        checked = _check(out, form, adapter, folder) if check else None
+    if as_json:
+        facts = {"folder": str(out), "form": form, "base": str(folder), "size_bytes": size}
+        print_json(facts | ({"check": to_builtins(checked)} if checked else {}))
+    else:
+        what = "adapter for PEFT" if form == "peft" else "whole model"
+        click.echo(f"{out}: {what}, {bytes_text(size)}, of {which} on {folder}")
+        if checked is not None:
+            click.echo(_check_text(checked))
+    if checked is not None and not checked.is_good:
+        raise fail(f"{out} does not say in transformers what {which} says here; please report this")
+
+
+@checkpoint.command()
+@click.argument("address", metavar="ADDRESS")
+@server_options()
+def delete(address: str, server: str, key: str | None) -> None:
+    """Delete the checkpoint at a tinker:// ADDRESS of a server."""
+    with _errors():
+        from palestra.checkpoints.remote import ServerCheckpoints
+
+        ServerCheckpoints(server, key).delete(address)
+    click.echo(f"{address} is deleted")
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    with run_errors(), needs_extra("train"):
+        from palestra.checkpoints import CheckpointError
+
+        with one_line_errors(CheckpointError):
+            yield
+
+
+def _find(which: str, root: Path) -> SavedCheckpoint:
+    from palestra.checkpoints import find_checkpoint
+
+    chosen = WHICH.fullmatch(which)
+    return find_checkpoint(find(chosen[1] if chosen else which, root), chosen[2] if chosen else "last")
+
+
+@contextmanager
+def _files_of(which: str, root: Path, server: str | None, key: str | None) -> Iterator[Path]:
+    """The folder with the files of a checkpoint, downloaded if need be."""
+    from palestra.checkpoints import CheckpointError
+
+    if (Path(which) / "adapter_config.json").is_file():
+        yield Path(which)
+        return
+    address = which
+    if not which.startswith(ADDRESS):
+        found = _find(which, root)
+        if found.folder is not None:
+            yield found.folder
+            return
+        server, address = server or found.server, found.address
+    if server is None:
+        raise CheckpointError(f"the files of {which} are not here; give the address of the server with --server")
+    from palestra.checkpoints.remote import ServerCheckpoints
+
+    with TemporaryDirectory(prefix="palestra-") as temporary:
+        folder = Path(temporary) / "adapter"
+        ServerCheckpoints(server, key).download(address, folder)
+        yield folder
+
+
+def _check(out: Path, form: ExportForm, adapter: Path, base: Path) -> ExportCheck:
+    with needs_extra("dev"):
+        from palestra.checkpoints.export_check import check_export
+
+        return check_export(out, form, adapter, base)
+
+
+def _check_text(found: ExportCheck) -> str:
+    words = f"{found.mean_difference:.1e} nats in the mean, {found.largest_difference:.1e} at most"
+    text = f"log-probabilities in transformers differ by {words}; the adapter changes them by {found.change:.2f}"
+    return "\n".join([text, *found.warnings])
+
+
+def _where(one: SavedCheckpoint) -> str:
+    return str(one.folder or one.server or "files are gone")
+
+
+def _facts(one: SavedCheckpoint) -> dict[str, object]:
+    return {
+        "run": one.run.name,
+        "step": one.step,
+        "address": one.address,
+        "server": one.server,
+        "folder": None if one.folder is None else str(one.folder),
+        "scores": one.scores,
+    }

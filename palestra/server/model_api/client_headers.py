@@ -1,0 +1,39 @@
+"""What a client's headers say about it: its name and version, and for which of its agents a call is.
+
+Owns: these headers. Never touches: keys.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from palestra.config.redaction import redact
+
+MAX_NAME = 120
+_COMMENT = re.compile(r"\([^()]*\)")
+_SUBAGENTS = {"x-openai-subagent": None, "x-claude-code-agent-id": "subagent"}
+"""Headers of Codex and Claude Code on calls for a sub-agent, and the name of that agent; None: the header's value, as
+Codex sends a kind. Claude Code sends an id that is new each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientHeaders:
+    client: str = ""
+    """Name and version of the program, as in `claude-cli/2.1.325`."""
+    agent: str = ""
+    """The sub-agent for which it makes the call; empty for its main agent."""
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> ClientHeaders:
+        products = _COMMENT.sub(" ", headers.get("user-agent", "")[: 4 * MAX_NAME])
+        return cls(_shown(" ".join(products.split())), _shown(_agent(headers)))
+
+
+def _agent(headers: Mapping[str, str]) -> str:
+    return next((name or headers[header] for header, name in _SUBAGENTS.items() if headers.get(header)), "")
+
+
+def _shown(text: str) -> str:
+    return redact(text)[:MAX_NAME]

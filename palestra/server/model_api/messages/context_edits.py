@@ -1,0 +1,31 @@
+"""Edits of `context_management`: what a server would take out of a conversation before the model reads it.
+
+Owns: which edits leave a conversation as it is. Never touches: conversations; nothing is ever taken out of one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from palestra.server.core.wire_errors import shown
+from palestra.server.model_api.messages.errors import wrong
+from palestra.util.json_types import JsonObject
+
+FIELD = "context_management"
+THINKING_EDIT = "clear_thinking_20251015"
+KEEP_ALL: tuple[Any, ...] = ("all", {"type": "all"})
+
+
+def check_edits(given: JsonObject | None) -> None:
+    """Raises a refusal for an edit that would take something out."""
+    edits = (given or {}).get("edits") or []
+    if not isinstance(edits, list) or not all(isinstance(edit, dict) for edit in edits):
+        raise wrong(f"{FIELD}.edits", "it must be a list of edits")
+    for i, edit in enumerate(edits):
+        where, kind = f"{FIELD}.edits[{i}]", edit.get("type")
+        if kind != THINKING_EDIT:
+            detail = f"an edit of type {shown(kind)} is not supported; clear or compact the conversation at the client"
+            raise wrong(where, detail, code="unsupported")
+        if edit.get("keep") not in KEEP_ALL:
+            detail = f'keep is {shown(edit.get("keep"))}; what was sampled stays in the conversation, so send "all"'
+            raise wrong(where, detail, code="unsupported")
