@@ -22,6 +22,7 @@ from palestra.model.lora.adapter_files import adapter_matrices
 from palestra.model.lora.linear import LoraPlan
 from palestra.model.mixers import delta_rule
 from palestra.model.mixers.packed_recurrence import packed_recurrence
+from palestra.model.mlp.routing import Routing
 from palestra.model.sampling import state_slots
 from palestra.types import Datum, LoraConfig, SampleRequest, SampleResult, SamplingParams
 
@@ -92,7 +93,10 @@ class Bench:
     # Running
 
     def logits(
-        self, sequences: Sequence[Sequence[int]], adapters: Sequence[Adapter | None] | None = None
+        self,
+        sequences: Sequence[Sequence[int]],
+        adapters: Sequence[Adapter | None] | None = None,
+        routing: Routing | None = None,
     ) -> list[Tensor]:
         """All logits of the sequences, computed as one packed batch."""
         decoder, lengths = self.model.decoder, [len(s) for s in sequences]
@@ -102,7 +106,8 @@ class Bench:
         positions = torch.cat([torch.arange(n) for n in lengths])
         with torch.no_grad():
             recur = packed_recurrence(lengths, self.model.spec, "cpu", decoder.dtype)
-            hidden = decoder(tokens, positions, PackedAttention(lengths, self.model.spec.windows), plan, recur)
+            attend = PackedAttention(lengths, self.model.spec.windows)
+            hidden = decoder(tokens, positions, attend, plan, recur, routing=routing)
             return list(_unembed(self.model, hidden, plan).split(lengths))
 
     def distributions(

@@ -27,7 +27,7 @@ def refused(what, attempt):
 FILES = """
 for path in ("/etc/shadow", "/etc/sudoers", "/root", "/var/log", "/boot", "/home/%(user)s", "%(secret_file)s",
              "/proc/1/root/root", "/proc/1/cwd/root", "/proc/self/root/root", "/proc/kcore", "/dev/mem", "/dev/sda",
-             "/dev/vda", "/dev/kmsg", "/sys/kernel", "/run/docker.sock", "/var/run/docker.sock", "/proc/1/environ_"):
+             "/dev/vda", "/dev/kmsg", "/run/docker.sock", "/var/run/docker.sock", "/proc/1/environ_"):
     refused(path, lambda: os.listdir(path) if os.path.isdir(path) else open(path, "rb").read(1))
 for path in ("/usr/x", "/etc/x", "/x", "/bin/x", "/lib/x", "/dev/x", "/run/x", "/proc/x", "/.scratch/x"):
     refused("wrote " + path, lambda: open(path, "wb"))

@@ -94,6 +94,11 @@ def unpack_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
     return out.view(*blocks.shape[:-2], -1)
 
 
+def mxfp4_scales(exponents: Tensor) -> Tensor:
+    """The powers of two that the exponents stand for."""
+    return torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents.to(torch.int32) - MX_BIAS)
+
+
 def unpack_fp8(weight: Tensor, scale_inv: Tensor) -> Tensor:
     """e4m3 times the scale of its block of 128x128, or the one scale there is: float32."""
     wide, scale = weight.float(), scale_inv.float()

@@ -23,11 +23,15 @@ Shapes = Sequence[tuple[str, tuple[int, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
-class StoredAs:
-    """How files lay out what products want as [..., outputs, inputs]."""
+class Transposed:
+    """Stacks that plain files have as [..., inputs, outputs]."""
 
     shape: tuple[int, ...]
-    arrange: Callable[[Tensor], Tensor]
+    order: Callable[[Tensor], Tensor] = lambda rows: rows
+    """Puts outputs, [..., outputs, n], into the order in which products want them."""
+
+    def arrange(self, weight: Tensor) -> Tensor:
+        return self.order(weight.mT)
 
 
 class ProductReader:
@@ -42,7 +46,7 @@ class ProductReader:
         self.files, self.dtype, self.device, self.form, self.cache = files, dtype, device, form, cache
         self.scratch, self._count = Scratch(), 0
 
-    def read(self, parts: Rows, inputs: int, stored: StoredAs | None = None) -> FrozenWeight:
+    def read(self, parts: Rows, inputs: int, stored: Transposed | None = None) -> FrozenWeight:
         """The parts stacked, [all outputs, inputs]: one product instead of several."""
         shapes = [(name, (n,) if isinstance(n, int) else n) for name, n in parts]
         if self.form is not None and self.form.fits(inputs):
@@ -58,11 +62,12 @@ class ProductReader:
                 place.view(*shape, inputs).copy_(stored.arrange(self.files.tensor(name, stored.shape)))
         return whole
 
-    def _read_packed(self, parts: Shapes, inputs: int, form: Form, stored: StoredAs | None) -> PackedWeight:
+    def _read_packed(self, parts: Shapes, inputs: int, form: Form, stored: Transposed | None) -> PackedWeight:
         """Each part is quantised alone and dropped, so that one of them at a time is there in full."""
         number, self._count = self._count, self._count + 1
         shapes, code_type = packed_shapes(form, sum(prod(shape) for _, shape in parts), inputs)
-        kept = self.cache.get(number, shapes, code_type) if self.cache is not None else None
+        cache = None if all(self._is_kept(name, shape, form) for name, shape in parts) else self.cache
+        kept = cache.get(number, shapes, code_type) if cache is not None else None
         if kept is not None:
             codes, scales = (tensor.to(self.device) for tensor in kept)
             self.files.skip(name for name, _ in parts)
@@ -74,15 +79,24 @@ class ProductReader:
             rows = slice(start, start := start + prod(shape))
             found = self._quantised(name, shape, inputs, form, stored)
             codes[rows], scales[rows] = (tensor.flatten(0, -2) for tensor in found)
-        if self.cache is not None:
-            self.cache.put(number, codes, scales)
+        if cache is not None:
+            cache.put(number, codes, scales)
         return PackedWeight(form, codes, scales, self.dtype, self.scratch)
 
+    def _is_kept(self, name: str, shape: tuple[int, ...], form: Form) -> bool:
+        """Whether the files have it in this form, so that its codes stay as they are: FP8 of single weights, MXFP4 of
+        stacks."""
+        return form.name == self.files.packing(name) == ("fp8" if len(shape) == 1 else "mxfp4")
+
     def _quantised(
-        self, name: str, shape: tuple[int, ...], inputs: int, form: Form, stored: StoredAs | None
+        self, name: str, shape: tuple[int, ...], inputs: int, form: Form, stored: Transposed | None
     ) -> tuple[Tensor, Tensor]:
+        is_kept = self._is_kept(name, shape, form)
+        if stored is not None and is_kept:
+            codes, scales = self.files.packed_mxfp4(name, stored.shape)
+            return stored.order(codes), stored.order(scales)
         if stored is not None:
             return quantise(stored.arrange(self.files.tensor(name, stored.shape)).to(self.device), form)
-        if len(shape) == 1 and self.files.packing(name) == form.name == "fp8":
-            return self.files.packed_fp8(name, (*shape, inputs), form.group_of(inputs))
+        if is_kept:
+            return self.files.packed_fp8(name, (shape[0], inputs), form.group_of(inputs))
         return quantise(self.files.tensor(name, (*shape, inputs)).to(self.device), form)

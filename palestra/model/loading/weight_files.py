@@ -19,6 +19,7 @@ from palestra.model.loading.packed_files import (
     PackedFileError,
     Packing,
     fp8_group_scales,
+    mxfp4_scales,
     packed_names,
     plain_name,
     plain_shape,
@@ -88,6 +89,13 @@ class WeightFiles:
         """A weight that the files keep in FP8, as it is: its codes, and scales of each row's groups."""
         self._check(name, shape)
         return self._read(name), fp8_group_scales(self._read(f"{name}_scale_inv"), *shape, group)
+
+    def packed_mxfp4(self, name: str, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """A weight that the files keep in MXFP4 and that plain files would have in this shape: its codes as they are,
+        [..., outputs, inputs / 2], and their groups' scales as float32."""
+        self._check(name, shape)
+        codes, exponents = self._read(f"{name}_blocks"), self._read(f"{name}_scales")
+        return codes.flatten(-2), mxfp4_scales(exponents)
 
     def _check(self, name: str, shape: tuple[int, ...] | None) -> None:
         found = self.shape(name)

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from palestra.model.errors import WeightsError
 from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec, ExpertsSpec, MlpSpec
-from palestra.model.loading.product_reader import ProductReader, Rows, StoredAs
+from palestra.model.loading.product_reader import ProductReader, Rows, Transposed
 from palestra.model.loading.progress import LoadProgress
 from palestra.model.loading.quantised_cache import QuantisedCache
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.quantised.forms import Form
-from palestra.model.quantised.packed import FrozenWeight, unflatten
+from palestra.model.quantised.packed import FrozenWeight, as_stack
 
 log = logging.getLogger(__name__)
 
@@ -237,9 +237,9 @@ class _Reader:
         return ExpertsWeights(
             router=self.get(f"{name}.router.weight", n, h),
             router_bias=self.get(f"{name}.router.bias", n, dtype=torch.float32),
-            gate_up=self.stack(gate_up, (n, 2 * i), h, StoredAs((n, h, 2 * i), lambda w: by_halves(w.mT))),
+            gate_up=self.stack(gate_up, (n, 2 * i), h, Transposed((n, h, 2 * i), by_halves)),
             gate_up_bias=by_halves(self.get(f"{gate_up}_bias", n, 2 * i)[..., None]).squeeze(-1),
-            down=self.stack(down, (n, h), i, StoredAs((n, i, h), lambda w: w.mT)),
+            down=self.stack(down, (n, h), i, Transposed((n, i, h))),
             down_bias=self.get(f"{down}_bias", n, h),
         )
 
@@ -255,7 +255,7 @@ class _Reader:
                 )
             gate_up = [(f"{name}.{e}.{part}_proj.weight", i) for e in range(n) for part in ("gate", "up")]
             down = [(f"{name}.{e}.down_proj.weight", h) for e in range(n)]
-        return unflatten(self.products.read(gate_up, h), n), unflatten(self.products.read(down, i), n)
+        return as_stack(self.products.read(gate_up, h), n), as_stack(self.products.read(down, i), n)
 
     def get(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         place = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
@@ -268,8 +268,8 @@ class _Reader:
             return self.get(name, size)
         return self.get(name, size, dtype=torch.float32) + 1.0
 
-    def stack(self, name: str, outputs: tuple[int, int], inputs: int, stored: StoredAs) -> FrozenWeight:
-        return unflatten(self.products.read([(name, outputs)], inputs, stored), outputs[0])
+    def stack(self, name: str, outputs: tuple[int, int], inputs: int, stored: Transposed) -> FrozenWeight:
+        return as_stack(self.products.read([(name, outputs)], inputs, stored), outputs[0])
 
     def product(self, name: str, outputs: int, inputs: int) -> FrozenWeight:
         return self.products.read([(name, outputs)], inputs)

@@ -23,7 +23,7 @@ from palestra.model.lora.expert_products import ExpertLora
 from palestra.model.lora.linear import LoraPlan
 from palestra.model.mlp.dense import DenseMlp
 from palestra.model.mlp.routing import Dispatch, Routing, choose_experts
-from palestra.model.quantised.packed import FrozenWeight
+from palestra.model.quantised.packed import FrozenWeight, dense_stack
 
 
 class ExpertsMlp:
@@ -61,9 +61,8 @@ class _Experts:
 
     def _dense(self, weight: FrozenWeight) -> Tensor:
         """Written out for the experts that are visited; on a GPU for all, since asking which would wait for it."""
-        if isinstance(weight, Tensor):
-            return weight
-        return weight.dense([n for n, _, _ in self.dispatch.spans] if weight.codes.device.type == "cpu" else None)
+        visited = [n for n, _, _ in self.dispatch.spans] if self.dispatch.ends.device.type == "cpu" else []
+        return dense_stack(weight, visited)
 
     def forward(self, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
         """The output, and what the backward pass needs: gate and up of each pair, what adapters made inside."""

@@ -107,7 +107,7 @@ class Dispatch:
 
     def product(self, x: Tensor, matrices: Tensor) -> Tensor:
         """Each sorted row times its expert's matrix: [pairs, in] by [experts, in, out]."""
-        if _can_group(x, matrices):
+        if _can_group(x, matrices) or _can_loop(x, matrices):
             return grouped_mm(x, matrices, offs=self.ends)
         y = x.new_empty(len(x), matrices.shape[2])
         for n, start, end in self.spans:
@@ -143,10 +143,15 @@ def _multiply(x: Tensor, matrix: Tensor, out: Tensor) -> None:
 
 def _can_group(*operands: Tensor) -> bool:
     """Whether torch has one kernel for all groups."""
-    return all(
-        t.is_cuda
-        and t.dtype == torch.bfloat16
-        and t.data_ptr() % GROUPED_ALIGNMENT == 0
-        and all(s == 1 or s * t.itemsize % GROUPED_ALIGNMENT == 0 for s in t.stride())
-        for t in operands
-    )
+    return all(t.is_cuda and t.dtype == torch.bfloat16 and _is_aligned(t) for t in operands)
+
+
+def _can_loop(x: Tensor, matrices: Tensor) -> bool:
+    """Whether torch's own loop on a CPU, which is faster than one in Python, does what `_multiply` would do."""
+    is_plain = not x.is_cuda and x.dtype == torch.float32 and matrices.stride(-1) == 1
+    return is_plain and _is_aligned(x) and _is_aligned(matrices)
+
+
+def _is_aligned(t: Tensor) -> bool:
+    in_bytes = (s * t.itemsize for s in t.stride() if s != 1)
+    return t.data_ptr() % GROUPED_ALIGNMENT == 0 and all(s % GROUPED_ALIGNMENT == 0 for s in in_bytes)

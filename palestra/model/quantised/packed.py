@@ -91,10 +91,27 @@ def dense(weight: FrozenWeight) -> Tensor:
     return weight.dense() if isinstance(weight, PackedWeight) else weight
 
 
-def unflatten(weight: FrozenWeight, n: int) -> FrozenWeight:
+def dense_stack(stack: FrozenWeight, only: Sequence[int]) -> Tensor:
+    """A stack of weights as products take it; on a CPU, of packed ones `only` these are written out."""
+    if isinstance(stack, Tensor):
+        return stack
+    return by_inputs(stack.dense(only), only) if stack.codes.device.type == "cpu" else stack.dense()
+
+
+def by_inputs(stack: Tensor, only: Sequence[int]) -> Tensor:
+    """The same weights, laid out by their inputs, in place: for the few rows that an expert has, OpenBLAS on ARM takes
+    up to 3 times as long where these are not the rows in memory."""
+    turned = stack.view(len(stack), stack.shape[2], stack.shape[1])
+    for i in only:
+        turned[i] = stack[i].T.contiguous()
+    return turned.mT
+
+
+def as_stack(weight: FrozenWeight, n: int) -> FrozenWeight:
     """[n * outputs, inputs] as a stack of n weights."""
     if isinstance(weight, Tensor):
-        return weight.unflatten(0, (n, -1))
+        stack = weight.unflatten(0, (n, -1))
+        return by_inputs(stack, range(n)) if weight.device.type == "cpu" else stack
     return replace(weight, codes=weight.codes.unflatten(0, (n, -1)), scales=weight.scales.unflatten(0, (n, -1)))
 
 

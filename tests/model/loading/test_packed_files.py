@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from palestra.model import ModelSpec, UnsupportedModel, WeightsError, export_merged, load_model
+from palestra.model.loading import quantised_cache
 from palestra.model.loading.packed_files import E2M1, unpack_fp8, unpack_mxfp4
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.quantised.packed import dense
@@ -121,6 +122,38 @@ def test_merged_export_of_a_packed_model_is_plain_bfloat16_and_says_so(random_mo
     with WeightFiles(folder) as files:
         expected = files.tensor(name) + adapter.stack.layout.scale * change
     assert torch.equal(merged[name], expected.to(torch.bfloat16))
+
+
+def write_mxfp4(source: Path, folder: Path) -> Path:
+    """The model with experts in MXFP4, as gpt-oss is published; the codes are drawn anew."""
+    shutil.copytree(source, folder)
+    tensors, generator = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(0)
+    for name in [n for n in tensors if n.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        n, inputs, outputs = tensors.pop(name).shape
+        shape = (n, outputs, inputs // 32)
+        tensors[f"{name}_blocks"] = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
+        tensors[f"{name}_scales"] = torch.randint(115, 124, shape, generator=generator, dtype=torch.uint8)
+    save_file(tensors, folder / "model.safetensors")
+    edit_config(folder, quantization_config={"quant_method": "mxfp4"})
+    return folder
+
+
+def test_mxfp4_files_stay_as_they_are(random_model, tmp_path, monkeypatch):
+    """Their bytes are the codes, in the order of outputs that products want, and nothing is cached beside them."""
+    monkeypatch.setattr(quantised_cache, "MIN_BYTES", 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = write_mxfp4(random_model("gpt_oss", shape="tiny"), tmp_path / "mxfp4")
+    kept, plain = (load_model(folder, weights=weights).decoder.weights.layers for weights in ("mxfp4", None))
+    files = load_file(folder / "model.safetensors")
+    for n, (packed, written_out) in enumerate(zip(kept, plain, strict=True)):
+        name = f"model.layers.{n}.mlp.experts"
+        assert torch.equal(packed.mlp.down.codes, files[f"{name}.down_proj_blocks"].flatten(-2))
+        gate, up = packed.mlp.gate_up.codes.chunk(2, 1)
+        assert torch.equal(torch.stack([gate, up], 2).flatten(1, 2), files[f"{name}.gate_up_proj_blocks"].flatten(-2))
+        assert torch.equal(dense(packed.mlp.gate_up), written_out.mlp.gate_up)
+        assert torch.equal(dense(packed.mlp.down), written_out.mlp.down)
+    cached = list((tmp_path / "cache").rglob("*.safetensors"))
+    assert len(cached) == 2 * len(kept)  # attention alone: q, k, v together, and o
 
 
 NAME = "model.layers.1.mlp.up_proj.weight"
