@@ -25,7 +25,7 @@ from palestra.sandbox.owned_folders import OwnedFolder, abandoned
 from palestra.sandbox.spec import SandboxSpec
 from palestra.util.processes import DEVNULL, PIPE, kill, spawn, stop
 
-START_S = 120.0
+START_S, ANSWER_S = 120.0, 30.0
 FEW = 16384
 USER, HOME = "1000:1000", "/tmp"
 LABEL = "palestra.sandbox"
@@ -62,7 +62,12 @@ class DockerSandbox(CommandSandbox):
     def problem(cls) -> str | None:
         if shutil.which(cls.program) is None:
             return f"{cls.program} is not installed"
-        asked = subprocess.run([cls.program, "ps", "-q"], capture_output=True, text=True, check=False, stdin=DEVNULL)
+        try:
+            asked = subprocess.run(
+                [cls.program, "ps", "-q"], capture_output=True, text=True, check=False, stdin=DEVNULL, timeout=ANSWER_S
+            )
+        except subprocess.TimeoutExpired:
+            return f"{cls.program} does not answer"
         words = asked.stderr.strip().splitlines()
         return f"{cls.program} does not run: {words[-1] if words else asked.returncode}" if asked.returncode else None
 

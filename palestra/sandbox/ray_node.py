@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from palestra.sandbox.errors import SandboxEnded, SandboxError
+from palestra.sandbox.errors import SandboxEnded, SandboxError, SandboxUnavailable
 from palestra.sandbox.local.backend import LocalSandbox
 from palestra.sandbox.spec import ExecResult, SandboxSpec
 from palestra.util.files import replacing
@@ -66,7 +66,7 @@ class RaySandbox:
 
     async def start(self) -> Self:
         if problem := self.problem():
-            raise SandboxError(problem)
+            raise SandboxUnavailable(problem)
         import ray  # pyright: ignore[reportMissingImports]
 
         where = {f"node:{self.spec.host}": 0.001} if self.spec.host else {}
