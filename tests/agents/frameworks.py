@@ -88,7 +88,7 @@ FRAMEWORKS = [
     Framework("smolagents", end=tool_call("final_answer", answer="Nice answer of smolagents")),
     Framework("litellm", python=python("litellm")),
     DSPY,
-    Framework("inspect"),
+    Framework("inspect", "responses"),
     Framework("autogen"),
     Framework("crewai", python=python("crewai")),
 ]

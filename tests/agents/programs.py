@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,17 @@ CODEX = AgentProgram(
     lambda episode: {"CODEX_API_KEY": episode.api_key},
     ignored=("tools.web_search",),
 )
+PATCHING_CODEX = replace(
+    CODEX,
+    name="patching",
+    act=lambda word: tool_call("apply_patch", input=f"*** Begin Patch\n*** Add File: out.txt\n+{word}\n*** End Patch"),
+    command=lambda episode, prompt: [
+        *("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
+        *("-c", f'openai_base_url="{episode.base_url}"', "-m", "gpt-5.5", prompt),
+    ],
+    ignored=("text.verbosity", "tools.tool_search", "tools.web_search", "reasoning.effort"),
+)
+"""Codex with the tools that it has for a model it knows: one of them is custom. An episode answers to any name."""
 OPENCODE = AgentProgram(
     "opencode",
     NPM / "opencode",
@@ -185,4 +196,4 @@ AIDER_CHAT = AgentProgram(
     turns=1,
 )
 
-PROGRAMS = [CLAUDE_CODE, CODEX, OPENCODE, QWEN_CODE, MINI_SWE_AGENT, AIDER_CHAT]
+PROGRAMS = [CLAUDE_CODE, CODEX, PATCHING_CODEX, OPENCODE, QWEN_CODE, MINI_SWE_AGENT, AIDER_CHAT]

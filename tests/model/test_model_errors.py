@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,6 +107,64 @@ def test_unsupported_field_is_named_with_what_is_supported(copy_of, fields, part
     message = message_of(UnsupportedModel, folder)
     for part in (str(folder / "config.json"), *parts):
         assert part in message
+
+
+EXPERTS = "model.layers.1.mlp.experts"
+
+
+@pytest.mark.parametrize(
+    ("fields", "parts"),
+    [
+        ({"num_experts": 16}, ["'model.layers.0.mlp.experts.8.gate_proj.weight'", "the config asks for it"]),
+        ({"num_experts": 4}, ["more experts than the 4"]),
+        ({"num_experts_per_tok": 9}, ["num_experts_per_tok (9)", "experts (8)"]),
+        ({"moe_intermediate_size": 64}, ["gate_proj", "[48, 64]", "[64, 64]"]),
+        ({"mlp_only_layers": [9]}, ["mlp_only_layers ([9])", "2 layers"]),
+        ({"num_hidden_layers": 3}, ["model.layers.2."]),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_config_of_experts_that_contradicts_the_files_is_told(copy_of, fields, parts):
+    folder = copy_of(family="qwen3_moe")
+    edit_config(folder, **fields)
+    message = message_of(ModelError, folder)
+    for part in (str(folder), *parts):
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "parts"),
+    [
+        (f"{EXPERTS}.3.gate_proj.weight", None, ["no tensor named"]),
+        (f"{EXPERTS}.7.up_proj.weight", None, ["no tensor named"]),
+        (f"{EXPERTS}.2.down_proj.weight", (64, 47), ["[64, 47]", "[64, 48]"]),
+        ("model.layers.1.mlp.gate.weight", None, ["no tensor named"]),
+        ("model.layers.1.mlp.gate.weight", (7, 64), ["[7, 64]", "[8, 64]"]),
+    ],
+)
+def test_experts_that_are_missing_or_of_another_shape_are_named(copy_of, name, shape, parts):
+    folder = copy_of(family="qwen3_moe")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[name]
+    save_file(tensors | ({} if shape is None else {name: torch.zeros(shape)}), folder / "model.safetensors")
+    message = message_of(WeightsError, folder)
+    for part in (str(folder), name, *parts):
+        assert part in message
+
+
+@pytest.mark.slow  # it starts a process
+def test_what_headers_tell_is_told_without_importing_a_compiler(copy_of):
+    """Arithmetic on torch's device meta imports it, which takes seconds."""
+    folder = copy_of(family="qwen3_5_moe")
+    edit_config(folder, num_hidden_layers=3, layer_types="remove")
+    check = (
+        "import sys, palestra.model as m\n"
+        "try: m.load_model(sys.argv[1])\n"
+        "except m.WeightsError as e: print(e, 'torch._dynamo' in sys.modules)"
+    )
+    said = subprocess.run([sys.executable, "-c", check, str(folder)], capture_output=True, text=True, check=True).stdout
+    assert "no tensor named" in said
+    assert said.endswith("False\n")
 
 
 def test_missing_config_is_named(copy_of):

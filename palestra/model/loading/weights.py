@@ -6,7 +6,7 @@ Owns: names, shapes, fusing of projections. Never touches: compute, how files ar
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,6 +129,18 @@ def read_weights(
         return weights
 
 
+# Headers are checked on the device `meta`, where a sum or a torch.cat would take seconds to import torch's compiler.
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """One below the other."""
+    return parts[0] if parts[0].is_meta else torch.cat(parts)
+
+
+def changed(weight: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    return weight if weight.is_meta else change(weight)
+
+
 def by_halves(rows: Tensor) -> Tensor:
     """Rows of gate and up that stand by turns, [..., 2 * size, n], as all of gate before all of up."""
     return rows.unflatten(-2, (-1, 2)).transpose(-3, -2).flatten(-3, -2)
@@ -177,7 +189,7 @@ class _Reader:
         qk_norm = None
         if mixer.qk_norm:
             q_norm, k_norm = (self.norm(f"{name}.{x}_norm.weight", spec.head_dim) for x in "qk")
-            qk_norm = torch.cat([q_norm.expand(spec.n_heads, -1), k_norm.expand(spec.n_kv_heads, -1)])
+            qk_norm = joined([q_norm.expand(spec.n_heads, -1), k_norm.expand(spec.n_kv_heads, -1)])
         return AttentionWeights(
             qkv=self.products.read([(f"{name}.{part}.weight", n) for part, n in qkv], h),
             qkv_bias=self.biases(name, qkv, mixer.qkv_bias),
@@ -196,14 +208,14 @@ class _Reader:
         else:
             qkv = self.product(f"{name}.in_proj_qkv.weight", mixer.conv_size, h)
             z = self.product(f"{name}.in_proj_z.weight", values, h)
-            ba = torch.cat([self.get(f"{name}.in_proj_{x}.weight", heads, h) for x in "ba"])
+            ba = joined([self.get(f"{name}.in_proj_{x}.weight", heads, h) for x in "ba"])
         conv = self.get(f"{name}.conv1d.weight", mixer.conv_size, 1, mixer.conv_kernel, dtype=torch.float32)
         return DeltaNetWeights(
             qkv=qkv,
             z=z,
             ba=ba,
             conv=conv[:, 0].T.contiguous(),
-            neg_a=-self.get(f"{name}.A_log", heads, dtype=torch.float32).exp(),
+            neg_a=changed(self.get(f"{name}.A_log", heads, dtype=torch.float32), lambda a: -a.exp()),
             dt_bias=self.get(f"{name}.dt_bias", heads, dtype=torch.float32),
             norm=self.get(f"{name}.norm.weight", mixer.value_dim, dtype=torch.float32),
             out=self.product(f"{name}.out_proj.weight", h, values),
@@ -266,7 +278,7 @@ class _Reader:
         """A norm's factors: in float32 where one was added, since the sum has more digits than a half holds."""
         if not self.spec.has_offset_norms:
             return self.get(name, size)
-        return self.get(name, size, dtype=torch.float32) + 1.0
+        return changed(self.get(name, size, dtype=torch.float32), lambda w: w + 1.0)
 
     def stack(self, name: str, outputs: tuple[int, int], inputs: int, stored: Transposed) -> FrozenWeight:
         return as_stack(self.products.read([(name, outputs)], inputs, stored), outputs[0])
@@ -275,4 +287,4 @@ class _Reader:
         return self.products.read([(name, outputs)], inputs)
 
     def biases(self, prefix: str, parts: Parts, present: bool) -> Tensor | None:
-        return torch.cat([self.get(f"{prefix}.{part}.bias", size) for part, size in parts]) if present else None
+        return joined([self.get(f"{prefix}.{part}.bias", size) for part, size in parts]) if present else None

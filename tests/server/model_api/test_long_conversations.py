@@ -92,8 +92,9 @@ def thinking_bias(style: str, tokenizer: ChatTokenizer) -> dict[str, float]:
 class Agent:
     """One that is careless with histories. The model is random, so it is made to think, to call and to end."""
 
-    def __init__(self, style: str, client: openai.OpenAI, tokenizer: ChatTokenizer, seed: int):
+    def __init__(self, style: str, client: openai.OpenAI, tokenizer: ChatTokenizer, seed: int, *, streams: bool):
         self.style, self.client, self.tokenizer, self.rng = style, client, tokenizer, random.Random(seed)
+        self.streams = streams
         self.history: list[Any] = [{"role": "system", "content": "Be."}, {"role": "user", "content": self.text()}]
         self.calls: list[Any] = []
         """Of the model: each with its prompt and what was sampled."""
@@ -104,13 +105,27 @@ class Agent:
 
     def ask(self, messages: list[Any], **options: Any) -> Any:
         extra = {"return_token_ids": True, **options.pop("extra_body", {})}
-        answer: Any = self.client.chat.completions.create(
-            **{"model": self.style, "messages": messages, "tools": TOOLS, "extra_body": extra, **options},
-            seed=self.rng.randrange(2**31),
-        )
+        given: dict[str, Any] = {"model": self.style, "messages": messages, "tools": TOOLS, "extra_body": extra}
+        given |= {"seed": self.rng.randrange(2**31), **options}
+        create = self.streamed if self.streams else self.client.chat.completions.create
+        answer: Any = create(**given)
         self.calls.append(answer)
         if any("\ufffd" in self.tokenizer.decode([token]) for token in answer.choices[0].token_ids):
             self.kinds.add("parts of characters")
+        return answer
+
+    def streamed(self, **given: Any) -> Any:
+        """The SDK's own sum of the parts, which loses some fields that are not OpenAI's."""
+        chunks: list[Any] = []
+        with self.client.chat.completions.stream(**given, stream_options={"include_usage": True}) as stream:
+            try:
+                chunks.extend(event.chunk for event in stream if event.type == "chunk")
+                answer: Any = stream.get_final_completion()
+            except openai.LengthFinishReasonError as cut:  # it wants whole answers from this call
+                answer = cut.completion
+        parts = [getattr(choice, "token_ids", None) or [] for chunk in chunks for choice in chunk.choices]
+        answer.choices[0].token_ids = [token for part in parts for token in part]
+        answer.trace_id = chunks[-1].trace_id
         return answer
 
     def turn(self) -> None:
@@ -179,9 +194,9 @@ def _whole(answer: Any) -> list[int]:
     return [*answer.prompt_token_ids, *answer.choices[0].token_ids]
 
 
-def check(families: Families, folder: Path, style: str, turns: int, seed: int) -> Agent:
+def check(families: Families, folder: Path, style: str, turns: int, seed: int, *, streams: bool = False) -> Agent:
     with families.openai() as client:
-        agent = Agent(style, client, ChatTokenizer.load(folder), seed)
+        agent = Agent(style, client, ChatTokenizer.load(folder), seed, streams=streams)
         for _ in range(turns):
             agent.turn()
     for before, after in pairwise(agent.calls):
@@ -206,9 +221,12 @@ def test_conversations_stay_token_for_token(families: Families, folders: dict[st
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("streams", [False, True], ids=["plain", "streamed"])
 @pytest.mark.parametrize("style", FAMILIES)
-def test_fifty_turns_stay_token_for_token(families: Families, folders: dict[str, Path], style: str) -> None:
-    agent = check(families, folders[style], style, turns=50, seed=2)
+def test_fifty_turns_stay_token_for_token(
+    families: Families, folders: dict[str, Path], style: str, streams: bool
+) -> None:
+    agent = check(families, folders[style], style, turns=50, seed=2, streams=streams)
     assert agent.kinds >= {"thought", "continued", "calls 1", "parts of characters"}
 
 
