@@ -60,10 +60,10 @@ class LocalSandbox(CommandSandbox):
             raise SandboxError("the sandbox was started before")
         if problem := await asyncio.to_thread(self.problem):
             raise SandboxUnavailable(problem)
-        if (parent := cgroup.place()) is not None:
-            self._cgroup = cgroup.SandboxCgroup.make(parent, self.spec.limits)
-        self._common = self._common_order()
         try:
+            if (parent := cgroup.place()) is not None:
+                self._cgroup = cgroup.SandboxCgroup.make(parent, self.spec.limits)
+            self._common = self._common_order()
             found = await self._launch()
             self._watched = WatchedSandbox(found[1], found[0], self.spec.limits.memory_bytes)
             if self.spec.door is not None:

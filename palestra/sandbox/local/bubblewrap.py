@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -99,8 +100,8 @@ def problem() -> str | None:
         return "the local sandbox needs Linux"
     if seccomp.contained(has_cgroup=False) is None:
         return f"there is no filter of system calls for {platform.machine()} (only x86_64 and aarch64)"
-    release = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
-    if release < OLDEST_KERNEL:
+    release = re.match(r"(\d+)\.(\d+)", platform.release())
+    if release is None or (int(release[1]), int(release[2])) < OLDEST_KERNEL:
         return f"Linux {platform.release()} cannot limit the processes of a sandbox; 5.14 or newer can"
     if shutil.which("bwrap") is None:
         return "bubblewrap is not installed (apt-get install bubblewrap)"
