@@ -35,8 +35,8 @@ def left(mark: str = MARK) -> list[int]:
 
 
 def helpers() -> set[int]:
-    """Processes that this one has started and that have not ended."""
-    return {one.pid for one in psutil.Process().children(recursive=True) if _lives(one)}
+    """Processes that this one has started itself and that have not ended."""
+    return {one.pid for one in psutil.Process().children() if _lives(one)}
 
 
 def _lives(process: psutil.Process) -> bool:
