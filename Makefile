@@ -72,9 +72,9 @@ NEMO_GYM := 0.7.0
 
 nemo-gym: .nemo-gym/$(NEMO_GYM).ready ## NeMo Gym's own server folders, which test-e2e then plays
 
-test-ray: .venv/.ready ## the gym on a Ray cluster of two local nodes
+test-ray: .venv/.ready ## the gym, and sandboxes, on a Ray cluster of local nodes
 	@$(PIP) --editable ".[ray]"
-	$(PYTEST) -m slow --timeout 600 tests/gym/control/test_ray.py tests/gym/collect/test_on_ray.py tests/gym/nemo_rl $(ARGS)
+	$(PYTEST) -m slow --timeout 600 tests/gym/control/test_ray.py tests/gym/collect/test_on_ray.py tests/gym/nemo_rl tests/sandbox/test_ray_node.py $(ARGS)
 
 demo: .venv/.ready ## a small agent learns to use tools, in minutes on a CPU
 	$(BIN)/python examples/demo.py $(ARGS)
@@ -124,21 +124,20 @@ CLIENTS := .venv-mcp1 .venv-fleet .venv-openenv .venv-verifiers .venv-skyrl .ven
 
 clients: $(addsuffix /.ready,$(CLIENTS)) ## mcp 1.x, fleet-python, openenv, verifiers, skyrl-gym, the cookbook, MCP's suite: for test-e2e
 
-# Agents as their users have them, for test-agents; aider pins what it needs, hence an environment of its own.
+# Agents and frameworks as their users have them. What cannot share an environment has one of its own.
 NPM_AGENTS := @anthropic-ai/claude-code@2.1.325 @openai/codex@0.166.0 opencode-ai@1.18.18 @qwen-code/qwen-code@0.24.4
+PYPI_AGENTS := $(patsubst tests/agents/requirements/%.txt,.agents/%/.ready,$(wildcard tests/agents/requirements/*.txt))
 
-.agents/.ready: Makefile
+.agents/.ready:
 	npm install --silent --no-fund --no-audit --prefix .agents $(NPM_AGENTS)
-	$(PYTHON) -m venv .agents/aider
-	.agents/aider/bin/python $(INSTALL) -qq "aider-chat==0.86.2"
 	@touch $@
 
-.venv-agents/.ready: tests/agents/requirements.txt
-	$(PYTHON) -m venv .venv-agents
-	.venv-agents/bin/python $(INSTALL) -qq --requirement tests/agents/requirements.txt
+.agents/%/.ready: tests/agents/requirements/%.txt
+	$(PYTHON) -m venv .agents/$*
+	.agents/$*/bin/python $(INSTALL) -qq --requirement $<
 	@touch $@
 
-agents: .agents/.ready .venv-agents/.ready ## Claude Code, Codex, opencode, qwen-code, aider, and frameworks from PyPI
+agents: .agents/.ready $(PYPI_AGENTS) ## Claude Code, Codex, opencode, qwen-code, aider, and frameworks from PyPI
 
 test-agents: .venv/.ready agents ## agents and frameworks, unmodified, play episodes against our server
 	$(PYTEST) -m agents -rs --timeout 600 tests/agents $(ARGS)
@@ -191,5 +190,5 @@ house: .venv/.ready ## the house's figures: lines, clones, ways to do one thing 
 	$(BIN)/python scripts/house.py $(ARGS)
 
 clean: ## remove .venv and caches
-	rm -rf .venv .venv-vllm .agents .venv-agents $(CLIENTS) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf .venv .venv-vllm .agents $(CLIENTS) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

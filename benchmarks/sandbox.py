@@ -24,9 +24,9 @@ MIB = 1024 * 1024
 KERNEL = ("Slab", "KernelStack", "PageTables", "Percpu", "Shmem")
 
 
-async def turnover(seconds: float, at_once: int) -> float:
-    """Returns sandboxes a second, each started, used for one command and removed."""
-    deadline, done = time.monotonic() + seconds, 0
+async def turnover(seconds: float, at_once: int) -> tuple[float, float]:
+    """Returns sandboxes a second, each started, used for one command and removed, and seconds of CPU for each."""
+    deadline, done, cpu_s = time.monotonic() + seconds, 0, _cpu_s()
 
     async def one_after_another() -> None:
         nonlocal done
@@ -37,7 +37,12 @@ async def turnover(seconds: float, at_once: int) -> float:
 
     begin = time.monotonic()
     await asyncio.gather(*(one_after_another() for _ in range(at_once)))
-    return done / (time.monotonic() - begin)
+    return done / (time.monotonic() - begin), (_cpu_s() - cpu_s) / done
+
+
+def _cpu_s() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 async def alive(count: int, at_once: int) -> tuple[float, float, float]:
@@ -81,8 +86,10 @@ def main() -> None:
         raise SystemExit(problem)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    rate = asyncio.run(turnover(args.seconds, args.at_once))
-    print(f"started, used and removed: {rate:.1f} sandboxes a second ({psutil.cpu_count()} cores)")
+    rate, cpu_s = asyncio.run(turnover(args.seconds, args.at_once))
+    print(
+        f"started, used and removed: {rate:.1f} a second on {psutil.cpu_count()} cores, {cpu_s:.3f} s of CPU for each"
+    )
     pss, kernel, took_s = asyncio.run(alive(args.alive, args.at_once))
     print(f"{args.alive} alive at once: {pss:.0f} MiB (PSS) and {kernel:.0f} MiB of the kernel, after {took_s:.0f} s")
 

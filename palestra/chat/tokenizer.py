@@ -15,6 +15,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer
 
 from palestra.chat.errors import ChatError, TooLongError
+from palestra.chat.message_shapes import MessageShape
 from palestra.chat.placeholders import HELLO, WORDS, TemplatePlaceholders
 from palestra.chat.rendering import RenderedChat, Renderer, TemplateInput
 from palestra.chat.special_text import SpecialText
@@ -82,6 +83,11 @@ class ChatTokenizer:
         template_kwargs: JsonMapping | None = None,
     ) -> str:
         return self._template.render(messages, tools, add_generation_prompt, template_kwargs or {})
+
+    @cached_property
+    def shape(self) -> MessageShape:
+        """Which sequences of messages the template takes."""
+        return MessageShape.of(self.render)
 
     def template_knows(self, variable: str) -> bool:
         return self._template.knows(variable)

@@ -27,6 +27,7 @@ COMMANDS = [
         "palestra.cli.episode.commands:episode",
         "Play, list, requeue and cancel the episodes of a running server.",
     ),
+    LazyCommand("eval", "palestra.cli.evaluate:evaluate", "Evaluate a model, anywhere, on the tasks of environments."),
     LazyCommand("gym", "palestra.cli.gym.commands:gym", "Start the servers of a gym and collect rollouts with them."),
     LazyCommand("key", "palestra.cli.key:key", "Make, list and revoke API keys."),
     LazyCommand("model", "palestra.cli.model:model", "Make random models, or inspect model folders."),
@@ -35,6 +36,7 @@ COMMANDS = [
     ),
     LazyCommand("rollout", "palestra.cli.run.rollout:rollout", "List and read the rollouts of training runs."),
     LazyCommand("run", "palestra.cli.run.commands:run", "List, look at, compare, export and plot training runs."),
+    LazyCommand("sandbox", "palestra.cli.sandbox:sandbox", "Run commands behind a wall, or list what holds one here."),
     LazyCommand("serve", "palestra.cli.serve:serve", "Serve models: training and sampling by Tinker's API."),
     LazyCommand("train", "palestra.cli.train:train", "Train a model: GRPO, SFT, DPO."),
 ]

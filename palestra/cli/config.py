@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 CONFIGS = {
     "serve": "palestra.config.serve:ServeConfig",
     **{kind: f"palestra.config.train:{kind.title()}Config" for kind in ("grpo", "sft", "dpo")},
+    "eval": "palestra.config.evaluate:EvaluationConfig",
 }
 COMMAND = click.argument("command", type=click.Choice(sorted(CONFIGS)))
 

@@ -22,7 +22,7 @@ class HttpServer(uvicorn.Server):
     def __init__(self, app: Any, *, bounds: HttpBounds | None = None, **settings: Any) -> None:
         """`settings`: those of `uvicorn.Config`."""
         http = bounded_http(bounds or HttpBounds())
-        super().__init__(uvicorn.Config(app, http=http, ws="none", access_log=False, **settings))
+        super().__init__(uvicorn.Config(app, http=http, access_log=False, **settings))
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

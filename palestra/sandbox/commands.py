@@ -23,7 +23,26 @@ from palestra.util.processes import stop
 PATIENCE_S = 2.0
 READ_MAX = 64 * MIB
 FILES_S = 600.0
+PACK = """
+set --
+for one in .[!.]* ..?* *; do
+    if [ -e "$one" ] || [ -L "$one" ]; then set -- "$@" "$one"; fi
+done
+if [ $# -eq 0 ]; then exec tar -c -T /dev/null; fi
+exec tar -c -- "$@"
+"""
+"""Packs what is in a folder, without the folder itself, whose mode may not be changed by whom unpacks it."""
 WRITE = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
+MARK = "PALESTRA_COMMAND"
+"""The variable by which a command, and what it started, is found where its process is not ours."""
+KILL_MARKED = """
+for round in 1 2 3; do
+    for one in /proc/[0-9]*; do
+        if [ "$one" != "/proc/$$" ] && grep -q "$0" "$one/environ" 2>/dev/null; then kill -9 "${one#/proc/}"; fi
+    done
+done
+"""
+"""A script that ends what has the mark in its environment, which is the script's first argument."""
 LATE = 124
 """The status of a command that was late, as of `timeout`."""
 
@@ -37,6 +56,7 @@ class Command:
     cwd: str
     limit_s: float
     max_output: int
+    has_input: bool = False
 
 
 class CommandSandbox(ABC):
@@ -53,8 +73,12 @@ class CommandSandbox(ABC):
 
     @abstractmethod
     async def _begin(self, command: Command, streams: tuple[int, int, int]) -> Process:
-        """Starts a process that lives as long as the command inside and ends with its status; SIGTERM ends both.
-        `streams` are its standard input, output and errors."""
+        """Starts a process that lives as long as the command inside and ends with its status. `streams` are its
+        standard input, output and errors."""
+
+    async def _end(self, process: Process) -> None:
+        """Ends a process of `_begin` together with its command. As it stands here, SIGTERM does that."""
+        await stop(process, PATIENCE_S)
 
     @abstractmethod
     def _why_ended(self) -> str | None:
@@ -79,6 +103,7 @@ class CommandSandbox(ABC):
                 cwd or self.spec.workdir,
                 limits.exec_s if limit_s is None else limit_s,
                 limits.output_bytes if max_output is None else max_output,
+                bool(stdin),
             ),
             stdin,
         )
@@ -96,8 +121,9 @@ class CommandSandbox(ABC):
 
     async def snapshot(self, file: Path) -> None:
         with replacing(file) as stream:
-            tar = Command(["tar", "-c", "."], {}, self.spec.workdir, FILES_S, 2 * self.spec.limits.disk_bytes)
-            done = await self._run(tar, b"", stream)
+            pack = ["/bin/sh", "-c", PACK]
+            most = 2 * self.spec.limits.disk_bytes
+            done = await self._run(Command(pack, {}, self.spec.workdir, FILES_S, most), b"", stream)
             _checked(done, "the working folder cannot be packed")
             if done.is_truncated:
                 raise SandboxError("the working folder is larger than the sandbox's limit, as an archive")
@@ -118,7 +144,7 @@ class CommandSandbox(ABC):
         """Puts in what the spec says is there at the beginning."""
         if self.spec.snapshot is not None:
             with self.spec.snapshot.open("rb") as archive:
-                unpack = Command(["tar", "-x", "-o"], {}, self.spec.workdir, FILES_S, MIB)
+                unpack = Command(["tar", "-x", "-o"], {}, self.spec.workdir, FILES_S, MIB, has_input=True)
                 _checked(await self._run(unpack, archive), "the snapshot cannot be unpacked")
         for path, data in self.spec.files.items():
             await self.write(path, data)
@@ -137,7 +163,7 @@ class CommandSandbox(ABC):
             is_late = not await ended_in_time(process, command.limit_s)
         finally:
             if process.returncode is None:
-                await asyncio.shield(asyncio.ensure_future(stop(process, PATIENCE_S)))
+                await asyncio.shield(asyncio.ensure_future(self._end(process)))
             await streams.finish()
         status = process.returncode or 0
         if not is_late and (status < 0 or self._why_ended()):

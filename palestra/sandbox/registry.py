@@ -16,6 +16,10 @@ from palestra.util.suggest import did_you_mean
 ENTRY_POINTS = "palestra.sandboxes"
 BUILT_IN = {
     "local": "palestra.sandbox.local.backend:LocalSandbox",
+    "docker": "palestra.sandbox.container:DockerSandbox",
+    "podman": "palestra.sandbox.container:PodmanSandbox",
+    "ssh": "palestra.sandbox.ssh:SshSandbox",
+    "ray": "palestra.sandbox.ray_node:RaySandbox",
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import platform
 import struct
 import sys
@@ -15,6 +16,7 @@ import sys
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 LAST_KNOWN = 462
 """The last system call that was looked at when this was written; the kernel's later ones do not exist in a sandbox."""
+LATER = ["setxattrat", "getxattrat", "listxattrat", "removexattrat", "open_tree_attr", "file_getattr", "file_setattr"]
 
 COMPUTING = {
     "x86_64": "0 1 3 5 7 8 9 10 11 12 13 14 15 24 25 28 35 38 39 60 96 131 186 201 202 219 228 229 230 231 318 334",
@@ -86,6 +88,35 @@ def contained(*, has_cgroup: bool) -> bytes | None:
         [_return(ALLOW)],
     ]
     return _program(machine, blocks)
+
+
+def contained_profile() -> dict[str, object]:
+    """Returns the same filter as `contained` with a cgroup, in the form that docker and podman take. That form cannot
+    say "everything later": what the kernel has beyond LAST_KNOWN is named."""
+    families = [3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14, 15]
+    fail = functools.partial(_profile_rule, errno.EPERM)
+    no_family = functools.partial(_profile_rule, errno.EAFNOSUPPORT, ["socket"])
+    return {
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "syscalls": [
+            _profile_rule(errno.ENOSYS, [*ABSENT, *LATER]),
+            fail([*OTHER_PROCESSES, *MOUNTS, *KERNEL]),
+            *(fail(["clone"], (0, flag, "SCMP_CMP_MASKED_EQ", flag)) for flag in _bits(NEW_NAMESPACES)),
+            *(no_family((0, family, "SCMP_CMP_EQ", 0)) for family in families),
+            no_family((0, NETLINK, "SCMP_CMP_GT", 0)),
+            no_family((0, NETLINK, "SCMP_CMP_EQ", 0), (2, 0, "SCMP_CMP_NE", 0)),
+            *(fail(["ioctl"], (1, 0xFFFFFFFF, "SCMP_CMP_MASKED_EQ", request)) for request in TERMINAL_INPUT),
+        ],
+    }
+
+
+def _profile_rule(number: int, names: list[str], *arguments: tuple[int, int, str, int]) -> dict[str, object]:
+    tests = [{"index": at, "value": one, "op": op, "valueTwo": two} for at, one, op, two in arguments]
+    return {"names": names, "action": "SCMP_ACT_ERRNO", "errnoRet": number, "args": tests}
+
+
+def _bits(flags: int) -> list[int]:
+    return [1 << place for place in range(32) if flags & 1 << place]
 
 
 def load(program: bytes) -> bool:

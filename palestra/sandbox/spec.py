@@ -69,6 +69,8 @@ class SandboxSpec:
     image: str | None = None
     """The root file system: an OCI image for docker and podman, a folder for local (None: the programs of this machine,
     read only)."""
+    host: str | None = None
+    """The machine, for backends that reach another: `[user@]name` for ssh, a node's address for ray (None: any)."""
     workdir: str = "/work"
     """Where commands run; writable, and what `snapshot` keeps."""
     env: Mapping[str, str] = field(default_factory=dict)

@@ -90,6 +90,7 @@ async def _until_stopped(config: ServeConfig, listeners: list[socket.socket], st
         server = HttpServer(
             create_app(services),
             bounds=HttpBounds(head_timeout_s=config.limits.head_timeout_s),
+            ws="none",  # clients that try one are told to send requests instead
             backlog=BACKLOG,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=5,

@@ -40,6 +40,7 @@ PACKAGES = {
     "palestra.gym.nemo_rl.ray_actor": "A gym that NeMo RL drives, as a Ray actor",
     "palestra.gym.nemo_rl.result_order": "Rows and results of that gym, in order",
     "palestra.runs.reader": "Reading run folders",
+    "palestra.sandbox": "Sandboxes for agents and programs of others",
 }
 PAGES = "reference/python"
 IMPORT = re.compile(r"^(?:from (palestra[\w.]*) import ([\w, ]+)|import (palestra[\w.]+))", re.MULTILINE)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 
 from palestra.episodes import EpisodeClient
-from palestra.model.loading.puppet import make_puppet
+from palestra.model.loading.puppet import Cue, make_puppet
+from tests.agents.frameworks import FRAMEWORKS
 from tests.agents.programs import PROGRAMS
 from tests.server.conftest import KEY, Server
 
@@ -55,16 +57,18 @@ class Stage:
         return self.server.http().get(f"/episodes/v1/episodes/{episode['info']['episode_id']}/timeline").text
 
 
-@pytest.fixture(scope="session")
-def puppet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    script = [cue for program in PROGRAMS for cue in program.script]
-    return make_puppet(tmp_path_factory.mktemp("puppet") / "puppet", script, context=CONTEXT)
-
-
-@pytest.fixture(scope="session")
-def puppet_server(puppet: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PuppetServer]:
-    with PuppetServer(tmp_path_factory.mktemp("server"), puppet, "log_level=debug") as server:
+@contextmanager
+def serving(script: Sequence[Cue], folder: Path, context: int) -> Iterator[PuppetServer]:
+    model = make_puppet(folder / "puppet", script, context=context)
+    with PuppetServer(folder / "server", model, "log_level=debug") as server:
         server.start()
+        yield server
+
+
+@pytest.fixture(scope="session")
+def puppet_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PuppetServer]:
+    script = [cue for player in (*PROGRAMS, *FRAMEWORKS) for cue in player.script]
+    with serving(script, tmp_path_factory.mktemp("agents"), CONTEXT) as server:
         yield server
 
 

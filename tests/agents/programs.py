@@ -6,8 +6,8 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,8 @@ from palestra.episodes import Episode
 from palestra.model.loading.puppet import Cue
 
 ROOT = Path(__file__).parents[2]
-NPM = ROOT / ".agents" / "node_modules" / ".bin"
-PYPI = ROOT / ".venv-agents" / "bin"
-AIDER = ROOT / ".agents" / "aider" / "bin"
+INSTALLED = ROOT / ".agents"
+NPM = INSTALLED / "node_modules" / ".bin"
 LIMIT_S = 240.0  # opencode takes twenty seconds on a machine that is busy
 NOWHERE = "http://127.0.0.1:9"  # a proxy that refuses: nothing but the server, which needs none, is reached
 
@@ -41,7 +40,13 @@ class AgentProgram:
     environment: Callable[[Episode], Mapping[str, str]] = lambda episode: {}
     files: Callable[[Episode], Mapping[str, str]] = field(default=lambda episode: {})
     """Files of its own, in the folder where it works."""
+    end: str = ""
+    """What the model says when the file is written; empty: some words."""
+    begins: str = "new"
+    """How its first prompt is found; one with examples in it is `unmatched`."""
     turns: int = 2
+    agents: tuple[str, ...] = ("",)
+    """The agents of its trajectories."""
     ignored: tuple[str, ...] = ()
 
     @property
@@ -56,18 +61,21 @@ class AgentProgram:
     def script(self) -> list[Cue]:
         return [
             Cue(when=self.task, say=self.act(self.word)),
-            Cue(when=self.word, say=f"Program {self.name} is done."),
+            Cue(when=self.word, say=self.end or f"Program {self.name} is done."),
         ]
 
-    def run(self, episode: Episode, prompt: str, work: Path) -> subprocess.CompletedProcess[str]:
-        """Runs it in a folder of its own, with a home of its own, and no network but the server."""
+    def run(
+        self, episode: Episode, prompt: str, work: Path, more: Sequence[str] = ()
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs it in a folder of its own, with a home of its own, and no network but the server. `more`: further
+        arguments."""
         home = work.parent / "home"
         for folder in (work, home):
             folder.mkdir(exist_ok=True)
         for name, text in self.files(episode).items():
             (work / name).write_text(text)
         return subprocess.run(
-            [str(self.path), *self.command(episode, prompt)],
+            [str(self.path), *self.command(episode, prompt), *more],
             cwd=work,
             env=alone(home) | episode.environment | self.environment(episode),
             stdin=subprocess.DEVNULL,
@@ -116,6 +124,17 @@ CODEX = AgentProgram(
     lambda episode: {"CODEX_API_KEY": episode.api_key},
     ignored=("tools.web_search",),
 )
+PATCHING_CODEX = replace(
+    CODEX,
+    name="patching",
+    act=lambda word: tool_call("apply_patch", input=f"*** Begin Patch\n*** Add File: out.txt\n+{word}\n*** End Patch"),
+    command=lambda episode, prompt: [
+        *("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
+        *("-c", f'openai_base_url="{episode.base_url}"', "-m", "gpt-5.5", prompt),
+    ],
+    ignored=("text.verbosity", "tools.tool_search", "tools.web_search", "reasoning.effort"),
+)
+"""Codex with the tools that it has for a model it knows: one of them is custom. An episode answers to any name."""
 OPENCODE = AgentProgram(
     "opencode",
     NPM / "opencode",
@@ -136,6 +155,7 @@ OPENCODE = AgentProgram(
             }
         )
     },
+    agents=("", "side"),  # it asks for a title of the conversation
 )
 QWEN_CODE = AgentProgram(
     "qwen-code",
@@ -147,4 +167,33 @@ QWEN_CODE = AgentProgram(
     lambda episode: {"OPENAI_MODEL": episode.model},
 )
 
-PROGRAMS = [CLAUDE_CODE, CODEX, OPENCODE, QWEN_CODE]
+MINI_SWE_AGENT = AgentProgram(
+    "mini-swe-agent",
+    INSTALLED / "litellm" / "bin" / "mini",
+    "OpenAI/Python",  # LiteLLM names itself nowhere
+    "chat",
+    lambda word: tool_call("bash", command=f"echo {word} > out.txt"),
+    lambda episode, prompt: [
+        *("--model", f"openai/{episode.model}", "--task", prompt, "--yolo", "--exit-immediately"),
+        *("--cost-limit", "0", "--output", "trajectory.json"),
+    ],
+    lambda episode: {"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors"},
+    end=tool_call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
+)
+AIDER_CHAT = AgentProgram(
+    "aider",
+    INSTALLED / "aider" / "bin" / "aider",
+    "OpenAI/Python",
+    "chat",
+    lambda word: f"out.txt\n```\n{word}\n```",
+    lambda episode, prompt: [
+        *("--model", f"openai/{episode.model}", "--edit-format", "whole", "--yes-always", "--no-git", "--no-gitignore"),
+        *("--no-check-update", "--no-show-release-notes", "--no-show-model-warnings", "--analytics-disable"),
+        *("--no-detect-urls", "--message", prompt, "out.txt"),
+    ],
+    lambda episode: {"OPENAI_API_BASE": episode.base_url},
+    begins="unmatched",
+    turns=1,
+)
+
+PROGRAMS = [CLAUDE_CODE, CODEX, PATCHING_CODEX, OPENCODE, QWEN_CODE, MINI_SWE_AGENT, AIDER_CHAT]

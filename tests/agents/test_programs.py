@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.agents.conftest import Stage
-from tests.agents.programs import PROGRAMS, AgentProgram
+from palestra.model.loading.puppet import Cue
+from tests.agents.conftest import Stage, serving
+from tests.agents.programs import CLAUDE_CODE, PROGRAMS, AgentProgram, tool_call
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(600)]
 
@@ -28,6 +29,7 @@ def test_an_agent_plays_an_episode_token_for_token(program: AgentProgram, stage:
     played = stage.played()
     assert played["info"]["result"]["reward"] == 0.5
     traces = stage.traces(played)
+    assert tuple(one["agent"] for one in played["trajectories"]) == program.agents
     own = played["trajectories"][0]
     check_main_trace(program, own, next(trace for trace in traces if trace["id"] == own["trace_id"]))
     assert all(turn["client"].startswith(program.client) for trace in traces for turn in trace["turns"])
@@ -38,7 +40,7 @@ def test_an_agent_plays_an_episode_token_for_token(program: AgentProgram, stage:
 def check_main_trace(program: AgentProgram, own: dict[str, Any], trace: dict[str, Any]) -> None:
     """The trajectory that is trained on is what was read and sampled, turn after turn."""
     turns = trace["turns"]
-    assert [turn["match"] for turn in turns] == ["new", *["continued"] * (program.turns - 1)]
+    assert [turn["match"] for turn in turns] == [program.begins, *["continued"] * (program.turns - 1)]
     assert {turn["route"] for turn in turns} == {program.route}
     assert {tuple(turn["ignored"]) for turn in turns} == {program.ignored}
     for before, after in pairwise(turns):
@@ -46,9 +48,34 @@ def check_main_trace(program: AgentProgram, own: dict[str, Any], trace: dict[str
         assert after["prompt"][: len(whole)] == whole
     sampled = [turn["samples"][0] for turn in turns]
     assert own["tokens"] == turns[-1]["prompt"] + sampled[-1]["tokens"]
-    assert own["agent"] == ""
     marked = [token for token, mask in zip(own["tokens"], own["loss_mask"], strict=True) if mask]
     assert marked == [token for sample in sampled for token in sample["tokens"]]
     logprobs = [value for value, mask in zip(own["logprobs"], own["loss_mask"], strict=True) if mask]
     assert logprobs == pytest.approx([value for sample in sampled for value in sample["logprobs"]])
     assert program.word in str(turns[0]["answers"])
+
+
+SUB_AGENT = [
+    Cue(
+        when="task-delegate",
+        say=tool_call("Agent", description="help", prompt="Please do helper-work.", subagent_type="general-purpose"),
+    ),
+    Cue(when="helper-work", say=tool_call("Bash", command="echo helped-well > out.txt", description="a help")),
+    Cue(when="helped-well", say="Helper has finished-helping"),
+    Cue(when="finished-helping", say="Everybody is through"),
+]
+
+
+def test_a_sub_agent_is_a_branch_of_its_own(tmp_path: Path) -> None:
+    if not CLAUDE_CODE.path.exists():
+        pytest.skip("claude-code is not installed; run: make agents")
+    with serving(SUB_AGENT, tmp_path / "server", 65536) as server:
+        stage = Stage(server)
+        with stage.register() as client, client.episode(stage.run) as episode:
+            done = CLAUDE_CODE.run(episode, "Please do task-delegate.", tmp_path / "work")
+            assert "Everybody is through" in done.stdout, done.stdout + done.stderr
+            assert (tmp_path / "work" / "out.txt").read_text().strip() == "helped-well"
+            assert episode.end(reward=1.0, agent_rewards={"subagent": 0.25}).is_kept
+        played = stage.played()
+        assert [one["agent"] for one in played["trajectories"]] == ["", "subagent"]
+        assert all(len(trace["turns"]) > 1 for trace in stage.traces(played))

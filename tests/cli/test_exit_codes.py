@@ -30,6 +30,7 @@ TO_A_DEAD_SERVER = {
     ("episode", "requeue"): ["--run", "r"],
     ("episode", "show"): ["e"],
     ("episode", "watch"): [],
+    ("eval",): ["arithmetic", "--tasks", "1", "--name", "r", "patience_s=0.1"],
     ("gym", "aggregate"): ["-i", "rows.jsonl"],
     ("gym", "collect"): ["-i", "rows.jsonl", "-o", "out.jsonl"],
     ("gym", "reverify"): ["--rollouts", "rows.jsonl", "-o", "out.jsonl"],

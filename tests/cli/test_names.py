@@ -28,7 +28,7 @@ def test_a_server_is_called_server_and_its_key_is_called_key(path):
     assert keys <= {"--key"} | OTHER_KEYS
     if "--server" in names:
         assert names["--server"].metavar == "URL"
-        assert names["--key"].envvar in ("TINKER_API_KEY", "PALESTRA_GYM_KEY")
+        assert names["--key"].envvar in ("TINKER_API_KEY", "PALESTRA_GYM_KEY", "OPENAI_API_KEY")
 
 
 def test_a_group_is_one_noun_in_the_singular():

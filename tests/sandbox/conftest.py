@@ -11,11 +11,12 @@ import pytest
 
 from palestra.sandbox import ExecResult, Sandbox, SandboxLimits, SandboxSpec, backend, sandbox
 from palestra.sandbox.spec import MIB
+from tests.sandbox import images
 
 Result = TypeVar("Result")
 
-WALLED = ["local"]
-"""The backends that promise a wall."""
+WALLED = ["local", pytest.param("docker", marks=pytest.mark.slow), pytest.param("podman", marks=pytest.mark.slow)]
+"""The backends that promise a wall; those that need an image are for the long run."""
 SMALL = SandboxLimits(memory_bytes=256 * MIB, disk_bytes=32 * MIB, processes=48, exec_s=30.0)
 SECRET = "a-secret-of-the-owner"
 
@@ -60,7 +61,8 @@ class Box:
 
 
 def spec_for(name: str, **settings: Any) -> SandboxSpec:
-    return SandboxSpec(**{"limits": SMALL, **settings})
+    image = None if name == "local" else {"image": images.NAME}
+    return SandboxSpec(**{"limits": SMALL, **(image or {}), **settings})
 
 
 @pytest.fixture(scope="session")
@@ -73,9 +75,11 @@ def loop() -> Iterator[LoopThread]:
 @pytest.fixture(scope="session", params=WALLED)
 def walled(request: pytest.FixtureRequest) -> str:
     """The name of a backend that can run here."""
-    if problem := backend(request.param).problem():
+    name = request.param
+    problem = backend(name).problem() or (images.problem(name) if name != "local" else None)
+    if problem:
         pytest.skip(problem)
-    return request.param
+    return name
 
 
 @pytest.fixture(scope="session")

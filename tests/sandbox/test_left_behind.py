@@ -7,14 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from palestra.sandbox import SandboxEnded, SandboxSpec, sandbox
-from tests.sandbox.conftest import Box, LoopThread
+from palestra.sandbox import SandboxEnded, sandbox
+from tests.sandbox.conftest import Box, LoopThread, spec_for
 from tests.sandbox.owner import MARK
 from tests.waiting import until
 
@@ -34,20 +35,21 @@ def left(mark: str = MARK) -> list[int]:
 
 
 def helpers() -> set[int]:
-    names = ("bwrap", "palestra.sandbox.local")
-    return {one.pid for one in psutil.process_iter() if any(name in " ".join(_command(one)) for name in names)}
+    """Processes that this one has started and that have not ended."""
+    return {one.pid for one in psutil.Process().children(recursive=True) if _lives(one)}
 
 
-def _command(process: psutil.Process) -> list[str]:
+def _lives(process: psutil.Process) -> bool:
     try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.fixture
 def owner(walled: str, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.sandbox.owner", walled, "2"]
+    image = spec_for(walled).image
+    command = [sys.executable, "-m", "tests.sandbox.owner", walled, "2", *([image] if image else [])]
     root, env = Path(__file__).parents[2], {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root, env=env) as process:
         assert process.stdout is not None
@@ -56,18 +58,31 @@ def owner(walled: str, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def test_nothing_is_left_when_the_owner_is_killed(owner: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_nothing_is_left_when_the_owner_is_killed(owner: subprocess.Popen[str], walled: str, tmp_path: Path) -> None:
     mounts = Path("/proc/self/mounts").read_text()
     assert len(left()) >= 6
     owner.kill()
     owner.wait()
-    until(lambda: not left() and not _orphans(), told=lambda: str(left()))
-    assert Path("/proc/self/mounts").read_text() == mounts
-    assert list(tmp_path.iterdir()) == []
+    until(lambda: not left(), told=lambda: str(left()))
+    if walled == "local":
+        assert Path("/proc/self/mounts").read_text() == mounts
+        assert list(tmp_path.iterdir()) == []
 
 
-def _orphans() -> list[int]:
-    return [pid for pid in helpers() if psutil.pid_exists(pid) and psutil.Process(pid).ppid() == 1]
+def test_the_next_start_removes_what_a_killed_owner_left(
+    owner: subprocess.Popen[str], walled: str, tmp_path: Path, loop: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    owner.kill()
+    owner.wait()
+
+    async def start() -> None:
+        async with sandbox(walled, spec_for(walled)):
+            pass
+
+    loop.run(start())
+    assert [file for file in tmp_path.rglob("*") if file.name == "owner.lock"] == []
 
 
 def test_stopping_ends_everything(new_box: NewBox) -> None:
@@ -81,7 +96,7 @@ def test_stopping_ends_everything(new_box: NewBox) -> None:
 def test_a_cancelled_start_leaves_nothing(walled: str, loop: LoopThread) -> None:
     async def cancelled(after_s: float) -> None:
         async def start() -> None:
-            async with sandbox(walled, SandboxSpec()):
+            async with sandbox(walled, spec_for(walled)):
                 await asyncio.sleep(60)
 
         task = asyncio.ensure_future(start())

@@ -104,8 +104,10 @@ def open_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_a_folder_can_be_the_root(new_box: Callable[..., Box], open_folder: Path) -> None:
+def test_a_folder_can_be_the_root(walled: str, new_box: Callable[..., Box], open_folder: Path) -> None:
     """With programs of the machine, bound by links, and a file of its own."""
+    if walled != "local":
+        pytest.skip("containers have images")
     for name in ("bin", "lib", "lib64"):
         if Path("/", name).is_symlink():
             (open_folder / name).symlink_to(Path("/", name).readlink())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import rich_click as click
+from msgspec import to_builtins
 
 from palestra.cli.output import needs_extra, print_json, print_result
 from palestra.cli.run.common import (
@@ -102,7 +103,7 @@ def show(which: str, root: Path, as_json: bool) -> None:
         "run": f"{found.name} ({about['kind']}), {found.path}",
         "status": f"{status}, {summary['last_step'] or 0} of {config.get('steps')} steps in "
         f"{duration_text(summary['seconds'])}",
-        "model": (config.get("model") or {}).get("name"),
+        "model": model_name(config),
         "environments": environments,
         "started": f"{time_text(about['created'])} on {facts['host']}, attempts: {summary['attempts']}",
         "command": facts["command"],
@@ -127,9 +128,13 @@ def show(which: str, root: Path, as_json: bool) -> None:
 @runs_option
 @json_option
 def compare(which: tuple[str, ...], everything: bool, root: Path, as_json: bool) -> None:
-    """Put runs beside each other: where their configs differ, and their last metrics."""
+    """Put runs beside each other: where their configs differ, their last metrics, and of two that were evaluated on the
+    same tasks, whether one is better."""
     with run_errors():
+        from palestra.evaluation.comparison import compare_evaluations
+
         runs = [find(one, root) for one in which]
+        paired = compare_evaluations(*runs) if len(runs) == 2 else None
         configs, lasts = [flat_config(one) for one in runs], [last_values(one.read_metrics()) for one in runs]
     keys = sorted({key for config in configs for key in config})
     differing = [key for key in keys if len({str(config.get(key)) for config in configs}) > 1]
@@ -143,6 +148,7 @@ def compare(which: tuple[str, ...], everything: bool, root: Path, as_json: bool)
                     "name": one.name,
                     "config": {key: config.get(key) for key in differing},
                     "last": {name: last.get(name) for name in names},
+                    **({"paired": to_builtins(paired)} if paired and one is runs[1] else {}),
                 }
                 for one, config, last in sides
             ]
@@ -152,6 +158,10 @@ def compare(which: tuple[str, ...], everything: bool, root: Path, as_json: bool)
     table += [[key, *(number_text(config.get(key)) for config in configs)] for key in differing]
     table += [[name, *(number_text(last.get(name)) for last in lasts)] for name in ("step", *names)]
     print_table(table)
+    if paired is not None:
+        found = f"{paired.difference:+.3f} ± {paired.stderr:.3f} in reward (p = {paired.p_value:.3f})"
+        counts = f"better at {paired.better}, worse at {paired.worse}"
+        click.echo(f"{runs[1].name} against {runs[0].name} on {paired.tasks} tasks: {found}; {counts}")
 
 
 @run.command()
@@ -213,6 +223,12 @@ def plot(which: str, out: Path | None, root: Path, as_json: bool) -> None:
     print_result(as_json, {"file": str(file), "panels": panels}, f"{file}: {', '.join(panels)}")
 
 
+def model_name(config: JsonObject) -> str | None:
+    """The model's name in the config of a training run or an evaluation."""
+    model = config.get("model")
+    return model.get("name") if isinstance(model, dict) else model
+
+
 def overview(one: RunReader) -> JsonObject:
     """A run in one row. A run that cannot be read gets a row with the reason, so that the others are still listed."""
     from palestra.runs.record_files import RunError
@@ -227,7 +243,7 @@ def overview(one: RunReader) -> JsonObject:
         row |= {
             "status": str(one.status()),
             "kind": about["kind"],
-            "model": (about["config"].get("model") or {}).get("name"),
+            "model": model_name(about["config"]),
             "created": about["created"],
             "last_step": last.get("step"),
             "steps": about["config"].get("steps"),

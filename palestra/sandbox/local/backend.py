@@ -15,14 +15,13 @@ import select
 import signal
 import socket
 from asyncio.subprocess import Process
-from pathlib import Path
 from typing import Any, Self
 
 from palestra.sandbox import lean_python, seccomp
 from palestra.sandbox.commands import Command, CommandSandbox
+from palestra.sandbox.door import DoorRelay
 from palestra.sandbox.errors import SandboxEnded, SandboxError, SandboxUnavailable
 from palestra.sandbox.local import bubblewrap, cgroup
-from palestra.sandbox.local.door import DoorRelay
 from palestra.sandbox.local.launch import CONTROL
 from palestra.sandbox.local.watchdog import MemoryWatchdog, WatchedSandbox
 from palestra.sandbox.spec import SandboxSpec
@@ -98,9 +97,6 @@ class LocalSandbox(CommandSandbox):
         """Returns the descriptors that the helper sends: process 1, /proc, and the door's socket."""
         spec = self.spec
         writable = [spec.workdir, bubblewrap.HOME, "/tmp", "/dev/shm"]
-        for folder in spec.host_folders:
-            if any(Path(folder).is_relative_to(own) for own in writable):
-                raise SandboxError(f"the host's {folder} cannot be seen in a sandbox: it has its own folder there")
         order = {
             **self._common,
             "bwrap": bubblewrap.program(),

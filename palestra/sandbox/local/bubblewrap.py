@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from palestra.sandbox import seccomp
+from palestra.sandbox.errors import SandboxError
 from palestra.sandbox.local.launch import SCRATCH
 from palestra.sandbox.spec import SandboxSpec
 
@@ -38,7 +39,12 @@ OLDEST_KERNEL = (5, 14)
 
 
 def arguments(spec: SandboxSpec, writable: list[str]) -> list[str]:
-    """Returns what bubblewrap is called with. `writable` are folders that are mounted later."""
+    """Returns what bubblewrap is called with. `writable` are folders that are mounted later. Raises SandboxError."""
+    if spec.image is not None and not Path(spec.image).is_dir():
+        raise SandboxError(f"{spec.image} is no folder: a local sandbox has no images (docker and podman do)")
+    for folder in spec.host_folders:
+        if any(Path(folder).is_relative_to(own) for own in writable):
+            raise SandboxError(f"the host's {folder} cannot be seen in a sandbox: it has its own folder there")
     found = ["--unshare-user", "--unshare-all", "--die-with-parent", "--as-pid-1"]
     found += ["--uid", str(USER), "--gid", str(USER), "--hostname", "sandbox"]
     found += _root(Path(spec.image), writable) if spec.image else _programs()

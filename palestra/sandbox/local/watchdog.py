@@ -66,7 +66,11 @@ class MemoryWatchdog:
     def _run(self) -> None:
         while True:
             sandbox = self._next()
-            after_s = _looked_after(sandbox)
+            try:
+                after_s = _looked_after(sandbox)
+            except OSError as error:
+                after_s = None
+                _end(sandbox, f"the sandbox could not be watched and was ended: {error}")
             if after_s is not None:
                 with self._changed:
                     self._push(sandbox, after_s)
@@ -99,7 +103,7 @@ def _held(processes: int, kind: str) -> dict[str, int]:
     found = {}
     for name in os.listdir(processes):
         if name.isdigit():
-            with contextlib.suppress(OSError, ValueError, IndexError):  # it has just ended
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError, IndexError):  # it has just ended
                 found[name] = _bytes_of(_read(processes, f"{name}/{kind}"), kind)
     return found
 
@@ -120,11 +124,18 @@ def _read(folder: int, path: str) -> bytes:
 
 def _kill(sandbox: WatchedSandbox, used: int, held: dict[str, int]) -> None:
     if used > TOO_FAR * sandbox.limit_bytes:
-        sandbox.why_ended = f"the sandbox held {used >> 20} MiB of {sandbox.limit_bytes >> 20} MiB and was ended"
-        signal.pidfd_send_signal(sandbox.first, signal.SIGKILL)
+        _end(sandbox, f"the sandbox held {used >> 20} MiB of {sandbox.limit_bytes >> 20} MiB and was ended")
         return
-    largest = max((name for name in held if name != "1"), key=lambda name: held[name], default=None)
-    with contextlib.suppress(OSError):
-        process = os.open(largest or "1", os.O_RDONLY | os.O_DIRECTORY, dir_fd=sandbox.processes)
-        signal.pidfd_send_signal(process, signal.SIGKILL)
-        os.close(process)
+    largest = max((name for name in held if name != "1"), key=lambda name: held[name], default="1")
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+        process = os.open(largest, os.O_RDONLY | os.O_DIRECTORY, dir_fd=sandbox.processes)
+        try:
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+        finally:
+            os.close(process)
+
+
+def _end(sandbox: WatchedSandbox, why: str) -> None:
+    sandbox.why_ended = why
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(sandbox.first, signal.SIGKILL)

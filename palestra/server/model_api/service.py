@@ -6,6 +6,7 @@ Owns: listing models, tokenizing. Never touches: HTTP.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncGenerator, Sequence
 
 from palestra.chat import ChatTokenizer
@@ -65,7 +66,8 @@ class ModelApi:
         if call.prompt is not None:
             tokens = await asyncio.to_thread(tokenizer.encode_text, call.prompt)
         else:
-            tokens = (await self._conversations.prompt(tokenizer, lambda: prompt_request(caller, target, call))).ids
+            request = functools.partial(prompt_request, caller, target, tokenizer, call)
+            tokens = (await self._conversations.prompt(tokenizer, request)).ids
         names = await asyncio.to_thread(_spelled, tokenizer, tokens) if call.return_token_strs else None
         return {
             "count": len(tokens),

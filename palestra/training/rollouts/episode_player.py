@@ -1,31 +1,24 @@
 """Plays one episode of the server with an environment: in the trainer, or in `palestra episode play`.
 
-Owns: the chat calls for its turns, its result. Never touches: the loop (`rollout_loop`), claiming and leases; tokens,
-which the server stores.
+Owns: whose calls they are, its result. Never touches: the loop (`rollout_loop`), claiming and leases; tokens, which the
+server stores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from palestra.environments.errors import UnknownEnvironment
-from palestra.episodes import AsyncEpisode, EpisodeError, EpisodeResult
-from palestra.training.rollouts.episode_calls import AttemptModelCalls, CallRefused
+from palestra.episodes import AsyncEpisode, EpisodeApiError, EpisodeError, EpisodeResult
+from palestra.training.rollouts.chat_turns import ChatTurnSampler
 from palestra.training.rollouts.episode_rollouts import MESSAGES, STOP, UNGRADED
-from palestra.training.rollouts.rollout_loop import (
-    Environments,
-    PlayedRollout,
-    PolicyTurn,
-    RolloutEnded,
-    RolloutSettings,
-    play,
-)
-from palestra.training.rollouts.stopwatch import RolloutStopwatch
-from palestra.training.seeds import derive_seed
-from palestra.types.rollouts import Message, RolloutStop
+from palestra.training.rollouts.model_calls import ModelCalls
+from palestra.training.rollouts.rollout_loop import Environments, PlayedRollout, RolloutSettings, play
+from palestra.types.rollouts import Message
 
+CALL = "POST /chat/completions"
 LARGEST_TRANSCRIPT = 256 * 1024
 """Largest size in bytes of the conversation in a result, which may have 1 MiB. A longer conversation is decoded from
 the tokens instead."""
@@ -68,61 +61,29 @@ class EnvironmentPlayer:
             return None
         settings = settings_of(episode.tags, self._settings)
         try:
-            async with AttemptModelCalls(episode) as calls:
-                turn_sampler = ChatTurnSampler(episode, calls, settings)
+            async with ModelCalls(EpisodeCaller(episode)) as calls:
+                turn_sampler = ChatTurnSampler(calls, settings, episode.seed)
                 played = await play(session, episode.task, turn_sampler, settings.timeout_s)
             return _result(played, turn_sampler.messages, await session.metrics())
         finally:
             await session.close()
 
 
-class ChatTurnSampler:
-    """Samples turns by chat calls to the server, which stores the tokens."""
+class EpisodeCaller:
+    """Makes calls with the key of one attempt, as long as this client holds it."""
 
-    def __init__(self, episode: AsyncEpisode, calls: AttemptModelCalls, settings: RolloutSettings) -> None:
-        self._episode, self._calls, self._settings = episode, calls, settings
-        self.messages: list[Message] = []
-        self._used = 0
-        """Number of tokens of the conversation so far."""
+    def __init__(self, episode: AsyncEpisode) -> None:
+        self._episode = episode
+        self.base_url, self.api_key, self.model = episode.base_url, episode.api_key, episode.model
+        self.call_name = f"{episode.id}#{episode.attempt}"
 
-    def begin(self, messages: Sequence[Message]) -> None:
-        self.messages = list(messages)
+    def check(self) -> None:
+        if not self._episode.can_continue:
+            raise EpisodeApiError(409, self._episode.reason, CALL)
 
-    async def sample_turn(self, turn: int, watch: RolloutStopwatch) -> PolicyTurn:
-        """Samples a turn. Raises EpisodeClientError if the attempt is over and the server will not accept a result."""
-        settings = self._settings
-        room = max(1, settings.max_context - self._used)
-        try:
-            answer = await self._calls.chat(
-                self.messages,
-                watch.left_s,
-                max_tokens=min(settings.max_tokens, room),
-                seed=derive_seed(self._episode.seed, turn),
-                temperature=settings.temperature,
-                top_p=settings.top_p,
-                top_k=settings.top_k,
-            )
-        except CallRefused as error:
-            raise RolloutEnded(
-                RolloutStop.CONTEXT if error.is_used_up else RolloutStop.SAMPLING_FAILED, error
-            ) from None
-        except TimeoutError:
-            raise RolloutEnded(RolloutStop.TIMEOUT, watch.over()) from None
-        watch.spent_s += answer.seconds
-        self.messages.append(answer.message)
-        self._used = answer.tokens
-        return PolicyTurn(answer.text, answer.stop)
-
-    def observe(self, messages: Sequence[Message]) -> None:
-        self.messages += messages
-
-    def go_on(self, observations: Sequence[Message], history: list[Message] | None) -> None:
-        if history is not None:
-            self.messages = list(history)
-        limit = self._settings.max_context
-        if self._used >= limit:
-            error = f"{self._used} tokens: no room for a turn in {limit} (rollout.max_context)"
-            raise RolloutEnded(RolloutStop.CONTEXT, error)
+    def over(self, status: int, detail: str) -> EpisodeApiError:
+        self._episode.held_lease.lose(detail)
+        return EpisodeApiError(status, detail, CALL)
 
 
 def _result(played: PlayedRollout, messages: list[Message], metrics: dict[str, float]) -> EpisodeResult:

@@ -125,6 +125,27 @@ def test_several_agents_in_one_episode_are_told_apart(alice: Api) -> None:
     assert [line["agent"] for line in episode["trajectories"]] == ["solver", "critic"]
 
 
+def test_calls_on_the_side_and_of_sub_agents_are_branches_of_their_own(alice: Api) -> None:
+    """As command-line agents make them: a title without tools, and a sub-agent that is named in a header."""
+    alice.register()
+    lease = alice.claim_one()
+    tools: Any = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    with player(lease) as client:
+        say(client, [{"role": "system", "content": "Write a title."}, *TWO])
+        say(client, TWO, tools=tools)
+        say(
+            client,
+            [{"role": "system", "content": "Help."}, *TWO],
+            tools=tools,
+            extra_headers={"x-openai-subagent": "review"},
+        )
+    alice.end(lease, agent_rewards={"review": 0.5, "side": 0.0})
+    ((episode,),) = [group["episodes"] for group in alice.played()]
+    assert [line["agent"] for line in episode["trajectories"]] == ["", "side", "review"]
+    calls = alice.get(f"episodes/{lease['episode_id']}/timeline")["attempts"][0]["calls"]
+    assert [call["agent"] for call in calls] == ["side", "", "review"]
+
+
 def test_text_completions_that_go_on_are_one_trajectory(alice: Api) -> None:
     alice.register()
     lease = alice.claim_one()

@@ -29,8 +29,10 @@ from palestra.server.model_api.chat.events import (
 )
 from palestra.server.model_api.chat.messages import TOKEN_FIELDS
 from palestra.server.model_api.chat.schemas import ChatRequest
+from palestra.server.model_api.errors import too_long
 from palestra.server.model_api.hosted_tools import ToolSettings
 from palestra.server.model_api.request_fields import OUTPUT_LOGPROBS
+from palestra.server.model_api.responses.compaction import REQUEST
 from palestra.server.model_api.responses.items import read_input
 from palestra.server.model_api.responses.request import TranslatedRequest
 from palestra.server.model_api.responses.request import chat_request as translated
@@ -483,3 +485,33 @@ def test_what_fails_on_the_way_ends_as_an_event(
     assert events[-1]["response"]["error"] == {"code": code, "message": message}
     with pytest.raises(type(error)):
         streamed(header, [error])
+
+
+# Compaction
+
+
+def test_a_conversation_is_compacted_to_one_item_and_goes_on_from_it(tokenizer: ChatTokenizer) -> None:
+    call = request(input=[user("a"), said("b"), {"type": "compaction_trigger"}], tools=[F])
+    chat = chat_request(call).chat
+    assert (chat.messages[-1], chat.tool_choice) == (user(REQUEST), "none")
+    answer = answer_of(tokenizer, [ContentPiece("All is well.")])
+    events = streamed(
+        ResponseHeader(call),
+        [
+            StreamStarted([1, 2], tokenizer),
+            ChoiceDelta(0, [ContentPiece("All is well.")], ()),
+            StreamEnded(answer),
+        ],
+    )
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    assert kinds == ["created", "in_progress", "output_item.added", "output_item.done", "completed"]
+    (item,) = response_body(ResponseHeader(call), answer)["output"]
+    assert events[-1]["response"]["output"] == [item | {"id": events[2]["item"]["id"]}]
+    assert "All is well." in chat_request(request(input=[item, user("c")])).chat.messages[0]["content"]
+    with pytest.raises(ApiError, match=r"input\[0\]: a conversation that was compacted elsewhere"):
+        chat_request(request(input=[{"type": "compaction", "encrypted_content": "x"}]))
+
+
+def test_a_stream_without_room_fails_as_clients_expect_it() -> None:
+    (event,) = streamed(ResponseHeader(request()), [too_long(30, 20, "messages")])
+    assert (event["type"], event["response"]["error"]["code"]) == ("response.failed", "context_length_exceeded")

@@ -165,7 +165,7 @@ class ChatCalls:
 def _prompt_request(
     caller: Caller, target: SamplingTarget, tokenizer: ChatTokenizer, call: ChatRequest
 ) -> PromptRequest:
-    request = prompt_request(caller, target, call)
+    request = prompt_request(caller, target, tokenizer, call)
     if call.reasoning_effort is None or not tokenizer.template_knows(EFFORT):
         return request
     return replace(request, template_kwargs={EFFORT: call.reasoning_effort, **request.template_kwargs})

@@ -6,6 +6,7 @@ of tokens.
 
 from __future__ import annotations
 
+from palestra.chat import ChatTokenizer
 from palestra.chat.prompt_records import HistoryMode, PromptRequest, TokenPrefix
 from palestra.server.core.callers import Caller
 from palestra.server.model_api.chat.messages import check_depth, given_tokens, read_messages, read_tools
@@ -21,7 +22,9 @@ SAID_ELSEWHERE = ("messages", "tools", "add_generation_prompt", CONTINUE)
 """Names that templates know and that are fields of the request itself."""
 
 
-def prompt_request(caller: Caller, target: SamplingTarget, call: ChatRequest | TokenizeRequest) -> PromptRequest:
+def prompt_request(
+    caller: Caller, target: SamplingTarget, tokenizer: ChatTokenizer, call: ChatRequest | TokenizeRequest
+) -> PromptRequest:
     messages = read_messages(call.messages or [])
     roles = [message["role"] for message in messages]
     if isinstance(call, ChatRequest):
@@ -31,15 +34,16 @@ def prompt_request(caller: Caller, target: SamplingTarget, call: ChatRequest | T
         raise invalid(CONTINUE, f"{CONTINUE} and add_generation_prompt are both true; send one of them")
     if continues and roles[-1] != "assistant":
         raise invalid(CONTINUE, f"{CONTINUE}: the last message has the role {roles[-1]}; it must be assistant")
+    prefix = _prefix(call, roles)
     return PromptRequest(
         scope=_scope(caller, target),
-        messages=messages,
+        messages=tokenizer.shape.fit(messages) if prefix is None else messages,  # a prefix counts messages
         tools=read_tools(call.tools),
         template_kwargs=_template_kwargs(call),
         add_generation_prompt=call.add_generation_prompt is not False and not continues,
         continue_final_message=continues,
         history=None if call.history is None else HistoryMode(call.history),
-        prefix=_prefix(call, roles),
+        prefix=prefix,
     )
 
 

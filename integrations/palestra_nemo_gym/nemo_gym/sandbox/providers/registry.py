@@ -1,4 +1,4 @@
-"""Which providers there are: those that were registered, and those that installed packages publish.
+"""Which providers there are: Palestra's, those that were registered, and those that installed packages publish.
 
 Owns: finding one by its name. Never touches: sandboxes.
 """
@@ -12,6 +12,7 @@ from nemo_gym.json_types import JsonMapping
 from nemo_gym.sandbox.providers.base import SandboxProvider
 
 ENTRY_POINT_GROUP = "nemo_gym.sandbox_providers"
+OURS = "palestra"
 _registered: dict[str, type[Any]] = {}
 
 
@@ -22,20 +23,32 @@ def register_provider(name: str, provider_class: type[Any], *, override: bool = 
 
 
 def list_providers() -> list[str]:
-    return sorted({*_registered, *(one.name for one in entry_points(group=ENTRY_POINT_GROUP))})
+    return sorted({OURS, *_registered, *(one.name for one in entry_points(group=ENTRY_POINT_GROUP))})
 
 
 def get_provider_class(name: str) -> type[Any]:
     if name in _registered:
         return _registered[name]
+    if name == OURS:
+        return _our_class()
     found = next((one for one in entry_points(group=ENTRY_POINT_GROUP) if one.name == name), None)
     if found is None:
         raise ValueError(
-            f"there is no sandbox provider {name!r} here; there are: {', '.join(list_providers()) or 'none'}. "
-            "Palestra's stand-in for NeMo Gym has none of its own: install a package that publishes one as an entry "
-            f"point of {ENTRY_POINT_GROUP}, or call nemo_gym.sandbox.register_provider"
+            f"there is no sandbox provider {name!r} here; there are: {', '.join(list_providers())}. "
+            f"Palestra's own is `{OURS}: {{backend: local}}`, or docker, podman, ssh, ray; others come with packages "
+            f"that publish an entry point of {ENTRY_POINT_GROUP}, or by nemo_gym.sandbox.register_provider"
         )
     return found.load()
+
+
+def _our_class() -> type[Any]:
+    try:
+        from nemo_gym.sandbox.providers.palestra import PalestraSandboxProvider
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"sandbox provider {OURS!r} needs palestra in the server's own environment: {error}"
+        ) from error
+    return PalestraSandboxProvider
 
 
 def create_provider(config: JsonMapping) -> SandboxProvider:

@@ -1,5 +1,4 @@
-"""Makes the model calls of one attempt with the attempt's own key, and repeats them while the server or the trainer is
-not available.
+"""Makes chat calls to a model endpoint for one rollout, and repeats them while the endpoint is not available.
 
 Owns: one connection, which errors are retried. Never touches: the content of calls.
 """
@@ -12,17 +11,17 @@ import time
 from functools import cache
 from itertools import count
 from types import TracebackType
+from typing import Protocol
 
 import httpx
 from msgspec import Struct
 
-from palestra.episodes import AsyncEpisode, EpisodeApiError
 from palestra.types import StopReason
 from palestra.types.rollouts import Message
 
 COME_BACK = {408, 429, 500, 502, 503, 504}
 OVER = {401, 409}
-"""Statuses that mean that this client no longer holds the attempt."""
+"""Statuses that mean that the caller may make no calls any more: its key is not valid, or its attempt is over."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.2, 5.0
 CALL_S = 3600.0  # a lease does not age while its call runs, so the rollout's own time limit decides
 CONNECT_S = 10.0
@@ -38,14 +37,44 @@ class CallRefused(Exception):
         """Whether the episode has used up its tokens or calls; its reward so far counts."""
 
 
+class ModelCaller(Protocol):
+    """Who makes calls: an attempt of an episode, or an evaluation."""
+
+    @property
+    def base_url(self) -> str: ...
+
+    @property
+    def api_key(self) -> str: ...
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def call_name(self) -> str:
+        """Begins the idempotency keys of its calls, so that a repeated request is the same call."""
+        ...
+
+    def check(self) -> None:
+        """Called before a call is repeated. Raises an error if it should not be."""
+        ...
+
+    def over(self, status: int, detail: str) -> Exception:
+        """Returns the error to raise after an answer with one of the statuses `OVER`."""
+        ...
+
+
 class CallAnswer(Struct):
     message: Message
     stop: StopReason
-    tokens: int
-    """Number of tokens of prompt and answer together."""
+    prompt_tokens: int
+    sampled_tokens: int
     seconds: float = 0.0
     """Duration of the try that was answered: waiting for an absent server or trainer does not count against the
     episode."""
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.sampled_tokens
 
     @property
     def text(self) -> str:
@@ -57,24 +86,23 @@ def _tls() -> ssl.SSLContext:
     return ssl.create_default_context()  # reading the certificates takes longer than a call
 
 
-class AttemptModelCalls:
-    def __init__(self, episode: AsyncEpisode) -> None:
-        self._episode = episode
+class ModelCalls:
+    def __init__(self, caller: ModelCaller) -> None:
+        self._caller = caller
         self._count = 0
         self._http = httpx.AsyncClient(
-            base_url=episode.base_url,
-            headers={"Authorization": f"Bearer {episode.api_key}"},
+            base_url=caller.base_url,
+            headers={"Authorization": f"Bearer {caller.api_key}"},
             timeout=httpx.Timeout(CALL_S, connect=CONNECT_S),
             verify=_tls(),
         )
 
     async def chat(self, messages: list[Message], limit_s: float, **options: object) -> CallAnswer:
-        """Makes a chat call. Raises CallRefused, TimeoutError if a try takes longer than `limit_s`, and EpisodeApiError
-        if the attempt is over."""
-        body = {"model": self._episode.model, "messages": messages, **options}
+        """Makes a chat call. Raises CallRefused, TimeoutError if a try takes longer than `limit_s`, and the caller's
+        own error if it may make no calls any more."""
+        body = {"model": self._caller.model, "messages": messages, **options}
         self._count += 1
-        # with the same key a repeated request is the same call
-        key = f"{self._episode.id}#{self._episode.attempt}-{self._count}"
+        key = f"{self._caller.call_name}-{self._count}"
         delay_s = FIRST_DELAY_S
         for tries in count():
             waits_s = delay_s
@@ -91,8 +119,7 @@ class AttemptModelCalls:
                     answer.seconds = time.perf_counter() - began_s
                     return answer
                 waits_s = max(delay_s, _retry_after_s(got))
-            if not self._episode.can_continue:
-                raise EpisodeApiError(409, self._episode.reason, "POST /chat/completions")
+            self._caller.check()
             await asyncio.sleep(waits_s)
             delay_s = min(2 * delay_s, LONGEST_DELAY_S)
         raise AssertionError
@@ -104,17 +131,18 @@ class AttemptModelCalls:
                 choice = body["choices"][0]
                 stop = StopReason.LENGTH if choice["finish_reason"] == "length" else StopReason.STOP
                 message = {key: value for key, value in choice["message"].items() if value is not None}
-                return CallAnswer({"role": "assistant", "content": "", **message}, stop, body["usage"]["total_tokens"])
+                usage = body["usage"]
+                prompt, sampled = usage["prompt_tokens"], usage["completion_tokens"]
+                return CallAnswer({"role": "assistant", "content": "", **message}, stop, prompt, sampled)
             error = body["error"]
             detail, code = str(error["message"]), str(error.get("code") or "")
         except (ValueError, KeyError, IndexError, TypeError, AttributeError):
             detail, code = f"{got.status_code} {got.reason_phrase}: this is not the answer of a model endpoint", ""
         if got.status_code in OVER:
-            self._episode.held_lease.lose(detail)
-            raise EpisodeApiError(got.status_code, detail, "POST /chat/completions")
+            raise self._caller.over(got.status_code, detail)
         raise CallRefused(detail, code)
 
-    async def __aenter__(self) -> AttemptModelCalls:
+    async def __aenter__(self) -> ModelCalls:
         return self
 
     async def __aexit__(

@@ -1,0 +1,136 @@
+"""`palestra eval`: a model, anywhere, on the tasks of environments.
+
+Owns: arguments, the evaluation's folder, exit codes. Never touches: playing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import rich_click as click
+
+from palestra.cli.options import server_options
+from palestra.cli.output import FAILED, INTERRUPTED, UNREACHABLE, USAGE, fail, needs_extra, one_line_errors, print_json
+from palestra.cli.run.common import short_name
+from palestra.util.json_types import JsonObject
+
+if TYPE_CHECKING:
+    from palestra.config.evaluate import EvaluationConfig
+    from palestra.runs.writer import RunFolder
+
+FILES = (".yaml", ".yml", ".json")
+
+
+@click.command()
+@click.argument("arguments", nargs=-1, metavar="[ENV|CONFIG]... [KEY=VALUE]...")
+@click.option("--model", help="Model at the server, a model folder or Hugging Face id, or RUN, RUN@STEP, RUN@best.")
+@server_options(
+    help="Server that speaks OpenAI's chat completions. [one is started]",
+    default=None,
+    envvar=None,
+    key_envvar="OPENAI_API_KEY",
+)
+@click.option("--samples", type=int, help="Samples of each task; pass@k is reported up to this k.")
+@click.option("--tasks", type=int, help="Maximum number of tasks of each environment.")
+@click.option("--name", help="Name of the evaluation's folder in `runs`. [eval and time]")
+@click.option("--resume", metavar="RUN", help="Play what is left of this evaluation.")
+@click.option("--json", "as_json", is_flag=True, help="Print the metrics as JSON.")
+def evaluate(
+    arguments: tuple[str, ...], key: str | None, resume: str | None, as_json: bool, **flags: str | int | None
+) -> None:
+    """Evaluate a model on the held-out tasks of environments.
+
+    ENV is an environment (`palestra env list`), CONFIG the YAML file of a training run, whose environments and
+    evaluation settings are used. Any setting can be given as KEY=VALUE; `palestra config schema eval` lists them all.
+    The result is a folder like a training run's: palestra run show, compare and rollout list read it.
+    """
+    names = [argument for argument in arguments if "=" not in argument]
+    overrides = [argument for argument in arguments if "=" in argument]
+    overrides += [f"{name}={value}" for name, value in flags.items() if value is not None]
+    if resume and flags["name"]:
+        raise fail("--resume continues an evaluation; --name is for a new one", USAGE)
+    with needs_extra("train"):
+        from palestra.checkpoints import CheckpointError
+        from palestra.config import ConfigError
+        from palestra.environments import TaskFileError
+        from palestra.evaluation.models import check_evaluated_model
+        from palestra.evaluation.run import open_environments, tasks_of
+        from palestra.runs.reader import RunError
+    with one_line_errors(ConfigError, RunError):
+        config = _load(names, overrides, resume)
+    with one_line_errors(ValueError, CheckpointError), one_line_errors(TaskFileError, code=FAILED):
+        with open_environments(config) as environments:
+            if not tasks_of(config, environments):
+                raise ValueError("these environments have no tasks; name a file: environments.0.eval_tasks=FILE")
+        check_evaluated_model(config)
+    with one_line_errors(RunError):
+        folder = _open_folder(config, resume)
+    with folder:
+        raise SystemExit(_run(config, folder, key, as_json))
+
+
+def _load(names: list[str], overrides: list[str], resume: str | None) -> EvaluationConfig:
+    from palestra.config.evaluate import load_evaluation_config
+    from palestra.runs.reader import RunError, find_run
+
+    saved: JsonObject | None = None
+    if resume is not None:
+        root = next((text.partition("=")[2] for text in overrides if text.startswith("runs=")), "runs")
+        found = find_run(resume, Path(root))
+        about = found.read_about()
+        saved = about["config"] | {"name": found.name, "runs": str(found.path.parent)}
+        if about["kind"] != "eval":
+            raise RunError(f"{resume} is no evaluation; to continue a training run: palestra train --resume {resume}")
+    files = [name for name in names if name.endswith(FILES)]
+    return load_evaluation_config([name for name in names if name not in files], files, overrides, saved)
+
+
+def _open_folder(config: EvaluationConfig, resume: str | None) -> RunFolder:
+    from palestra.runs.writer import RunFolder
+
+    if resume is None:
+        return RunFolder.create(config.runs, config.name, config)
+    return RunFolder.open(config.runs / (config.name or ""))
+
+
+def _run(config: EvaluationConfig, folder: RunFolder, key: str | None, as_json: bool) -> int:
+    from palestra.cli.progress_display import StepLines
+    from palestra.evaluation.errors import EvaluationError
+    from palestra.evaluation.run import evaluate as play
+    from palestra.training.listener import Silence
+    from palestra.training.policy import PolicyError
+
+    again = f"to go on: palestra eval --resume {short_name(folder)}"
+    try:
+        summary = asyncio.run(play(config, folder, Silence() if as_json else StepLines(0), key))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        click.echo(f"stopped; {again}", err=True)
+        return INTERRUPTED
+    except (EvaluationError, PolicyError) as error:
+        click.echo(f"error: {error}\n{again}", err=True)
+        return UNREACHABLE if isinstance(error, ConnectionError) else FAILED
+    if as_json:
+        print_json({"folder": str(folder.path), "metrics": summary["last"]})
+    else:
+        click.echo(_closing_words(folder, summary["last"]))
+    return 0
+
+
+def _closing_words(folder: RunFolder, metrics: JsonObject) -> str:
+    lines = [f"{metrics['eval/rollouts']:.0f} rollouts of {metrics['eval/tasks']:.0f} tasks in {folder.path}"]
+    if "eval/success" in metrics:
+        lines.append(f"success {metrics['eval/success']:.3f} ± {metrics['eval/success_stderr']:.3f}")
+        lines += [
+            f"{name.removeprefix('eval/').replace('_at_', '@')} {value:.3f}"
+            for name, value in metrics.items()
+            if name.startswith("eval/pass_at_")
+        ]
+        lines.append(f"reward {metrics['eval/reward_mean']:.3f}")
+    if failed := metrics.get("eval/failed_share"):
+        lines.append(
+            f"{failed:.1%} of the rollouts failed and do not count; to see why: palestra rollout list {folder.name}"
+        )
+    lines.append(f"{metrics['eval/prompt_tokens']:.0f} tokens read, {metrics['eval/sampled_tokens']:.0f} sampled")
+    return "\n".join(lines)

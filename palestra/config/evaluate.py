@@ -1,0 +1,105 @@
+"""The config of `palestra eval`.
+
+Owns: keys, defaults, bounds. Never touches: environments, models, the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from palestra.config.base import Config, Folder
+from palestra.config.bundled import EPHEBE
+from palestra.config.environment_entries import EnvironmentEntry
+from palestra.config.errors import ConfigError
+from palestra.config.load import Layers, merge_layers, read_file, validate
+from palestra.types import MAX_TEMPERATURE
+from palestra.types.gym import is_gym
+from palestra.util.json_types import JsonObject
+
+
+class EvaluationConfig(Config):
+    kind: Literal["eval"] = "eval"
+    name: str | None = None
+    """Name of the evaluation's folder in `runs`. Default: kind and time."""
+    runs: Folder = Path("runs")
+    """Folder in which its folder is made, beside those of training runs."""
+    seed: int = 0
+    """Fixes the seed of every sample."""
+    model: str = EPHEBE
+    """Name of the model at the server. Without `server`: a model folder, a Hugging Face id in the local cache, the
+    bundled `ephebe`, or the checkpoint of a training run: RUN, RUN@STEP or RUN@best."""
+    server: str | None = Field(default=None, pattern=r"^https?://\S+$")
+    """Address of a server that speaks OpenAI's chat completions, such as http://127.0.0.1:8000 or
+    https://api.openai.com/v1. None: one is started for this evaluation."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of that server."""
+    environments: list[EnvironmentEntry] = Field(min_length=1)
+    """The environments to play, with their held-out tasks."""
+    tasks: PositiveInt = 100
+    """Maximum number of tasks of each environment."""
+    samples: PositiveInt = 1
+    """Samples of each task; pass@k is reported up to this k."""
+    success: float = 1.0
+    """A rollout with at least this reward counts as a success."""
+    temperature: float = Field(default=1.0, ge=0, le=MAX_TEMPERATURE)
+    """Sampling temperature; 0 is greedy."""
+    max_tokens: PositiveInt = 256
+    """Maximum tokens of one turn."""
+    max_context: PositiveInt = 4096
+    """Maximum tokens of prompt and turns together; a rollout without room for another turn ends."""
+    timeout_s: PositiveFloat = 600.0
+    """Time limit of a whole rollout."""
+    env_timeout_s: PositiveFloat = 60.0
+    """Time limit of one call into an environment."""
+    concurrency: PositiveInt = 64
+    """Maximum number of rollouts at a time."""
+    patience_s: PositiveFloat = 120.0
+    """If the server answers no call for this time, the evaluation ends; it can be resumed."""
+
+    @model_validator(mode="after")
+    def _no_gyms(self) -> EvaluationConfig:
+        for entry in self.environments:
+            if is_gym(entry.name):
+                raise ValueError(f"{entry.name!r} is evaluated by its own command: palestra gym collect")
+        return self
+
+
+FROM_TRAINING: dict[str, tuple[str, ...]] = {
+    "rollout": ("max_tokens", "max_context", "timeout_s", "env_timeout_s"),
+    "eval": ("tasks", "samples", "success", "temperature"),
+}
+"""Settings that are taken over from the config of a training run, by section."""
+
+
+def load_evaluation_config(
+    environments: Sequence[str], files: Iterable[str | Path], overrides: Iterable[str], saved: JsonObject | None = None
+) -> EvaluationConfig:
+    """`environments` are played besides those of the files, which may be configs of training runs. `saved`: the config
+    of an evaluation to continue."""
+    layers = Layers()
+    if saved is not None:
+        layers.merge(saved, "the evaluation's own config")
+    for file in files:
+        layers.merge(_evaluation_of(read_file(Path(file))), str(file))
+    if environments:
+        known = layers.data.get("environments", [])
+        layers.merge({"environments": [*known, *({"name": name} for name in environments)]}, "the command line")
+    merge_layers(layers, (), overrides)
+    if not layers.data.get("environments"):
+        raise ConfigError(["name an environment to play, or a config with some; to list them: palestra env list"])
+    return validate(EvaluationConfig, layers)
+
+
+def _evaluation_of(content: JsonObject) -> JsonObject:
+    """Takes from the config of a training run what an evaluation needs; one of an evaluation stays as it is."""
+    if content.get("kind") == "eval":
+        return content
+    found: JsonObject = {"environments": content["environments"]} if "environments" in content else {}
+    for section, names in FROM_TRAINING.items():
+        given = content.get(section) or {}
+        found |= {name: given[name] for name in names if name in given}
+    return found

@@ -1,0 +1,1 @@
+"""Evaluations by themselves: a model, anywhere, on held-out tasks. Begin at `run`."""

@@ -1,0 +1,119 @@
+"""Plays rollouts with a model behind an endpoint.
+
+Owns: who calls and for how long calls are repeated, the record of a rollout. Never touches: the loop of a rollout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from palestra.evaluation.errors import EndpointSilent, EvaluationError
+from palestra.training.rollouts.chat_turns import ChatTurnSampler
+from palestra.training.rollouts.model_calls import CallAnswer, ModelCalls
+from palestra.training.rollouts.rollout_loop import Environments, PlayedRollout, RolloutSettings, play
+from palestra.training.rollouts.sources import blank_rollout
+from palestra.types.rollouts import GroupRequest, Rollout, Turn
+
+PROMPT_TOKENS, SAMPLED_TOKENS = "prompt_tokens", "sampled_tokens"
+"""Metrics of a rollout: what the endpoint counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEndpoint:
+    base_url: str
+    model: str
+    api_key: str
+
+
+class EndpointPlayer:
+    """Plays rollouts, at most `settings.concurrency` at a time."""
+
+    def __init__(
+        self, endpoint: ModelEndpoint, environments: Environments, settings: RolloutSettings, patience_s: float
+    ) -> None:
+        self._endpoint, self._environments, self._settings = endpoint, environments, settings
+        self._patience = Patience(endpoint.base_url, patience_s)
+        self._slots = asyncio.Semaphore(settings.concurrency)
+
+    async def play(self, request: GroupRequest, index: int) -> Rollout:
+        """Plays one rollout. Raises EvaluationError if the endpoint cannot be used."""
+        rollout = blank_rollout(request, index, request.seeds[index])
+        rollout.temperature = self._settings.temperature
+        async with self._slots:
+            session = self._environments.open(request.task)
+            try:
+                async with ModelCalls(EvaluationCaller(self._endpoint, rollout, self._patience)) as calls:
+                    sampler = ChatTurnSampler(calls, self._settings, rollout.seed)
+                    played = await play(session, request.task, sampler, self._settings.timeout_s)
+                metrics = await session.metrics()
+            finally:
+                await session.close()
+        if sampler.answers:
+            self._patience.answered()
+        rollout.messages = sampler.messages
+        return _recorded(rollout, played, sampler.answers, metrics)
+
+
+class Patience:
+    """How long an endpoint may be silent."""
+
+    def __init__(self, url: str, seconds: float) -> None:
+        self._url, self._seconds = url, seconds
+        self._last: float | None = None
+
+    def answered(self) -> None:
+        self._last = None
+
+    def check(self) -> None:
+        now = time.monotonic()
+        self._last = self._last or now
+        if now - self._last > self._seconds:
+            raise EndpointSilent(f"{self._url} has answered no call for {self._seconds:.0f} s; resume when it does")
+
+
+class EvaluationCaller:
+    """Makes the calls of one rollout."""
+
+    def __init__(self, endpoint: ModelEndpoint, rollout: Rollout, patience: Patience) -> None:
+        self.base_url: Final = endpoint.base_url
+        self.api_key: Final = endpoint.api_key
+        self.model: Final = endpoint.model
+        self.call_name: Final = f"{rollout.id}-{rollout.seed}-{time.time_ns()}"
+        self._patience = patience
+
+    def check(self) -> None:
+        self._patience.check()
+
+    def over(self, status: int, detail: str) -> EvaluationError:
+        return EvaluationError(f"{self.base_url} refuses the calls ({status}): {detail}")
+
+
+def _recorded(rollout: Rollout, played: PlayedRollout, answers: list[CallAnswer], metrics: dict[str, float]) -> Rollout:
+    rewards = [*played.rewards, *[0.0] * len(answers)]
+    env_s = [*played.env_s, *[0.0] * len(answers)]
+    rollout.turns = [
+        Turn(
+            observation=[],
+            tokens=[],
+            logprobs=[],
+            stop=answer.stop,
+            version=0,
+            reward=reward,
+            text=answer.text,
+            sample_s=answer.seconds,
+            env_s=seconds,
+        )
+        for answer, reward, seconds in zip(answers, rewards, env_s, strict=False)
+    ]
+    rollout.stop, rollout.error, rollout.seconds, rollout.reward = (
+        *(played.stop, played.error),
+        *(played.seconds, played.reward),
+    )
+    rollout.metrics = metrics | {
+        PROMPT_TOKENS: float(sum(answer.prompt_tokens for answer in answers)),
+        SAMPLED_TOKENS: float(sum(answer.sampled_tokens for answer in answers)),
+    }
+    return rollout

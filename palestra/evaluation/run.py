@@ -1,0 +1,135 @@
+"""An evaluation from its config to its folder, which has the form of a training run's.
+
+Owns: which rollouts are left to play, the order of writing. Never touches: how a rollout is played.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from palestra.config.environment_entries import EnvironmentEntry
+from palestra.config.evaluate import EvaluationConfig
+from palestra.environments.environment_set import EnvironmentSet
+from palestra.evaluation.endpoint import PROMPT_TOKENS, SAMPLED_TOKENS, EndpointPlayer
+from palestra.evaluation.models import open_model
+from palestra.runs.reader import RunStatus
+from palestra.runs.record_files import LineFile, read_lines
+from palestra.runs.writer import EventKind, RunFolder
+from palestra.training.listener import RunListener, Stage
+from palestra.training.loops.eval_metrics import eval_metrics
+from palestra.training.rollouts.rollout_loop import RolloutSettings
+from palestra.training.seeds import derive_seed
+from palestra.types.rollouts import Group, GroupRequest, Rollout, Task
+from palestra.util.json_types import JsonObject
+
+STEP = 0
+PLAYED = "played.jsonl"
+"""Rollouts that have ended, in the order in which they did; a resume plays the others."""
+KS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def open_environments(config: EvaluationConfig) -> EnvironmentSet:
+    return EnvironmentSet(config.environments, env_threads=16, env_timeout_s=config.env_timeout_s)
+
+
+def tasks_of(config: EvaluationConfig, environments: EnvironmentSet) -> list[Task]:
+    """Held-out tasks; of an environment that has none, those it trains on. Raises ValueError if there are none."""
+    held_out = {entry.name: tasks for entry, tasks in environments.tasks("eval")}
+    found: list[Task] = []
+    for entry in config.environments:
+        tasks = held_out.get(entry.name) or _training_tasks(environments, entry)
+        found += tasks[: config.tasks]
+    return found
+
+
+def _training_tasks(environments: EnvironmentSet, entry: EnvironmentEntry) -> Sequence[Task]:
+    return next((tasks for one, tasks in environments.tasks("train") if one.name == entry.name), ())
+
+
+async def evaluate(config: EvaluationConfig, run: RunFolder, listener: RunListener, key: str | None) -> JsonObject:
+    """Plays what is left and returns the summary. An error that ends it early is recorded and then raised."""
+    try:
+        with open_environments(config) as environments:
+            requests = [_request(config, task) for task in tasks_of(config, environments)]
+            rollouts = await _play(config, run, environments, requests, listener, key)
+            groups = [_group(request, rollouts) for request in requests]
+            metrics = _metrics(config, groups, environments)
+    except BaseException as error:
+        stopped = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
+        run.event(EventKind.ERROR, error=f"{type(error).__name__}: {error}")
+        run.finish(RunStatus.STOPPED if stopped else RunStatus.FAILED, error=str(error) or type(error).__name__)
+        raise
+    run.write_eval(STEP, groups, metrics)
+    listener.evaluated(STEP, metrics)
+    (run.path / PLAYED).unlink(missing_ok=True)
+    return run.finish(RunStatus.DONE)
+
+
+async def _play(
+    config: EvaluationConfig,
+    run: RunFolder,
+    environments: EnvironmentSet,
+    requests: Sequence[GroupRequest],
+    listener: RunListener,
+    key: str | None,
+) -> dict[str, Rollout]:
+    rollouts = _played(run.path / PLAYED)
+    total = len(requests) * config.samples
+    left = [(request, i) for request in requests for i in range(config.samples) if f"{request.id}-{i}" not in rollouts]
+    listener.stage(Stage.EVAL, len(rollouts), total)
+    if not left:
+        return rollouts
+    settings = RolloutSettings(
+        max_tokens=config.max_tokens,
+        max_context=config.max_context,
+        temperature=config.temperature,
+        timeout_s=config.timeout_s,
+        concurrency=config.concurrency,
+    )
+    ended = LineFile(run.path / PLAYED)
+    try:
+        log = run.path / "logs" / "server.log"
+        async with open_model(config, run.path / "engine", log, key, listener.note) as endpoint:
+            player = EndpointPlayer(endpoint, environments, settings, config.patience_s)
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(player.play(request, index)) for request, index in left]
+                for task in asyncio.as_completed(tasks):
+                    rollout = await task
+                    rollouts[rollout.id] = rollout
+                    ended.append(msgspec.to_builtins(rollout))
+                    listener.stage(Stage.EVAL, len(rollouts), total)
+    except* Exception as errors:
+        raise errors.exceptions[0] from None
+    finally:
+        ended.close()
+    return rollouts
+
+
+def _played(file: Path) -> dict[str, Rollout]:
+    """What was played before. A failure says nothing about the model, so it is played again."""
+    found = [msgspec.convert(row, Rollout) for row in read_lines(file)]
+    return {rollout.id: rollout for rollout in found if not rollout.stop.is_failure}
+
+
+def _request(config: EvaluationConfig, task: Task) -> GroupRequest:
+    seeds = (derive_seed(config.seed, "eval", task.environment, task.id, i) for i in range(config.samples))
+    return GroupRequest(id=f"eval-{task.environment}-{task.id}", task=task, step=STEP, seeds=tuple(seeds))
+
+
+def _group(request: GroupRequest, rollouts: dict[str, Rollout]) -> Group:
+    own = [rollouts[f"{request.id}-{index}"] for index in range(len(request.seeds))]
+    return Group(id=request.id, task=request.task, step=STEP, rollouts=own)
+
+
+def _metrics(config: EvaluationConfig, groups: Sequence[Group], environments: EnvironmentSet) -> dict[str, float]:
+    ks = [k for k in KS if k <= config.samples]
+    found = eval_metrics(groups, ks, config.success, environments.aggregate)
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    for name in (PROMPT_TOKENS, SAMPLED_TOKENS):
+        found[f"eval/{name}"] = sum(rollout.metrics.get(name, 0.0) for rollout in rollouts)
+    found["eval/length_mean"] = found[f"eval/{SAMPLED_TOKENS}"] / max(1, len(rollouts))
+    return found

@@ -1,0 +1,32 @@
+"""palestra sandbox: the status and the output of a command are its own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from palestra.sandbox import backend
+from tests.cli.tree import palestra
+
+needs_local = pytest.mark.skipif(bool(backend("local").problem()), reason=str(backend("local").problem()))
+
+
+def test_every_backend_is_listed_with_what_is_missing() -> None:
+    found = {one["name"]: one["problem"] for one in json.loads(palestra("sandbox", "list", "--json").stdout)}
+    assert set(found) >= {"local", "docker", "podman", "ssh", "ray"}
+    assert found["local"] == backend("local").problem()
+
+
+@needs_local
+def test_a_command_runs_behind_the_wall() -> None:
+    done = palestra("sandbox", "run", "-e", "A=1", "--", "sh", "-c", "echo $A; echo no >&2; ls /root; exit 4")
+    assert (done.exit_code, done.stdout) == (4, "1\n")
+    assert "no\n" in done.stderr
+
+
+@needs_local
+def test_what_is_wrong_is_said_in_a_line() -> None:
+    assert "did you mean local" in palestra("sandbox", "run", "--backend", "lokal", "--", "true").stderr
+    assert palestra("sandbox", "run", "--env", "A", "--", "true").exit_code == 2
+    assert "took longer" in palestra("sandbox", "run", "--seconds", "0.3", "--", "sleep", "9").stderr
