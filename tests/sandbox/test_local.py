@@ -130,6 +130,13 @@ def test_a_folder_that_is_not_there_is_named(new_box: Callable[..., Box]) -> Non
         new_box(host_folders=("/no/such/folder",))
 
 
+@pytest.mark.parametrize("workdir", ["/home/agent/work", "/tmp/a/b", "/home/agent", "/tmp"])
+def test_the_working_folder_may_lie_in_another(walled: str, new_box: Callable[..., Box], workdir: str) -> None:
+    if walled == "local":
+        box = new_box(workdir=workdir)
+        assert box.sh("pwd; touch x ~/y /tmp/z; ls x ~/y /tmp/z").text == f"{workdir}\n/home/agent/y\n/tmp/z\nx\n"
+
+
 @pytest.mark.parametrize("path", ["work", "/", "/a/../b"])
 def test_paths_of_a_spec_are_absolute(path: str) -> None:
     with pytest.raises(ValueError, match="absolute path"):

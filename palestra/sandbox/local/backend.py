@@ -7,6 +7,7 @@ all that is written lies in memory, and goes with the sandbox's last process.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import os
@@ -155,7 +156,8 @@ class LocalSandbox(CommandSandbox):
             await self._relay.close()
         if watched is not None:
             watched.forget()
-            signal.pidfd_send_signal(watched.first, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended before
+                signal.pidfd_send_signal(watched.first, signal.SIGKILL)
             await _readable(watched.first)  # the kernel ends process 1 after all others
             os.close(watched.first)
             os.close(watched.processes)

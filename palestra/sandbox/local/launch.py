@@ -118,11 +118,16 @@ def _mount(order: dict[str, Any]) -> None:
     """All that is writable lies in one file system in memory, which has a size."""
     size = f"size={order['disk_bytes']},nr_inodes={order['files']},mode=0755"
     ns.mount("sandbox", SCRATCH, "tmpfs", ns.NO_SUID | ns.NO_DEVICES, size)
-    for place, target in enumerate(order["writable"]):
+    mounted: list[str] = []
+    for place, target in enumerate(sorted(order["writable"])):
+        if any(target.startswith(f"{above}/") for above in mounted):
+            os.makedirs(target, exist_ok=True)
+            continue
         folder = f"{SCRATCH}/{place}"
         os.mkdir(folder)
         os.chmod(folder, MODES.get(target, 0o755))
         ns.mount(folder, target, None, ns.BIND)
+        mounted.append(target)
     ns.unmount(SCRATCH)
 
 
