@@ -91,6 +91,8 @@ class SamplingBounds(Struct, frozen=True, kw_only=True, gc=False):
     """Maximum tokens of an answer; a larger request is reduced to it."""
     max_n: int | None = None
     """Maximum answers to one call. More are always refused."""
+    can_leave_out_tools: bool = True
+    """Whether a call with tools that its vendor would run is answered without them; otherwise it is refused."""
     outside: OutOfBounds = OutOfBounds.REFUSE
     """What happens to a temperature, top_p or filter outside the bounds."""
 

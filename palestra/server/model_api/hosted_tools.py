@@ -11,6 +11,9 @@ from typing import Literal
 from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.errors import invalid
 
+TOOLS = "tools."
+"""Begins the names of tools among what was ignored."""
+
 
 @dataclass(frozen=True, slots=True)
 class ToolSettings:
@@ -34,4 +37,4 @@ class LeftOutTools:
         self.note(kind)
 
     def note(self, name: str) -> None:
-        self.ignored.append(f"tools.{name}")
+        self.ignored.append(f"{TOOLS}{name}")

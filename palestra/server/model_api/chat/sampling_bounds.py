@@ -5,10 +5,12 @@ Owns: which fields of a call are refused, which are reduced. Never touches: what
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from palestra.server.model_api.chat.schemas import CompletionRequest, SamplingFields
 from palestra.server.model_api.errors import invalid
+from palestra.server.model_api.hosted_tools import TOOLS
 from palestra.types.episodes import OutOfBounds, SamplingBounds
 from palestra.util.json_types import JsonObject
 
@@ -56,6 +58,16 @@ def bounded_tokens(requested: int | None, bounds: SamplingBounds | None) -> int 
     if bounds is None or bounds.max_tokens is None:
         return requested
     return bounds.max_tokens if requested is None else min(requested, bounds.max_tokens)
+
+
+def check_left_out(ignored: Sequence[str], bounds: SamplingBounds | None) -> None:
+    """400 if tools were left out of the prompt and the run does not allow it."""
+    left_out = [name.removeprefix(TOOLS) for name in ignored if name.startswith(TOOLS)]
+    if left_out and bounds is not None and not bounds.can_leave_out_tools:
+        names = ", ".join(left_out)
+        raise invalid(
+            "tools", f"tools: the server does not run {names}, and this run allows no call without it", code=CODE
+        )
 
 
 def _check_answers(call: SamplingFields, bounds: SamplingBounds) -> None:

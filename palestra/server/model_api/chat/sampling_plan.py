@@ -14,7 +14,7 @@ from palestra.chat import ChatTokenizer
 from palestra.chat.conversation_cache import HistoryMatch
 from palestra.server.core.callers import Caller
 from palestra.server.model_api.chat.params import sampling_params, shown_params
-from palestra.server.model_api.chat.sampling_bounds import bounded, bounded_tokens
+from palestra.server.model_api.chat.sampling_bounds import bounded, bounded_tokens, check_left_out
 from palestra.server.model_api.chat.schemas import ChatRequest, SamplingFields
 from palestra.server.model_api.client_headers import ClientHeaders
 from palestra.server.model_api.engine_sampler import SampleOutcome
@@ -99,6 +99,7 @@ def plan(
     options: OutputOptions,
 ) -> SamplingPlan:
     call = bounded(origin.call, target.bounds)
+    check_left_out(origin.ignored, target.bounds)
     check_vocabulary(prompt, target, options.prompt_field)
     if len(prompt) >= target.card.max_positions:
         raise too_long(len(prompt), target.card.max_positions, options.prompt_field)
