@@ -56,20 +56,20 @@ def test_what_is_outside_is_refused_with_the_bounds(alice: Api) -> None:
     assert alice.end(lease)["status"] == "accepted"
 
 
-def test_tools_of_the_vendor_are_left_out_or_refused_as_the_run_says(alice: Api) -> None:
+@pytest.mark.parametrize("allowed", [False, True])
+def test_tools_of_the_vendor_are_left_out_or_refused_as_the_run_says(alice: Api, allowed: bool) -> None:
     search: Any = [{"type": "web_search_20250305", "name": "web_search"}]
-    for allowed in (False, True):
-        lease = lease_with(alice, can_leave_out_tools=allowed)
-        url = lease["base_url"].removesuffix("/v1")
-        with anthropic.Anthropic(base_url=url, api_key=lease["api_key"], max_retries=0) as claude:
-            ask = claude.messages.with_raw_response.create
-            if allowed:
-                answer = ask(model="x", max_tokens=3, messages=HI, tools=search)
-                assert answer.headers["x-palestra-ignored"] == "tools.web_search_20250305"
-            else:
-                with pytest.raises(anthropic.BadRequestError, match="this run allows no call without it"):
-                    ask(model="x", max_tokens=3, messages=HI, tools=search)
-        assert alice.end(lease)["status"] == "accepted"
+    lease = lease_with(alice, can_leave_out_tools=allowed)
+    url = lease["base_url"].removesuffix("/v1")
+    with anthropic.Anthropic(base_url=url, api_key=lease["api_key"], max_retries=0) as claude:
+        ask = claude.messages.with_raw_response.create
+        if allowed:
+            answer = ask(model="x", max_tokens=3, messages=HI, tools=search)
+            assert answer.headers["x-palestra-ignored"].startswith("tools.web_search")
+        else:
+            with pytest.raises(anthropic.BadRequestError, match="this run allows no call without it"):
+                ask(model="x", max_tokens=3, messages=HI, tools=search)
+    assert alice.end(lease)["status"] == "accepted"
 
 
 def test_what_is_outside_is_clamped_where_the_run_says_so(alice: Api) -> None:
