@@ -93,7 +93,7 @@ def puppet(folder: Path, script: TextIO, context: int, force: bool, as_json: boo
         print_json({"folder": str(folder), "cues": len(cues), "context": context, "size_bytes": size})
     else:
         click.echo(f"{folder}: a puppet with {len(cues)} cues, {bytes_text(size)}")
-        click.echo(f"serve it: palestra serve {folder}")
+        click.echo(f"serve it: palestra serve --model {folder}")
 
 
 def _refuse_full_folder(folder: Path, force: bool) -> None:

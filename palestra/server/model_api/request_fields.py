@@ -197,7 +197,8 @@ def check_fields(rules: FieldRules, given: Any) -> None:
         if rule.use is FieldUse.REFUSED:
             if rule.reason.startswith(_WITH_MESSAGES):
                 raise invalid(None, f"{name} {rule.reason}")
-            advice = f"{shown(value)} {rule.reason}" if rule.reason.startswith("is ") else rule.reason
+            shows = rule.reason.startswith("is ") and not isinstance(value, dict | list)  # which may hold secrets
+            advice = f"{shown(value)} {rule.reason}" if shows else rule.reason
             raise invalid(name, f"{name}: {advice}", code="unsupported")
 
 

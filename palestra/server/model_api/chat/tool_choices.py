@@ -96,7 +96,7 @@ def _named(name: str, tools: Sequence[Tool]) -> Tool:
 
 def _some(tools: Sequence[Tool]) -> Sequence[Tool]:
     if not tools:
-        raise _wrong("there are no tools to choose from; send some in tools")
+        raise _wrong("there are no tools to choose from; send some in tools that the client runs itself")
     return tools
 
 

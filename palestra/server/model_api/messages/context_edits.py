@@ -18,6 +18,8 @@ KEEP_ALL: tuple[Any, ...] = ("all", {"type": "all"})
 
 def check_edits(given: JsonObject | None) -> None:
     """Raises a refusal for an edit that would take something out."""
+    if others := sorted((given or {}).keys() - {"edits"}):
+        raise wrong(FIELD, f"{shown(others[0])} is not supported; it takes edits alone", code="unsupported")
     edits = (given or {}).get("edits") or []
     if not isinstance(edits, list) or not all(isinstance(edit, dict) for edit in edits):
         raise wrong(f"{FIELD}.edits", "it must be a list of edits")
@@ -27,5 +29,6 @@ def check_edits(given: JsonObject | None) -> None:
             detail = f"an edit of type {shown(kind)} is not supported; clear or compact the conversation at the client"
             raise wrong(where, detail, code="unsupported")
         if edit.get("keep") not in KEEP_ALL:
-            detail = f'keep is {shown(edit.get("keep"))}; what was sampled stays in the conversation, so send "all"'
+            kept = shown(edit["keep"]) if "keep" in edit else "missing"
+            detail = f'keep is {kept}; what was sampled stays in the conversation, so send "all"'
             raise wrong(where, detail, code="unsupported")

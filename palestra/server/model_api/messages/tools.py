@@ -54,7 +54,7 @@ def _tool(given: JsonObject, where: str, left_out: LeftOutTools) -> JsonObject:
     if callers is not None and "direct" not in callers:
         raise wrong(where, f"allowed_callers: {shown(callers)} is not supported; the model calls every tool itself")
     if given.get("input_examples"):
-        left_out.note(f"{given.get('name')}.input_examples")
+        left_out.ignored.append(f"input_examples.{given.get('name')}")
     if not isinstance(given.get("input_schema"), dict):
         raise wrong(where, f"input_schema is {shown(given.get('input_schema'))}; it must be a JSON schema")
     function = {"name": given.get("name")}

@@ -98,7 +98,9 @@ def _tools(call: ResponsesRequest, tools: ResponseTools) -> JsonObject:
     """Converts the tools. Without tools, nothing may be said about choosing them; to require a call is an error."""
     if not tools.functions:
         if call.tool_choice not in (None, "auto", "none"):
-            raise invalid("tool_choice", f"tool_choice: {shown(call.tool_choice)} needs tools")
+            raise invalid(
+                "tool_choice", f"tool_choice: {shown(call.tool_choice)} needs tools that the client runs itself"
+            )
         return {}
     for i, tool in enumerate(tools.functions):
         for name, harmless in NOT_OF_FUNCTIONS.items():

@@ -142,7 +142,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"container": "c"}, "container: 'c' is not supported"),
     ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
     ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "'clear_tool_uses_20250919'"),
-    ({"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}}, "edits[0]: keep is None"),
+    ({"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}}, "edits[0]: keep is missing"),
+    ({"context_management": {"foo": 1}}, "'foo' is not supported"),
     ({"context_management": {"edits": 5}}, "context_management.edits: it must be a list"),
     ({"stop": ["x"]}, "with Messages, send stop_sequences"),
     ({"n": 2}, "n is a field of chat completions; with Messages, a Message is one answer"),
@@ -170,7 +171,7 @@ TOLD: list[tuple[dict[str, Any], list[str]]] = [
     ({"speed": "fast"}, ["speed"]),
     ({"output_config": {"task_budget": {"total": 5}}}, ["output_config.task_budget"]),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, ["tools.web_search_20250305"]),
-    ({"tools": [TOOL | {"input_examples": [{}]}]}, ["tools.count.input_examples"]),
+    ({"tools": [TOOL | {"input_examples": [{}]}]}, ["input_examples.count"]),
     ({"newer_field": 1, "temperature": 0.5}, ["newer_field"]),
     ({"verbosity": "low"}, ["verbosity"]),
     # Nothing is lost with these.
