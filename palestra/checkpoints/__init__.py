@@ -1,6 +1,13 @@
 """Checkpoints of runs and servers: found, downloaded, exported for other tools. Begin at `saved` and `export`."""
 
 from palestra.checkpoints.errors import CheckpointError, CheckpointNotFound
-from palestra.checkpoints.saved import SavedCheckpoint, find_checkpoint, list_checkpoints
+from palestra.checkpoints.saved import SavedCheckpoint, find_checkpoint, list_checkpoints, split_name
 
-__all__ = ["CheckpointError", "CheckpointNotFound", "SavedCheckpoint", "find_checkpoint", "list_checkpoints"]
+__all__ = [
+    "CheckpointError",
+    "CheckpointNotFound",
+    "SavedCheckpoint",
+    "find_checkpoint",
+    "list_checkpoints",
+    "split_name",
+]

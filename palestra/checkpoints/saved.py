@@ -5,6 +5,7 @@ Owns: choosing one by step, or the best or last one. Never touches: weights; the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from palestra.util.json_types import JsonObject
 SCORES = ("eval/success", "eval/reward_mean", "reward/mean")
 """Metrics by which the best checkpoint is chosen: the first one that any checkpoint has."""
 ADDRESS = "tinker://"
+NAMED = re.compile(r"(.+)@(\d+|best|last)")
 
 
 class Pointer(Struct):
@@ -87,6 +89,12 @@ def find_checkpoint(run: RunReader, which: str = "last") -> SavedCheckpoint:
             return one
     steps = ", ".join(str(one.step) for one in found)
     raise CheckpointNotFound(f"run {run.name} has no checkpoint {which!r}; it has last, best and the steps {steps}")
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Returns the run and which of its checkpoints: `first@4`, `first@best`; without an @ the last one."""
+    named = NAMED.fullmatch(name)
+    return (named[1], named[2]) if named else (name, "last")
 
 
 def best_of(found: Sequence[SavedCheckpoint]) -> SavedCheckpoint:

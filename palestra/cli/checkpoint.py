@@ -5,7 +5,6 @@ Owns: arguments and printing. Never touches: files and servers; `palestra.checkp
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from palestra.checkpoints.export_check import ExportCheck
 
 ADDRESS = "tinker://"
-WHICH = re.compile(r"(.+)@(\d+|best|last)")
 
 server_and_key = server_options(default=None)
 
@@ -172,10 +170,10 @@ def _errors() -> Iterator[None]:
 
 
 def _find(which: str, root: Path) -> SavedCheckpoint:
-    from palestra.checkpoints import find_checkpoint
+    from palestra.checkpoints import find_checkpoint, split_name
 
-    chosen = WHICH.fullmatch(which)
-    return find_checkpoint(find(chosen[1] if chosen else which, root), chosen[2] if chosen else "last")
+    run, step = split_name(which)
+    return find_checkpoint(find(run, root), step)
 
 
 @contextmanager

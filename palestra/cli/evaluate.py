@@ -129,8 +129,7 @@ def _closing_words(folder: RunFolder, metrics: JsonObject) -> str:
         ]
         lines.append(f"reward {metrics['eval/reward_mean']:.3f}")
     if failed := metrics.get("eval/failed_share"):
-        lines.append(
-            f"{failed:.1%} of the rollouts failed and do not count; to see why: palestra rollout list {folder.name}"
-        )
+        why = f"palestra rollout list {short_name(folder)}"
+        lines.append(f"{failed:.1%} of the rollouts failed and do not count; to see why: {why}")
     lines.append(f"{metrics['eval/prompt_tokens']:.0f} tokens read, {metrics['eval/sampled_tokens']:.0f} sampled")
     return "\n".join(lines)

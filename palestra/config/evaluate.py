@@ -58,7 +58,7 @@ class EvaluationConfig(Config):
     concurrency: PositiveInt = 64
     """Maximum number of rollouts at a time."""
     patience_s: PositiveFloat = 120.0
-    """If the server answers no call for this time, the evaluation ends; it can be resumed."""
+    """If the server does not answer a call for this time, the evaluation ends; it can be resumed."""
 
     @model_validator(mode="after")
     def _no_gyms(self) -> EvaluationConfig:

@@ -35,7 +35,7 @@ class EndpointPlayer:
         self, endpoint: ModelEndpoint, environments: Environments, settings: RolloutSettings, patience_s: float
     ) -> None:
         self._endpoint, self._environments, self._settings = endpoint, environments, settings
-        self._patience = Patience(endpoint.base_url, patience_s)
+        self._patience_s = patience_s
         self._slots = asyncio.Semaphore(settings.concurrency)
 
     async def play(self, request: GroupRequest, index: int) -> Rollout:
@@ -45,47 +45,29 @@ class EndpointPlayer:
         async with self._slots:
             session = self._environments.open(request.task)
             try:
-                async with ModelCalls(EvaluationCaller(self._endpoint, rollout, self._patience)) as calls:
+                async with ModelCalls(EvaluationCaller(self._endpoint, rollout, self._patience_s)) as calls:
                     sampler = ChatTurnSampler(calls, self._settings, rollout.seed)
                     played = await play(session, request.task, sampler, self._settings.timeout_s)
                 metrics = await session.metrics()
             finally:
                 await session.close()
-        if sampler.answers:
-            self._patience.answered()
         rollout.messages = sampler.messages
         return _recorded(rollout, played, sampler.answers, metrics)
-
-
-class Patience:
-    """How long an endpoint may be silent."""
-
-    def __init__(self, url: str, seconds: float) -> None:
-        self._url, self._seconds = url, seconds
-        self._last: float | None = None
-
-    def answered(self) -> None:
-        self._last = None
-
-    def check(self) -> None:
-        now = time.monotonic()
-        self._last = self._last or now
-        if now - self._last > self._seconds:
-            raise EndpointSilent(f"{self._url} has answered no call for {self._seconds:.0f} s; resume when it does")
 
 
 class EvaluationCaller:
     """Makes the calls of one rollout."""
 
-    def __init__(self, endpoint: ModelEndpoint, rollout: Rollout, patience: Patience) -> None:
+    def __init__(self, endpoint: ModelEndpoint, rollout: Rollout, patience_s: float) -> None:
         self.base_url: Final = endpoint.base_url
         self.api_key: Final = endpoint.api_key
         self.model: Final = endpoint.model
         self.call_name: Final = f"{rollout.id}-{rollout.seed}-{time.time_ns()}"
-        self._patience = patience
+        self._patience_s = patience_s
 
-    def check(self) -> None:
-        self._patience.check()
+    def check(self, waited_s: float) -> None:
+        if waited_s > self._patience_s:
+            raise EndpointSilent(f"{self.base_url} has not answered a call for {waited_s:.0f} s; resume when it does")
 
     def over(self, status: int, detail: str) -> EvaluationError:
         return EvaluationError(f"{self.base_url} refuses the calls ({status}): {detail}")
@@ -108,10 +90,8 @@ def _recorded(rollout: Rollout, played: PlayedRollout, answers: list[CallAnswer]
         )
         for answer, reward, seconds in zip(answers, rewards, env_s, strict=False)
     ]
-    rollout.stop, rollout.error, rollout.seconds, rollout.reward = (
-        *(played.stop, played.error),
-        *(played.seconds, played.reward),
-    )
+    rollout.stop, rollout.error = played.stop, played.error
+    rollout.seconds, rollout.reward = played.seconds, played.reward
     rollout.metrics = metrics | {
         PROMPT_TOKENS: float(sum(answer.prompt_tokens for answer in answers)),
         SAMPLED_TOKENS: float(sum(answer.sampled_tokens for answer in answers)),

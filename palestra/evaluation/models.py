@@ -5,7 +5,6 @@ Owns: what the name of a model means. Never touches: calls.
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from urllib.parse import urlsplit
 
 import tinker
 
-from palestra.checkpoints import SavedCheckpoint, find_checkpoint
+from palestra.checkpoints import SavedCheckpoint, find_checkpoint, split_name
 from palestra.config.evaluate import EvaluationConfig
 from palestra.config.train import TrainModel
 from palestra.evaluation.endpoint import ModelEndpoint
@@ -24,17 +23,16 @@ from palestra.training.own_server import own_server
 from palestra.training.tinker_policy import TinkerSampler
 
 NO_KEY = "tml-none"
-OF_A_RUN = re.compile(r"(.+?)(?:@(\d+|best|last))?")
 
 
 def checkpoint_of(config: EvaluationConfig) -> SavedCheckpoint | None:
     """The checkpoint that `model` names; None if it names no run."""
-    found = OF_A_RUN.fullmatch(config.model)
-    if config.server is not None or found is None:
+    if config.server is not None:
         return None
-    for path in (config.runs / found[1], Path(found[1])):
+    run, which = split_name(config.model)
+    for path in (config.runs / run, Path(run)):
         if (path / "config.json").is_file() and (path / "checkpoints").is_dir():
-            return find_checkpoint(RunReader(path), found[2] or "last")
+            return find_checkpoint(RunReader(path), which)
     return None
 
 

@@ -2,8 +2,8 @@
 
 Owns: its script, tokenizer, config.json and weights. Never touches: transformers, other model modules.
 
-With it agents, tools, streams and captured tokens are tested without a model's ability: it calls the tools it was told
-to call, whatever the prompt around the cue, and its log-probabilities are real. It is a Llama of one layer:
+With it agents, tools, streams and captured tokens are tested without a model's ability: it calls the tools that its
+script names, whatever the prompt around the cue, and its log-probabilities are real. It is a Llama of one layer:
 
 - Each answer of the script is a chain of tokens that occur nowhere else in the script. The output layer knows which
   token follows which, and the last one is followed by the end of the turn.

@@ -33,7 +33,7 @@ class ExpertsMlp:
         self.shared = None if weights.shared is None else DenseMlp(n, weights.shared, ops, kind="shared_")
 
     def __call__(self, x: Tensor, plan: LoraPlan, routing: Routing | None = None) -> Tensor:
-        """`routing`, if given, is told which experts the rows visit, and may say which they have to."""
+        """`routing`, if given, records which experts the rows visit, and may prescribe them."""
         replayed = None if routing is None else routing.replayed.get(self.n)
         weights, numbers = choose_experts(x, self.weights.router, self.weights.router_bias, self.spec, replayed)
         if routing is not None:

@@ -457,7 +457,7 @@ class Sampler:
             output.finished.append(Finished(request.id, self._close(request)))
 
     def _keep_routing(self, sample: RunningSequence, n: int) -> None:
-        """Of its first `n` positions, before its pages go to others."""
+        """Experts of the first `n` positions, read before the pages go to other sequences."""
         if self.routing is not None and sample.request.spec.record_routing and sample.seq.pages:
             sample.routing = self.routing.read(sample.seq.pages, n)
 

@@ -77,7 +77,7 @@ class EpisodeCaller:
         self.base_url, self.api_key, self.model = episode.base_url, episode.api_key, episode.model
         self.call_name = f"{episode.id}#{episode.attempt}"
 
-    def check(self) -> None:
+    def check(self, waited_s: float) -> None:
         if not self._episode.can_continue:
             raise EpisodeApiError(409, self._episode.reason, CALL)
 

@@ -54,8 +54,8 @@ class ModelCaller(Protocol):
         """Begins the idempotency keys of its calls, so that a repeated request is the same call."""
         ...
 
-    def check(self) -> None:
-        """Called before a call is repeated. Raises an error if it should not be."""
+    def check(self, waited_s: float) -> None:
+        """Called before a call is repeated that has waited this long. Raises an error if it should not be."""
         ...
 
     def over(self, status: int, detail: str) -> Exception:
@@ -103,7 +103,7 @@ class ModelCalls:
         body = {"model": self._caller.model, "messages": messages, **options}
         self._count += 1
         key = f"{self._caller.call_name}-{self._count}"
-        delay_s = FIRST_DELAY_S
+        delay_s, first_s = FIRST_DELAY_S, time.perf_counter()
         for tries in count():
             waits_s = delay_s
             headers = {"Idempotency-Key": key, "X-Stainless-Retry-Count": str(tries)}
@@ -119,7 +119,7 @@ class ModelCalls:
                     answer.seconds = time.perf_counter() - began_s
                     return answer
                 waits_s = max(delay_s, _retry_after_s(got))
-            self._caller.check()
+            self._caller.check(time.perf_counter() - first_s)
             await asyncio.sleep(waits_s)
             delay_s = min(2 * delay_s, LONGEST_DELAY_S)
         raise AssertionError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any
 
+import openai
 import pytest
 
 from tests.server.episodes.conftest import Api, group, player, ref, say
@@ -222,3 +223,18 @@ def test_of_somebody_without_a_key_no_body_is_read(keyed: Any, path: str, key: s
             head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{key}{length}\r\n\r\n"
             line.sendall(head.encode())
             assert line.recv(1 << 16).startswith(b"HTTP/1.1 401 ")
+
+
+def test_responses_are_their_owners(alice: Api, bob: Api) -> None:
+    """Another owner finds neither a response by its id nor the conversation behind it."""
+    url = f"{alice.server.url}/v1"
+    with openai.OpenAI(base_url=url, api_key=alice.key) as mine, openai.OpenAI(base_url=url, api_key=bob.key) as other:
+        saved = mine.responses.create(model="ephebe", input="Hi", max_output_tokens=3)
+        assert mine.responses.retrieve(saved.id).output == saved.output
+        with pytest.raises(openai.NotFoundError, match="there is no response"):
+            other.responses.retrieve(saved.id)
+        with pytest.raises(openai.NotFoundError, match="there is no response"):
+            other.responses.delete(saved.id)
+        with pytest.raises(openai.BadRequestError, match="there is no response"):
+            other.responses.create(model="ephebe", input="And?", previous_response_id=saved.id, max_output_tokens=3)
+        assert mine.responses.create(model="ephebe", input="And?", previous_response_id=saved.id, max_output_tokens=3)
