@@ -14,7 +14,7 @@ import httpx
 import tinker
 from tinker.types import Checkpoint
 
-from palestra.checkpoints.errors import CheckpointError, CheckpointNotFound, CheckpointServerError
+from palestra.checkpoints import CheckpointError, CheckpointNotFound
 from palestra.training.guard import check_server
 from palestra.training.policy import PolicyError, ServerUnreachable
 from palestra.util.files import whole_folder
@@ -25,6 +25,10 @@ CHUNK = 1 << 20
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that have come and, where the server says it, how many there will be; else 0."""
+
+
+class CheckpointServerError(CheckpointError, ConnectionError):
+    """The server with the checkpoint does not answer."""
 
 
 class ServerCheckpoints:

@@ -8,20 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import rich_click as click
 from msgspec import to_builtins
 
 from palestra.cli.options import server_options
-from palestra.cli.output import bytes_text, fail, needs_extra, one_line_errors, print_json
+from palestra.cli.output import bytes_text, fail, needs_extra, print_json
 from palestra.cli.run.common import find, json_option, print_table, run_errors, runs_option
 
 if TYPE_CHECKING:
     from palestra.checkpoints import SavedCheckpoint
-    from palestra.checkpoints.export import ExportForm
     from palestra.checkpoints.export_check import ExportCheck
+    from palestra.runs.saved_checkpoints import ExportForm
 
 ADDRESS = "tinker://"
 
@@ -43,7 +42,7 @@ def list_(which: str | None, root: Path, server: str | None, key: str | None, as
     if which is None:
         _list_of_server(server, key, as_json)
         return
-    with _errors():
+    with run_errors():
         from palestra.checkpoints import list_checkpoints
 
         found = list_checkpoints(find(which, root))[::-1]
@@ -63,7 +62,7 @@ def list_(which: str | None, root: Path, server: str | None, key: str | None, as
 def _list_of_server(server: str | None, key: str | None, as_json: bool) -> None:
     if server is None:
         raise click.UsageError("name a run, or give the address of a server with --server")
-    with _errors():
+    with run_errors():
         from palestra.checkpoints.remote import ServerCheckpoints
 
         found = ServerCheckpoints(server, key).list()
@@ -82,7 +81,7 @@ def _list_of_server(server: str | None, key: str | None, as_json: bool) -> None:
 @json_option
 def show(which: str, root: Path, as_json: bool) -> None:
     """Show a checkpoint: RUN@200, RUN@best, or the last one of RUN."""
-    with _errors():
+    with run_errors():
         found = _find(which, root)
     if as_json:
         print_json(_facts(found))
@@ -129,7 +128,7 @@ def export(
     CHECKPOINT is RUN, RUN@STEP or RUN@best, also while the run goes on; the folder of an adapter; or a tinker://
     address at --server.
     """
-    with _errors(), _files_of(which, root, server, key) as adapter, needs_extra("engine"):
+    with run_errors(), _files_of(which, root, server, key) as adapter, needs_extra("engine"):
         from palestra.checkpoints.export import base_of, export_checkpoint
 
         folder = base_of(adapter, base)
@@ -153,20 +152,11 @@ def export(
 @server_options()
 def delete(address: str, server: str, key: str | None) -> None:
     """Delete the checkpoint at a tinker:// ADDRESS of a server."""
-    with _errors():
+    with run_errors():
         from palestra.checkpoints.remote import ServerCheckpoints
 
         ServerCheckpoints(server, key).delete(address)
     click.echo(f"{address} is deleted")
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    with run_errors(), needs_extra("train"):
-        from palestra.checkpoints import CheckpointError
-
-        with one_line_errors(CheckpointError):
-            yield
 
 
 def _find(which: str, root: Path) -> SavedCheckpoint:
@@ -180,25 +170,18 @@ def _find(which: str, root: Path) -> SavedCheckpoint:
 def _files_of(which: str, root: Path, server: str | None, key: str | None) -> Iterator[Path]:
     """The folder with the files of a checkpoint, downloaded if need be."""
     from palestra.checkpoints import CheckpointError
+    from palestra.checkpoints.sources import downloaded, saved_files
 
     if (Path(which) / "adapter_config.json").is_file():
         yield Path(which)
-        return
-    address = which
-    if not which.startswith(ADDRESS):
-        found = _find(which, root)
-        if found.folder is not None:
-            yield found.folder
-            return
-        server, address = server or found.server, found.address
-    if server is None:
-        raise CheckpointError(f"the files of {which} are not here; give the address of the server with --server")
-    from palestra.checkpoints.remote import ServerCheckpoints
-
-    with TemporaryDirectory(prefix="palestra-") as temporary:
-        folder = Path(temporary) / "adapter"
-        ServerCheckpoints(server, key).download(address, folder)
-        yield folder
+    elif not which.startswith(ADDRESS):
+        with saved_files(_find(which, root), server=server, key=key) as folder:
+            yield folder
+    elif server is None:
+        raise CheckpointError(f"{which} is at a server; give its address with --server")
+    else:
+        with downloaded(which, server, key) as folder:
+            yield folder
 
 
 def _check(out: Path, form: ExportForm, adapter: Path, base: Path) -> ExportCheck:
