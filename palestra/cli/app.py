@@ -14,8 +14,8 @@ COMMANDS = [
     LazyCommand("alias", "palestra.cli.alias:alias", "Name models of a running server, and move the names."),
     LazyCommand(
         "checkpoint",
-        "palestra.cli.checkpoint:checkpoint",
-        "List, look at, export and delete checkpoints of runs and servers.",
+        "palestra.cli.checkpoint.commands:checkpoint",
+        "List, look at, export, publish and delete checkpoints of runs and servers.",
     ),
     LazyCommand("config", "palestra.cli.config:config", "Show a command's resolved config, or every key it knows."),
     LazyCommand(

@@ -85,6 +85,28 @@ class SavedCheckpoint(Struct, frozen=True, kw_only=True):
         export_saved(self, Path(out), form, base=base, base_name=base_name, check=check, server=server, key=key)
         return Path(out)
 
+    def push(
+        self,
+        target: str,
+        form: ExportForm = "peft",
+        *,
+        public: bool = False,
+        update: bool = False,
+        base: str | None = None,
+        base_name: str | None = None,
+        server: str | None = None,
+        key: str | None = None,
+    ) -> str:
+        """Publishes the checkpoint at the Hugging Face hub with a model card written from the run.
+
+        `target` is `hf:ORGANISATION/NAME`: a repository that is made, private unless `public`, or with `update` one
+        that has files already. The rest is as for `export`. Returns its address. Raises CheckpointError.
+        """
+        from palestra.checkpoints.push import push_saved
+
+        names = {"base": base, "base_name": base_name, "server": server, "key": key}
+        return push_saved(self, target, form, public=public, update=update, **names)
+
 
 def list_checkpoints(run: RunReader) -> list[SavedCheckpoint]:
     """Oldest first. Works while the run goes on."""

@@ -23,6 +23,7 @@ TO_A_DEAD_SERVER = {
     ("checkpoint", "delete"): ["tinker://m:train:0/weights/x"],
     ("checkpoint", "export"): ["tinker://m:train:0/weights/x", "out"],
     ("checkpoint", "list"): [],
+    ("checkpoint", "push"): ["remote", "hf:me/x", "--dry-run"],
     ("episode", "cancel"): ["--run", "r", "--all"],
     ("episode", "delete"): ["r", "--yes"],
     ("episode", "export"): [],
@@ -45,6 +46,10 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("rows.jsonl").write_text(json.dumps({"_ng_task_index": 0, "_ng_rollout_index": 0, "reward": 1.0}) + "\n")
     Path("bad.yaml").write_text("nonsense: 1\n")
+    Path("runs/remote/checkpoints").mkdir(parents=True)
+    Path("runs/remote/config.json").write_text(json.dumps({"config": {"server": "http://127.0.0.1:9"}}))
+    pointer = {"step": 1, "address": "tinker://m:train:0/weights/x"}
+    Path("runs/remote/checkpoints/step_000001.json").write_text(json.dumps(pointer))
 
 
 @pytest.mark.parametrize("path", TREE, ids=" ".join)

@@ -1,4 +1,4 @@
-"""`palestra checkpoint`: list, look at, export and delete the checkpoints of runs and servers.
+"""`palestra checkpoint`: list, look at, export, publish and delete the checkpoints of runs and servers.
 
 Owns: arguments and printing. Never touches: files and servers; `palestra.checkpoints` does.
 """
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import rich_click as click
 from msgspec import to_builtins
 
+from palestra.cli.checkpoint.common import base_name_option, base_option, find_saved, form_option, server_and_key
+from palestra.cli.checkpoint.sharing import push
 from palestra.cli.options import server_options
 from palestra.cli.output import bytes_text, fail, needs_extra, print_json
 from palestra.cli.run.common import find, json_option, print_table, run_errors, runs_option
@@ -24,12 +26,13 @@ if TYPE_CHECKING:
 
 ADDRESS = "tinker://"
 
-server_and_key = server_options(default=None)
-
 
 @click.group()
 def checkpoint() -> None:
-    """List, look at, export and delete checkpoints of runs and servers."""
+    """List, look at, export, publish and delete checkpoints of runs and servers."""
+
+
+checkpoint.add_command(push)
 
 
 @checkpoint.command("list")
@@ -82,7 +85,7 @@ def _list_of_server(server: str | None, key: str | None, as_json: bool) -> None:
 def show(which: str, root: Path, as_json: bool) -> None:
     """Show a checkpoint: RUN@200, RUN@best, or the last one of RUN."""
     with run_errors():
-        found = _find(which, root)
+        found = find_saved(which, root)
     if as_json:
         print_json(_facts(found))
         return
@@ -95,18 +98,9 @@ def show(which: str, root: Path, as_json: bool) -> None:
 @checkpoint.command()
 @click.argument("which", metavar="CHECKPOINT")
 @click.argument("out", metavar="DIR", type=click.Path(path_type=Path))
-@click.option(
-    "--as",
-    "form",
-    type=click.Choice(["peft", "merged"]),
-    default="peft",
-    show_default=True,
-    help="An adapter for PEFT and vLLM, or a whole model with the adapter folded in.",
-)
-@click.option("--base", metavar="DIR_OR_ID", help="The model it was trained on. [as the checkpoint says]")
-@click.option(
-    "--base-name", metavar="NAME", help="What the adapter calls its base. [its Hugging Face id or folder name]"
-)
+@form_option
+@base_option
+@base_name_option
 @click.option("--check", is_flag=True, help="Load the export in transformers and compare it with the checkpoint.")
 @runs_option
 @server_and_key
@@ -159,13 +153,6 @@ def delete(address: str, server: str, key: str | None) -> None:
     click.echo(f"{address} is deleted")
 
 
-def _find(which: str, root: Path) -> SavedCheckpoint:
-    from palestra.checkpoints import find_checkpoint, split_name
-
-    run, step = split_name(which)
-    return find_checkpoint(find(run, root), step)
-
-
 @contextmanager
 def _files_of(which: str, root: Path, server: str | None, key: str | None) -> Iterator[Path]:
     """The folder with the files of a checkpoint, downloaded if need be."""
@@ -175,7 +162,7 @@ def _files_of(which: str, root: Path, server: str | None, key: str | None) -> It
     if (Path(which) / "adapter_config.json").is_file():
         yield Path(which)
     elif not which.startswith(ADDRESS):
-        with saved_files(_find(which, root), server=server, key=key) as folder:
+        with saved_files(find_saved(which, root), server=server, key=key) as folder:
             yield folder
     elif server is None:
         raise CheckpointError(f"{which} is at a server; give its address with --server")
