@@ -15,7 +15,7 @@ COMMANDS = [
     LazyCommand(
         "checkpoint",
         "palestra.cli.checkpoint.commands:checkpoint",
-        "List, look at, export, publish and delete checkpoints of runs and servers.",
+        "List, look at, export, publish, import and delete checkpoints of runs and servers.",
     ),
     LazyCommand("config", "palestra.cli.config:config", "Show a command's resolved config, or every key it knows."),
     LazyCommand(

@@ -14,7 +14,7 @@ import rich_click as click
 from msgspec import to_builtins
 
 from palestra.cli.checkpoint.common import base_name_option, base_option, find_saved, form_option, server_and_key
-from palestra.cli.checkpoint.sharing import push
+from palestra.cli.checkpoint.sharing import import_, push
 from palestra.cli.options import server_options
 from palestra.cli.output import bytes_text, fail, needs_extra, print_json
 from palestra.cli.run.common import find, json_option, print_table, run_errors, runs_option
@@ -29,9 +29,10 @@ ADDRESS = "tinker://"
 
 @click.group()
 def checkpoint() -> None:
-    """List, look at, export, publish and delete checkpoints of runs and servers."""
+    """List, look at, export, publish, import and delete checkpoints of runs and servers."""
 
 
+checkpoint.add_command(import_)
 checkpoint.add_command(push)
 
 

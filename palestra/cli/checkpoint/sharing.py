@@ -1,4 +1,4 @@
-"""`palestra checkpoint push`: a checkpoint for others.
+"""`palestra checkpoint push` and `import`: a checkpoint for others, and one from them.
 
 Owns: arguments and printing. Never touches: files, servers, the hub; `palestra.checkpoints` does.
 """
@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import rich_click as click
+from msgspec import to_builtins
 
 from palestra.cli.checkpoint.common import base_name_option, base_option, find_saved, form_option, server_and_key
-from palestra.cli.output import bytes_text, needs_extra, print_json
+from palestra.cli.options import server_options
+from palestra.cli.output import bytes_text, needs_extra, print_json, print_result
 from palestra.cli.run.common import json_option, run_errors, runs_option
 from palestra.config.hugging_face import is_hub_id
 from palestra.util.json_types import JsonObject
@@ -82,3 +84,24 @@ def push(
         click.echo(
             f"others may not find its base {publication.base_name}; name one of the hub with --base-name", err=True
         )
+
+
+@click.command("import")
+@click.argument("source", metavar="DIR_OR_ID")
+@click.option("--model", metavar="NAME", help="The base model at the server. [the one that the adapter names]")
+@click.option("--name", metavar="NAME", help="Name of the checkpoint. [that of the folder]")
+@server_options()
+@json_option
+def import_(source: str, model: str | None, name: str | None, server: str, key: str | None, as_json: bool) -> None:
+    """Bring an adapter of PEFT into a server, as a checkpoint to sample from and to train on.
+
+    DIR_OR_ID is a folder, or a Hugging Face id in the local cache (`palestra model pull ID`).
+    """
+    with run_errors(), needs_extra("engine"):
+        from palestra.checkpoints.importing import import_adapter
+
+        made = import_adapter(source, server, key, model=model, name=name)
+    words = f"{source} is a checkpoint of {made.base_model}, rank {made.rank}\n"
+    words += f"to train on: palestra train CONFIG --server {server} model.start_from={made.weights}\n"
+    words += f"to sample from: {made.sampler_weights}"
+    print_result(as_json, to_builtins(made), words)
