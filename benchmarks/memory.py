@@ -9,6 +9,7 @@ under a limit of the promised memory, and a run that needs more fails. Owns: the
 
 from __future__ import annotations
 
+import gc
 import resource
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -85,6 +86,7 @@ class Memory:
     def __init__(self, device: torch.device, limit_bytes: int):
         self.device = device
         if device.type == "cuda":
+            gc.collect()  # a sampler's graphs and the case before are in circles
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
             free, total = torch.cuda.mem_get_info()
@@ -140,7 +142,7 @@ def run(case: Case, device: torch.device, progress: Progress) -> list[Row]:
 
     rates = {}
     for turn in ("first", "second"):  # the first one warms up
-        progress.say(f"{what}: the {turn} step")
+        progress.say(f"{what}: the {turn} step, at {memory.peak_bytes() / GB:.1f} GB")
         rates = {
             "training": work.tokens / timed(train, device),
             "sampling, prompts in the clock": case.rows * ANSWER / timed(sample, device),
