@@ -1,7 +1,7 @@
-"""Checkpoints of runs and servers: found, downloaded, exported for other tools. Begin at `saved` and `export`."""
+"""Checkpoints of runs and servers: found, downloaded, exported for other tools. Begin at `runs/saved_checkpoints` and `export`."""
 
 from palestra.checkpoints.errors import CheckpointError, CheckpointNotFound
-from palestra.checkpoints.saved import SavedCheckpoint, find_checkpoint, list_checkpoints, split_name
+from palestra.runs.saved_checkpoints import SavedCheckpoint, find_checkpoint, list_checkpoints, split_name
 
 __all__ = [
     "CheckpointError",

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
+from palestra.runs.saved_checkpoints import CheckpointError, CheckpointNotFound
 
-class CheckpointError(Exception):
-    """A checkpoint cannot be read, downloaded or exported; the message says why."""
-
-
-class CheckpointNotFound(CheckpointError, LookupError):
-    """There is no such checkpoint."""
+__all__ = ["CheckpointError", "CheckpointNotFound", "CheckpointServerError"]
 
 
 class CheckpointServerError(CheckpointError, ConnectionError):

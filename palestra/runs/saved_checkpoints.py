@@ -1,6 +1,6 @@
 """Checkpoints that a run has saved: which there are, how good each was, where its files are.
 
-Owns: choosing one by step, or the best or last one. Never touches: weights; the server that has them (`remote`).
+Owns: choosing one by step, or the best or last one. Never touches: weights; the server that has them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from palestra.checkpoints.errors import CheckpointError, CheckpointNotFound
 from palestra.runs.reader import RunReader
 from palestra.util.json_types import JsonObject
 
@@ -20,6 +19,14 @@ SCORES = ("eval/success", "eval/reward_mean", "reward/mean")
 """Metrics by which the best checkpoint is chosen: the first one that any checkpoint has."""
 ADDRESS = "tinker://"
 NAMED = re.compile(r"(.+)@(\d+|best|last)")
+
+
+class CheckpointError(Exception):
+    """A checkpoint cannot be read, downloaded or exported; the message says why."""
+
+
+class CheckpointNotFound(CheckpointError, LookupError):
+    """There is no such checkpoint."""
 
 
 class Pointer(Struct):
