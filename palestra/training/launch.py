@@ -17,7 +17,7 @@ from palestra.chat import ChatError, ChatTokenizer
 from palestra.config.bundled import bundled_model
 from palestra.config.hugging_face import find_in_cache, is_hub_id
 from palestra.config.train import DpoConfig, GrpoConfig, RunConfig, SftConfig, TrainModel
-from palestra.runs.reader import RunError, RunStatus
+from palestra.runs.reader import IMITATION, RunError, RunStatus
 from palestra.runs.writer import EventKind, RunFolder
 from palestra.training.aliases import RunAlias
 from palestra.training.batches.conversation_files import DatasetError
@@ -25,13 +25,7 @@ from palestra.training.guard import guarded, until_unreachable, wait_reachable
 from palestra.training.listener import RunListener
 from palestra.training.loops.dpo import check_dpo, run_dpo
 from palestra.training.loops.grpo_run import open_environments, run_grpo
-from palestra.training.loops.imitation import (
-    IMITATION,
-    ImitationNotes,
-    check_imitation,
-    sft_config,
-    write_conversations,
-)
+from palestra.training.loops.imitation import ImitationNotes, check_imitation, sft_config, write_conversations
 from palestra.training.loops.sft import check_sft, run_sft
 from palestra.training.own_server import own_server
 from palestra.training.policy import PolicyError, PolicyStart, SamplingError, ServerUnreachable
@@ -155,7 +149,8 @@ async def first_weights(config: RunConfig, run: RunFolder, listener: RunListener
     with RunFolder.open(path) if is_begun else RunFolder.create(run.path, IMITATION, sft) as within:
         await train(sft, within, ImitationNotes(listener, sft.steps))
     newest = RunCheckpoints(path / "checkpoints", keep=1).newest()
-    assert newest is not None  # the last step is always saved
+    if newest is None:  # the run was asked to stop before the first step
+        return config.model.start_from
     run.event(EventKind.IMITATED, steps=newest.step, address=newest.address)
     return newest.address
 
