@@ -34,6 +34,7 @@ from palestra.training.session import TrainingSession
 from palestra.training.state import RunCheckpoints, RunState, StateError
 from palestra.training.tinker_policy import TinkerPolicy
 from palestra.training.trackers import Trackers, open_trackers
+from palestra.training.webhook import report_end
 from palestra.util.json_types import JsonObject
 
 
@@ -54,9 +55,12 @@ async def train(config: RunConfig, run: RunFolder, listener: RunListener) -> Jso
     except BaseException as error:
         stopped = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
         run.event(EventKind.ERROR, error=f"{type(error).__name__}: {error}")
-        run.finish(RunStatus.STOPPED if stopped else RunStatus.FAILED, error=str(error) or type(error).__name__)
+        status = RunStatus.STOPPED if stopped else RunStatus.FAILED
+        report_end(config, run, run.finish(status, error=str(error) or type(error).__name__))
         raise
-    return run.finish(status)
+    summary = run.finish(status)
+    await asyncio.to_thread(report_end, config, run, summary)
+    return summary
 
 
 def check(config: RunConfig) -> None:
