@@ -98,6 +98,54 @@ refused("a descriptor of another process", lambda: call(438, 438, os.pidfd_open(
 os.kill(child, 9)
 """
 
+FIRST_PROCESS = """
+for flags in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR):
+    refused(f"memory of process 1, opened with {flags}", lambda: os.open("/proc/1/mem", flags))
+    for number in range(8):
+        refused(f"descriptor {number} of process 1, with {flags}", lambda: os.open(f"/proc/1/fd/{number}", flags))
+for name in ("environ", "auxv", "maps", "smaps", "pagemap", "syscall", "stack", "io"):
+    refused(name + " of process 1", lambda: open(f"/proc/1/{name}", "rb").read(8))
+refused("files in memory of process 1", lambda: os.listdir("/proc/1/map_files"))
+refused("safety from the OOM killer", lambda: os.write(os.open("/proc/1/oom_score_adj", os.O_WRONLY), b"-1000"))
+for name in ("exe", "cwd", "root", "fd/0", "fd/1", "ns/mnt", "ns/user", "task/1/exe"):
+    refused(name + " of process 1", lambda: os.readlink(f"/proc/1/{name}"))
+refused("memory of a thread of process 1", lambda: os.open("/proc/1/task/1/mem", os.O_RDWR))
+refused("ptrace attach to process 1", lambda: call(101, 117, 16, 1, 0, 0))
+refused("ptrace seize of process 1", lambda: call(101, 117, 0x4206, 1, 0, 0))
+buffer = ctypes.create_string_buffer(8)
+vector, there = (struct.pack("PN", address, 8) for address in (ctypes.addressof(buffer), 0x400000))
+refused("reading memory of process 1", lambda: call(310, 270, 1, vector, 1, there, 1, 0))
+refused("writing memory of process 1", lambda: call(311, 271, 1, vector, 1, there, 1, 0))
+refused("a descriptor of process 1", lambda: call(438, 438, os.pidfd_open(1), 0, 0))
+status = open("/proc/1/status").read()
+for name, expected in (("CapInh", 0), ("CapPrm", 0), ("CapEff", 0), ("CapBnd", 0), ("CapAmb", 0), ("NoNewPrivs", 1),
+                       ("Seccomp", 2)):
+    if int(status.partition(name + ":")[2].split()[0], 16) != expected:
+        print("GOT", name, "of process 1")
+for _ in range(20):  # children whose parent has ended: process 1 must not keep them
+    if os.fork() == 0:
+        if os.fork() == 0:
+            os._exit(0)
+        os._exit(0)
+    os.wait()
+import time
+deadline = time.time() + 5
+def zombies():
+    for name in os.listdir("/proc"):
+        try:
+            fields = open(f"/proc/{name}/stat").read().rpartition(")")[2].split() if name.isdigit() else "X"
+        except OSError:
+            continue
+        if fields[0] == "Z" and fields[1] == "1":
+            yield name
+while list(zombies()) and time.time() < deadline:
+    time.sleep(0.01)
+if left := list(zombies()):
+    print("GOT processes that nobody waits for", left)
+for number in (1, 2, 9, 11, 15, 17, 19, 31, 40):
+    os.kill(1, number)
+"""
+
 NAMESPACES = """
 refused("mount tmpfs", lambda: call(165, 40, b"t", b"/tmp", b"tmpfs", 0, None))
 refused("mount proc", lambda: call(165, 40, b"proc", b"/tmp", b"proc", 0, None))
@@ -218,6 +266,7 @@ ATTACKS = {
     "network": NETWORK,
     "kernel sockets": KERNEL_SOCKETS,
     "processes": PROCESSES,
+    "first process": FIRST_PROCESS,
     "namespaces": NAMESPACES,
     "privileges": PRIVILEGES,
     "kernel": KERNEL,

@@ -109,8 +109,6 @@ class LocalSandbox(CommandSandbox):
             "door_port": spec.door.port if spec.door else 0,
         }
         self._bwrap, control = await _helper(LAUNCH, order, stdin=PIPE, stderr=PIPE)
-        assert self._bwrap.stdin is not None
-        self._bwrap.stdin.write(b"\n")
         with control:
             try:
                 async with asyncio.timeout(START_S):

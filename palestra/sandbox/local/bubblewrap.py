@@ -16,7 +16,7 @@ from pathlib import Path
 
 from palestra.sandbox import seccomp
 from palestra.sandbox.errors import SandboxError
-from palestra.sandbox.local.launch import SCRATCH
+from palestra.sandbox.local.launch import FIRST_PROCESS, SCRATCH
 from palestra.sandbox.spec import SandboxSpec
 
 USER, HOME = 1000, "/home/agent"
@@ -33,8 +33,6 @@ TEXTS = {
     "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
 NOT_OF_AN_IMAGE = {"dev", "proc", "sys", "tmp", "run", "home"}
-FIRST_PROCESS = "/bin/cat"
-"""The sandbox's process 1: it repeats a first line, so that one knows it is there, and ends when its input does."""
 OLDEST_KERNEL = (5, 14)
 """The first in which RLIMIT_NPROC counts the processes of a user namespace, not of a user."""
 

@@ -10,15 +10,15 @@ import array
 import json
 import os
 import select
-import signal
 import socket
 from typing import Any
 
+from palestra.sandbox import first_process
 from palestra.sandbox.local import namespaces as ns
 
 CONTROL = "PALESTRA_CONTROL"
 """The variable that says which descriptor the control socket is."""
-SCRATCH = "/.scratch"
+SCRATCH, FIRST_PROCESS = "/.scratch", "/.first-process"
 MODES = {"/tmp": 0o1777, "/dev/shm": 0o1777}
 
 
@@ -55,9 +55,8 @@ def main() -> None:
     own = ["--info-fd", _passed(info_for_bwrap), "--seccomp", _passed(filter_for_bwrap)]
     for path, text in order["texts"].items():
         own += ["--file", _passed(_filled(text.encode())), path]
+    own += ["--perms", "0555", "--file", _passed(_filled(first_process.executable())), FIRST_PROCESS]
     ns.become(order["user"])
-    # Inherited by the sandbox's process 1: the kernel then removes processes whose parent has ended, as they end.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     os.dup2(ready_for_bwrap, 1)
     os.execve(order["bwrap"], [order["bwrap"], *own, *order["arguments"]], {})
 
