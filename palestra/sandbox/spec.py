@@ -5,12 +5,16 @@ Owns: the records. Never touches: any backend.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
+STDOUT, STDERR = 1, 2
+
+OutputSink = Callable[[int, bytes], Awaitable[None]]
+"""Takes a command's output as it comes: a part of STDOUT or STDERR. The command waits where this does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,3 +122,39 @@ def test_a_stopped_sandbox_says_so(new_box: NewBox) -> None:
     box.stop()
     with pytest.raises(SandboxEnded, match="stopped"):
         box.sh("true")
+
+
+def test_output_is_handed_on_as_it_comes(new_box: NewBox, loop: LoopThread) -> None:
+    """The command ends only when its first words have arrived."""
+    box = new_box()
+    parts: list[tuple[int, bytes]] = []
+
+    async def on_output(number: int, data: bytes) -> None:
+        parts.append((number, data))
+        if data == b"first\n":
+            await box.inner.write("/tmp/heard", b"")
+
+    command = "echo first; until [ -e /tmp/heard ]; do sleep 0.05; done; echo second >&2; exit 3"
+    done = loop.run(box.inner.exec(command, on_output=on_output))
+    assert (done.status, done.stdout, done.stderr) == (3, b"", b"")
+    assert parts == [(1, b"first\n"), (2, b"second\n")]
+
+
+def test_what_is_handed_on_has_a_bound_and_waits_for_a_slow_reader(box: Box, loop: LoopThread) -> None:
+    parts: list[bytes] = []
+
+    async def slowly(_: int, data: bytes) -> None:
+        await asyncio.sleep(0.5)
+        parts.append(data)
+
+    done = loop.run(box.inner.exec("yes | head -c 3000000", max_output=1000, on_output=slowly))
+    assert (done.status, done.is_truncated, b"".join(parts)) == (0, True, b"y\n" * 500)
+
+
+def test_an_error_of_the_reader_is_raised(box: Box, loop: LoopThread) -> None:
+    async def broken(_: int, data: bytes) -> None:
+        raise BrokenPipeError("nobody reads")
+
+    with pytest.raises(BrokenPipeError, match="nobody reads"):
+        loop.run(box.inner.exec("echo one; echo two", on_output=broken))
+    assert box.sh("echo alive").text == "alive\n"
