@@ -32,7 +32,10 @@ if [ $# -eq 0 ]; then exec tar -c -T /dev/null; fi
 exec tar -c -- "$@"
 """
 """Packs what is in a folder, without the folder itself, whose mode may not be changed by whom unpacks it."""
-WRITE = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
+NO_FILE = 'echo "$1: not a regular file" >&2; exit 1;'
+READ = f'if [ -e "$1" ] && [ ! -f "$1" ]; then {NO_FILE} fi; exec head -c "$2" -- "$1"'
+WRITE = f'if [ -e "$1" ] && [ ! -f "$1" ]; then {NO_FILE} fi; mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
+"""Not from or to a pipe or a terminal, which would wait for somebody inside."""
 MARK = "PALESTRA_COMMAND"
 """The variable by which a command, and what it started, is found where its process is not ours."""
 KILL_MARKED = """
@@ -112,7 +115,8 @@ class CommandSandbox(ABC):
 
     async def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
         most = READ_MAX if max_bytes is None else max_bytes
-        done = await self.exec(["head", "-c", str(most + 1), "--", path], limit_s=FILES_S, max_output=most)
+        read = ["/bin/sh", "-c", READ, "sh", path, str(most + 1)]
+        done = await self.exec(read, limit_s=FILES_S, max_output=most)
         if done.is_truncated:
             raise SandboxError(f"{path} in the sandbox is longer than {most} bytes")
         return _checked(done, f"{path} in the sandbox cannot be read").stdout

@@ -77,9 +77,9 @@ class SandboxSpec:
     """The machine, for backends that reach another: `[user@]name` for ssh, a node's address for ray (None: any)."""
     workdir: str = "/work"
     """Where commands run; writable, and what `snapshot` keeps."""
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The environment of commands; nothing of the owner's comes in. The episode's key goes here."""
-    files: Mapping[str, bytes] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """Files by path, written before the first command; relative to the working folder."""
     snapshot: Path | None = None
     """What `snapshot` of another sandbox wrote: the working folder begins as that one was."""

@@ -55,8 +55,21 @@ def test_files_are_written_and_read_as_they_are(box: Box) -> None:
 def test_a_file_is_read_up_to_a_bound(box: Box, loop: LoopThread) -> None:
     with pytest.raises(SandboxError, match="longer than 10 bytes"):
         loop.run(box.inner.read("/bin/sh", max_bytes=10))
+    box.sh("truncate -s 8T /tmp/endless || dd of=/tmp/endless bs=1 seek=8000000000 count=0")
     with pytest.raises(SandboxError, match="longer than 1000 bytes"):
-        loop.run(box.inner.read("/dev/zero", max_bytes=1000))
+        loop.run(box.inner.read("/tmp/endless", max_bytes=1000))
+    box.sh("rm /tmp/endless")
+
+
+def test_only_files_are_read_and_written(box: Box) -> None:
+    """A pipe in the place of a file would let the owner wait for whoever is inside."""
+    box.sh("mkdir /tmp/odd; cd /tmp/odd; mkfifo pipe; ln -s pipe link; ln -s /dev/ptmx terminal")
+    for path in ("/tmp/odd/pipe", "/tmp/odd/link", "/tmp/odd/terminal", "/tmp/odd", "/dev/zero"):
+        with pytest.raises(SandboxError, match=r"cannot be read: .*not a regular file"):
+            box.read(path)
+        with pytest.raises(SandboxError, match=r"cannot be written: .*not a regular file"):
+            box.write(path, b"x")
+    box.sh("rm -r /tmp/odd")
 
 
 def test_a_snapshot_is_where_another_sandbox_begins(new_box: NewBox, loop: LoopThread, tmp_path: Path) -> None:

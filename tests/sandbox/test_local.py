@@ -138,6 +138,11 @@ def test_the_working_folder_may_lie_in_another(walled: str, new_box: Callable[..
         assert box.sh("pwd; touch x ~/y /tmp/z; ls x ~/y /tmp/z").text == f"{workdir}\n/home/agent/y\n/tmp/z\nx\n"
 
 
+def test_a_spec_shows_no_secrets() -> None:
+    spec = SandboxSpec(env={"KEY": "a-secret"}, files={"key": b"a-secret"})
+    assert "a-secret" not in repr(spec)
+
+
 @pytest.mark.parametrize("path", ["work", "/", "/a/../b"])
 def test_paths_of_a_spec_are_absolute(path: str) -> None:
     with pytest.raises(ValueError, match="absolute path"):

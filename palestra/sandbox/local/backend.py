@@ -101,7 +101,7 @@ class LocalSandbox(CommandSandbox):
         order = {
             **self._common,
             "bwrap": bubblewrap.program(),
-            "arguments": bubblewrap.arguments(spec, writable),
+            "arguments": bubblewrap.arguments(spec, writable, has_cgroup=self._cgroup is not None),
             "texts": bubblewrap.texts(spec),
             "writable": writable,
             "disk_bytes": spec.limits.disk_bytes,

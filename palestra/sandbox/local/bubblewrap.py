@@ -37,7 +37,7 @@ OLDEST_KERNEL = (5, 14)
 """The first in which RLIMIT_NPROC counts the processes of a user namespace, not of a user."""
 
 
-def arguments(spec: SandboxSpec, writable: list[str]) -> list[str]:
+def arguments(spec: SandboxSpec, writable: list[str], *, has_cgroup: bool) -> list[str]:
     """Returns what bubblewrap is called with. `writable` are folders that are mounted later. Raises SandboxError."""
     if spec.image is not None and not Path(spec.image).is_dir():
         raise SandboxError(f"{spec.image} is no folder: a local sandbox has no images (docker and podman do)")
@@ -48,6 +48,8 @@ def arguments(spec: SandboxSpec, writable: list[str]) -> list[str]:
     found += ["--uid", str(USER), "--gid", str(USER), "--hostname", "sandbox"]
     found += _root(Path(spec.image), writable) if spec.image else _programs()
     found += ["--proc", "/proc", "--dev", "/dev"]
+    if not has_cgroup:  # memory shared through /dev/zero belongs to no process; /dev/full has zeros, but no such memory
+        found += ["--dev-bind", "/dev/full", "/dev/zero"]
     for folder in spec.host_folders:
         found += ["--ro-bind", folder, folder]
     for folder in (SCRATCH, "/run", *writable):
