@@ -168,6 +168,7 @@ class CommandSandbox(ABC):
             process = await self._begin(command, streams.inside)
         except BaseException:
             streams.connect()
+            await streams.drain()
             await streams.close()
             raise
         streams.connect()

@@ -66,6 +66,8 @@ refused("a Unix socket of the owner", lambda: connect(socket.AF_UNIX, "%(socket_
 refused("a raw socket", lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1))
 refused("a packet socket", lambda: socket.socket(17, socket.SOCK_RAW, 3))
 refused("VSOCK", lambda: socket.socket(40, socket.SOCK_STREAM))
+refused("SCTP", lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM, 132))
+refused("MPTCP", lambda: socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 262))
 with open("/proc/net/dev") as file:
     names = [line.split(":")[0].strip() for line in file if ":" in line]
 if names != ["lo"]:
@@ -211,10 +213,24 @@ for name, x86, arm, args in (
     refused(name, lambda: call(x86, arm, *args))
 for path in ("/proc/sysrq-trigger", "/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname",
              "/proc/sys/vm/overcommit_memory", "/proc/self/uid_map", "/proc/1/uid_map",
-             "/proc/sys/user/max_user_namespaces"):
+             "/proc/sys/user/max_user_namespaces", "/proc/sys/kernel/sem", "/proc/sys/kernel/shmmax",
+             "/proc/sys/kernel/pid_max", "/proc/sys/kernel/ns_last_pid", "/proc/sys/fs/mqueue/queues_max",
+             "/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv4/ping_group_range", "/sys/fs/cgroup/cgroup.procs",
+             "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+             "/sys/fs/cgroup/pids/pids.max", "/sys/kernel/mm/transparent_hugepage/enabled"):
     refused("wrote " + path, lambda: os.write(os.open(path, os.O_WRONLY), b"0 0 1"))
 refused("to outlive others when memory is short",
         lambda: os.write(os.open("/proc/self/oom_score_adj", os.O_WRONLY), b"-1000"))
+for folder in ("/proc/sys", "/sys"):
+    for above, _, names in os.walk(folder):
+        for name in names:
+            refused(f"opened {above}/{name}", lambda: os.open(f"{above}/{name}", os.O_WRONLY | os.O_NONBLOCK))
+refused("a cgroup", lambda: os.mkdir("/sys/fs/cgroup/x"))
+refused("a cgroup of memory", lambda: os.mkdir("/sys/fs/cgroup/memory/x"))
+import fcntl
+master, slave = os.openpty()
+refused("typing into a terminal", lambda: fcntl.ioctl(slave, 0x5412, b"x"))
+refused("typing by 64 bits", lambda: call(16, 29, slave, 0x100005412, ctypes.c_char_p(b"x")))
 refused("realtime", lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)))
 refused("priority", lambda: os.setpriority(os.PRIO_PROCESS, 0, -10))
 """

