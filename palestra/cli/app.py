@@ -36,7 +36,11 @@ COMMANDS = [
         "platform", "palestra.cli.platform.commands:platform", "Serve local task apps, list them, make tasks, play one."
     ),
     LazyCommand("rollout", "palestra.cli.run.rollout:rollout", "List and read the rollouts of training runs."),
-    LazyCommand("run", "palestra.cli.run.commands:run", "List, look at, compare, export and plot training runs."),
+    LazyCommand(
+        "run",
+        "palestra.cli.run.commands:run",
+        "List, look at, compare, export, plot, stop, label and delete training runs.",
+    ),
     LazyCommand("sandbox", "palestra.cli.sandbox:sandbox", "Run commands behind a wall, or list what holds one here."),
     LazyCommand("serve", "palestra.cli.serve:serve", "Serve models: training and sampling by Tinker's API."),
     LazyCommand("train", "palestra.cli.train:train", "Train a model: GRPO, SFT, DPO."),

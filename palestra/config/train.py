@@ -26,6 +26,7 @@ from palestra.config.card import CardConfig
 from palestra.config.environment_entries import EnvironmentEntry, check_gyms
 from palestra.config.errors import ConfigError
 from palestra.config.load import Layers, merge_layers, validate
+from palestra.config.webhook import WebhookConfig
 from palestra.types import MAX_TEMPERATURE
 from palestra.types.gym import is_gym
 from palestra.util.json_types import JsonObject
@@ -244,7 +245,7 @@ class EpisodeRollouts(Config):
 class TrackerConfig(Config):
     """An experiment tracker that gets the metrics of every step."""
 
-    kind: Literal["wandb", "mlflow", "tensorboard"]
+    kind: Literal["wandb", "mlflow", "tensorboard", "trackio"]
     """Which tracker; install it first: `pip install 'palestra[trackers]'`."""
     options: JsonObject = Field(default={})
     """Arguments of the tracker's own init."""
@@ -273,6 +274,7 @@ class RunConfig(Config):
     checkpoint: CheckpointConfig = CheckpointConfig()
     trackers: list[TrackerConfig] = Field(default=[])
     """Where metrics go besides the run's folder."""
+    webhook: WebhookConfig | None = None
     card: CardConfig = CardConfig()
 
 

@@ -17,7 +17,7 @@ from palestra.chat import ChatError, ChatTokenizer
 from palestra.config.bundled import bundled_model
 from palestra.config.hugging_face import find_in_cache, is_hub_id
 from palestra.config.train import DpoConfig, GrpoConfig, RunConfig, SftConfig, TrainModel
-from palestra.runs.reader import RunError, RunStatus
+from palestra.runs.reader import IMITATION, RunError, RunStatus
 from palestra.runs.writer import EventKind, RunFolder
 from palestra.training.aliases import RunAlias
 from palestra.training.batches.conversation_files import DatasetError
@@ -25,13 +25,7 @@ from palestra.training.guard import guarded, until_unreachable, wait_reachable
 from palestra.training.listener import RunListener
 from palestra.training.loops.dpo import check_dpo, run_dpo
 from palestra.training.loops.grpo_run import open_environments, run_grpo
-from palestra.training.loops.imitation import (
-    IMITATION,
-    ImitationNotes,
-    check_imitation,
-    sft_config,
-    write_conversations,
-)
+from palestra.training.loops.imitation import ImitationNotes, check_imitation, sft_config, write_conversations
 from palestra.training.loops.sft import check_sft, run_sft
 from palestra.training.own_server import own_server
 from palestra.training.policy import PolicyError, PolicyStart, SamplingError, ServerUnreachable
@@ -40,6 +34,7 @@ from palestra.training.session import TrainingSession
 from palestra.training.state import RunCheckpoints, RunState, StateError
 from palestra.training.tinker_policy import TinkerPolicy
 from palestra.training.trackers import Trackers, open_trackers
+from palestra.training.webhook import report_end
 from palestra.util.json_types import JsonObject
 
 
@@ -60,9 +55,12 @@ async def train(config: RunConfig, run: RunFolder, listener: RunListener) -> Jso
     except BaseException as error:
         stopped = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
         run.event(EventKind.ERROR, error=f"{type(error).__name__}: {error}")
-        run.finish(RunStatus.STOPPED if stopped else RunStatus.FAILED, error=str(error) or type(error).__name__)
+        status = RunStatus.STOPPED if stopped else RunStatus.FAILED
+        report_end(config, run, run.finish(status, error=str(error) or type(error).__name__))
         raise
-    return run.finish(status)
+    summary = run.finish(status)
+    await asyncio.to_thread(report_end, config, run, summary)
+    return summary
 
 
 def check(config: RunConfig) -> None:
@@ -155,7 +153,8 @@ async def first_weights(config: RunConfig, run: RunFolder, listener: RunListener
     with RunFolder.open(path) if is_begun else RunFolder.create(run.path, IMITATION, sft) as within:
         await train(sft, within, ImitationNotes(listener, sft.steps))
     newest = RunCheckpoints(path / "checkpoints", keep=1).newest()
-    assert newest is not None  # the last step is always saved
+    if newest is None:  # the run was asked to stop before the first step
+        return config.model.start_from
     run.event(EventKind.IMITATED, steps=newest.step, address=newest.address)
     return newest.address
 
