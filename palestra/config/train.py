@@ -22,6 +22,7 @@ from pydantic import (
 
 from palestra.config.base import Config, Dataset, Folder
 from palestra.config.bundled import EPHEBE
+from palestra.config.card import CardConfig
 from palestra.config.environment_entries import EnvironmentEntry, check_gyms
 from palestra.config.errors import ConfigError
 from palestra.config.load import Layers, merge_layers, validate
@@ -272,6 +273,7 @@ class RunConfig(Config):
     checkpoint: CheckpointConfig = CheckpointConfig()
     trackers: list[TrackerConfig] = Field(default=[])
     """Where metrics go besides the run's folder."""
+    card: CardConfig = CardConfig()
 
 
 class ImitationConfig(Config):
