@@ -19,6 +19,7 @@ COMMANDS = [
         "List, look at, export, publish, import and delete checkpoints of runs and servers.",
     ),
     LazyCommand("config", "palestra.cli.config:config", "Show a command's resolved config, or every key it knows."),
+    LazyCommand("data", "palestra.cli.data:data", "Check, measure, split and convert datasets."),
     LazyCommand(
         "doctor", "palestra.cli.doctor:doctor", "Show what works on this machine and what to install for the rest."
     ),

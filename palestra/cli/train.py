@@ -93,7 +93,7 @@ def train(
             check_server(config.server)
     with needs_extra("train"):
         from palestra.chat import ChatError
-        from palestra.training.batches.conversation_files import DatasetError
+        from palestra.data.errors import DatasetError
         from palestra.training.launch import check
     with one_line_errors(ValueError, code=USAGE), one_line_errors(ChatError, DatasetError, TaskFileError, code=FAILED):
         check(config)

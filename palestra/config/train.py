@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from palestra.config.base import Config, File, Folder
+from palestra.config.base import Config, Dataset, Folder
 from palestra.config.bundled import EPHEBE
 from palestra.config.card import CardConfig
 from palestra.config.environment_entries import EnvironmentEntry, check_gyms
@@ -344,10 +344,11 @@ class GrpoConfig(RunConfig):
 class SftConfig(RunConfig):
     kind: Literal["sft"]
     """Supervised fine-tuning on conversations."""
-    data: File
-    """JSONL file with `messages` (and `tools`) in each line."""
-    eval_data: File | None = None
-    """JSONL file of held-out conversations, for `eval/loss`."""
+    data: Dataset
+    """JSONL or Parquet file with `messages` (and `tools`) in each row, or a hub dataset in the local cache:
+    ORG/NAME:SPLIT."""
+    eval_data: Dataset | None = None
+    """The same with held-out conversations, for `eval/loss`."""
     batch_size: PositiveInt = 32
     """Conversations of an optimizer step."""
     max_sequence_length: TokenLimit = 4096
@@ -361,8 +362,9 @@ class SftConfig(RunConfig):
 class DpoConfig(RunConfig):
     kind: Literal["dpo"]
     """Direct preference optimisation on pairs of answers."""
-    data: File
-    """JSONL file with `prompt` (messages), `chosen` and `rejected` (text or messages) in each line."""
+    data: Dataset
+    """JSONL or Parquet file with `prompt` (messages), `chosen` and `rejected` (text or messages) in each row, or a hub
+    dataset in the local cache: ORG/NAME:SPLIT."""
     batch_size: PositiveInt = 16
     """Pairs of an optimizer step."""
     beta: PositiveFloat = 0.1

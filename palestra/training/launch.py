@@ -17,10 +17,10 @@ from palestra.chat import ChatError, ChatTokenizer
 from palestra.config.bundled import bundled_model
 from palestra.config.hugging_face import find_in_cache, is_hub_id
 from palestra.config.train import DpoConfig, GrpoConfig, RunConfig, SftConfig, TrainModel
+from palestra.data.errors import DatasetError
 from palestra.runs.reader import IMITATION, RunError, RunStatus
 from palestra.runs.writer import EventKind, RunFolder
 from palestra.training.aliases import RunAlias
-from palestra.training.batches.conversation_files import DatasetError
 from palestra.training.guard import guarded, until_unreachable, wait_reachable
 from palestra.training.listener import RunListener
 from palestra.training.loops.dpo import check_dpo, run_dpo
