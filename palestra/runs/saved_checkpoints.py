@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from palestra.runs.reader import RunReader
+from palestra.runs.record_files import RunError
 from palestra.util.json_types import JsonObject
 
 SCORES = ("eval/success", "eval/reward_mean", "reward/mean")
@@ -21,7 +22,7 @@ ADDRESS = "tinker://"
 NAMED = re.compile(r"(.+)@(\d+|best|last)")
 
 
-class CheckpointError(Exception):
+class CheckpointError(RunError):
     """A checkpoint cannot be read, downloaded or exported; the message says why."""
 
 

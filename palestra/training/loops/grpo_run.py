@@ -6,11 +6,11 @@ Owns: the parts of the loop. Never touches: its steps.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from msgspec import Struct
 
-from palestra.config.train import GrpoConfig
+from palestra.config.train import DistillConfig, GrpoConfig
 from palestra.environments.environment_set import EnvironmentSet
 from palestra.environments.task_order import TaskOrder
 from palestra.runs.reader import RunStatus
@@ -23,6 +23,7 @@ from palestra.training.rollouts.requests import RequestMaker
 from palestra.training.rollouts.rollout_loop import RolloutSettings
 from palestra.training.rollouts.sources import RolloutSource
 from palestra.training.session import TrainingSession
+from palestra.training.teachers import open_teachers
 from palestra.types.rollouts import Task
 
 
@@ -47,7 +48,11 @@ def open_environments(config: GrpoConfig) -> EnvironmentSet:
 
 async def run_grpo(config: GrpoConfig, session: TrainingSession) -> RunStatus:
     with open_environments(config) as environments:
-        async with open_sources(config, session, environments) as sources:
+        async with AsyncExitStack() as stack:
+            sources = await stack.enter_async_context(open_sources(config, session, environments))
+            teachers = None
+            if isinstance(config, DistillConfig):
+                teachers = await stack.enter_async_context(open_teachers(config, session))
             order = TaskOrder([(entry.weight, tasks) for entry, tasks in environments.tasks("train")], config.seed)
             state = session.state
             requests = RequestMaker(order, config.seed, config.rollout.group_size, state.position, state.pending)
@@ -57,7 +62,7 @@ async def run_grpo(config: GrpoConfig, session: TrainingSession) -> RunStatus:
                     config.eval, tasks, sources.eval, config.seed, session.listener, environments.aggregate
                 )
             ledger = sources.episodes.log if sources.episodes else None
-            parts = GrpoParts(sources.train, requests, evaluator, environments.aggregate, ledger)
+            parts = GrpoParts(sources.train, requests, evaluator, environments.aggregate, ledger, teachers)
             return await GrpoLoop(config, session, parts).run()
 
 
