@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from harness import Progress, Report, Row, argument_parser, machine, report, some_of, versions
+from harness import Progress, Report, Row, argument_parser, figure, machine, report, some_of, versions
 from peers.contest import Contest, Target
 from peers.decode import Ceilings, DecodeWork, decode_contender
 from peers.workloads import SampleWork, TrainWork, ragged, sampling_contender, training_contender
@@ -323,10 +323,17 @@ def run(args: argparse.Namespace, progress: Progress) -> Report:
             for case in cases:
                 target = case.targets.get(shape, Target())
                 start = time.monotonic()
-                rows += case.run(contest, f"{case.name} {shape}", target)
+                found = case.run(contest, f"{case.name} {shape}", target)
                 contest.release()
                 progress.say(f"{case.name} {shape}: {time.monotonic() - start:.0f} s")
+                for row in found:
+                    progress.say(f"  {row.what}: {figure(row.ours.median)} {row.unit}{_beside(row)}")
+                rows += found
     return Report("compute", machine(), versions(PACKAGES), rows, notes)
+
+
+def _beside(row: Row) -> str:
+    return "" if row.ratio is None else f", {row.ratio:.2f}x of {row.peer}"
 
 
 def _family(case: Case, shape: str) -> str:

@@ -60,7 +60,7 @@ class Ours:
     def stepper(self, work: TrainWork, *adapters: Adapter, checkpointing: bool = False) -> Callable[[], float]:
         """One optimizer step over all data, which the adapters take in turn; returns the summed loss."""
         trainer = self.checkpointing if checkpointing else self.trainer
-        items = [_item(adapters[i % len(adapters)], t) for i, t in enumerate(work.data(self.vocab_size))]
+        items = [item_of(adapters[i % len(adapters)], t) for i, t in enumerate(work.data(self.vocab_size))]
 
         def step() -> float:
             results = trainer.forward_backward(items)
@@ -72,7 +72,7 @@ class Ours:
     def tenants(self, work: TrainWork, adapters: list[Adapter], *, together: bool) -> Callable[[], None]:
         """Every adapter trains on `work` and takes a step: all in one batch, or one adapter after another."""
         data = work.data(self.vocab_size)
-        batches = [[_item(adapter, tokens) for tokens in data] for adapter in adapters]
+        batches = [[item_of(adapter, tokens) for tokens in data] for adapter in adapters]
 
         def in_one() -> None:
             self.trainer.forward_backward([item for batch in batches for item in batch])
@@ -86,7 +86,7 @@ class Ours:
         return in_one if together else one_after_another
 
 
-def _item(adapter: Adapter, tokens: NDArray[np.int64]) -> TrainItem:
+def item_of(adapter: Adapter, tokens: NDArray[np.int64]) -> TrainItem:
     weights = np.ones(len(tokens) - 1, np.float32)
     datum = Datum.of_tokens(tokens[:-1].tolist(), target_tokens=encode(tokens[1:]), weights=encode(weights))
     return TrainItem(adapter, datum, "cross_entropy")

@@ -147,6 +147,7 @@ def info(
         from palestra.cli.model_plan import PlanRequest, device_memory, parse_bytes, plan_memory
         from palestra.model.errors import ModelError
         from palestra.model.loading.spec import ModelSpec
+        from palestra.model.loading.weight_files import WeightFiles
         from palestra.model.quantised.forms import FORMS
     if weights not in (None, "bf16", *FORMS):
         raise fail(f"weights {weights!r} are not known; there are: bf16, {', '.join(FORMS)}", USAGE)
@@ -156,7 +157,8 @@ def info(
         if plan:
             memory_bytes = device_memory() if memory is None else parse_bytes(memory)
             request = PlanRequest(memory_bytes, rows, context, weights, LORA_RANK)
-            planned = plan_memory(folder, ModelSpec.from_folder(folder), request)
+            with WeightFiles(folder) as files:
+                planned = plan_memory(files, ModelSpec.from_folder(folder), request)
     if as_json:
         print_json(asdict(facts) | ({} if planned is None else {"plan": asdict(planned)}))
         return

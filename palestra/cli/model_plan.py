@@ -9,7 +9,6 @@ import math
 import re
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weight_files import WeightFiles
@@ -60,11 +59,11 @@ class MemoryPlan:
     """With which `palestra serve` uses so much."""
 
 
-def plan_memory(folder: Path, spec: ModelSpec, request: PlanRequest) -> MemoryPlan:
+def plan_memory(files: WeightFiles, spec: ModelSpec, request: PlanRequest) -> MemoryPlan:
     """The memory to train with recomputed activations and to sample `rows` sequences of `context` tokens."""
     form = FORMS.get(request.weights or "")
     item = 2 if request.weights == "bf16" else DTYPE_BYTES.get(spec.dtype, 4)
-    weights, scratch = weight_bytes(folder, form, item)
+    weights, scratch = weight_bytes(files, form, item)
     adapter = Layout.of(spec, LoraConfig(rank=request.rank)).size * (4 * ADAPTER_COPIES + (item if item < 4 else 0))
     kv = request.rows * request.context * spec.kv_numbers_per_token * item
     states = request.rows * spec.state_bytes(item)
@@ -89,21 +88,20 @@ def plan_memory(folder: Path, spec: ModelSpec, request: PlanRequest) -> MemoryPl
     )
 
 
-def weight_bytes(folder: Path, form: Form | None, item: int) -> tuple[int, int]:
+def weight_bytes(files: WeightFiles, form: Form | None, item: int) -> tuple[int, int]:
     """Bytes of all weights, and of the largest one that is written out before its product."""
     total, joined = 0, Counter[str]()
-    with WeightFiles(folder) as files:
-        for name in files:
-            if LEFT_OUT.search(name):
-                continue
-            shape = files.shape(name)
-            size, inputs = math.prod(shape), shape[-1] if len(shape) > 1 else 0
-            is_product = inputs and LAYER.search(name) is not None and PLAIN.search(name) is None
-            if form is not None and is_product and form.fits(inputs):
-                total += form.size_bytes(size // inputs, inputs)
-                joined[_product(name)] += size * item
-            else:
-                total += size * item
+    for name in files:
+        if LEFT_OUT.search(name):
+            continue
+        shape = files.shape(name)
+        size, inputs = math.prod(shape), shape[-1] if len(shape) > 1 else 0
+        is_product = inputs and LAYER.search(name) is not None and PLAIN.search(name) is None
+        if form is not None and is_product and form.fits(inputs):
+            total += form.size_bytes(size // inputs, inputs)
+            joined[_product(name)] += size * item
+        else:
+            total += size * item
     return total, max(joined.values(), default=0)
 
 

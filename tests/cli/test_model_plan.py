@@ -13,6 +13,7 @@ import torch
 from palestra.cli.model_plan import PlanRequest, parse_bytes, plan_memory, weight_bytes
 from palestra.model import ModelSpec, load_model
 from palestra.model.loading import random_model as random_models
+from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.quantised.forms import FORMS
 from palestra.model.quantised.packed import PackedWeight
 from tests.cli.test_cli import palestra
@@ -20,11 +21,11 @@ from tests.cli.test_cli import palestra
 
 def write_hollow(folder: Path, shape: str, family: str = "qwen3") -> Path:
     """A model folder of a published size whose weights are a hole in the file: nothing is written, headers are real."""
-    config = random_models._config(family, random_models.SHAPES[shape], None, None, {}) | {"dtype": "bfloat16"}
+    config = random_models.random_config(family, random_models.SHAPES[shape]) | {"dtype": "bfloat16"}
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     header, start = {}, 0
-    for parameter in random_models._parameters(config):
+    for parameter in random_models.parameters_of(config):
         end = start + 2 * prod(parameter.shape)
         header[parameter.name] = {"dtype": "BF16", "shape": parameter.shape, "data_offsets": [start, end]}
         start = end
@@ -60,7 +61,8 @@ def test_30b_a3b_trains_and_samples_in_40_gb_with_4_bits(tmp_path):
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "qwen3_moe", "gpt_oss"])
 def test_planned_weights_are_those_that_are_loaded(random_model, family, name):
     folder = random_model(family, shape="tiny")
-    planned, scratch = weight_bytes(folder, FORMS[name] if name else None, 4)
+    with WeightFiles(folder) as files:
+        planned, scratch = weight_bytes(files, FORMS[name] if name else None, 4)
     model = load_model(folder, weights=name)
     weights, total, largest = model.decoder.weights, 0, 0
     found = [weights.embedding, weights.norm]
@@ -79,10 +81,11 @@ def test_planned_weights_are_those_that_are_loaded(random_model, family, name):
 def test_more_rows_and_tokens_take_more(tmp_path):
     folder = write_hollow(tmp_path / "4b", "qwen3.5-4b", "qwen3_5")
     spec = ModelSpec.from_folder(folder)
-    one, two = (plan_memory(folder, spec, PlanRequest(40 << 30, rows, 1024)) for rows in (4, 8))
+    with WeightFiles(folder) as files:
+        one, two = (plan_memory(files, spec, PlanRequest(40 << 30, rows, 1024)) for rows in (4, 8))
+        tight = plan_memory(files, spec, PlanRequest(one.total_bytes - 1, 4, 1024))
     assert two.kv_bytes == 2 * one.kv_bytes == 8 * 1024 * (32 << 10)
     assert two.state_bytes == 2 * one.state_bytes > 0
-    tight = plan_memory(folder, spec, PlanRequest(one.total_bytes - 1, 4, 1024))
     assert tight.micro_batch_tokens < one.micro_batch_tokens
 
 

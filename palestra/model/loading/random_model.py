@@ -174,11 +174,11 @@ def make_random_model(
         raise ValueError(f"context must be at least 1, not {context}")
     sizes = _pick("shape", SHAPES, shape)
     sizes = replace(sizes, max_positions=context or sizes.max_positions)
-    config = _config(family, sizes, vocab_size, tie, overrides or {})
+    config = random_config(family, sizes, vocab_size, tie, overrides)
     torch_dtype = _pick("dtype", DTYPES, dtype)
     if shards < 1:
         raise ValueError(f"shards must be at least 1, not {shards}")
-    _split(list(_parameters(config)), shards)  # refuses too many shards before anything is written
+    _split(list(parameters_of(config)), shards)  # refuses too many shards before anything is written
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     ids = write_tokenizer(folder, config["vocab_size"], config["max_position_embeddings"])
@@ -198,9 +198,15 @@ def _pick(what: str, table: dict[str, T], name: str) -> T:
     return table[name]
 
 
-def _config(
-    family: str, shape: Shape, vocab_size: int | None, tie: bool | None, overrides: dict[str, Any]
+def random_config(
+    family: str,
+    shape: Shape,
+    vocab_size: int | None = None,
+    tie: bool | None = None,
+    overrides: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
+    """What config.json says of such a model, but for its tokens and its dtype."""
+    overrides = overrides or {}
     config = (
         {"model_type": family}
         | _pick("family", FAMILIES, family)
@@ -279,7 +285,7 @@ def _layer_types(config: dict[str, Any]) -> list[str]:
     ]
 
 
-def _parameters(config: dict[str, Any]) -> Iterator[Parameter]:
+def parameters_of(config: dict[str, Any]) -> Iterator[Parameter]:
     """Names and shapes as the family's published checkpoints have them."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     norm = "offset_norm" if _is_hybrid(config) else "norm"
@@ -369,11 +375,12 @@ def _delta_net_parameters(config: dict[str, Any], prefix: str) -> Iterator[Param
     yield Parameter(f"{prefix}.norm.weight", (config["linear_value_head_dim"],), "norm")
 
 
-def _draw(parameter: Parameter, seed: int) -> torch.Tensor:
+def draw(parameter: Parameter, seed: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """In float32; each kind of device has numbers of its own."""
     # A generator per tensor: neither the order of writing nor another tensor's size moves the others.
     digest = hashlib.sha256(f"{seed}/{parameter.name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-    noise = torch.randn(parameter.shape, generator=generator)
+    generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+    noise = torch.randn(parameter.shape, generator=generator, device=device)
     match parameter.kind:
         case "norm":
             return noise.mul_(0.1).add_(1.0)  # not 1, so that a forgotten norm weight shows
@@ -394,12 +401,12 @@ def _draw(parameter: Parameter, seed: int) -> torch.Tensor:
 def _write_weights(folder: Path, config: dict[str, Any], seed: int, dtype: torch.dtype, shards: int) -> None:
     for stale in folder.glob("model*.safetensors*"):
         stale.unlink()
-    parts = _split(list(_parameters(config)), shards)
+    parts = _split(list(parameters_of(config)), shards)
     weight_map: dict[str, str] = {}
     total = 0
     for number, part in enumerate(parts, 1):
         # One shard in memory at a time.
-        tensors = {parameter.name: _draw(parameter, seed).to(dtype) for parameter in part}
+        tensors = {parameter.name: draw(parameter, seed).to(dtype) for parameter in part}
         name = "model.safetensors" if shards == 1 else f"model-{number:05d}-of-{shards:05d}.safetensors"
         save_file(tensors, folder / name, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, name)

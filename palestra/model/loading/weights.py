@@ -115,18 +115,29 @@ def read_weights(
     device, meta = torch.device(device), torch.device("meta")
     with WeightFiles(Path(folder)) as files:
         # The headers first: an error in the last layer is raised before the first one is read.
-        _Reader(files, spec, dtype, meta, ProductReader(files, dtype, meta)).decoder()
+        lay_out(files, spec, dtype, meta)
         paths = [files.folder / file for file in files.files]
         files.progress = LoadProgress(sum(path.stat().st_size for path in paths))
         cache = None if form is None else QuantisedCache.of(paths, form)
-        products = ProductReader(files, dtype, device, form, cache)
-        weights = _Reader(files, spec, dtype, device, products).decoder()
+        weights = lay_out(files, spec, dtype, device, form, cache)
         files.progress.end()
         for packing, count in files.unpacked.items():
             log.info("weights_dequantised folder=%s from=%s tensors=%d", folder, packing, count)
         if form is not None:
             log.info("weights_quantised to=%s from_cache=%d", form.name, cache.found if cache else 0)
         return weights
+
+
+def lay_out(
+    files: WeightFiles,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    form: Form | None = None,
+    cache: QuantisedCache | None = None,
+) -> DecoderWeights:
+    """Each weight in its final place and type. On the device `meta`, only the files' headers are checked."""
+    return _Reader(files, spec, dtype, device, ProductReader(files, dtype, device, form, cache)).decoder()
 
 
 # Headers are checked on the device `meta`, where a sum or a torch.cat would take seconds to import torch's compiler.

@@ -1,0 +1,186 @@
+"""How much memory it takes to train and to sample large models with quantised weights, beside what was planned.
+
+    python benchmarks/memory.py --quick
+    python benchmarks/memory.py --device cuda
+
+Weights are random and drawn where they are needed, one at a time: no file is read or written. On a GPU all of it runs
+under a limit of the promised memory, and a run that needs more fails. Owns: these figures. Never touches: the plan.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from harness import Measure, Progress, Report, Row, argument_parser, machine, report, some_of, versions
+from peers.ours import item_of
+from peers.workloads import TrainWork, timed
+from torch import Tensor
+
+from palestra.cli.model_plan import MemoryPlan, PlanRequest, plan_memory
+from palestra.model import AdapterPool, Decoder, ModelSpec, Sampler, Trainer
+from palestra.model.loading.random_model import SHAPES, draw, parameters_of, random_config
+from palestra.model.loading.weight_files import WeightFiles
+from palestra.model.loading.weights import lay_out
+from palestra.model.numerics import set_numerics
+from palestra.model.quantised.forms import FORMS
+from palestra.types import AdamParams, LoraConfig, SampleRequest, SamplingParams
+
+GB = 10**9
+RANK = 32
+ANSWER = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    family: str
+    shape: str
+    weights: str
+    memory_bytes: int
+    rows: int
+    context: int
+
+    @property
+    def request(self) -> PlanRequest:
+        return PlanRequest(self.memory_bytes, self.rows, self.context, self.weights, RANK)
+
+
+ON_GPU = (
+    Case("qwen3", "qwen3-8b", "nf4", 16 * GB, 8, 4096),
+    Case("qwen3_moe", "qwen3-30b-a3b", "nf4", 40 * GB, 8, 4096),
+)
+ON_CPU = (Case("qwen3", "micro", "nf4", GB, 2, 256), Case("qwen3_moe", "micro", "nf4", GB, 2, 256))
+
+
+class RandomWeights(WeightFiles):
+    """The weights of a random model as if they stood in files."""
+
+    def __init__(self, config: dict[str, object], device: torch.device):
+        self._parameters = {parameter.name: parameter for parameter in parameters_of(config)}
+        self._device = device
+        self.folder, self.file_of, self.progress = Path("memory"), dict.fromkeys(self._parameters, "memory"), None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._parameters[name].shape
+
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+        found = self._parameters[name]
+        if shape is not None and found.shape != shape:
+            raise ValueError(f"{name} has shape {found.shape}, not {shape}")
+        return draw(found, 0, self._device)
+
+    def read_into(self, name: str, place: Tensor) -> None:
+        place.copy_(self.tensor(name, tuple(place.shape)))
+
+
+class Memory:
+    """Of this process on the device, from the moment this is made; on a GPU no more than the limit can be taken."""
+
+    def __init__(self, device: torch.device, limit_bytes: int):
+        self.device = device
+        if device.type == "cuda":
+            gc.collect()  # a sampler's graphs and the case before are in circles
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            free, total = torch.cuda.mem_get_info()
+            self._outside = total - free - torch.cuda.memory_reserved()
+            torch.cuda.set_per_process_memory_fraction((limit_bytes - self._outside) / total)
+        else:
+            self._outside = _resident_peak()
+
+    def peak_bytes(self) -> int:
+        """With CUDA's own share, its libraries and kernels."""
+        if self.device.type != "cuda":
+            return _resident_peak() - self._outside
+        free, total = torch.cuda.mem_get_info()
+        outside = total - free - torch.cuda.memory_reserved()
+        return torch.cuda.max_memory_reserved() + outside
+
+
+def _resident_peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def run(case: Case, device: torch.device, progress: Progress) -> list[Row]:
+    what = f"{case.shape} {case.weights}"
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    config = random_config(case.family, SHAPES[case.shape]) | {"dtype": str(dtype).removeprefix("torch.")}
+    spec = ModelSpec.from_config(config)
+    files = RandomWeights(config, device)
+    plan = plan_memory(files, spec, case.request)
+    memory = Memory(device, case.memory_bytes)
+    progress.say(f"{what}: drawing and quantising {spec.n_parameters / 1e9:.1f} billion weights")
+    decoder = Decoder(spec, lay_out(files, spec, dtype, device, FORMS[case.weights]))
+    loaded = memory.peak_bytes()
+    pool = AdapterPool(spec, dtype=decoder.dtype, device=device)
+    adapter = pool.create(LoraConfig(rank=RANK, seed=0))
+    sampler = Sampler(decoder, pool, cache_tokens=case.rows * case.context, max_rows=case.rows)
+    trainer = Trainer(decoder, pool, token_budget=plan.micro_batch_tokens, checkpointing=True)
+    work = TrainWork((512,) * (plan.micro_batch_tokens // 512 if device.type == "cuda" else 1))
+    items = [item_of(adapter, tokens) for tokens in work.data(spec.vocab_size)]
+    requests = [
+        SampleRequest(
+            prompt=tuple(range(seed, seed + case.context - ANSWER)),
+            params=SamplingParams(max_tokens=ANSWER, seed=seed, stop_token_ids=()),
+        )
+        for seed in range(case.rows)
+    ]
+
+    def train() -> None:
+        trainer.forward_backward(items)
+        trainer.optim_step({adapter: AdamParams()})
+
+    def sample() -> None:
+        sampler.generate(requests, [adapter] * case.rows)
+
+    rates = {}
+    for turn in ("first", "second"):  # the first one warms up
+        progress.say(f"{what}: the {turn} step, at {memory.peak_bytes() / GB:.1f} GB")
+        rates = {
+            "training": work.tokens / timed(train, device),
+            "sampling, prompts in the clock": case.rows * ANSWER / timed(sample, device),
+        }
+    rows = _memory_rows(what, case, plan, loaded, memory.peak_bytes())
+    return [*rows, *(Row(f"{what}: {name}", "tok/s", Measure((rate,))) for name, rate in rates.items())]
+
+
+def _memory_rows(what: str, case: Case, plan: MemoryPlan, loaded: int, peak: int) -> list[Row]:
+    def row(name: str, measured: int, planned: int, target: int | None = None) -> Row:
+        return Row(
+            *(f"{what}: {name}", "GB", Measure((measured / GB,)), "planned", Measure((planned / GB,))),
+            target_value=None if target is None else target / GB,
+            less_is_better=True,
+        )
+
+    return [
+        row("weights, while they are loaded", loaded, plan.weights_bytes),
+        row("peak of training and sampling", peak, plan.total_bytes, case.memory_bytes),
+    ]
+
+
+def main() -> None:
+    parser = argument_parser("memory", __doc__ or "")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--weights", choices=list(FORMS), help="instead of nf4")
+    parser.add_argument("--shape", type=some_of("shape", tuple(SHAPES)), help="only these of its models")
+    args = parser.parse_args()
+    cases = ON_GPU if args.device == "cuda" else ON_CPU
+    if args.device == "cuda":
+        set_numerics("exact")
+    rows, progress = [], Progress()
+    for case in cases:
+        if args.shape is None or case.shape in args.shape:
+            rows += run(replace(case, weights=args.weights or case.weights), torch.device(args.device), progress)
+    progress.done()
+    report(Report("memory", machine(), versions(["palestra", "torch"]), rows), json_line=args.json)
+
+
+if __name__ == "__main__":
+    main()
