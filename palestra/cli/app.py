@@ -12,6 +12,7 @@ from palestra.cli.lazy import LazyCommand, LazyGroup
 
 COMMANDS = [
     LazyCommand("alias", "palestra.cli.alias:alias", "Name models of a running server, and move the names."),
+    LazyCommand("chat", "palestra.cli.chat.command:chat", "Talk to a model in the terminal."),
     LazyCommand(
         "checkpoint",
         "palestra.cli.checkpoint:checkpoint",

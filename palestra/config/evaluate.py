@@ -33,10 +33,13 @@ class EvaluationConfig(Config):
     """Name of the model at the server. Without `server`: a model folder, a Hugging Face id in the local cache, the
     bundled `ephebe`, or the checkpoint of a training run: RUN, RUN@STEP or RUN@best."""
     server: str | None = Field(default=None, pattern=r"^https?://\S+$")
-    """Address of a server that speaks OpenAI's chat completions, such as http://127.0.0.1:8000 or
-    https://api.openai.com/v1. None: one is started for this evaluation."""
+    """Address of a model endpoint, such as http://127.0.0.1:8000, https://api.openai.com/v1 or
+    https://api.anthropic.com. None: one is started for this evaluation."""
+    api: Literal["auto", "openai", "anthropic"] = "auto"
+    """API of that server: OpenAI's chat completions, or Anthropic's Messages (no seeds, so not repeatable). auto:
+    Anthropic's at anthropic.com."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of that server."""
+    """Device of a server that is started."""
     environments: list[EnvironmentEntry] = Field(min_length=1)
     """The environments to play, with their held-out tasks."""
     tasks: PositiveInt = 100

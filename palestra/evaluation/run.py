@@ -13,9 +13,9 @@ import msgspec
 
 from palestra.config.environment_entries import EnvironmentEntry
 from palestra.config.evaluate import EvaluationConfig
+from palestra.endpoints.models import ModelPlace, open_models
 from palestra.environments.environment_set import EnvironmentSet
 from palestra.evaluation.endpoint import PROMPT_TOKENS, SAMPLED_TOKENS, EndpointPlayer
-from palestra.evaluation.models import open_model
 from palestra.runs.reader import RunStatus
 from palestra.runs.record_files import LineFile, read_lines
 from palestra.runs.writer import EventKind, RunFolder
@@ -34,6 +34,10 @@ KS = (1, 2, 4, 8, 16, 32, 64)
 
 def open_environments(config: EvaluationConfig) -> EnvironmentSet:
     return EnvironmentSet(config.environments, env_threads=16, env_timeout_s=config.env_timeout_s)
+
+
+def model_place(config: EvaluationConfig, key: str | None) -> ModelPlace:
+    return ModelPlace(server=config.server, api=config.api, key=key, runs=config.runs, device=config.device)
 
 
 def tasks_of(config: EvaluationConfig, environments: EnvironmentSet) -> list[Task]:
@@ -93,7 +97,8 @@ async def _play(
     ended = LineFile(run.path / PLAYED)
     try:
         log = run.path / "logs" / "server.log"
-        async with open_model(config, run.path / "engine", log, key, listener.note) as endpoint:
+        place = model_place(config, key)
+        async with open_models([config.model], place, run.path / "engine", log, listener.note) as [endpoint]:
             player = EndpointPlayer(endpoint, environments, settings, config.patience_s)
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(player.play(request, index)) for request, index in left]
