@@ -25,6 +25,7 @@ from palestra.config.bundled import EPHEBE
 from palestra.config.distillation import DistillationConfig, TeacherConfig, teacher_by_environment
 from palestra.config.environment_entries import EnvironmentEntry, check_gyms
 from palestra.config.errors import ConfigError
+from palestra.config.judges import JudgeConfig, check_judges
 from palestra.config.load import Layers, merge_layers, validate
 from palestra.types import MAX_TEMPERATURE
 from palestra.types.gym import is_gym
@@ -293,6 +294,8 @@ class GrpoConfig(RunConfig):
     """Reinforcement learning with groups of rollouts."""
     environments: list[EnvironmentEntry] = Field(min_length=1)
     """The environments to play; several are mixed by their weights."""
+    judges: dict[str, JudgeConfig] = Field(default={})
+    """Models that grade rollouts, by the names that `environments[].reward` uses."""
     imitation: ImitationConfig | None = None
     """Solutions to imitate before the first step."""
     rollout: RolloutConfig = RolloutConfig()
@@ -319,6 +322,7 @@ class GrpoConfig(RunConfig):
         if self.rollout.group_size == 1 and self.learns_from_rewards:
             raise ValueError("rollout.group_size is 1, but a group of one has no baseline; set it to 2 or more")
         self._check_episodes()
+        check_judges(self.judges, self.environments, self.rollout.group_size, "rollout.group_size")
         check_gyms(self.environments, self.rollouts, self.rollout.style)
         is_elsewhere = self.rollouts == "episodes" or any(is_gym(entry.name) for entry in self.environments)
         if self.algorithm.replay_routing and is_elsewhere:

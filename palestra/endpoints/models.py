@@ -20,11 +20,11 @@ import httpx
 from msgspec import Struct
 
 from palestra.checkpoints import SavedCheckpoint, find_checkpoint, split_name
-from palestra.checkpoints.saved import ADDRESS
 from palestra.config.train import TrainModel
 from palestra.endpoints.errors import EndpointError, ModelNotFound
 from palestra.net.chat_apis import ApiName, ChatApi, chat_api
 from palestra.runs.reader import RunReader, RunStatus
+from palestra.runs.saved_checkpoints import ADDRESS
 
 NO_KEY = "tml-none"
 KEYS = {"anthropic": "ANTHROPIC_API_KEY", "openai": "OPENAI_API_KEY"}

@@ -13,6 +13,7 @@ from typing import Any
 
 from palestra.chat import ChatError, ChatTokenizer
 from palestra.config.train import DistillConfig, DpoConfig, GrpoConfig, RunConfig, SftConfig
+from palestra.environments.errors import JudgeError
 from palestra.runs.reader import RunError, RunStatus
 from palestra.runs.writer import EventKind, RunFolder
 from palestra.training.aliases import RunAlias
@@ -40,7 +41,10 @@ from palestra.training.tinker_policy import TinkerPolicy
 from palestra.training.trackers import Trackers, open_trackers
 from palestra.util.json_types import JsonObject
 
-RUN_ERRORS = (SetupError, ChatError, DatasetError, PolicyError, SamplingError, StateError, TrainingError, RunError)
+RUN_ERRORS = (
+    *(SetupError, ChatError, DatasetError, JudgeError, PolicyError, SamplingError),
+    *(StateError, TrainingError, RunError),
+)
 """Errors that may end a run and are not bugs of Palestra."""
 
 

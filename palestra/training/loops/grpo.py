@@ -5,6 +5,7 @@ Owns: the order of the steps of a run, and what is written when. Never touches: 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Protocol
 
@@ -45,6 +46,8 @@ class GrpoParts(Struct):
     """Keeps played groups until they are in a checkpoint."""
     teachers: Teachers | None = None
     """Those who score the rollouts of a distillation."""
+    reporters: Sequence[Callable[[], dict[str, float]]] = ()
+    """Functions that return metrics of what happened since their last call."""
 
 
 class GroupCollector(Protocol):
@@ -109,8 +112,8 @@ class GrpoLoop:
             aggregate=self._parts.aggregate,
         )
         metrics["optim/lr"] = learning_rate(self._config.optimizer, version, self._config.steps)
-        if self._parts.ledger is not None:
-            metrics |= self._parts.ledger.take_metrics()
+        for take_metrics in self._parts.reporters:
+            metrics |= take_metrics()
         await self._record(groups, batch, metrics)
         if teaches_nothing(batch):
             self._warn(advise(groups, batch, self._config))
