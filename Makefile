@@ -129,6 +129,8 @@ clients: $(addsuffix /.ready,$(CLIENTS)) ## mcp 1.x, fleet-python, openenv, veri
 
 # Agents and frameworks as their users have them. What cannot share an environment has one of its own.
 NPM_AGENTS := @anthropic-ai/claude-code@2.1.325 @openai/codex@0.166.0 opencode-ai@1.18.18 @qwen-code/qwen-code@0.24.4
+# Homes are not to be seen in a sandbox, the machine's own Python is.
+AGENTS_PYTHON = $(shell /usr/bin/python3 -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null && echo /usr/bin/python3 || echo $(PYTHON))
 PYPI_AGENTS := $(patsubst tests/agents/requirements/%.txt,.agents/%/.ready,$(wildcard tests/agents/requirements/*.txt))
 
 .agents/.ready:
@@ -136,7 +138,7 @@ PYPI_AGENTS := $(patsubst tests/agents/requirements/%.txt,.agents/%/.ready,$(wil
 	@touch $@
 
 .agents/%/.ready: tests/agents/requirements/%.txt
-	$(PYTHON) -m venv .agents/$*
+	$(AGENTS_PYTHON) -m venv .agents/$*
 	.agents/$*/bin/python $(INSTALL) -qq --requirement $<
 	@touch $@
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Literal
 
-from palestra.checkpoints.errors import CheckpointError
+from palestra.checkpoints import CheckpointError, SavedCheckpoint
+from palestra.checkpoints.sources import saved_files
 from palestra.config.bundled import bundled_model
 from palestra.config.hugging_face import find_in_cache, is_hub_id
 from palestra.model.errors import ModelError
@@ -19,8 +19,8 @@ from palestra.model.loading.spec import ModelSpec
 from palestra.model.lora.adapter_files import CONFIG, WEIGHTS, load_adapter, save_adapter
 from palestra.model.lora.adapters import AdapterPool
 from palestra.model.lora.merged_export import export_merged
+from palestra.runs.saved_checkpoints import ExportForm
 
-ExportForm = Literal["peft", "merged"]
 CACHED = "models--"
 ROOM = 1.1  # what is needed on the disk, as a multiple of what is written
 
@@ -50,6 +50,28 @@ def portable_name(base: Path) -> str:
     """What the base is called on another machine: its Hugging Face id, or else the name of its folder."""
     cached = next((part for part in base.parts if part.startswith(CACHED)), None)
     return cached.removeprefix(CACHED).replace("--", "/", 1) if cached else base.name
+
+
+def export_saved(
+    saved: SavedCheckpoint,
+    out: Path,
+    form: ExportForm,
+    *,
+    base: str | None = None,
+    base_name: str | None = None,
+    check: bool = False,
+    server: str | None = None,
+    key: str | None = None,
+) -> None:
+    """Exports a checkpoint of a run, wherever its files are. Raises CheckpointError, also if the check fails."""
+    with saved_files(saved, server=server, key=key) as adapter:
+        folder = base_of(adapter, base)
+        export_checkpoint(adapter, out, form, base=folder, base_name=base_name)
+        if check:
+            from palestra.checkpoints.export_check import check_export
+
+            if not check_export(out, form, adapter, folder).is_good:
+                raise CheckpointError(f"{out} does not say in transformers what {saved.name} says here")
 
 
 def export_checkpoint(adapter: Path, out: Path, form: ExportForm, *, base: Path, base_name: str | None = None) -> None:

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from msgspec import Struct
 
-from palestra.checkpoints.export import ExportForm
 from palestra.model import AdapterPool, Trainer, TrainItem, encode, load_model
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.lora.adapter_files import load_adapter
+from palestra.runs.saved_checkpoints import ExportForm
 from palestra.types import Datum
 
 N_TOKENS = 64

@@ -1,6 +1,6 @@
 """Checkpoints of a running server, ours or a hosted one, by the official Tinker client.
 
-Owns: listing, downloading, deleting. Never touches: what is in the files.
+Owns: listing, downloading, saving again, deleting. Never touches: what is in the files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import httpx
 import tinker
 from tinker.types import Checkpoint
 
-from palestra.checkpoints.errors import CheckpointError, CheckpointNotFound, CheckpointServerError
+from palestra.checkpoints import CheckpointError, CheckpointNotFound
 from palestra.training.guard import check_server
 from palestra.training.policy import PolicyError, ServerUnreachable
 from palestra.util.files import whole_folder
@@ -22,30 +22,48 @@ from palestra.util.files import whole_folder
 PAGE = 100
 TRAINED, EXTERNAL = "/weights/", "/external_weights/"
 CHUNK = 1 << 20
+NO_KEY = "tml-none"
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that have come and, where the server says it, how many there will be; else 0."""
 
 
+class CheckpointServerError(CheckpointError, ConnectionError):
+    """The server with the checkpoint does not answer."""
+
+
 class ServerCheckpoints:
     def __init__(self, server: str, key: str | None) -> None:
         self._server = server
-        with _errors(server):
+        with server_errors(server):
             check_server(server)  # the SDK would try for ever
-            self._service = tinker.ServiceClient(base_url=server, api_key=key or "tml-none")
-            self._rest = tinker.RestClient(base_url=server, api_key=key or "tml-none")
+            self._service = tinker.ServiceClient(base_url=server, api_key=key or NO_KEY)
+            self._rest = tinker.RestClient(base_url=server, api_key=key or NO_KEY)
 
     def list(self) -> list[Checkpoint]:
         """Newest first."""
         found: list[Checkpoint] = []
-        with _errors(self._server):
+        with server_errors(self._server):
             while page := self._rest.list_user_checkpoints(limit=PAGE, offset=len(found)).result().checkpoints:
                 found += page
         return sorted(found, key=lambda one: one.time, reverse=True)
 
     def delete(self, address: str) -> None:
-        with _errors(address):
+        with server_errors(address):
             self._rest.delete_checkpoint_from_tinker_path(address).result()
+
+    def base_models(self) -> list[str]:
+        """Names of the models that can be trained there."""
+        with server_errors(self._server):
+            found = self._service.get_server_capabilities().supported_models
+        return [one.model_name for one in found if one.model_name]
+
+    def save_again(self, address: str, name: str) -> tuple[str, str]:
+        """Loads a state and saves it under a name, and returns its addresses for training and for sampling."""
+        with server_errors(address):
+            model = self._service.create_training_client_from_state(address)
+            weights = model.save_state(name).result().path
+            return weights, model.save_weights_for_sampler(name).result().path
 
     def download(self, address: str, folder: Path, progress: Progress = lambda _come, _of: None) -> None:
         """Saves the files of a checkpoint. Files of a state that can be trained are made by the server for this."""
@@ -54,7 +72,7 @@ class ServerCheckpoints:
             return
         if TRAINED not in address:
             raise CheckpointError(f"{address} cannot be downloaded; give a …/weights/… or …/external_weights/… address")
-        with _errors(address):
+        with server_errors(address):
             model = self._service.create_training_client_from_state(address)
             made = model.save_weights_external(f"export-{secrets.token_hex(8)}").result().path
         try:
@@ -63,7 +81,7 @@ class ServerCheckpoints:
             self.delete(made)
 
     def _fetch(self, address: str, folder: Path, progress: Progress) -> None:
-        with _errors(address), whole_folder(folder) as temporary, httpx.Client(timeout=60) as client:
+        with server_errors(address), whole_folder(folder) as temporary, httpx.Client(timeout=60) as client:
             urls = self._rest.get_external_weights_urls(address).result().urls
             come = 0
             for name, url in urls.items():
@@ -76,7 +94,7 @@ class ServerCheckpoints:
 
 
 @contextmanager
-def _errors(what: str) -> Iterator[None]:
+def server_errors(what: str) -> Iterator[None]:
     try:
         yield
     except tinker.NotFoundError as error:

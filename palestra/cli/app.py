@@ -15,8 +15,8 @@ COMMANDS = [
     LazyCommand("chat", "palestra.cli.chat.command:chat", "Talk to a model in the terminal."),
     LazyCommand(
         "checkpoint",
-        "palestra.cli.checkpoint:checkpoint",
-        "List, look at, export and delete checkpoints of runs and servers.",
+        "palestra.cli.checkpoint.commands:checkpoint",
+        "List, look at, export, publish, import and delete checkpoints of runs and servers.",
     ),
     LazyCommand("config", "palestra.cli.config:config", "Show a command's resolved config, or every key it knows."),
     LazyCommand(

@@ -66,7 +66,8 @@ def run(
     disk_mib: int,
     seconds: float,
 ) -> None:
-    """Run a command in a new sandbox, and end with its status. The command follows after --."""
+    """Run a command in a new sandbox, print its output as it comes, and end with its status. The command follows after
+    --. Ctrl-C ends it and removes the sandbox."""
     from palestra.sandbox import ModelDoor, SandboxError, SandboxLimits, SandboxSpec
 
     with one_line_errors(SandboxError, ValueError):
@@ -80,8 +81,6 @@ def run(
             limits=limits,
         )
         done = asyncio.run(_run(name, spec, command))
-    sys.stdout.buffer.write(done.stdout)
-    sys.stderr.buffer.write(done.stderr)
     if done.is_late:
         click.echo(f"the command took longer than {seconds:g} s and was killed", err=True)
     if done.is_truncated:
@@ -100,4 +99,13 @@ async def _run(name: str, spec: SandboxSpec, command: tuple[str, ...]) -> ExecRe
     from palestra.sandbox import sandbox as made
 
     async with made(name, spec) as box:
-        return await box.exec(command)
+        return await box.exec(command, on_output=_print)
+
+
+async def _print(number: int, data: bytes) -> None:
+    def write() -> None:
+        stream = {1: sys.stdout, 2: sys.stderr}[number].buffer
+        stream.write(data)
+        stream.flush()
+
+    await asyncio.to_thread(write)  # a pipe that nobody reads must not hold up the rest

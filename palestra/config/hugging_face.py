@@ -17,8 +17,9 @@ def is_hub_id(text: str) -> bool:
     return _HUB_ID.fullmatch(text) is not None and not Path(text).is_dir()
 
 
-def find_in_cache(hub_id: str) -> Path:
-    """The folder of the revision that `main` points at, or else of the newest one. Raises ValueError."""
+def find_in_cache(hub_id: str, config: str = "config.json") -> Path:
+    """The folder of the revision that `main` points at, or else of the newest one, with weights and the file `config`,
+    which is another for an adapter than for a model. Raises ValueError."""
     cache = hub_cache()
     repo = cache / f"models--{hub_id.replace('/', '--')}"
     main = repo / "refs" / "main"
@@ -26,7 +27,7 @@ def find_in_cache(hub_id: str) -> Path:
     if main.is_file():
         snapshots.insert(0, repo / "snapshots" / main.read_text().strip())
     for folder in snapshots:
-        if (folder / "config.json").is_file() and any(file.is_file() for file in folder.glob("*.safetensors")):
+        if (folder / config).is_file() and any(file.is_file() for file in folder.glob("*.safetensors")):
             return folder
     found = "incomplete" if snapshots else "not"
     raise ValueError(

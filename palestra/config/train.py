@@ -22,6 +22,7 @@ from pydantic import (
 
 from palestra.config.base import Config, File, Folder
 from palestra.config.bundled import EPHEBE
+from palestra.config.card import CardConfig
 from palestra.config.distillation import DistillationConfig, TeacherConfig, teacher_by_environment
 from palestra.config.environment_entries import EnvironmentEntry, check_gyms
 from palestra.config.errors import ConfigError
@@ -274,6 +275,7 @@ class RunConfig(Config):
     checkpoint: CheckpointConfig = CheckpointConfig()
     trackers: list[TrackerConfig] = Field(default=[])
     """Where metrics go besides the run's folder."""
+    card: CardConfig = CardConfig()
 
 
 class ImitationConfig(Config):

@@ -1,13 +1,16 @@
 """Checkpoints that a run has saved: which there are, how good each was, where its files are.
 
-Owns: choosing one by step, or the best or last one. Never touches: weights; the server that has them.
+Owns: choosing one by step, or the best or last one. Never touches: weights; the server that has them, which
+`palestra.checkpoints` reads.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -15,15 +18,17 @@ from msgspec import Struct
 from palestra.runs.reader import RunReader
 from palestra.runs.record_files import RunError
 from palestra.util.json_types import JsonObject
+from palestra.util.suggest import did_you_mean
 
-SCORES = ("eval/success", "eval/reward_mean", "reward/mean")
+ExportForm = Literal["peft", "merged"]
+SCORES = ("eval/success", "eval/reward_mean", "eval/loss", "reward/mean", "dpo/accuracy", "loss/mean")
 """Metrics by which the best checkpoint is chosen: the first one that any checkpoint has."""
 ADDRESS = "tinker://"
 NAMED = re.compile(r"(.+)@(\d+|best|last)")
 
 
 class CheckpointError(RunError):
-    """A checkpoint cannot be read, downloaded or exported; the message says why."""
+    """A checkpoint cannot be read, downloaded, exported or published; the message says why."""
 
 
 class CheckpointNotFound(CheckpointError, LookupError):
@@ -38,8 +43,12 @@ class Pointer(Struct):
 
 
 class SavedCheckpoint(Struct, frozen=True, kw_only=True):
+    """A checkpoint of a run. Its files may be those of the run's own server, or at the server that the run used."""
+
     run: Path
+    """Folder of the run."""
     step: int
+    """The number of steps that were done when it was saved."""
     address: str
     """Address at the server that saved it."""
     server: str | None
@@ -47,11 +56,56 @@ class SavedCheckpoint(Struct, frozen=True, kw_only=True):
     folder: Path | None
     """Files of a run's own server."""
     scores: dict[str, float]
-    """Metrics of its step."""
+    """Metrics of its step by which checkpoints are compared."""
 
     @property
     def name(self) -> str:
+        """The run's name and the step, as in `first@4`."""
         return f"{self.run.name}@{self.step}"
+
+    def export(
+        self,
+        out: str | Path,
+        form: ExportForm = "peft",
+        *,
+        base: str | None = None,
+        base_name: str | None = None,
+        check: bool = False,
+        server: str | None = None,
+        key: str | None = None,
+    ) -> Path:
+        """Writes the checkpoint to a new folder: `peft` is an adapter for PEFT and vLLM, `merged` a whole model.
+
+        `base` is the model it was trained on, if the checkpoint does not say it, and `base_name` what the adapter calls
+        it. `check` loads the export in transformers and compares it with the checkpoint. `server` and `key` are for a
+        run whose checkpoints are at a server. Returns the folder. Raises CheckpointError.
+        """
+        from palestra.checkpoints.export import export_saved
+
+        export_saved(self, Path(out), form, base=base, base_name=base_name, check=check, server=server, key=key)
+        return Path(out)
+
+    def push(
+        self,
+        target: str,
+        form: ExportForm = "peft",
+        *,
+        public: bool = False,
+        update: bool = False,
+        base: str | None = None,
+        base_name: str | None = None,
+        server: str | None = None,
+        key: str | None = None,
+    ) -> str:
+        """Publishes the checkpoint at the Hugging Face hub with a model card written from the run.
+
+        `target` is `hf:ORGANISATION/NAME`: a repository that is made, private unless `public`, or with `update` one
+        that has files already. The rest is as for `export`. Returns its address. Raises CheckpointError.
+        """
+        from palestra.checkpoints.push import push_saved
+
+        names = {"base": base, "base_name": base_name, "server": server, "key": key}
+        return push_saved(self, target, form, public=public, update=update, **names)
 
 
 def list_checkpoints(run: RunReader) -> list[SavedCheckpoint]:
@@ -66,7 +120,6 @@ def list_checkpoints(run: RunReader) -> list[SavedCheckpoint]:
             continue  # the run has just replaced it by a newer one
         except (OSError, msgspec.DecodeError) as error:
             raise CheckpointError(f"{file} cannot be read as a checkpoint: {error}") from None
-        row = metrics.get(pointer.step, {})
         server = config.get("server")
         found.append(
             SavedCheckpoint(
@@ -75,7 +128,7 @@ def list_checkpoints(run: RunReader) -> list[SavedCheckpoint]:
                 address=pointer.address,
                 server=server,
                 folder=None if server else own_folder(run.path / "engine" / "checkpoints", pointer.address),
-                scores={name: float(row[name]) for name in SCORES if isinstance(row.get(name), int | float)},
+                scores=_numbers(metrics.get(pointer.step, {}), SCORES),
             )
         )
     return found
@@ -83,20 +136,35 @@ def list_checkpoints(run: RunReader) -> list[SavedCheckpoint]:
 
 def find_checkpoint(run: RunReader, which: str = "last") -> SavedCheckpoint:
     """`which` is `last`, `best` or the number of a step."""
-    found = list_checkpoints(run)
-    if not found:
-        raise CheckpointNotFound(
-            f"run {run.name} has no checkpoint yet; `checkpoint.every` in its config says how often"
-        )
+    found = _some_checkpoints(run)
     if which == "last":
         return found[-1]
     if which == "best":
-        return best_of(found)
+        return best_of(found, {one.step: one.scores for one in found})
     for one in found:
         if str(one.step) == which:
             return one
     steps = ", ".join(str(one.step) for one in found)
     raise CheckpointNotFound(f"run {run.name} has no checkpoint {which!r}; it has last, best and the steps {steps}")
+
+
+def find_best(run: RunReader, metric: str) -> SavedCheckpoint:
+    """The checkpoint with the best value of this metric. Raises CheckpointNotFound if none has it."""
+    found = _some_checkpoints(run)
+    steps = {one.step for one in found}
+    rows = [row for row in run.read_metrics() if row["step"] in steps]
+    scores = {row["step"]: _numbers(row, [metric]) for row in rows}
+    if not any(scores.values()):
+        known = sorted({name for row in rows for name in row if "/" in name})
+        hint = did_you_mean(metric, known)
+        raise CheckpointNotFound(f"no checkpoint of {run.name} has the metric {metric!r}; {hint}")
+    return best_of(found, scores, [metric])
+
+
+def _some_checkpoints(run: RunReader) -> list[SavedCheckpoint]:
+    if found := list_checkpoints(run):
+        return found
+    raise CheckpointNotFound(f"run {run.name} has no checkpoint yet; `checkpoint.every` in its config says how often")
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -105,12 +173,25 @@ def split_name(name: str) -> tuple[str, str]:
     return (named[1], named[2]) if named else (name, "last")
 
 
-def best_of(found: Sequence[SavedCheckpoint]) -> SavedCheckpoint:
-    """The checkpoint with the highest score; the newest of equal ones."""
-    score = next((name for name in SCORES if any(name in one.scores for one in found)), None)
-    if score is None:
+def best_of(
+    found: Sequence[SavedCheckpoint], scores: dict[int, dict[str, float]], metrics: Sequence[str] = SCORES
+) -> SavedCheckpoint:
+    """The checkpoint with the best score; the newest of equal ones, and of those without any."""
+    metric = next((name for name in metrics if any(name in one for one in scores.values())), None)
+    if metric is None:
         return found[-1]
-    return max(found, key=lambda one: (one.scores.get(score, float("-inf")), one.step))
+    sign = -1.0 if is_loss(metric) else 1.0
+
+    def rank(one: SavedCheckpoint) -> tuple[float, int]:
+        value = scores.get(one.step, {}).get(metric)
+        return (-math.inf if value is None else sign * value, one.step)
+
+    return max(found, key=rank)
+
+
+def is_loss(metric: str) -> bool:
+    """Whether less of it is better."""
+    return "loss" in metric.split("/")
 
 
 def own_folder(root: Path, address: str) -> Path | None:
@@ -118,3 +199,7 @@ def own_folder(root: Path, address: str) -> Path | None:
     model, kind, name = address.removeprefix(ADDRESS).split("/", 2)
     saves = list((root / model.replace(":", "_") / kind).glob(f"{name}@*"))
     return max(saves, key=lambda folder: int(folder.name.rpartition("@")[2]), default=None)
+
+
+def _numbers(row: JsonObject, names: Sequence[str]) -> dict[str, float]:
+    return {name: float(row[name]) for name in names if isinstance(row.get(name), int | float)}

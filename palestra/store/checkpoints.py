@@ -148,8 +148,13 @@ def copy_checkpoint(
         completed_at=now,
         expires_at=None if ttl_s is None else now + ttl_s,
     )
-    conn.execute(insert(t).values(**msgspec.to_builtins(copy)))
-    return copy
+    return add_checkpoint(conn, copy)
+
+
+def add_checkpoint(conn: Connection, row: CheckpointRow) -> CheckpointRow:
+    """Stores a checkpoint whose files are complete already."""
+    conn.execute(insert(t).values(**msgspec.to_builtins(row)))
+    return row
 
 
 # Finding

@@ -39,6 +39,7 @@ PACKAGES = {
     "palestra.gym.nemo_rl": "A gym that NeMo RL drives, without Ray",
     "palestra.gym.nemo_rl.ray_actor": "A gym that NeMo RL drives, as a Ray actor",
     "palestra.gym.nemo_rl.result_order": "Rows and results of that gym, in order",
+    "palestra.runs": "Runs and their checkpoints",
     "palestra.runs.reader": "Reading run folders",
     "palestra.sandbox": "Sandboxes for agents and programs of others",
 }

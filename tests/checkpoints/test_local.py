@@ -7,47 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from click.testing import CliRunner, Result
 
 from palestra.checkpoints import CheckpointError, find_checkpoint, list_checkpoints
 from palestra.checkpoints.export import base_of, export_checkpoint, portable_name
 from palestra.checkpoints.export_check import check_export
 from palestra.cli import main
-from palestra.model import AdapterPool
-from palestra.model.loading.spec import ModelSpec
-from palestra.model.lora.adapter_files import save_adapter
-from palestra.runs.reader import RunReader
-from palestra.types import LoraConfig
-
-MODEL = "0123456789abcdef:train:0"
-
-
-def write_adapter(base: Path, folder: Path, seed: int, **lora) -> None:
-    adapter = AdapterPool(ModelSpec.from_folder(base)).create(LoraConfig(rank=4, alpha=8.0, **lora))
-    adapter.row("weights").copy_(
-        torch.randn(adapter.stack.layout.size, generator=torch.Generator().manual_seed(seed)) * 0.2
-    )
-    save_adapter(adapter, folder, base_model=str(base), optimizer=True)
-
-
-@pytest.fixture
-def run(tmp_path: Path, micro_model: Path) -> RunReader:
-    """A run folder with three checkpoints, of which the second was the best and the third was saved twice."""
-    folder = tmp_path / "runs" / "first"
-    (folder / "checkpoints").mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({"config": {"server": None}, "kind": "grpo"}))
-    weights = folder / "engine" / "checkpoints" / MODEL.replace(":", "_") / "weights"
-    rows = []
-    for step, success in ((2, 0.25), (4, 0.75), (6, 0.5)):
-        name = f"step_{step:06d}"
-        pointer = {"step": step, "position": 0, "address": f"tinker://{MODEL}/weights/{name}"}
-        (folder / "checkpoints" / f"{name}.json").write_text(json.dumps(pointer))
-        write_adapter(micro_model, weights / f"{name}@{step + 1}", step)
-        rows.append({"step": step, "attempt": 1, "eval/success": success, "time": 1.0})
-    write_adapter(micro_model, weights / "step_000006@10", 10)
-    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return RunReader(folder)
+from tests.checkpoints.conftest import write_adapter
 
 
 def palestra(*args: object) -> Result:
@@ -69,7 +35,7 @@ def test_commands_show_them(run):
     shown = palestra("list", "first", "--runs", run.path.parent)
     assert [line.split()[0] for line in shown.stdout.splitlines()[1:]] == ["first@6", "first@4", "first@2"]
     listed = json.loads(palestra("list", run.path, "--json").stdout)
-    assert [one["scores"] for one in listed] == [{"eval/success": score} for score in (0.5, 0.75, 0.25)]
+    assert [one["scores"]["eval/success"] for one in listed] == [0.5, 0.75, 0.25]
     assert json.loads(palestra("show", f"{run.path}@best", "--json").stdout)["step"] == 4
     assert palestra("show", f"{run.path}@3").exit_code == 3
     assert palestra("list").exit_code == 2

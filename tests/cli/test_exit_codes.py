@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import save_file
 
 from palestra.cli.output import exit_code
 from tests.cli.tree import COMMANDS, TREE, options, palestra
@@ -22,7 +23,9 @@ TO_A_DEAD_SERVER = {
     ("alias", "set"): ["x", "y"],
     ("checkpoint", "delete"): ["tinker://m:train:0/weights/x"],
     ("checkpoint", "export"): ["tinker://m:train:0/weights/x", "out"],
+    ("checkpoint", "import"): ["adapter"],
     ("checkpoint", "list"): [],
+    ("checkpoint", "push"): ["remote", "hf:me/x", "--dry-run"],
     ("episode", "cancel"): ["--run", "r", "--all"],
     ("episode", "delete"): ["r", "--yes"],
     ("episode", "export"): [],
@@ -45,6 +48,13 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("rows.jsonl").write_text(json.dumps({"_ng_task_index": 0, "_ng_rollout_index": 0, "reward": 1.0}) + "\n")
     Path("bad.yaml").write_text("nonsense: 1\n")
+    Path("adapter").mkdir()
+    Path("adapter/adapter_config.json").write_text('{"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}')
+    save_file({}, "adapter/adapter_model.safetensors")
+    Path("runs/remote/checkpoints").mkdir(parents=True)
+    Path("runs/remote/config.json").write_text(json.dumps({"config": {"server": "http://127.0.0.1:9"}}))
+    pointer = {"step": 1, "address": "tinker://m:train:0/weights/x"}
+    Path("runs/remote/checkpoints/step_000001.json").write_text(json.dumps(pointer))
 
 
 @pytest.mark.parametrize("path", TREE, ids=" ".join)

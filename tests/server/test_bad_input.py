@@ -652,7 +652,7 @@ BAD_JSON: dict[str, bytes] = {
 }
 JSON_CALLS = ["session_heartbeat", "create_model", "optim_step", "save_weights", "load_weights", "asample", "forward",
               "retrieve_future", "retrieve_futures", "create_sampling_session", "telemetry", "copy_weights",
-              "sessions/search"]  # fmt: skip
+              "import_weights", "sessions/search"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD_JSON)

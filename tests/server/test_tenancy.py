@@ -182,6 +182,17 @@ def test_cancelling_anothers_sample_changes_nothing(world: World) -> None:
     assert len(world.alice.result(said)["sequences"]) == 1
 
 
+def test_an_upload_is_its_owners(world: World) -> None:
+    upload = "5" * 32
+    for file in ("adapter_config.json", "adapter_model.safetensors"):
+        ok(world.alice.http.put(f"/api/v1/uploads/{upload}/{file}", content=b"hers"))
+    shape = {"rank": 4, "alpha": 32.0, "train_attn": True, "train_mlp": True, "train_unembed": False}
+    answer = world.bob.post("import_weights", upload_id=upload, base_model=NAME, lora=shape)
+    assert answer.status_code == 404, answer.text
+    his = world.bob.http.put(f"/api/v1/uploads/{upload}/adapter_config.json", params={"offset": 4}, content=b"x")
+    assert (his.status_code, "has 0 bytes" in his.text) == (400, True)
+
+
 def test_lists_and_searches_show_ones_own_only(world: World) -> None:
     for scope in ("owned", "accessible"):
         runs = ok(world.bob.get(f"training_runs?limit=1000&access_scope={scope}"))["training_runs"]

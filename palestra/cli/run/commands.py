@@ -213,7 +213,7 @@ def export(which: str, form: str, what: str, out: Path | None, root: Path, as_js
 @json_option
 def plot(which: str, out: Path | None, root: Path, as_json: bool) -> None:
     """Draw RUN: its reward with the spread, and the metrics of its health."""
-    from palestra.cli.run.plots import SUFFIXES, draw
+    from palestra.runs.plots import SUFFIXES, draw
 
     if out is not None and out.suffix not in SUFFIXES:
         raise click.UsageError(f"{out}: pictures are {' or '.join(SUFFIXES)}")

@@ -28,6 +28,9 @@ from palestra.store.samplers import live_samplers
 from palestra.types.engine import EngineFailure, Saved, TrainOutcome
 
 log = structlog.get_logger()
+UPLOADS = "uploads"
+"""Folder for files that clients upload, below that of the checkpoints."""
+UPLOAD_S = 3600.0  # after this time without a new part nobody goes on with an upload
 
 
 class CheckpointFiles:
@@ -127,6 +130,12 @@ class CheckpointFiles:
                 log.info("removing a checkpoint folder", folder=folder)
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
                 del self._doomed[folder]
+        await asyncio.to_thread(self._sweep_uploads, now)
+
+    def _sweep_uploads(self, now: float) -> None:
+        for folder in (self.root / UPLOADS).glob("*"):
+            if now - max(one.stat().st_mtime for one in (folder, *folder.iterdir())) > UPLOAD_S:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _folders(self) -> list[str]:
         """Returns folders whose names have our form: the root may contain other things."""

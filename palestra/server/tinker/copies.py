@@ -18,6 +18,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from sqlalchemy import Connection
 
 from palestra.server.core.callers import Caller
@@ -33,6 +34,7 @@ from palestra.store import sessions as session_rows
 from palestra.store.errors import CheckpointExists
 from palestra.store.records import CheckpointRow, ModelRow, ModelStatus, SessionRow, SessionStatus
 from palestra.util.files import sync
+from palestra.util.json_types import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,32 +114,16 @@ def _share_files(source: str, folder: Path) -> None:
 
 def _write(conn: Connection, copy: CheckpointCopy, original: CheckpointRow, owner: str, folder: str) -> CheckpointRow:
     """Writes session, run and checkpoint in one transaction."""
-    now, run = time.time(), ModelId.parse(copy.target.model_id)
-    if copy.project_id is not None:
-        session = SessionRow(
-            session_id=run.session_id,
-            owner=owner,
-            created_at=now,
-            last_heartbeat_at=now,
-            status=SessionStatus.FINISHED,
-            project_id=copy.project_id,
-            display_name=f"copy of {copy.source}",
-            finish_reason="success",
-        )
-        session_rows.insert_session(conn, session)
+    now = time.time()
+    target = msgspec.structs.replace(original, model_id=copy.target.model_id, owner=owner, created_at=now)
     source_run = model_rows.get_model(conn, copy.source.model_id)
-    model = ModelRow(
-        model_id=copy.target.model_id,
-        session_id=run.session_id,
-        owner=owner,
-        base_model=original.base_model,
-        lora=original.lora,
-        created_at=now,
-        last_request_at=now,
+    is_new = add_detached_run(
+        conn,
+        target,
+        project_id=copy.project_id,
+        display_name=None if copy.project_id is None else f"copy of {copy.source}",
         user_metadata=source_run.user_metadata if source_run else None,
-        status=ModelStatus.UNLOADED,
     )
-    is_new = model_rows.insert_model(conn, model) == model
     there = checkpoint_rows.get_checkpoint(conn, key_of(copy.target))
     if not is_new and (there is None or there.request_id != copy.request_id):
         raise CheckpointExists(f"{copy.target.model_id} already exists; use the next model_seq_id")
@@ -154,3 +140,40 @@ def _write(conn: Connection, copy: CheckpointCopy, original: CheckpointRow, owne
     if stored is None:
         raise FileNotFoundError(original.folder)
     return stored
+
+
+def add_detached_run(
+    conn: Connection,
+    checkpoint: CheckpointRow,
+    *,
+    project_id: str | None,
+    display_name: str | None,
+    user_metadata: JsonObject | None = None,
+) -> bool:
+    """Adds the run of a checkpoint that no model here has saved, and with a `display_name` also its session, which has
+    ended. Returns whether the run is new."""
+    run, now = ModelId.parse(checkpoint.model_id), checkpoint.created_at
+    if display_name is not None:
+        session = SessionRow(
+            session_id=run.session_id,
+            owner=checkpoint.owner,
+            created_at=now,
+            last_heartbeat_at=now,
+            status=SessionStatus.FINISHED,
+            project_id=project_id,
+            display_name=display_name,
+            finish_reason="success",
+        )
+        session_rows.insert_session(conn, session)
+    model = ModelRow(
+        model_id=checkpoint.model_id,
+        session_id=run.session_id,
+        owner=checkpoint.owner,
+        base_model=checkpoint.base_model,
+        lora=checkpoint.lora,
+        created_at=now,
+        last_request_at=now,
+        user_metadata=user_metadata,
+        status=ModelStatus.UNLOADED,
+    )
+    return model_rows.insert_model(conn, model) == model

@@ -10,10 +10,12 @@ from fastapi.responses import FileResponse
 from palestra.server.core.callers import Caller
 from palestra.server.core.paths import TinkerPath
 from palestra.server.http.access import CallerNow
+from palestra.server.http.body import read_body
 from palestra.server.tinker import schemas_account as a
 from palestra.server.tinker import schemas_rest as r
 from palestra.server.tinker.copies import copy_weights
 from palestra.server.tinker.downloads import DownloadTicket
+from palestra.server.tinker.imports import import_weights, receive_part
 from palestra.server.tinker.rest_service import RestService, Scope, path_from
 from palestra.server.tinker.schemas import INT64, Id
 from palestra.store.records import Rights
@@ -22,6 +24,12 @@ router = APIRouter(prefix="/api/v1", tags=["rest"])
 
 CHECKPOINT = "/training_runs/{run_id}/checkpoints/{kind}/{name}"
 MAX_PAGE = 1000  # the CLI requests as many
+BINARY_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
 
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 Offset = Annotated[int, Query(ge=0, le=INT64)]
@@ -140,6 +148,26 @@ async def copy(
 ) -> r.CopyWeightsResponse:
     """Copy a checkpoint into a training run of the caller."""
     return r.CopyWeightsResponse(tinker_path=await copy_weights(rest.core, caller, body, x_idempotency_key))
+
+
+@router.put("/uploads/{upload_id}/{file}", openapi_extra=BINARY_BODY)
+async def upload(
+    upload_id: str,
+    file: str,
+    request: Request,
+    rest: Rest,
+    caller: CallerNow,
+    offset: Annotated[int, Query(ge=0, le=INT64)] = 0,
+) -> r.UploadResponse:
+    """Upload a part of a file of an adapter, which begins at `offset`; for `import_weights`."""
+    size = await receive_part(rest.core, caller, upload_id, file, offset, await read_body(request))
+    return r.UploadResponse(size_bytes=size)
+
+
+@router.post("/import_weights")
+async def import_(body: r.ImportWeightsRequest, rest: Rest, caller: CallerNow) -> r.ImportWeightsResponse:
+    """Make an uploaded adapter loadable for an hour; load it and save it to keep it."""
+    return r.ImportWeightsResponse(tinker_path=await import_weights(rest.core, caller, body))
 
 
 # Sessions

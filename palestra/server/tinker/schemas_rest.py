@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, Field, model_validator
 
-from palestra.server.tinker.schemas import FinishReason, Id, Metadata, Name, Seq, Text, Ttl, WireModel
+from palestra.server.tinker.schemas import INT64, FinishReason, Finite, Id, Metadata, Name, Seq, Text, Ttl, WireModel
 
 
 class PageCursor(WireModel):
@@ -83,6 +83,32 @@ class CopyWeightsRequest(WireModel):
 
 
 class CopyWeightsResponse(WireModel):
+    tinker_path: str
+
+
+class UploadResponse(WireModel):
+    size_bytes: int
+    """Size of the file so far."""
+
+
+class ImportedLora(WireModel):
+    """The shape of an adapter, as its config says it; the engine compares it with the files."""
+
+    rank: Annotated[int, Field(ge=1, le=INT64)]
+    alpha: Annotated[Finite, Field(gt=0)]
+    train_attn: bool
+    train_mlp: bool
+    train_unembed: bool
+    per_expert: bool = False
+
+
+class ImportWeightsRequest(WireModel):
+    upload_id: Id
+    base_model: Text
+    lora: ImportedLora
+
+
+class ImportWeightsResponse(WireModel):
     tinker_path: str
 
 

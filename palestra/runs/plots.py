@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct
 
+from palestra.runs.reader import RunReader
 from palestra.runs.record_files import RunError
 from palestra.util.files import replacing
 from palestra.util.json_types import JsonObject
-
-if TYPE_CHECKING:
-    from palestra.runs.reader import RunReader
 
 SUFFIXES = (".png", ".svg")
 Row = JsonObject
@@ -31,10 +29,13 @@ class Panel(Struct, frozen=True):
     stacked: bool = False
 
 
-PANELS = (
+RESULTS = (
     Panel("reward", ("reward/mean", "reward/best_of_group"), ("reward/p10", "reward/p90")),
     Panel("evaluation", ("eval/success", "eval/reward_mean", "eval/pass_at_4", "eval/pass_at_8")),
     Panel("loss", ("loss/mean", "eval/loss")),
+)
+PANELS = (
+    *RESULTS,
     Panel("shares", ("rollouts/truncated_share", "rollouts/zero_variance_share", "stop/env_failed", "stop/timeout")),
     Panel("length in tokens", ("length/mean", "length/max")),
     Panel("entropy", ("policy/entropy_estimate",)),
@@ -44,11 +45,11 @@ PANELS = (
 )
 
 
-def draw(run: RunReader, file: Path) -> list[str]:
-    """Draws the panels, and returns the titles of those that had data."""
+def draw(run: RunReader, file: Path, panels: Sequence[Panel] = PANELS) -> list[str]:
+    """Draws the panels, and returns the titles of those that had data. Raises RunError if none had any."""
     figures: Any = import_module("matplotlib.figure")
     rows = run.read_metrics()
-    panels = [panel for panel in PANELS if any(series(rows, name)[0] for name in panel.lines)]
+    panels = [panel for panel in panels if any(series(rows, name)[0] for name in panel.lines)]
     if not panels:
         raise RunError(f"run {run.name} has no metrics to draw yet")
     columns = min(3, len(panels))

@@ -1,4 +1,4 @@
-"""`palestra checkpoint`: list, look at, export and delete the checkpoints of runs and servers.
+"""`palestra checkpoint`: list, look at, export, publish and delete the checkpoints of runs and servers.
 
 Owns: arguments and printing. Never touches: files and servers; `palestra.checkpoints` does.
 """
@@ -8,29 +8,32 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import rich_click as click
 from msgspec import to_builtins
 
+from palestra.cli.checkpoint.common import base_name_option, base_option, find_saved, form_option, server_and_key
+from palestra.cli.checkpoint.sharing import import_, push
 from palestra.cli.options import server_options
-from palestra.cli.output import bytes_text, fail, needs_extra, one_line_errors, print_json
+from palestra.cli.output import bytes_text, fail, needs_extra, print_json
 from palestra.cli.run.common import find, json_option, print_table, run_errors, runs_option
 
 if TYPE_CHECKING:
     from palestra.checkpoints import SavedCheckpoint
-    from palestra.checkpoints.export import ExportForm
     from palestra.checkpoints.export_check import ExportCheck
+    from palestra.runs.saved_checkpoints import ExportForm
 
 ADDRESS = "tinker://"
-
-server_and_key = server_options(default=None)
 
 
 @click.group()
 def checkpoint() -> None:
-    """List, look at, export and delete checkpoints of runs and servers."""
+    """List, look at, export, publish, import and delete checkpoints of runs and servers."""
+
+
+checkpoint.add_command(import_)
+checkpoint.add_command(push)
 
 
 @checkpoint.command("list")
@@ -43,7 +46,7 @@ def list_(which: str | None, root: Path, server: str | None, key: str | None, as
     if which is None:
         _list_of_server(server, key, as_json)
         return
-    with _errors():
+    with run_errors():
         from palestra.checkpoints import list_checkpoints
 
         found = list_checkpoints(find(which, root))[::-1]
@@ -63,7 +66,7 @@ def list_(which: str | None, root: Path, server: str | None, key: str | None, as
 def _list_of_server(server: str | None, key: str | None, as_json: bool) -> None:
     if server is None:
         raise click.UsageError("name a run, or give the address of a server with --server")
-    with _errors():
+    with run_errors():
         from palestra.checkpoints.remote import ServerCheckpoints
 
         found = ServerCheckpoints(server, key).list()
@@ -82,8 +85,8 @@ def _list_of_server(server: str | None, key: str | None, as_json: bool) -> None:
 @json_option
 def show(which: str, root: Path, as_json: bool) -> None:
     """Show a checkpoint: RUN@200, RUN@best, or the last one of RUN."""
-    with _errors():
-        found = _find(which, root)
+    with run_errors():
+        found = find_saved(which, root)
     if as_json:
         print_json(_facts(found))
         return
@@ -96,18 +99,9 @@ def show(which: str, root: Path, as_json: bool) -> None:
 @checkpoint.command()
 @click.argument("which", metavar="CHECKPOINT")
 @click.argument("out", metavar="DIR", type=click.Path(path_type=Path))
-@click.option(
-    "--as",
-    "form",
-    type=click.Choice(["peft", "merged"]),
-    default="peft",
-    show_default=True,
-    help="An adapter for PEFT and vLLM, or a whole model with the adapter folded in.",
-)
-@click.option("--base", metavar="DIR_OR_ID", help="The model it was trained on. [as the checkpoint says]")
-@click.option(
-    "--base-name", metavar="NAME", help="What the adapter calls its base. [its Hugging Face id or folder name]"
-)
+@form_option
+@base_option
+@base_name_option
 @click.option("--check", is_flag=True, help="Load the export in transformers and compare it with the checkpoint.")
 @runs_option
 @server_and_key
@@ -129,7 +123,7 @@ def export(
     CHECKPOINT is RUN, RUN@STEP or RUN@best, also while the run goes on; the folder of an adapter; or a tinker://
     address at --server.
     """
-    with _errors(), _files_of(which, root, server, key) as adapter, needs_extra("engine"):
+    with run_errors(), _files_of(which, root, server, key) as adapter, needs_extra("engine"):
         from palestra.checkpoints.export import base_of, export_checkpoint
 
         folder = base_of(adapter, base)
@@ -153,7 +147,7 @@ def export(
 @server_options()
 def delete(address: str, server: str, key: str | None) -> None:
     """Delete the checkpoint at a tinker:// ADDRESS of a server."""
-    with _errors():
+    with run_errors():
         from palestra.checkpoints.remote import ServerCheckpoints
 
         ServerCheckpoints(server, key).delete(address)
@@ -161,44 +155,21 @@ def delete(address: str, server: str, key: str | None) -> None:
 
 
 @contextmanager
-def _errors() -> Iterator[None]:
-    with run_errors(), needs_extra("train"):
-        from palestra.checkpoints import CheckpointError
-
-        with one_line_errors(CheckpointError):
-            yield
-
-
-def _find(which: str, root: Path) -> SavedCheckpoint:
-    from palestra.checkpoints import find_checkpoint, split_name
-
-    run, step = split_name(which)
-    return find_checkpoint(find(run, root), step)
-
-
-@contextmanager
 def _files_of(which: str, root: Path, server: str | None, key: str | None) -> Iterator[Path]:
     """The folder with the files of a checkpoint, downloaded if need be."""
     from palestra.checkpoints import CheckpointError
+    from palestra.checkpoints.sources import downloaded, saved_files
 
     if (Path(which) / "adapter_config.json").is_file():
         yield Path(which)
-        return
-    address = which
-    if not which.startswith(ADDRESS):
-        found = _find(which, root)
-        if found.folder is not None:
-            yield found.folder
-            return
-        server, address = server or found.server, found.address
-    if server is None:
-        raise CheckpointError(f"the files of {which} are not here; give the address of the server with --server")
-    from palestra.checkpoints.remote import ServerCheckpoints
-
-    with TemporaryDirectory(prefix="palestra-") as temporary:
-        folder = Path(temporary) / "adapter"
-        ServerCheckpoints(server, key).download(address, folder)
-        yield folder
+    elif not which.startswith(ADDRESS):
+        with saved_files(find_saved(which, root), server=server, key=key) as folder:
+            yield folder
+    elif server is None:
+        raise CheckpointError(f"{which} is at a server; give its address with --server")
+    else:
+        with downloaded(which, server, key) as folder:
+            yield folder
 
 
 def _check(out: Path, form: ExportForm, adapter: Path, base: Path) -> ExportCheck:

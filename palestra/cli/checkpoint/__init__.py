@@ -1,0 +1,1 @@
+"""`palestra checkpoint`: checkpoints of runs and servers. Begin at `commands`."""

@@ -1,0 +1,39 @@
+"""What the commands about checkpoints share: finding one, saying how it is to be exported.
+
+Owns: these options. Never touches: files and servers; `palestra.checkpoints` does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import rich_click as click
+
+from palestra.cli.options import server_options
+from palestra.cli.run.common import find
+
+if TYPE_CHECKING:
+    from palestra.checkpoints import SavedCheckpoint
+
+server_and_key = server_options(default=None)
+form_option = click.option(
+    "--as",
+    "form",
+    type=click.Choice(["peft", "merged"]),
+    default="peft",
+    show_default=True,
+    help="An adapter for PEFT and vLLM, or a whole model with the adapter folded in.",
+)
+base_option = click.option("--base", metavar="DIR_OR_ID", help="The model it was trained on. [as the checkpoint says]")
+base_name_option = click.option(
+    "--base-name", metavar="NAME", help="What the adapter calls its base. [its Hugging Face id or folder name]"
+)
+
+
+def find_saved(which: str, root: Path) -> SavedCheckpoint:
+    """The checkpoint that `RUN`, `RUN@STEP` or `RUN@best` names."""
+    from palestra.checkpoints import find_checkpoint, split_name
+
+    run, step = split_name(which)
+    return find_checkpoint(find(run, root), step)
