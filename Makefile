@@ -26,7 +26,7 @@ COOKBOOK_TORCH_PIP := $(COOKBOOK_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_IN
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-slow test-gpu test-e2e test-ray test-agents agents nemo-gym demo cookbook clients lightning vllm check format bench house docs test-docs clean
+.PHONY: help venv test test-slow test-gpu test-e2e test-ray test-agents agents nemo-gym demo cookbook cookbook-distillation clients lightning vllm check format bench house docs test-docs clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +90,9 @@ demo: .venv/.ready ## a small agent learns to use tools, in minutes on a CPU
 cookbook: .venv/.ready .venv-cookbook/.ready ## recipes of tinker-cookbook, unmodified, against our server (ARGS=--all)
 	$(BIN)/python cookbook/run.py --python .venv-cookbook/bin/python $(ARGS)
 
+cookbook-distillation: .venv/.ready .venv-cookbook/.ready ## the cookbook's on-policy distillation beside ours, on the same prompts
+	$(BIN)/python cookbook/distillation.py --python .venv-cookbook/bin/python $(ARGS)
+
 # Clients that cannot share our environment, for the platform's e2e tests.
 .venv-mcp1/.ready:
 	$(PYTHON) -m venv .venv-mcp1
@@ -126,6 +129,8 @@ clients: $(addsuffix /.ready,$(CLIENTS)) ## mcp 1.x, fleet-python, openenv, veri
 
 # Agents and frameworks as their users have them. What cannot share an environment has one of its own.
 NPM_AGENTS := @anthropic-ai/claude-code@2.1.325 @openai/codex@0.166.0 opencode-ai@1.18.18 @qwen-code/qwen-code@0.24.4
+# Homes are not to be seen in a sandbox, the machine's own Python is.
+AGENTS_PYTHON = $(shell /usr/bin/python3 -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null && echo /usr/bin/python3 || echo $(PYTHON))
 PYPI_AGENTS := $(patsubst tests/agents/requirements/%.txt,.agents/%/.ready,$(wildcard tests/agents/requirements/*.txt))
 
 .agents/.ready:
@@ -133,7 +138,7 @@ PYPI_AGENTS := $(patsubst tests/agents/requirements/%.txt,.agents/%/.ready,$(wil
 	@touch $@
 
 .agents/%/.ready: tests/agents/requirements/%.txt
-	$(PYTHON) -m venv .agents/$*
+	$(AGENTS_PYTHON) -m venv .agents/$*
 	.agents/$*/bin/python $(INSTALL) -qq --requirement $<
 	@touch $@
 

@@ -66,7 +66,7 @@ def play(name: str, task_id: str | None, file: Path | None, max_turns: int | Non
         one_line_errors(TaskFileError, code=FAILED),
         EnvironmentSet([entry], env_threads=1, env_timeout_s=600) as environments,
     ):
-        task = _find_task(environments, name, task_id, with_eval=file is None)
+        task = find_task(environments, name, task_id, with_eval=file is None)
         asyncio.run(_play(environments, task))
 
 
@@ -86,7 +86,8 @@ def _facts(name: str) -> JsonObject:
     return facts | {"about": lines[0] if lines else env_class.__name__}
 
 
-def _find_task(environments: EnvironmentSet, name: str, task_id: str | None, *, with_eval: bool) -> Task:
+def find_task(environments: EnvironmentSet, name: str, task_id: str | None, *, with_eval: bool) -> Task:
+    """A task by its id, or a random one. Prints an error and exits if there is none."""
     splits = [
         tasks for split in ("eval", "train") for _, tasks in environments.tasks(split) if with_eval or split == "train"
     ]

@@ -27,7 +27,7 @@ FILES = (".yaml", ".yml", ".json")
 @click.argument("arguments", nargs=-1, metavar="[ENV|CONFIG]... [KEY=VALUE]...")
 @click.option("--model", help="Model at the server, a model folder or Hugging Face id, or RUN, RUN@STEP, RUN@best.")
 @server_options(
-    help="Server that speaks OpenAI's chat completions. [one is started]",
+    help="Any model endpoint: ours, OpenAI's, Anthropic's, vLLM's. [one is started]",
     default=None,
     envvar=None,
     key_envvar="OPENAI_API_KEY",
@@ -54,9 +54,9 @@ def evaluate(
     with needs_extra("train"):
         from palestra.checkpoints import CheckpointError
         from palestra.config import ConfigError
+        from palestra.endpoints.models import check_name
         from palestra.environments import TaskFileError
-        from palestra.evaluation.models import check_evaluated_model
-        from palestra.evaluation.run import open_environments, tasks_of
+        from palestra.evaluation.run import model_place, open_environments, tasks_of
         from palestra.runs.reader import RunError
     with one_line_errors(ConfigError, RunError):
         config = _load(names, overrides, resume)
@@ -64,7 +64,7 @@ def evaluate(
         with open_environments(config) as environments:
             if not tasks_of(config, environments):
                 raise ValueError("these environments have no tasks; name a file: environments.0.eval_tasks=FILE")
-        check_evaluated_model(config)
+        check_name(config.model, model_place(config, key))
     with one_line_errors(RunError):
         folder = _open_folder(config, resume)
     with folder:
@@ -97,7 +97,7 @@ def _open_folder(config: EvaluationConfig, resume: str | None) -> RunFolder:
 
 def _run(config: EvaluationConfig, folder: RunFolder, key: str | None, as_json: bool) -> int:
     from palestra.cli.progress_display import StepLines
-    from palestra.evaluation.errors import EvaluationError
+    from palestra.endpoints.errors import EndpointError
     from palestra.evaluation.run import evaluate as play
     from palestra.training.listener import Silence
     from palestra.training.policy import PolicyError
@@ -108,7 +108,7 @@ def _run(config: EvaluationConfig, folder: RunFolder, key: str | None, as_json: 
     except (KeyboardInterrupt, asyncio.CancelledError):
         click.echo(f"stopped; {again}", err=True)
         return INTERRUPTED
-    except (EvaluationError, PolicyError) as error:
+    except (EndpointError, PolicyError) as error:
         click.echo(f"error: {error}\n{again}", err=True)
         return UNREACHABLE if isinstance(error, ConnectionError) else FAILED
     if as_json:

@@ -15,6 +15,7 @@ from palestra.config.base import Config, Folder
 from palestra.config.bundled import EPHEBE
 from palestra.config.environment_entries import EnvironmentEntry
 from palestra.config.errors import ConfigError
+from palestra.config.judges import JudgeConfig, check_judges
 from palestra.config.load import Layers, merge_layers, read_file, validate
 from palestra.types import MAX_TEMPERATURE
 from palestra.types.gym import is_gym
@@ -33,12 +34,17 @@ class EvaluationConfig(Config):
     """Name of the model at the server. Without `server`: a model folder, a Hugging Face id in the local cache, the
     bundled `ephebe`, or the checkpoint of a training run: RUN, RUN@STEP or RUN@best."""
     server: str | None = Field(default=None, pattern=r"^https?://\S+$")
-    """Address of a server that speaks OpenAI's chat completions, such as http://127.0.0.1:8000 or
-    https://api.openai.com/v1. None: one is started for this evaluation."""
+    """Address of a model endpoint, such as http://127.0.0.1:8000, https://api.openai.com/v1 or
+    https://api.anthropic.com. None: one is started for this evaluation."""
+    api: Literal["auto", "openai", "anthropic"] = "auto"
+    """API of that server: OpenAI's chat completions, or Anthropic's Messages (no seeds, so not repeatable). auto:
+    Anthropic's at anthropic.com."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of that server."""
+    """Device of a server that is started."""
     environments: list[EnvironmentEntry] = Field(min_length=1)
     """The environments to play, with their held-out tasks."""
+    judges: dict[str, JudgeConfig] = Field(default={})
+    """Models that grade rollouts, by the names that `environments[].reward` uses."""
     tasks: PositiveInt = 100
     """Maximum number of tasks of each environment."""
     samples: PositiveInt = 1
@@ -62,6 +68,7 @@ class EvaluationConfig(Config):
 
     @model_validator(mode="after")
     def _no_gyms(self) -> EvaluationConfig:
+        check_judges(self.judges, self.environments, self.samples, "samples")
         for entry in self.environments:
             if is_gym(entry.name):
                 raise ValueError(f"{entry.name!r} is evaluated by its own command: palestra gym collect")
@@ -98,7 +105,7 @@ def _evaluation_of(content: JsonObject) -> JsonObject:
     """Takes from the config of a training run what an evaluation needs; one of an evaluation stays as it is."""
     if content.get("kind") == "eval":
         return content
-    found: JsonObject = {"environments": content["environments"]} if "environments" in content else {}
+    found: JsonObject = {name: content[name] for name in ("environments", "judges") if name in content}
     for section, names in FROM_TRAINING.items():
         given = content.get(section) or {}
         found |= {name: given[name] for name in names if name in given}

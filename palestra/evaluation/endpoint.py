@@ -7,25 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
 from typing import Final
 
-from palestra.evaluation.errors import EndpointSilent, EvaluationError
+from palestra.endpoints.errors import EndpointSilent
+from palestra.endpoints.models import ModelEndpoint
+from palestra.evaluation.errors import EvaluationError
+from palestra.net.chat_apis import CallAnswer
 from palestra.training.rollouts.chat_turns import ChatTurnSampler
-from palestra.training.rollouts.model_calls import CallAnswer, ModelCalls
+from palestra.training.rollouts.model_calls import ModelCalls
 from palestra.training.rollouts.rollout_loop import Environments, PlayedRollout, RolloutSettings, play
 from palestra.training.rollouts.sources import blank_rollout
 from palestra.types.rollouts import GroupRequest, Rollout, Turn
 
 PROMPT_TOKENS, SAMPLED_TOKENS = "prompt_tokens", "sampled_tokens"
 """Metrics of a rollout: what the endpoint counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelEndpoint:
-    base_url: str
-    model: str
-    api_key: str
 
 
 class EndpointPlayer:
@@ -62,6 +57,7 @@ class EvaluationCaller:
         self.base_url: Final = endpoint.base_url
         self.api_key: Final = endpoint.api_key
         self.model: Final = endpoint.model
+        self.api: Final = endpoint.api
         self.call_name: Final = f"{rollout.id}-{rollout.seed}-{time.time_ns()}"
         self._patience_s = patience_s
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+from palestra.endpoints.errors import EndpointError
 
-class EvaluationError(Exception):
+
+class EvaluationError(EndpointError):
     """The evaluation cannot go on; the message says why."""
-
-
-class EndpointSilent(EvaluationError, ConnectionError):
-    """The model endpoint does not answer."""

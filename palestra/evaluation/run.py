@@ -13,9 +13,12 @@ import msgspec
 
 from palestra.config.environment_entries import EnvironmentEntry
 from palestra.config.evaluate import EvaluationConfig
+from palestra.endpoints.models import ModelPlace, open_models
 from palestra.environments.environment_set import EnvironmentSet
+from palestra.environments.errors import JudgeError
+from palestra.environments.judging import Judges
 from palestra.evaluation.endpoint import PROMPT_TOKENS, SAMPLED_TOKENS, EndpointPlayer
-from palestra.evaluation.models import open_model
+from palestra.evaluation.errors import EvaluationError
 from palestra.runs.reader import RunStatus
 from palestra.runs.record_files import LineFile, read_lines
 from palestra.runs.writer import EventKind, RunFolder
@@ -34,6 +37,10 @@ KS = (1, 2, 4, 8, 16, 32, 64)
 
 def open_environments(config: EvaluationConfig) -> EnvironmentSet:
     return EnvironmentSet(config.environments, env_threads=16, env_timeout_s=config.env_timeout_s)
+
+
+def model_place(config: EvaluationConfig, key: str | None) -> ModelPlace:
+    return ModelPlace(server=config.server, api=config.api, key=key, runs=config.runs, device=config.device)
 
 
 def tasks_of(config: EvaluationConfig, environments: EnvironmentSet) -> list[Task]:
@@ -57,6 +64,7 @@ async def evaluate(config: EvaluationConfig, run: RunFolder, listener: RunListen
             requests = [_request(config, task) for task in tasks_of(config, environments)]
             rollouts = await _play(config, run, environments, requests, listener, key)
             groups = [_group(request, rollouts) for request in requests]
+            await _judge(config, run, groups)
             metrics = _metrics(config, groups, environments)
     except BaseException as error:
         stopped = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
@@ -93,7 +101,8 @@ async def _play(
     ended = LineFile(run.path / PLAYED)
     try:
         log = run.path / "logs" / "server.log"
-        async with open_model(config, run.path / "engine", log, key, listener.note) as endpoint:
+        place = model_place(config, key)
+        async with open_models([config.model], place, run.path / "engine", log, listener.note) as [endpoint]:
             player = EndpointPlayer(endpoint, environments, settings, config.patience_s)
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(player.play(request, index)) for request, index in left]
@@ -107,6 +116,15 @@ async def _play(
     finally:
         ended.close()
     return rollouts
+
+
+async def _judge(config: EvaluationConfig, run: RunFolder, groups: Sequence[Group]) -> None:
+    """Lets the judges that the config names grade what was played. Raises EvaluationError."""
+    try:
+        async with Judges.open(config.judges, config.environments, run.path) as judges:
+            await asyncio.gather(*map(judges.grade, groups))
+    except JudgeError as error:
+        raise EvaluationError(str(error)) from None
 
 
 def _played(file: Path) -> dict[str, Rollout]:

@@ -220,6 +220,7 @@ def _readable(rollout: Rollout) -> JsonObject:
         "sample_s": sum(turn.sample_s for turn in rollout.all_turns),
         "env_s": sum(turn.env_s for turn in rollout.all_turns),
         "metrics": rollout.metrics,
+        **({"judgement": rollout.judgement} if rollout.judgement else {}),
         "error": rollout.error,
         "failure": rollout.failure,
         "messages": rollout.messages,

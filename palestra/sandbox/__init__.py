@@ -3,11 +3,12 @@
 from palestra.sandbox.errors import SandboxEnded, SandboxError, SandboxUnavailable
 from palestra.sandbox.protocol import Sandbox
 from palestra.sandbox.registry import backend, backend_names, sandbox
-from palestra.sandbox.spec import ExecResult, ModelDoor, SandboxLimits, SandboxSpec
+from palestra.sandbox.spec import ExecResult, ModelDoor, OutputSink, SandboxLimits, SandboxSpec
 
 __all__ = [
     "ExecResult",
     "ModelDoor",
+    "OutputSink",
     "Sandbox",
     "SandboxEnded",
     "SandboxError",

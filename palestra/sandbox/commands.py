@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Self
 
 from palestra.sandbox.errors import SandboxEnded, SandboxError
-from palestra.sandbox.spec import MIB, ExecResult, SandboxSpec
+from palestra.sandbox.spec import MIB, STDERR, STDOUT, ExecResult, OutputSink, SandboxSpec
 from palestra.sandbox.streams import CommandStreams, ended_in_time
 from palestra.util.files import replacing
 from palestra.util.processes import stop
@@ -32,7 +32,10 @@ if [ $# -eq 0 ]; then exec tar -c -T /dev/null; fi
 exec tar -c -- "$@"
 """
 """Packs what is in a folder, without the folder itself, whose mode may not be changed by whom unpacks it."""
-WRITE = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
+NO_FILE = 'echo "$1: not a regular file" >&2; exit 1;'
+READ = f'if [ -e "$1" ] && [ ! -f "$1" ]; then {NO_FILE} fi; exec head -c "$2" -- "$1"'
+WRITE = f'if [ -e "$1" ] && [ ! -f "$1" ]; then {NO_FILE} fi; mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
+"""Not from or to a pipe or a terminal, which would wait for somebody inside."""
 MARK = "PALESTRA_COMMAND"
 """The variable by which a command, and what it started, is found where its process is not ours."""
 KILL_MARKED = """
@@ -93,6 +96,7 @@ class CommandSandbox(ABC):
         cwd: str | None = None,
         limit_s: float | None = None,
         max_output: int | None = None,
+        on_output: OutputSink | None = None,
     ) -> ExecResult:
         limits = self.spec.limits
         arguments = ["/bin/sh", "-c", command] if isinstance(command, str) else [str(one) for one in command]
@@ -106,11 +110,13 @@ class CommandSandbox(ABC):
                 bool(stdin),
             ),
             stdin,
+            {STDOUT: on_output, STDERR: on_output} if on_output else {},
         )
 
     async def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
         most = READ_MAX if max_bytes is None else max_bytes
-        done = await self.exec(["head", "-c", str(most + 1), "--", path], limit_s=FILES_S, max_output=most)
+        read = ["/bin/sh", "-c", READ, "sh", path, str(most + 1)]
+        done = await self.exec(read, limit_s=FILES_S, max_output=most)
         if done.is_truncated:
             raise SandboxError(f"{path} in the sandbox is longer than {most} bytes")
         return _checked(done, f"{path} in the sandbox cannot be read").stdout
@@ -123,7 +129,12 @@ class CommandSandbox(ABC):
         with replacing(file) as stream:
             pack = ["/bin/sh", "-c", PACK]
             most = 2 * self.spec.limits.disk_bytes
-            done = await self._run(Command(pack, {}, self.spec.workdir, FILES_S, most), b"", stream)
+            command = Command(pack, {}, self.spec.workdir, FILES_S, most)
+
+            async def store(_: int, data: bytes) -> None:
+                await asyncio.to_thread(stream.write, data)
+
+            done = await self._run(command, b"", {STDOUT: store})
             _checked(done, "the working folder cannot be packed")
             if done.is_truncated:
                 raise SandboxError("the working folder is larger than the sandbox's limit, as an archive")
@@ -149,22 +160,23 @@ class CommandSandbox(ABC):
         for path, data in self.spec.files.items():
             await self.write(path, data)
 
-    async def _run(self, command: Command, stdin: bytes | IO[bytes], output: IO[bytes] | None = None) -> ExecResult:
-        streams = CommandStreams(stdin, command.max_output, output)
-        is_late = False
+    async def _run(
+        self, command: Command, stdin: bytes | IO[bytes], sinks: Mapping[int, OutputSink] | None = None
+    ) -> ExecResult:
+        streams = CommandStreams(stdin, command.max_output, sinks or {})
         try:
             process = await self._begin(command, streams.inside)
         except BaseException:
             streams.connect()
-            await streams.finish()
+            await streams.drain()
+            await streams.close()
             raise
         streams.connect()
         try:
-            is_late = not await ended_in_time(process, command.limit_s)
+            is_late = await self._ended_late(process, command.limit_s)
+            await streams.drain()
         finally:
-            if process.returncode is None:
-                await asyncio.shield(asyncio.ensure_future(self._end(process)))
-            await streams.finish()
+            await streams.close()
         status = process.returncode or 0
         if not is_late and (status < 0 or self._why_ended()):
             words = streams.stderr.kept.decode(errors="replace").strip()
@@ -176,6 +188,14 @@ class CommandSandbox(ABC):
             is_late,
             streams.is_truncated,
         )
+
+    async def _ended_late(self, process: Process, limit_s: float) -> bool:
+        """Waits for the end of a command; returns whether it took too long. It has ended, also when cancelled."""
+        try:
+            return not await ended_in_time(process, limit_s)
+        finally:
+            if process.returncode is None:
+                await asyncio.shield(asyncio.ensure_future(self._end(process)))
 
 
 def _checked(done: ExecResult, problem: str) -> ExecResult:

@@ -16,7 +16,7 @@ import uuid
 from asyncio.subprocess import Process
 from typing import Self
 
-from palestra.sandbox import seccomp
+from palestra.sandbox import first_process, seccomp
 from palestra.sandbox.commands import KILL_MARKED, MARK, PATIENCE_S, Command, CommandSandbox
 from palestra.sandbox.door import DoorRelay
 from palestra.sandbox.errors import SandboxEnded, SandboxError, SandboxUnavailable
@@ -32,9 +32,6 @@ LABEL = "palestra.sandbox"
 DOOR = "/run/palestra"
 SHARES = {"work": 12, HOME: 3, "shm": 1}
 """Sixteenths of the disk limit: each folder that can be written is a file system in memory of its own."""
-FIRST_PROCESS = "echo ready; exec 3<&0; while :; do cat <&3 >/dev/null & wait $! && exit 0; done"
-"""The container's process 1: it ends when the owner's end of its input does, and waits for processes without a parent
-meanwhile. It cannot be killed from inside."""
 RUN = 'cd -- "$0" || exit 126; exec "$@"'
 RUN_AND_READ = 'cd -- "$0" || exit 126; "$@"; status=$?; cat >/dev/null; exit $status'
 """Podman loses the output of a command that ends before it has read its input."""
@@ -99,21 +96,12 @@ class DockerSandbox(CommandSandbox):
         command += ["--label", f"{LABEL}={folder.path}", "--security-opt", f"seccomp={folder.path}/seccomp.json"]
         command += [*self._walls(), *self._limits(), *self._folders(folder)]
         names, client_env = self._environment(dict(self.spec.env))
-        command += [
-            *names,
-            "--env",
-            f"HOME={HOME}",
-            "--entrypoint",
-            "/bin/sh",
-            str(self.spec.image),
-            "-c",
-            FIRST_PROCESS,
-        ]
+        command += [*names, "--env", f"HOME={HOME}", "--entrypoint", first_process.PATH, str(self.spec.image)]
         self._client = await spawn(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=client_env)
         assert self._client.stdout is not None
         try:
             async with asyncio.timeout(START_S):
-                is_ready = await self._client.stdout.readline() == b"ready\n"
+                is_ready = await self._client.stdout.readline() == b"\n"
         except TimeoutError:
             is_ready = False
         if not is_ready:
@@ -139,6 +127,10 @@ class DockerSandbox(CommandSandbox):
         for path, share in ((self.spec.workdir, SHARES["work"]), (HOME, SHARES[HOME])):
             options = f"rw,exec,nosuid,nodev,mode=1777,size={share * sixteenth}{self.tmpfs_options}"
             found += ["--tmpfs", f"{path}:{options}"]
+        first = folder.path / "first-process"
+        first.write_bytes(first_process.executable())
+        first.chmod(0o555)
+        found += ["--mount", f"type=bind,source={first},target={first_process.PATH},readonly"]
         for path in self.spec.host_folders:
             found += ["--mount", f"type=bind,source={path},target={path},readonly"]
         if self.spec.door is not None:

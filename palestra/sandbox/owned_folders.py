@@ -26,7 +26,7 @@ class OwnedFolder:
 
     def __init__(self) -> None:
         base().mkdir(mode=0o700, exist_ok=True)
-        if base().stat().st_uid != os.getuid():
+        if base().lstat().st_uid != os.getuid():
             raise PermissionError(f"{base()} belongs to somebody else")
         self.path = base() / uuid.uuid4().hex
         self.path.mkdir(mode=0o700)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
-from palestra.sandbox.spec import ExecResult, SandboxSpec
+from palestra.sandbox.spec import ExecResult, OutputSink, SandboxSpec
 
 
 class Sandbox(Protocol):
@@ -35,9 +35,11 @@ class Sandbox(Protocol):
         cwd: str | None = None,
         limit_s: float | None = None,
         max_output: int | None = None,
+        on_output: OutputSink | None = None,
     ) -> ExecResult:
         """Runs a command to its end: a line for the shell, or a program with its arguments. What it started in the
-        background goes on. Raises SandboxEnded if the sandbox does not run; never because of the command."""
+        background goes on. With `on_output`, output goes there as it comes, and the result has none. Raises
+        SandboxEnded if the sandbox does not run; never because of the command."""
         ...
 
     async def read(self, path: str, *, max_bytes: int | None = None) -> bytes:

@@ -9,14 +9,14 @@ import asyncio
 import importlib.util
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from palestra.sandbox.errors import SandboxEnded, SandboxError, SandboxUnavailable
 from palestra.sandbox.local.backend import LocalSandbox
-from palestra.sandbox.spec import ExecResult, SandboxSpec
+from palestra.sandbox.spec import ExecResult, OutputSink, SandboxSpec
 from palestra.util.files import replacing
 
 
@@ -40,6 +40,29 @@ class NodeSandbox:
         if self._sandbox is None:
             raise SandboxEnded("the sandbox is not started")
         return await getattr(self._sandbox, name)(*arguments, **options)
+
+    async def stream(
+        self, command: str | Sequence[str], **options: Any
+    ) -> AsyncIterator[tuple[int, bytes] | ExecResult]:
+        """Runs a command and yields its output as it comes, and its result in the end."""
+        parts: asyncio.Queue[tuple[int, bytes] | None] = asyncio.Queue(maxsize=1)
+
+        async def on_output(number: int, data: bytes) -> None:
+            await parts.put((number, data))
+
+        async def run() -> ExecResult:
+            try:
+                return await self.call("exec", command, on_output=on_output, **options)
+            finally:
+                await parts.put(None)
+
+        running = asyncio.create_task(run(), name="sandbox command")
+        try:
+            while (part := await parts.get()) is not None:
+                yield part
+            yield await running
+        finally:
+            running.cancel()
 
     async def snapshot(self) -> bytes:
         with tempfile.TemporaryDirectory() as folder:
@@ -89,9 +112,19 @@ class RaySandbox:
         cwd: str | None = None,
         limit_s: float | None = None,
         max_output: int | None = None,
+        on_output: OutputSink | None = None,
     ) -> ExecResult:
         options = {"stdin": stdin, "env": dict(env or {}), "cwd": cwd, "limit_s": limit_s, "max_output": max_output}
-        return await self._call("exec", command, **options)
+        if on_output is None:
+            return await self._call("exec", command, **options)
+        if self._actor is None:
+            raise SandboxEnded("the sandbox is not started, or was stopped")
+        async for reference in self._actor.stream.options(num_returns="streaming").remote(command, **options):
+            part = await self._answer(reference)
+            if isinstance(part, ExecResult):
+                return part
+            await on_output(*part)
+        raise SandboxEnded("the sandbox's node has sent no result")
 
     async def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
         return await self._call("read", path, max_bytes=max_bytes)

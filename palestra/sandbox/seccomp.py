@@ -43,15 +43,19 @@ KERNEL |= {"settimeofday": (164, 170), "clock_settime": (227, 112), "clock_adjti
 KERNEL |= {"sethostname": (170, 161), "setdomainname": (171, 162), "vhangup": (153, 58), "lookup_dcookie": (212, 18)}
 KERNEL |= {"nfsservctl": (180, 42), "iopl": (172, 0), "ioperm": (173, 0), "modify_ldt": (154, 0), "uselib": (134, 0)}
 ABSENT = {"io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427)}
-ABSENT |= {"clone3": (435, 435)}
-"""Programs have another way where these do not exist; the filter cannot see what they would do."""
-UNCOUNTED_MEMORY = {"memfd_create": (319, 279), "shmget": (29, 194), "msgget": (68, 186)}
+ABSENT |= {"clone3": (435, 435), "io_setup": (206, 0)}  # on aarch64, 0 is its number
+"""Programs have another way where these do not exist. The filter cannot see what they would do; of what `io_setup`
+makes, there is a number for the whole machine."""
+UNCOUNTED_MEMORY = {"memfd_create": (319, 279), "shmget": (29, 194), "msgget": (68, 186), "semget": (64, 190)}
+UNCOUNTED_MEMORY |= {"vmsplice": (278, 75)}
 """Memory that belongs to no process: only a cgroup counts it."""
-CLONE, SOCKET, IOCTL = (56, 220), (41, 198), (16, 29)
+CLONE, SOCKET, IOCTL, MMAP = (56, 220), (41, 198), (16, 29), (9, 222)
 
 NEW_NAMESPACES = 0x7E020000
 """The flags of `clone` that make a namespace."""
 UNIX, INET, INET6, NETLINK = 1, 2, 10, 16
+SHARED, ANONYMOUS = 1, 0x20
+OTHER_PROTOCOLS = (33, 115, 132, 136, 256, 262)  # DCCP, L2TP, SCTP, UDP-Lite, SMC, MPTCP
 TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
 
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, MODE_FILTER = 38, 22, 2
@@ -85,6 +89,7 @@ def contained(*, has_cgroup: bool) -> bytes | None:
         _calls(CLONE[column], _no_namespaces()),
         _calls(SOCKET[column], _some_sockets()),
         _calls(IOCTL[column], _no_typing()),
+        *([] if has_cgroup else [_calls(MMAP[column], _no_shared_memory())]),
         [_return(ALLOW)],
     ]
     return _program(machine, blocks)
@@ -103,6 +108,13 @@ def contained_profile() -> dict[str, object]:
             fail([*OTHER_PROCESSES, *MOUNTS, *KERNEL]),
             *(fail(["clone"], (0, flag, "SCMP_CMP_MASKED_EQ", flag)) for flag in _bits(NEW_NAMESPACES)),
             *(no_family((0, family, "SCMP_CMP_EQ", 0)) for family in families),
+            *(
+                _profile_rule(
+                    errno.EPROTONOSUPPORT, ["socket"], (0, kind, "SCMP_CMP_EQ", 0), (2, one, "SCMP_CMP_EQ", 0)
+                )
+                for kind in (INET, INET6)
+                for one in OTHER_PROTOCOLS
+            ),
             no_family((0, NETLINK, "SCMP_CMP_GT", 0)),
             no_family((0, NETLINK, "SCMP_CMP_EQ", 0), (2, 0, "SCMP_CMP_NE", 0)),
             *(fail(["ioctl"], (1, 0xFFFFFFFF, "SCMP_CMP_MASKED_EQ", request)) for request in TERMINAL_INPUT),
@@ -165,14 +177,32 @@ def _no_namespaces() -> list[bytes]:
 
 
 def _some_sockets() -> list[bytes]:
-    """Sockets of the sandbox's own network, and netlink to list its interfaces; no other kind."""
+    """Sockets of the sandbox's own network by protocols that everybody has, and netlink to list its interfaces; no
+    other kind."""
+    known = [
+        _argument(2),
+        *(one for protocol in OTHER_PROTOCOLS for one in _calls(protocol, [_fail(errno.EPROTONOSUPPORT)])),
+        _return(ALLOW),
+    ]
     return [
         _argument(0),
-        *(one for kind in (UNIX, INET, INET6) for one in _calls(kind, [_return(ALLOW)])),
+        *_calls(UNIX, [_return(ALLOW)]),
+        *(one for kind in (INET, INET6) for one in _calls(kind, known)),
         _instruction(JUMP_IF_EQUAL, NETLINK, if_false=3),
         _argument(2),
         *_calls(0, [_return(ALLOW)]),
         _fail(errno.EAFNOSUPPORT),
+    ]
+
+
+def _no_shared_memory() -> list[bytes]:
+    """No memory that processes share without a file: it stays when nobody has mapped it any more."""
+    return [
+        _argument(3),
+        _instruction(JUMP_IF_ANY_BIT, ANONYMOUS, if_false=2),
+        _instruction(JUMP_IF_ANY_BIT, SHARED, if_false=1),
+        _fail(errno.EPERM),
+        _return(ALLOW),
     ]
 
 

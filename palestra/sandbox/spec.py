@@ -5,12 +5,16 @@ Owns: the records. Never touches: any backend.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
+STDOUT, STDERR = 1, 2
+
+OutputSink = Callable[[int, bytes], Awaitable[None]]
+"""Takes a command's output as it comes: a part of STDOUT or STDERR. The command waits where this does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +77,9 @@ class SandboxSpec:
     """The machine, for backends that reach another: `[user@]name` for ssh, a node's address for ray (None: any)."""
     workdir: str = "/work"
     """Where commands run; writable, and what `snapshot` keeps."""
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The environment of commands; nothing of the owner's comes in. The episode's key goes here."""
-    files: Mapping[str, bytes] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """Files by path, written before the first command; relative to the working folder."""
     snapshot: Path | None = None
     """What `snapshot` of another sandbox wrote: the working folder begins as that one was."""

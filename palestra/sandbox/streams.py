@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 from asyncio.subprocess import Process
+from collections.abc import Mapping
 from typing import IO
+
+from palestra.sandbox.spec import STDERR, STDOUT, OutputSink
 
 CHUNK = 256 * 1024
 LAST_WORDS_S = 0.2  # for output that is still in the pipe when the command has ended
@@ -17,13 +20,14 @@ SLOW_DOWN_S = 0.002  # after each chunk that is dropped, so that a flood of outp
 
 
 class OutputPipe:
-    """One stream of a command's output: its beginning is kept, the rest is read and dropped."""
+    """One stream of a command's output: its beginning is kept or handed on, the rest is read and dropped."""
 
-    def __init__(self, max_bytes: int, copy_to: IO[bytes] | None = None) -> None:
+    def __init__(self, number: int, max_bytes: int, sink: OutputSink | None) -> None:
         self.kept = bytearray()
         self.dropped_bytes = 0
+        self.is_handing_on = False
         self._outside, self.inside = os.pipe()
-        self._room, self._copy_to = max_bytes, copy_to
+        self._number, self._room, self._sink = number, max_bytes, sink
 
     async def read(self) -> None:
         """Reads until the last one who could write has closed it."""
@@ -34,17 +38,20 @@ class OutputPipe:
         )
         try:
             while chunk := await reader.read(CHUNK):
-                await self._keep(chunk)
+                self.is_handing_on = self._sink is not None and self._room > 0
+                await self._take(chunk)
+                self.is_handing_on = False
         finally:
+            self.is_handing_on = False
             transport.close()
 
-    async def _keep(self, chunk: bytes) -> None:
+    async def _take(self, chunk: bytes) -> None:
         taken = chunk[: self._room]
         self._room -= len(taken)
-        if self._copy_to is None:
+        if self._sink is None:
             self.kept += taken
-        else:
-            await asyncio.to_thread(self._copy_to.write, taken)
+        elif taken:
+            await self._sink(self._number, taken)
         if len(taken) < len(chunk):
             self.dropped_bytes += len(chunk) - len(taken)
             await asyncio.sleep(SLOW_DOWN_S)
@@ -82,9 +89,10 @@ class InputPipe:
 class CommandStreams:
     """The three streams of one command."""
 
-    def __init__(self, source: bytes | IO[bytes], max_output: int, copy_to: IO[bytes] | None) -> None:
+    def __init__(self, source: bytes | IO[bytes], max_output: int, sinks: Mapping[int, OutputSink]) -> None:
         self.stdin = InputPipe(source)
-        self.stdout, self.stderr = OutputPipe(max_output, copy_to), OutputPipe(max_output)
+        self.stdout = OutputPipe(STDOUT, max_output, sinks.get(STDOUT))
+        self.stderr = OutputPipe(STDERR, max_output, sinks.get(STDERR))
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -102,9 +110,17 @@ class CommandStreams:
             asyncio.create_task(self.stderr.read(), name="sandbox stderr"),
         ]
 
-    async def finish(self) -> None:
-        """Reads what is left and closes the pipes; others in the sandbox may hold them open for ever."""
-        await asyncio.wait(self._tasks[1:], timeout=LAST_WORDS_S)
+    async def drain(self) -> None:
+        """Reads what is left when the command has ended; others in the sandbox may hold the pipes open for ever.
+        Raises what a sink has raised."""
+        _, reading = await asyncio.wait(self._tasks[1:], timeout=LAST_WORDS_S)
+        while reading and (self.stdout.is_handing_on or self.stderr.is_handing_on):
+            _, reading = await asyncio.wait(reading, timeout=LAST_WORDS_S)
+        for task in self._tasks[1:]:
+            if task.done():
+                task.result()
+
+    async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

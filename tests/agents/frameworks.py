@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from palestra.episodes import Episode
 from palestra.model.loading.puppet import Cue
-from tests.agents.programs import INSTALLED, LIMIT_S, alone, tool_call
+from tests.agents.programs import tool_call
+from tests.agents.walled import INSTALLED, WalledRun, run_walled
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -51,21 +50,12 @@ class Framework:
     def answer(self) -> str:
         return f"Nice answer of {self.name}"
 
-    def run(self, episode: Episode, work: Path) -> subprocess.CompletedProcess[str]:
-        for folder in (work, work / "home"):
-            folder.mkdir()
+    def run(self, episode: Episode) -> WalledRun:
         given = {"MODEL": episode.model, "TASK": f"Please {self.task}", "FOUND": self.found}
         quiet = ("CREWAI_DISABLE_TELEMETRY", "OTEL_SDK_DISABLED", "LITELLM_LOCAL_MODEL_COST_MAP")
-        return subprocess.run(
-            [str(self.python), str(SCRIPTS / f"{self.name.replace('-', '_')}_agent.py")],
-            cwd=work,
-            env=alone(work / "home") | episode.environment | given | dict.fromkeys(quiet, "true"),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
+        script = f"{self.name.replace('-', '_')}_agent.py"
+        files = {name: (SCRIPTS / name).read_text() for name in (script, "lookup.py")}
+        return run_walled(self.python, [script], episode, given | dict.fromkeys(quiet, "true"), files)
 
 
 def fields(**given: str) -> str:
@@ -81,7 +71,7 @@ DSPY = Framework(
     last=fields(reasoning="It was found", answer="Nice answer of dspy"),
 )
 FRAMEWORKS = [
-    Framework("openai-agents", "responses", Path(sys.executable)),
+    Framework("openai-agents", "responses"),
     Framework("langgraph"),
     Framework("pydantic-ai"),
     Framework("anthropic-pydantic-ai", "messages"),

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,12 +10,9 @@ from typing import Any
 
 from palestra.episodes import Episode
 from palestra.model.loading.puppet import Cue
+from tests.agents.walled import INSTALLED, WalledRun, run_walled
 
-ROOT = Path(__file__).parents[2]
-INSTALLED = ROOT / ".agents"
 NPM = INSTALLED / "node_modules" / ".bin"
-LIMIT_S = 240.0  # opencode takes twenty seconds on a machine that is busy
-NOWHERE = "http://127.0.0.1:9"  # a proxy that refuses: nothing but the server, which needs none, is reached
 
 
 def tool_call(name: str, **arguments: Any) -> str:
@@ -64,41 +58,10 @@ class AgentProgram:
             Cue(when=self.word, say=self.end or f"Program {self.name} is done."),
         ]
 
-    def run(
-        self, episode: Episode, prompt: str, work: Path, more: Sequence[str] = ()
-    ) -> subprocess.CompletedProcess[str]:
-        """Runs it in a folder of its own, with a home of its own, and no network but the server. `more`: further
-        arguments."""
-        home = work.parent / "home"
-        for folder in (work, home):
-            folder.mkdir(exist_ok=True)
-        for name, text in self.files(episode).items():
-            (work / name).write_text(text)
-        return subprocess.run(
-            [str(self.path), *self.command(episode, prompt), *more],
-            cwd=work,
-            env=alone(home) | episode.environment | self.environment(episode),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-
-
-def alone(home: Path) -> dict[str, str]:
-    """An environment with a home of its own and no way out."""
-    proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), NOWHERE)
-    node = shutil.which("node")
-    paths = [str(Path(node).parent)] if node else []
-    return {
-        "PATH": os.pathsep.join([*paths, "/usr/local/bin", "/usr/bin", "/bin"]),
-        "HOME": str(home),
-        "TMPDIR": str(home),
-        "NO_PROXY": "127.0.0.1,localhost",
-        "no_proxy": "127.0.0.1,localhost",
-        **proxies,
-    }
+    def run(self, episode: Episode, prompt: str, more: Sequence[str] = ()) -> WalledRun:
+        """Runs it behind the wall. `more`: further arguments."""
+        arguments = [*self.command(episode, prompt), *more]
+        return run_walled(self.path, arguments, episode, self.environment(episode), self.files(episode))
 
 
 CLAUDE_CODE = AgentProgram(
@@ -108,7 +71,6 @@ CLAUDE_CODE = AgentProgram(
     "messages",
     lambda word: tool_call("Bash", command=f"echo {word} > out.txt", description="Write the file."),
     lambda episode, prompt: ["-p", prompt, "--model", episode.model, "--dangerously-skip-permissions"],
-    lambda episode: {"IS_SANDBOX": "1"},  # it asks root for this before it lets its model run commands
     ignored=("output_config.effort",),
 )
 CODEX = AgentProgram(

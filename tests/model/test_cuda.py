@@ -89,9 +89,9 @@ def test_sampled_logprobs_equal_the_training_forward_on_the_gpu(model_folder: Pa
             assert np.abs(forward - np.array(sequence.logprobs)).max() < 1e-3
 
 
-@pytest.fixture(scope="module")
-def half_side(model_folder: Path) -> Side:
-    return open_side(model_folder, "cuda", "bfloat16")
+@pytest.fixture(scope="module", params=["bfloat16", "float16"])
+def half_side(model_folder: Path, request: pytest.FixtureRequest) -> Side:
+    return open_side(model_folder, "cuda", request.param)
 
 
 def requests(n: int, longest: int = 700) -> list[SampleRequest]:
@@ -107,7 +107,7 @@ def requests(n: int, longest: int = 700) -> list[SampleRequest]:
 
 
 @pytest.mark.parametrize("cache_tokens", [65536, 2048], ids=["room", "preempted"])
-def test_bfloat16_samples_have_the_trainers_bits(half_side: Side, cache_tokens: int) -> None:
+def test_samples_in_half_precision_have_the_trainers_bits(half_side: Side, cache_tokens: int) -> None:
     """Adapters of two ranks and the base model in one batch, through graphs, chunked prefill and shared prompts."""
     side = half_side
     sampler = Sampler(side.trainer.decoder, side.trainer.pool, cache_tokens=cache_tokens, prefill_tokens=256)
@@ -122,13 +122,29 @@ def test_bfloat16_samples_have_the_trainers_bits(half_side: Side, cache_tokens: 
     assert (sampler.scheduler.preemptions > 0) == (cache_tokens == 2048)
 
 
-def test_a_seeded_bfloat16_request_does_not_notice_its_batch(half_side: Side) -> None:
+def test_a_seeded_request_in_half_precision_does_not_notice_its_batch(half_side: Side) -> None:
     decoder, pool = half_side.trainer.decoder, half_side.trainer.pool
     requested = requests(20)
     together = Sampler(decoder, pool, cache_tokens=65536).generate(requested, half_side.adapters[0])
     for request, result in zip(requested[:4], together, strict=False):
         (alone,) = Sampler(decoder, pool, cache_tokens=65536).generate([request], half_side.adapters[0])
         assert alone.sequences == result.sequences
+
+
+def test_a_request_that_is_aborted_while_a_step_is_in_flight_leaves_nothing_behind(half_side: Side) -> None:
+    sampler = Sampler(half_side.trainer.decoder, half_side.trainer.pool, cache_tokens=65536)
+    kept, aborted = requests(2)
+    (alone,) = sampler.generate([kept], half_side.adapters[0])
+    ids = [sampler.submit(request, half_side.adapters[0]) for request in (kept, aborted)]
+    for _ in range(8):
+        sampler.step()
+    sampler.abort(ids[1])
+    finished = []
+    while sampler.has_work:
+        finished += sampler.step().finished
+    assert [(f.request_id, f.result.sequences) for f in finished] == [(ids[0], alone.sequences)]
+    assert sampler.pages.available == sampler.pages.n_pages
+    sampler.pages.check()
 
 
 def test_a_recorded_step_writes_to_nothing_but_its_own_memory(half_side: Side) -> None:

@@ -66,6 +66,8 @@ refused("a Unix socket of the owner", lambda: connect(socket.AF_UNIX, "%(socket_
 refused("a raw socket", lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1))
 refused("a packet socket", lambda: socket.socket(17, socket.SOCK_RAW, 3))
 refused("VSOCK", lambda: socket.socket(40, socket.SOCK_STREAM))
+refused("SCTP", lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM, 132))
+refused("MPTCP", lambda: socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 262))
 with open("/proc/net/dev") as file:
     names = [line.split(":")[0].strip() for line in file if ":" in line]
 if names != ["lo"]:
@@ -96,6 +98,54 @@ vector = struct.pack("PN", ctypes.addressof(buffer), 8)
 refused("memory of another process", lambda: call(310, 270, child, vector, 1, vector, 1, 0))
 refused("a descriptor of another process", lambda: call(438, 438, os.pidfd_open(child), 0, 0))
 os.kill(child, 9)
+"""
+
+FIRST_PROCESS = """
+for flags in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR):
+    refused(f"memory of process 1, opened with {flags}", lambda: os.open("/proc/1/mem", flags))
+    for number in range(8):
+        refused(f"descriptor {number} of process 1, with {flags}", lambda: os.open(f"/proc/1/fd/{number}", flags))
+for name in ("environ", "auxv", "maps", "smaps", "pagemap", "syscall", "stack", "io"):
+    refused(name + " of process 1", lambda: open(f"/proc/1/{name}", "rb").read(8))
+refused("files in memory of process 1", lambda: os.listdir("/proc/1/map_files"))
+refused("safety from the OOM killer", lambda: os.write(os.open("/proc/1/oom_score_adj", os.O_WRONLY), b"-1000"))
+for name in ("exe", "cwd", "root", "fd/0", "fd/1", "ns/mnt", "ns/user", "task/1/exe"):
+    refused(name + " of process 1", lambda: os.readlink(f"/proc/1/{name}"))
+refused("memory of a thread of process 1", lambda: os.open("/proc/1/task/1/mem", os.O_RDWR))
+refused("ptrace attach to process 1", lambda: call(101, 117, 16, 1, 0, 0))
+refused("ptrace seize of process 1", lambda: call(101, 117, 0x4206, 1, 0, 0))
+buffer = ctypes.create_string_buffer(8)
+vector, there = (struct.pack("PN", address, 8) for address in (ctypes.addressof(buffer), 0x400000))
+refused("reading memory of process 1", lambda: call(310, 270, 1, vector, 1, there, 1, 0))
+refused("writing memory of process 1", lambda: call(311, 271, 1, vector, 1, there, 1, 0))
+refused("a descriptor of process 1", lambda: call(438, 438, os.pidfd_open(1), 0, 0))
+status = open("/proc/1/status").read()
+for name, expected in (("CapInh", 0), ("CapPrm", 0), ("CapEff", 0), ("CapBnd", 0), ("CapAmb", 0), ("NoNewPrivs", 1),
+                       ("Seccomp", 2)):
+    if int(status.partition(name + ":")[2].split()[0], 16) != expected:
+        print("GOT", name, "of process 1")
+for _ in range(20):  # children whose parent has ended: process 1 must not keep them
+    if os.fork() == 0:
+        if os.fork() == 0:
+            os._exit(0)
+        os._exit(0)
+    os.wait()
+import time
+deadline = time.time() + 5
+def zombies():
+    for name in os.listdir("/proc"):
+        try:
+            fields = open(f"/proc/{name}/stat").read().rpartition(")")[2].split() if name.isdigit() else "X"
+        except OSError:
+            continue
+        if fields[0] == "Z" and fields[1] == "1":
+            yield name
+while list(zombies()) and time.time() < deadline:
+    time.sleep(0.01)
+if left := list(zombies()):
+    print("GOT processes that nobody waits for", left)
+for number in (1, 2, 9, 11, 15, 17, 19, 31, 40):
+    os.kill(1, number)
 """
 
 NAMESPACES = """
@@ -163,10 +213,24 @@ for name, x86, arm, args in (
     refused(name, lambda: call(x86, arm, *args))
 for path in ("/proc/sysrq-trigger", "/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname",
              "/proc/sys/vm/overcommit_memory", "/proc/self/uid_map", "/proc/1/uid_map",
-             "/proc/sys/user/max_user_namespaces"):
+             "/proc/sys/user/max_user_namespaces", "/proc/sys/kernel/sem", "/proc/sys/kernel/shmmax",
+             "/proc/sys/kernel/pid_max", "/proc/sys/kernel/ns_last_pid", "/proc/sys/fs/mqueue/queues_max",
+             "/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv4/ping_group_range", "/sys/fs/cgroup/cgroup.procs",
+             "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+             "/sys/fs/cgroup/pids/pids.max", "/sys/kernel/mm/transparent_hugepage/enabled"):
     refused("wrote " + path, lambda: os.write(os.open(path, os.O_WRONLY), b"0 0 1"))
 refused("to outlive others when memory is short",
         lambda: os.write(os.open("/proc/self/oom_score_adj", os.O_WRONLY), b"-1000"))
+for folder in ("/proc/sys", "/sys"):
+    for above, _, names in os.walk(folder):
+        for name in names:
+            refused(f"opened {above}/{name}", lambda: os.open(f"{above}/{name}", os.O_WRONLY | os.O_NONBLOCK))
+refused("a cgroup", lambda: os.mkdir("/sys/fs/cgroup/x"))
+refused("a cgroup of memory", lambda: os.mkdir("/sys/fs/cgroup/memory/x"))
+import fcntl
+master, slave = os.openpty()
+refused("typing into a terminal", lambda: fcntl.ioctl(slave, 0x5412, b"x"))
+refused("typing by 64 bits", lambda: call(16, 29, slave, 0x100005412, ctypes.c_char_p(b"x")))
 refused("realtime", lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)))
 refused("priority", lambda: os.setpriority(os.PRIO_PROCESS, 0, -10))
 """
@@ -218,6 +282,7 @@ ATTACKS = {
     "network": NETWORK,
     "kernel sockets": KERNEL_SOCKETS,
     "processes": PROCESSES,
+    "first process": FIRST_PROCESS,
     "namespaces": NAMESPACES,
     "privileges": PRIVILEGES,
     "kernel": KERNEL,

@@ -18,7 +18,6 @@ Result = TypeVar("Result")
 WALLED = ["local", pytest.param("docker", marks=pytest.mark.slow), pytest.param("podman", marks=pytest.mark.slow)]
 """The backends that promise a wall; those that need an image are for the long run."""
 SMALL = SandboxLimits(memory_bytes=256 * MIB, disk_bytes=32 * MIB, processes=48, exec_s=30.0)
-SECRET = "a-secret-of-the-owner"
 
 
 class LoopThread:

@@ -3,62 +3,49 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
-import os
-import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from palestra.sandbox import SandboxError
+from palestra.sandbox import SandboxError, seccomp
 from tests.sandbox import attacks
-from tests.sandbox.conftest import SECRET, Box, LoopThread
-
-
-class Outside:
-    """What the owner has that nobody inside may reach."""
-
-    def __init__(self, folder: Path) -> None:
-        self.secret_file = folder / "secret"
-        self.secret_file.write_text(SECRET)
-        self.tcp = socket.create_server(("0.0.0.0", 0))
-        self.abstract, self.path = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
-        self.name = f"palestra-test-{os.getpid()}"
-        self.abstract.bind(f"\0{self.name}")
-        self.path.bind(str(folder / "socket"))
-        for one in (self.abstract, self.path):
-            one.listen()
-
-    def values(self) -> dict[str, object]:
-        return {
-            "user": getpass.getuser(),
-            "secret_file": self.secret_file,
-            "host": socket.gethostbyname(socket.gethostname()),
-            "port": self.tcp.getsockname()[1],
-            "abstract": self.name,
-            "socket_file": self.path.getsockname(),
-            "owner": os.getpid(),
-        }
-
-    def close(self) -> None:
-        for one in (self.tcp, self.abstract, self.path):
-            one.close()
+from tests.sandbox.conftest import Box, LoopThread
+from tests.sandbox.outside import SECRET, Outside
 
 
 @pytest.fixture(scope="module")
-def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
-    found = Outside(tmp_path_factory.mktemp("outside"))
-    yield found
-    found.close()
+def outside() -> Iterator[Outside]:
+    """In a folder that everybody could read who sees it."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        Path(folder).chmod(0o755)
+        found = Outside(Path(folder))
+        yield found
+        found.close()
 
 
 @pytest.mark.parametrize("attack", [one for one in attacks.ATTACKS if one != "entering"])
 def test_the_wall_holds(box: Box, outside: Outside, attack: str) -> None:
     done = box.python(attacks.program(attack, **outside.values()))
     assert (done.text, done.stderr.decode()) == ("held\n", "")
+
+
+@pytest.mark.skipif(seccomp.compute_only() is None, reason="there is no filter for this machine")
+@pytest.mark.parametrize("attack", [one for one in attacks.ATTACKS if one != "entering"])
+def test_the_jail_of_programs_that_only_compute_holds(outside: Outside, attack: str) -> None:
+    """The same attacks where the program grader and verifiers run what models wrote."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.sandbox.computing"],
+        input=attacks.program(attack, **outside.values()),
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("held\n", "")
 
 
 def test_nobody_sees_the_helpers_on_their_way_in(box: Box, loop: LoopThread) -> None:

@@ -55,8 +55,21 @@ def test_files_are_written_and_read_as_they_are(box: Box) -> None:
 def test_a_file_is_read_up_to_a_bound(box: Box, loop: LoopThread) -> None:
     with pytest.raises(SandboxError, match="longer than 10 bytes"):
         loop.run(box.inner.read("/bin/sh", max_bytes=10))
+    box.sh("truncate -s 8T /tmp/endless || dd of=/tmp/endless bs=1 seek=8000000000 count=0")
     with pytest.raises(SandboxError, match="longer than 1000 bytes"):
-        loop.run(box.inner.read("/dev/zero", max_bytes=1000))
+        loop.run(box.inner.read("/tmp/endless", max_bytes=1000))
+    box.sh("rm /tmp/endless")
+
+
+def test_only_files_are_read_and_written(box: Box) -> None:
+    """A pipe in the place of a file would let the owner wait for whoever is inside."""
+    box.sh("mkdir /tmp/odd; cd /tmp/odd; mkfifo pipe; ln -s pipe link; ln -s /dev/ptmx terminal")
+    for path in ("/tmp/odd/pipe", "/tmp/odd/link", "/tmp/odd/terminal", "/tmp/odd", "/dev/zero"):
+        with pytest.raises(SandboxError, match=r"cannot be read: .*not a regular file"):
+            box.read(path)
+        with pytest.raises(SandboxError, match=r"cannot be written: .*not a regular file"):
+            box.write(path, b"x")
+    box.sh("rm -r /tmp/odd")
 
 
 def test_a_snapshot_is_where_another_sandbox_begins(new_box: NewBox, loop: LoopThread, tmp_path: Path) -> None:
@@ -122,3 +135,39 @@ def test_a_stopped_sandbox_says_so(new_box: NewBox) -> None:
     box.stop()
     with pytest.raises(SandboxEnded, match="stopped"):
         box.sh("true")
+
+
+def test_output_is_handed_on_as_it_comes(new_box: NewBox, loop: LoopThread) -> None:
+    """The command ends only when its first words have arrived."""
+    box = new_box()
+    parts: list[tuple[int, bytes]] = []
+
+    async def on_output(number: int, data: bytes) -> None:
+        parts.append((number, data))
+        if data == b"first\n":
+            await box.inner.write("/tmp/heard", b"")
+
+    command = "echo first; until [ -e /tmp/heard ]; do sleep 0.05; done; echo second >&2; exit 3"
+    done = loop.run(box.inner.exec(command, on_output=on_output))
+    assert (done.status, done.stdout, done.stderr) == (3, b"", b"")
+    assert parts == [(1, b"first\n"), (2, b"second\n")]
+
+
+def test_what_is_handed_on_has_a_bound_and_waits_for_a_slow_reader(box: Box, loop: LoopThread) -> None:
+    parts: list[bytes] = []
+
+    async def slowly(_: int, data: bytes) -> None:
+        await asyncio.sleep(0.5)
+        parts.append(data)
+
+    done = loop.run(box.inner.exec("yes | head -c 3000000", max_output=1000, on_output=slowly))
+    assert (done.status, done.is_truncated, b"".join(parts)) == (0, True, b"y\n" * 500)
+
+
+def test_an_error_of_the_reader_is_raised(box: Box, loop: LoopThread) -> None:
+    async def broken(_: int, data: bytes) -> None:
+        raise BrokenPipeError("nobody reads")
+
+    with pytest.raises(BrokenPipeError, match="nobody reads"):
+        loop.run(box.inner.exec("echo one; echo two", on_output=broken))
+    assert box.sh("echo alive").text == "alive\n"

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from palestra.sandbox import SandboxEnded, sandbox
+from palestra.sandbox import SandboxEnded, SandboxError, SandboxUnavailable, sandbox
+from palestra.sandbox.local import bubblewrap
 from tests.sandbox.conftest import Box, LoopThread, spec_for
 from tests.sandbox.owner import MARK
 from tests.waiting import until
@@ -37,6 +41,31 @@ def left(mark: str = MARK) -> list[int]:
 def helpers() -> set[int]:
     """Processes that this one has started itself and that have not ended."""
     return {one.pid for one in psutil.Process().children() if _lives(one)}
+
+
+def children() -> set[int]:
+    """As `helpers`, but faster."""
+    found: set[int] = set()
+    for thread in Path("/proc/self/task").iterdir():
+        found |= {int(pid) for pid in (thread / "children").read_text().split()}
+    return found
+
+
+def name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def of_user(user: int | None) -> set[int]:
+    """Processes of the user of sandboxes; all bubblewraps, where that is the owner."""
+    found: set[int] = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.uids().real == user or (user is None and process.name() == "bwrap"):
+                found.add(process.pid)
+    return found
 
 
 def _lives(process: psutil.Process) -> bool:
@@ -133,6 +162,55 @@ class TestLocal:
 
         loop.run(killed())
         until(lambda: box.sh("ps -eo args | grep -c 'sleep 1000$'").text == "0\n")
+
+    def test_whatever_is_killed_at_any_stage_nothing_is_left(self, walled: str, loop: LoopThread) -> None:
+        """Helpers, bubblewrap, process 1 and commands: one of them is killed, now and then a little later."""
+
+        async def one(after_s: float, choice: random.Random) -> None:
+            async def use() -> None:
+                async with sandbox(walled, spec_for(walled, env={"MARK": "palestra-chaos"})) as box:
+                    await box.exec("setsid sleep 1000 & sleep 0.05")
+                    await box.exec("true")
+
+            using = asyncio.ensure_future(use())
+            await asyncio.sleep(after_s)
+            started = [one for one in psutil.Process().children(recursive=True) if one not in others]
+            for process in choice.sample(started, min(len(started), 1)):
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            with contextlib.suppress(SandboxError):
+                await using
+
+        others = psutil.Process().children(recursive=True)
+        before, descriptors = helpers(), len(list(Path("/proc/self/fd").iterdir()))
+        for place in range(20):
+            loop.run(one(0.012 * place, random.Random(place)))
+        until(lambda: helpers() <= before)
+        until(lambda: not left("palestra-chaos"))
+        until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= descriptors)
+
+    def test_a_bubblewrap_that_is_killed_as_it_starts_leaves_no_child(self, walled: str, loop: LoopThread) -> None:
+        async def started() -> None:
+            async with sandbox(walled, spec_for(walled, files={"x": b""})):
+                raise SandboxUnavailable("it was there before it was killed")
+
+        async def one(after_s: float) -> None:
+            before = helpers()
+            starting = asyncio.ensure_future(started())
+            while not (found := {pid for pid in children() - before if name_of(pid) == "bwrap"}):
+                assert not starting.done()
+                await asyncio.sleep(0)
+            time.sleep(after_s)  # noqa: ASYNC251 - a busy loop would be late
+            for pid in found:
+                os.kill(pid, signal.SIGKILL)
+            with pytest.raises(SandboxError):
+                await starting
+
+        user = bubblewrap.unprivileged_user()
+        before = of_user(user)
+        for place in range(8):
+            loop.run(one(0.001 * place))
+        until(lambda: of_user(user) <= before, told=lambda: str(of_user(user) - before))
 
     def test_a_killed_bubblewrap_ends_its_sandbox(self, new_box: NewBox) -> None:
         before = helpers()

@@ -36,6 +36,16 @@ def test_a_sandbox_on_a_node(cluster: Any, endpoint: str, tmp_path: Path) -> Non
             assert (await box.exec("cat a; id -un; exit 3")).status == 3
             assert (await box.exec(["/usr/bin/python3", "-c", ASK])).text == "/v1/models Bearer k\n"
             assert (await box.exec("sleep 100", limit_s=0.3)).is_late
+            parts: list[tuple[int, bytes]] = []
+
+            async def on_output(number: int, data: bytes) -> None:
+                parts.append((number, data))
+                if data == b"first":
+                    await box.write("heard", b"")  # the command waits for it
+
+            waiting = "printf first; until [ -e heard ]; do sleep 0.05; done; printf second >&2; exit 5"
+            assert (await box.exec(waiting, on_output=on_output)).status == 5
+            assert parts == [(1, b"first"), (2, b"second")]
             with pytest.raises(SandboxError, match="cannot be read"):
                 await box.read("none")
             await box.snapshot(tmp_path / "state")

@@ -82,8 +82,21 @@ def test_arguments_are_looked_at(machine: str) -> None:
     families = {family: verdict(program, machine, socket, family, 1, 0) for family in range(50)}
     assert [family for family, answer in families.items() if answer == ALLOWED] == [1, 2, 10, 16]
     assert verdict(program, machine, socket, 16, 3, 9) == refused(errno.EAFNOSUPPORT)  # netlink to the audit system
+    for protocol, answer in ((0, ALLOWED), (6, ALLOWED), (17, ALLOWED), (132, refused(errno.EPROTONOSUPPORT))):
+        assert [verdict(program, machine, socket, family, 1, protocol) for family in (2, 10)] == [answer, answer]
     assert verdict(program, machine, ioctl, 0, 0x5412) == refused(errno.EPERM)
     assert verdict(program, machine, ioctl, 0, 0x5401) == ALLOWED
+
+
+def test_memory_is_shared_through_files_only_unless_a_cgroup_counts_it(machine: str) -> None:
+    mmap = seccomp.MMAP[[X86, ARM64].index(machine)]
+    kinds = {"private": 0x22, "of a file": 0x01, "shared": 0x21, "shared and checked": 0x23, "shared, later": 0x4021}
+    for has_cgroup in (True, False):
+        program = seccomp.contained(has_cgroup=has_cgroup)
+        assert program is not None
+        answers = {name: verdict(program, machine, mmap, 0, 4096, 3, flags) for name, flags in kinds.items()}
+        few = {name for name, answer in answers.items() if answer == refused(errno.EPERM)}
+        assert few == (set() if has_cgroup else {"shared", "shared and checked", "shared, later"})
 
 
 def test_other_architectures_and_later_calls_do_not_exist(machine: str) -> None:

@@ -223,6 +223,26 @@ def test_what_nobody_waits_for_any_more_is_ended(style: Style, how: str) -> None
 
 
 @pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("how", ["cancel", "close"])
+def test_an_environment_that_is_being_closed_is_not_interrupted(style: Style, how: str) -> None:
+    async def run() -> None:
+        with a_table() as table:
+            source = style(table)
+            listening = asyncio.create_task(
+                collect(source, [a_request("g", 2, steps=[DONE], close_s=0.1)], ScriptedSampler("x"))
+            )
+            await until(lambda: "closing" in ScriptedEnv.log)
+            if how == "cancel":
+                listening.cancel()
+            else:
+                await source.close()
+            await asyncio.gather(listening, return_exceptions=True)
+            assert ScriptedEnv.log.count("close") == ScriptedEnv.log.count("init") == 2
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("style", STYLES)
 def test_closing_waits_for_the_environments(style: Style) -> None:
     async def run() -> None:
         with a_table() as table:

@@ -40,6 +40,7 @@ KEY_METRICS = (
     "eval/reward_mean",
     "loss/mean",
     "eval/loss",
+    "kl/teacher",
     "rollouts/failed",
     "rollouts/truncated_share",
     "rollouts/zero_variance_share",

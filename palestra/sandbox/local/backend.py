@@ -101,7 +101,7 @@ class LocalSandbox(CommandSandbox):
         order = {
             **self._common,
             "bwrap": bubblewrap.program(),
-            "arguments": bubblewrap.arguments(spec, writable),
+            "arguments": bubblewrap.arguments(spec, writable, has_cgroup=self._cgroup is not None),
             "texts": bubblewrap.texts(spec),
             "writable": writable,
             "disk_bytes": spec.limits.disk_bytes,
@@ -109,14 +109,13 @@ class LocalSandbox(CommandSandbox):
             "door_port": spec.door.port if spec.door else 0,
         }
         self._bwrap, control = await _helper(LAUNCH, order, stdin=PIPE, stderr=PIPE)
-        assert self._bwrap.stdin is not None
-        self._bwrap.stdin.write(b"\n")
         with control:
             try:
                 async with asyncio.timeout(START_S):
                     return await _descriptors(control)
-            except (EOFError, TimeoutError) as error:
-                reason = str(error) or await _last_words(self._bwrap) or "it took too long"
+            except (EOFError, ConnectionError, TimeoutError) as error:
+                own = str(error) if isinstance(error, EOFError) else ""
+                reason = own or await _last_words(self._bwrap) or "its helper took too long, or was killed"
                 raise SandboxUnavailable(f"the sandbox did not start: {reason}") from None
 
     async def _begin(self, command: Command, streams: tuple[int, int, int]) -> Process:

@@ -14,8 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from palestra.sandbox import seccomp
-from palestra.sandbox.errors import SandboxError
+from palestra.sandbox import first_process, seccomp
+from palestra.sandbox.errors import SandboxError, SandboxUnavailable
 from palestra.sandbox.local.launch import SCRATCH
 from palestra.sandbox.spec import SandboxSpec
 
@@ -33,13 +33,11 @@ TEXTS = {
     "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
 NOT_OF_AN_IMAGE = {"dev", "proc", "sys", "tmp", "run", "home"}
-FIRST_PROCESS = "/bin/cat"
-"""The sandbox's process 1: it repeats a first line, so that one knows it is there, and ends when its input does."""
 OLDEST_KERNEL = (5, 14)
 """The first in which RLIMIT_NPROC counts the processes of a user namespace, not of a user."""
 
 
-def arguments(spec: SandboxSpec, writable: list[str]) -> list[str]:
+def arguments(spec: SandboxSpec, writable: list[str], *, has_cgroup: bool) -> list[str]:
     """Returns what bubblewrap is called with. `writable` are folders that are mounted later. Raises SandboxError."""
     if spec.image is not None and not Path(spec.image).is_dir():
         raise SandboxError(f"{spec.image} is no folder: a local sandbox has no images (docker and podman do)")
@@ -49,13 +47,15 @@ def arguments(spec: SandboxSpec, writable: list[str]) -> list[str]:
     found = ["--unshare-user", "--unshare-all", "--die-with-parent", "--as-pid-1"]
     found += ["--uid", str(USER), "--gid", str(USER), "--hostname", "sandbox"]
     found += _root(Path(spec.image), writable) if spec.image else _programs()
-    found += ["--proc", "/proc", "--dev", "/dev"]
+    found += ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"]
+    if not has_cgroup:  # memory shared through /dev/zero belongs to no process; /dev/full has zeros, but no such memory
+        found += ["--dev-bind", "/dev/full", "/dev/zero"]
     for folder in spec.host_folders:
         found += ["--ro-bind", folder, folder]
     for folder in (SCRATCH, "/run", *writable):
         found += ["--dir", folder]
     found += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
-    return [*found, "--", FIRST_PROCESS]
+    return [*found, "--", first_process.PATH]
 
 
 def texts(spec: SandboxSpec) -> dict[str, str]:
@@ -93,7 +93,6 @@ def program() -> str:
     return shutil.which("bwrap") or "bwrap"
 
 
-@functools.cache
 def problem() -> str | None:
     """Returns what is missing here for a sandbox that holds; None: nothing. It tries what it can."""
     if sys.platform != "linux":
@@ -105,11 +104,16 @@ def problem() -> str | None:
         return f"Linux {platform.release()} cannot limit the processes of a sandbox; 5.14 or newer can"
     if shutil.which("bwrap") is None:
         return "bubblewrap is not installed (apt-get install bubblewrap)"
-    return _trial()
+    try:
+        _trial()
+    except SandboxUnavailable as error:
+        return str(error)
+    return None
 
 
-def _trial() -> str | None:
-    """Runs `true` as bubblewrap would run a sandbox, and says how that failed."""
+@functools.cache
+def _trial() -> None:
+    """Runs `true` as bubblewrap would run a sandbox; once, if that works. Raises SandboxUnavailable."""
     spaces = ["--unshare-user", "--unshare-all", "--uid", str(USER), "--proc", "/proc", "--dev", "/dev"]
     command, user = [program(), *spaces, *_programs(), "--", "/bin/true"], unprivileged_user()
     groups = None if user is None else []
@@ -118,11 +122,12 @@ def _trial() -> str | None:
             command, capture_output=True, text=True, check=False, user=user, group=user, extra_groups=groups
         )
     except OSError as error:
-        return f"root cannot become an unprivileged user here: {error}"
-    if tried.returncode == 0:
-        return None
-    words = tried.stderr.strip().splitlines()
-    return f"bubblewrap cannot make user namespaces here: {words[-1] if words else tried.returncode}"
+        raise SandboxUnavailable(f"root cannot become an unprivileged user here: {error}") from error
+    if tried.returncode:
+        words = tried.stderr.strip().splitlines()
+        raise SandboxUnavailable(
+            f"bubblewrap cannot make user namespaces here: {words[-1] if words else tried.returncode}"
+        )
 
 
 def unprivileged_user() -> int | None:

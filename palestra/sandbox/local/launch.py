@@ -7,6 +7,7 @@ only, reads one order from its control socket, and sends back descriptors or a l
 from __future__ import annotations
 
 import array
+import contextlib
 import json
 import os
 import select
@@ -14,6 +15,7 @@ import signal
 import socket
 from typing import Any
 
+from palestra.sandbox import first_process
 from palestra.sandbox.local import namespaces as ns
 
 CONTROL = "PALESTRA_CONTROL"
@@ -39,12 +41,13 @@ def main() -> None:
     order, control = read_order()
     info, info_for_bwrap = os.pipe()
     ready, ready_for_bwrap = os.pipe()
+    bwrap = os.pidfd_open(os.getpid())
     filter_for_bwrap = _filled(bytes.fromhex(order["filter"]))
     if os.fork() == 0:
         if os.fork() == 0:
             os.close(info_for_bwrap)
             os.close(ready_for_bwrap)
-            _finish_and_exit(order, control, info, ready)
+            _finish_and_exit(order, control, info, ready, bwrap)
         os._exit(0)
     os.wait()
     control.close()
@@ -55,9 +58,8 @@ def main() -> None:
     own = ["--info-fd", _passed(info_for_bwrap), "--seccomp", _passed(filter_for_bwrap)]
     for path, text in order["texts"].items():
         own += ["--file", _passed(_filled(text.encode())), path]
+    own += ["--perms", "0555", "--file", _passed(_filled(first_process.executable())), first_process.PATH]
     ns.become(order["user"])
-    # Inherited by the sandbox's process 1: the kernel then removes processes whose parent has ended, as they end.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     os.dup2(ready_for_bwrap, 1)
     os.execve(order["bwrap"], [order["bwrap"], *own, *order["arguments"]], {})
 
@@ -75,14 +77,14 @@ def _filled(data: bytes) -> int:
     return readable
 
 
-def _finish_and_exit(order: dict[str, Any], control: socket.socket, info: int, ready: int) -> None:
+def _finish_and_exit(order: dict[str, Any], control: socket.socket, info: int, ready: int, bwrap: int) -> None:
     try:
         os.closerange(0, 2)
         ns.become(order["user"])
-        pid = json.loads(_read_all(info))["child-pid"]
-        process = _first_process(pid, ready)
-        if process is None:
-            os._exit(0)  # bubblewrap has said why
+        pid = _child(_read_all(info))
+        process = _first_process(pid, ready, bwrap) if pid else None
+        if pid is None or process is None:
+            raise InterruptedError("")  # bubblewrap has said why, or was killed
         ns.hide()
         ns.enter_as_owner(pid)
         _mount(order)
@@ -91,12 +93,22 @@ def _finish_and_exit(order: dict[str, Any], control: socket.socket, info: int, r
             found.append(_listen(order["door_port"]).detach())
         control.sendmsg([b"{}\n"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", found))])
     except BaseException as error:  # boundary: the owner hears of everything
-        control.sendall(json.dumps({"error": str(error)}).encode() + b"\n")
+        with contextlib.suppress(OSError):  # the owner has ended
+            control.sendall(json.dumps({"error": str(error)}).encode() + b"\n")
+        os.killpg(0, signal.SIGKILL)  # a child of bubblewrap that was killed would wait for it for ever
     os._exit(0)
 
 
-def _first_process(pid: int, ready: int) -> int | None:
-    """Returns the sandbox's process 1 when it runs; None: it ended before."""
+def _child(info: bytes) -> int | None:
+    """Returns the child of which bubblewrap told; None: it ended before it had."""
+    try:
+        return json.loads(info)["child-pid"]
+    except ValueError:
+        return None
+
+
+def _first_process(pid: int, ready: int, bwrap: int) -> int | None:
+    """Returns the sandbox's process 1 when it runs and bubblewrap still does; None: one of them ended before."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -104,7 +116,8 @@ def _first_process(pid: int, ready: int) -> int | None:
     events = select.poll()
     events.register(ready, select.POLLIN)
     events.register(process, select.POLLIN)
-    return process if ready in dict(events.poll()) and os.read(ready, 1) == b"\n" else None
+    events.register(bwrap, select.POLLIN)
+    return process if list(dict(events.poll())) == [ready] and os.read(ready, 1) == b"\n" else None
 
 
 def _read_all(descriptor: int) -> bytes:

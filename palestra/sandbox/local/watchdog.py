@@ -12,13 +12,15 @@ from __future__ import annotations
 import contextlib
 import heapq
 import os
-import resource
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-PAGE = resource.getpagesize()
+RESIDENT = {"status": (b"VmRSS", b"VmSwap", b"VmPTE")}
+PROPORTIONAL = {"smaps_rollup": (b"Pss", b"SwapPss"), "status": (b"VmPTE",)}
+"""What counts, by file of a process in /proc; page tables, too: of pages that were only read, there is nothing else."""
 FILL_BYTES_PER_S = 4 * 1024**3  # faster than a core takes memory from the kernel
 SOONEST_S, LATEST_S = 0.01, 1.0
 TOO_FAR = 1.25
@@ -89,29 +91,29 @@ def _looked_after(sandbox: WatchedSandbox) -> float | None:
     with sandbox.lock:
         if sandbox.is_over:
             return None
-        held = _held(sandbox.processes, "statm")
+        held = _held(sandbox.processes, RESIDENT)
         if sum(held.values()) > sandbox.limit_bytes:  # pages that processes share were counted for each
-            held = _held(sandbox.processes, "smaps_rollup")
+            held = _held(sandbox.processes, PROPORTIONAL)
         used = sum(held.values())
         if used > sandbox.limit_bytes:
             _kill(sandbox, used, held)
         return min(max((sandbox.limit_bytes - used) / FILL_BYTES_PER_S, SOONEST_S), LATEST_S)
 
 
-def _held(processes: int, kind: str) -> dict[str, int]:
+def _held(processes: int, wanted: Mapping[str, tuple[bytes, ...]]) -> dict[str, int]:
     """Returns bytes by process."""
     found = {}
     for name in os.listdir(processes):
         if name.isdigit():
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError, IndexError):  # it has just ended
-                found[name] = _bytes_of(_read(processes, f"{name}/{kind}"), kind)
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                found[name] = sum(_bytes_in(_read(processes, f"{name}/{file}"), one) for file, one in wanted.items())
     return found
 
 
-def _bytes_of(text: bytes, kind: str) -> int:
-    if kind == "statm":
-        return int(text.split()[1]) * PAGE
-    return int(text.partition(b"\nPss:")[2].split()[0]) * 1024
+def _bytes_in(text: bytes, fields: tuple[bytes, ...]) -> int:
+    """Lines are in KiB; a process that has just ended has none of them."""
+    values = (text.partition(b"\n%s:" % field)[2].split(maxsplit=1) for field in fields)
+    return sum(int(value[0]) for value in values if value) * 1024
 
 
 def _read(folder: int, path: str) -> bytes:

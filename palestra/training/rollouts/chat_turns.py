@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from palestra.training.rollouts.model_calls import CallAnswer, CallRefused, ModelCalls
+from palestra.net.chat_apis import CallAnswer
+from palestra.training.rollouts.model_calls import CallRefused, ModelCalls
 from palestra.training.rollouts.rollout_loop import PolicyTurn, RolloutEnded, RolloutSettings
 from palestra.training.rollouts.stopwatch import RolloutStopwatch
 from palestra.training.seeds import derive_seed

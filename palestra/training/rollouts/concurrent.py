@@ -6,12 +6,29 @@ Owns: their asyncio tasks. Never touches: how a rollout is played, how many run 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 from palestra.types.rollouts import Group, GroupRequest, Rollout
 
 PlayOne = Callable[[GroupRequest, int], Coroutine[Any, Any, Rollout]]
+
+
+_cleaning_up: WeakSet[asyncio.Task[Any]] = WeakSet()
+
+
+@contextmanager
+def cleaning_up() -> Iterator[None]:
+    """Rollouts that are ended while they are in here are waited for, not cancelled."""
+    task = asyncio.current_task()
+    assert task is not None
+    _cleaning_up.add(task)
+    try:
+        yield
+    finally:
+        _cleaning_up.discard(task)
 
 
 class ConcurrentRollouts:
@@ -35,10 +52,11 @@ class ConcurrentRollouts:
         indices = range(len(request.seeds))
         tasks = [self._start(play_one(request, index), f"{request.id}-{index}") for index in indices]
         try:
-            rollouts = await asyncio.gather(*tasks)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)  # `gather` would cancel them by itself
+            rollouts = [task.result() for task in tasks if task.done()]
         finally:
             await _end(tasks)
-        return Group(id=request.id, task=request.task, step=request.step, rollouts=list(rollouts))
+        return Group(id=request.id, task=request.task, step=request.step, rollouts=rollouts)
 
     def _start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         task = asyncio.create_task(work, name=name)
@@ -48,9 +66,9 @@ class ConcurrentRollouts:
 
 
 async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancels tasks and waits until each has cleaned up. A task that is already being cancelled is not cancelled again,
-    because that would interrupt its clean-up."""
+    """Cancels tasks and waits until each has cleaned up. A task that cleans up already, or is being cancelled, is not
+    cancelled: that would interrupt its clean-up."""
     for task in tasks:
-        if not task.done() and not task.cancelling():
+        if not task.done() and not task.cancelling() and task not in _cleaning_up:
             task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -12,6 +12,7 @@ import msgspec
 
 from palestra.environments.errors import UnknownEnvironment
 from palestra.episodes import AsyncEpisode, EpisodeApiError, EpisodeError, EpisodeResult
+from palestra.net.chat_apis import OpenAIChat
 from palestra.training.rollouts.chat_turns import ChatTurnSampler
 from palestra.training.rollouts.episode_rollouts import MESSAGES, STOP, UNGRADED
 from palestra.training.rollouts.model_calls import ModelCalls
@@ -75,6 +76,7 @@ class EpisodeCaller:
     def __init__(self, episode: AsyncEpisode) -> None:
         self._episode = episode
         self.base_url, self.api_key, self.model = episode.base_url, episode.api_key, episode.model
+        self.api = OpenAIChat()
         self.call_name = f"{episode.id}#{episode.attempt}"
 
     def check(self, waited_s: float) -> None:

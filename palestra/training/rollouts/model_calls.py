@@ -14,12 +14,11 @@ from types import TracebackType
 from typing import Protocol
 
 import httpx
-from msgspec import Struct
 
-from palestra.types import StopReason
+from palestra.net.chat_apis import CallAnswer, ChatApi, NotAnAnswer, error_of
 from palestra.types.rollouts import Message
 
-COME_BACK = {408, 429, 500, 502, 503, 504}
+COME_BACK = {408, 429, 500, 502, 503, 504, 529}  # 529: Anthropic is overloaded
 OVER = {401, 409}
 """Statuses that mean that the caller may make no calls any more: its key is not valid, or its attempt is over."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.2, 5.0
@@ -50,6 +49,9 @@ class ModelCaller(Protocol):
     def model(self) -> str: ...
 
     @property
+    def api(self) -> ChatApi: ...
+
+    @property
     def call_name(self) -> str:
         """Begins the idempotency keys of its calls, so that a repeated request is the same call."""
         ...
@@ -63,24 +65,6 @@ class ModelCaller(Protocol):
         ...
 
 
-class CallAnswer(Struct):
-    message: Message
-    stop: StopReason
-    prompt_tokens: int
-    sampled_tokens: int
-    seconds: float = 0.0
-    """Duration of the try that was answered: waiting for an absent server or trainer does not count against the
-    episode."""
-
-    @property
-    def tokens(self) -> int:
-        return self.prompt_tokens + self.sampled_tokens
-
-    @property
-    def text(self) -> str:
-        return self.message.get("content") or ""
-
-
 @cache
 def _tls() -> ssl.SSLContext:
     return ssl.create_default_context()  # reading the certificates takes longer than a call
@@ -92,7 +76,7 @@ class ModelCalls:
         self._count = 0
         self._http = httpx.AsyncClient(
             base_url=caller.base_url,
-            headers={"Authorization": f"Bearer {caller.api_key}"},
+            headers=caller.api.headers(caller.api_key),
             timeout=httpx.Timeout(CALL_S, connect=CONNECT_S),
             verify=_tls(),
         )
@@ -100,7 +84,8 @@ class ModelCalls:
     async def chat(self, messages: list[Message], limit_s: float, **options: object) -> CallAnswer:
         """Makes a chat call. Raises CallRefused, TimeoutError if a try takes longer than `limit_s`, and the caller's
         own error if it may make no calls any more."""
-        body = {"model": self._caller.model, "messages": messages, **options}
+        api = self._caller.api
+        body = api.body(self._caller.model, messages, options)
         self._count += 1
         key = f"{self._caller.call_name}-{self._count}"
         delay_s, first_s = FIRST_DELAY_S, time.perf_counter()
@@ -110,7 +95,7 @@ class ModelCalls:
             began_s = time.perf_counter()
             try:
                 async with asyncio.timeout(limit_s):
-                    got = await self._http.post("/chat/completions", json=body, headers=headers)
+                    got = await self._http.post(api.path, json=body, headers=headers)
             except httpx.TransportError:
                 pass
             else:
@@ -128,16 +113,12 @@ class ModelCalls:
         try:
             body = got.json()
             if got.is_success:
-                choice = body["choices"][0]
-                stop = StopReason.LENGTH if choice["finish_reason"] == "length" else StopReason.STOP
-                message = {key: value for key, value in choice["message"].items() if value is not None}
-                usage = body["usage"]
-                prompt, sampled = usage["prompt_tokens"], usage["completion_tokens"]
-                return CallAnswer({"role": "assistant", "content": "", **message}, stop, prompt, sampled)
-            error = body["error"]
-            detail, code = str(error["message"]), str(error.get("code") or "")
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-            detail, code = f"{got.status_code} {got.reason_phrase}: this is not the answer of a model endpoint", ""
+                return self._caller.api.answer(body)
+            error = error_of(body)
+        except (ValueError, NotAnAnswer):
+            error = None
+        no_answer = f"{got.status_code} {got.reason_phrase}: this is not the answer of a model endpoint"
+        detail, code = error or (no_answer, "")
         if got.status_code in OVER:
             raise self._caller.over(got.status_code, detail)
         raise CallRefused(detail, code)

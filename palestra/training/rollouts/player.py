@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from palestra.chat import ChatError, ChatTokenizer
 from palestra.training.policy import PolicySampler, SamplingError
+from palestra.training.rollouts.concurrent import cleaning_up
 from palestra.training.rollouts.rollout_loop import (
     Environments,
     PlayedRollout,
@@ -50,7 +51,8 @@ async def play_rollout(
         rollout.metrics = await session.metrics()
         return _recorded(rollout, played)
     finally:
-        await session.close()
+        with cleaning_up():
+            await session.close()
 
 
 def _recorded(rollout: Rollout, played: PlayedRollout) -> Rollout:

@@ -1,0 +1,1 @@
+"""`palestra chat`: talk to a model in the terminal. Begin at `command`."""

@@ -1,0 +1,36 @@
+"""Which API an endpoint speaks, and what its refusals say.
+
+Owns: the choice by name or address. Never touches: connections.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+from urllib.parse import urlsplit
+
+from palestra.net.chat_apis.answers import ChatApi
+from palestra.net.chat_apis.anthropic import AnthropicMessages
+from palestra.net.chat_apis.openai import OpenAIChat
+
+ApiName = Literal["auto", "openai", "anthropic"]
+API_NAMES: tuple[str, ...] = get_args(ApiName)
+
+
+def chat_api(name: ApiName, url: str) -> ChatApi:
+    """`auto`: Anthropic's where Anthropic is, OpenAI's everywhere else."""
+    host = urlsplit(url).hostname or ""
+    if name == "anthropic" or (name == "auto" and _is_of(host, "anthropic.com")):
+        return AnthropicMessages()
+    return OpenAIChat(is_openai=_is_of(host, "openai.com"))
+
+
+def error_of(body: object) -> tuple[str, str] | None:
+    """The message and the code in the body of a refusal; None if it has neither API's form."""
+    error = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(error, dict) or "message" not in error:
+        return None
+    return str(error["message"]), str(error.get("code") or "")
+
+
+def _is_of(host: str, domain: str) -> bool:
+    return host == domain or host.endswith(f".{domain}")
