@@ -14,7 +14,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import httpx
 from msgspec import Struct
@@ -22,7 +22,7 @@ from msgspec import Struct
 from palestra.checkpoints import SavedCheckpoint, find_checkpoint, split_name
 from palestra.config.train import TrainModel
 from palestra.endpoints.errors import EndpointError, ModelNotFound
-from palestra.net.chat_apis import ApiName, ChatApi, chat_api
+from palestra.net.chat_apis import ApiName, ChatApi, chat_api, endpoint_url
 from palestra.runs.reader import RunReader, RunStatus
 from palestra.runs.saved_checkpoints import ADDRESS
 
@@ -70,12 +70,6 @@ def check_name(name: str, place: ModelPlace) -> None:
 
     if place.server is None and not name.startswith(ADDRESS) and checkpoint_of(name, place) is None:
         check_model(model_folder(TrainModel(name=name)))
-
-
-def endpoint_url(server: str) -> str:
-    """The address of a server's model endpoint: where it names no path, it is at /v1, as everywhere."""
-    server = server.rstrip("/")
-    return server if urlsplit(server).path else f"{server}/v1"
 
 
 def endpoint_at(server: str, model: str, place: ModelPlace) -> ModelEndpoint:
