@@ -26,7 +26,7 @@ COOKBOOK_TORCH_PIP := $(COOKBOOK_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_IN
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-slow test-gpu test-e2e test-ray test-agents agents nemo-gym demo cookbook clients lightning vllm check format bench house docs test-docs clean
+.PHONY: help venv test test-slow test-gpu test-e2e test-ray test-agents agents nemo-gym demo cookbook cookbook-distillation clients lightning vllm check format bench house docs test-docs clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,6 +89,9 @@ demo: .venv/.ready ## a small agent learns to use tools, in minutes on a CPU
 
 cookbook: .venv/.ready .venv-cookbook/.ready ## recipes of tinker-cookbook, unmodified, against our server (ARGS=--all)
 	$(BIN)/python cookbook/run.py --python .venv-cookbook/bin/python $(ARGS)
+
+cookbook-distillation: .venv/.ready .venv-cookbook/.ready ## the cookbook's on-policy distillation beside ours, on the same prompts
+	$(BIN)/python cookbook/distillation.py --python .venv-cookbook/bin/python $(ARGS)
 
 # Clients that cannot share our environment, for the platform's e2e tests.
 .venv-mcp1/.ready:

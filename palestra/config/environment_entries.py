@@ -8,11 +8,22 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from palestra.config.base import Config, Dataset, Folder
 from palestra.types.gym import is_gym
 from palestra.util.json_types import JsonObject
+
+
+class JudgedReward(Config):
+    """A reward from a judge, instead of the environment's own or beside it."""
+
+    judge: str
+    """Name of a judge in the section `judges`."""
+    weight: PositiveFloat = 1.0
+    """Weight of the judge's reward, which is between 0 and 1."""
+    own_weight: NonNegativeFloat = 0.0
+    """Weight of the reward that the environment itself gives."""
 
 
 class EnvironmentEntry(Config):
@@ -33,6 +44,8 @@ class EnvironmentEntry(Config):
     """Added to the `extras` of each task."""
     max_turns: PositiveInt | None = None
     """Maximum number of turns. None: the environment's own."""
+    reward: JudgedReward | None = None
+    """Lets a judge grade the rollouts. None: the environment's own rewards."""
 
 
 class GymStart(Config):

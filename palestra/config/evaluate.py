@@ -15,6 +15,7 @@ from palestra.config.base import Config, Folder
 from palestra.config.bundled import EPHEBE
 from palestra.config.environment_entries import EnvironmentEntry, check_gyms
 from palestra.config.errors import ConfigError
+from palestra.config.judges import JudgeConfig, check_judges
 from palestra.config.load import Layers, merge_layers, read_file, validate
 from palestra.types import MAX_TEMPERATURE
 from palestra.types.gym import is_gym
@@ -42,6 +43,8 @@ class EvaluationConfig(Config):
     """Device of a server that is started."""
     environments: list[EnvironmentEntry] = Field(min_length=1)
     """The environments to play, with their held-out tasks."""
+    judges: dict[str, JudgeConfig] = Field(default={})
+    """Models that grade rollouts, by the names that `environments[].reward` uses."""
     tasks: PositiveInt = 100
     """Maximum number of tasks of each environment."""
     samples: PositiveInt = 1
@@ -64,7 +67,8 @@ class EvaluationConfig(Config):
     """If the server does not answer a call for this time, the evaluation ends; it can be resumed."""
 
     @model_validator(mode="after")
-    def _gyms(self) -> EvaluationConfig:
+    def _is_playable(self) -> EvaluationConfig:
+        check_judges(self.judges, self.environments, self.samples, "samples")
         check_gyms(self.environments, "local", "async")
         if self.api == "anthropic" and any(is_gym(entry.name) for entry in self.environments):
             raise ValueError("the servers of a gym call models by OpenAI's API; Anthropic's cannot be evaluated by one")
@@ -104,7 +108,7 @@ def _evaluation_of(content: JsonObject) -> JsonObject:
     """Takes from the config of a training run what an evaluation needs; one of an evaluation stays as it is."""
     if content.get("kind") == "eval":
         return content
-    found: JsonObject = {"environments": content["environments"]} if "environments" in content else {}
+    found: JsonObject = {name: content[name] for name in ("environments", "judges") if name in content}
     for section, names in FROM_TRAINING.items():
         given = content.get(section) or {}
         found |= {name: given[name] for name in names if name in given}

@@ -15,7 +15,10 @@ from palestra.config.environment_entries import EnvironmentEntry
 from palestra.config.evaluate import EvaluationConfig
 from palestra.endpoints.models import ModelPlace, open_models
 from palestra.environments.environment_set import EnvironmentSet
+from palestra.environments.errors import JudgeError
+from palestra.environments.judging import Judges
 from palestra.evaluation.endpoint import EndpointPlayer
+from palestra.evaluation.errors import EvaluationError
 from palestra.evaluation.gym_player import open_gym_players
 from palestra.evaluation.token_counts import PROMPT_TOKENS, SAMPLED_TOKENS
 from palestra.runs.reader import RunStatus
@@ -63,6 +66,7 @@ async def evaluate(config: EvaluationConfig, run: RunFolder, listener: RunListen
             requests = [_request(config, task) for task in tasks_of(config, environments)]
             rollouts = await _play(config, run, environments, requests, listener, key)
             groups = [_group(request, rollouts) for request in requests]
+            await _judge(config, run, groups)
             metrics = _metrics(config, groups, environments)
     except BaseException as error:
         stopped = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
@@ -117,6 +121,15 @@ async def _play(
     finally:
         ended.close()
     return rollouts
+
+
+async def _judge(config: EvaluationConfig, run: RunFolder, groups: Sequence[Group]) -> None:
+    """Lets the judges that the config names grade what was played. Raises EvaluationError."""
+    try:
+        async with Judges.open(config.judges, config.environments, run.path) as judges:
+            await asyncio.gather(*map(judges.grade, groups))
+    except JudgeError as error:
+        raise EvaluationError(str(error)) from None
 
 
 def _played(file: Path) -> dict[str, Rollout]:

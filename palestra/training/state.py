@@ -34,6 +34,8 @@ class RunState(msgspec.Struct, kw_only=True):
     cursor: int = 0
     """Position in the log of played groups, if rollouts are episodes: everything up to it is in these weights, or set
     aside."""
+    teachers: dict[str, str] = {}
+    """Checkpoints that the names of teachers meant when the run began, such as RUN@12 for RUN@best."""
 
 
 class RunCheckpoints:

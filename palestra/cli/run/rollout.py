@@ -104,6 +104,10 @@ def show(
         print_tokens(console, tokens, tokenizer, color)
     else:
         print_messages(console, found.record)
+        if judgement := found.record.get("judgement"):
+            score = "no verdict" if judgement["score"] is None else number_text(judgement["score"])
+            said = safe_text(judgement["error"] or judgement["answer"])
+            console.print(f"judge {judgement['judge']}: {score}\n{said}", style="dim")
 
 
 def matching(

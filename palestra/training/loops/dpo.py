@@ -100,7 +100,7 @@ async def open_reference(config: DpoConfig, session: TrainingSession) -> PolicyS
     """Returns the weights that the run began with, also after a resume: the base model, or the weights of
     `model.start_from`."""
     start = config.model.start_from
-    return await session.policy.base() if start is None else await session.policy.frozen(start)
+    return await session.policy.base() if start is None else await session.policy.sampler_of(start)
 
 
 class PairRows:
