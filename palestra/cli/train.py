@@ -93,7 +93,7 @@ def train(
             check_server(config.server)
     with needs_extra("train"):
         from palestra.chat import ChatError
-        from palestra.training.batches.conversation_files import DatasetError
+        from palestra.data.errors import DatasetError
         from palestra.training.launch import check
     not_there = (ChatError, DatasetError, TaskFileError, RunError)
     with one_line_errors(ValueError, code=USAGE), one_line_errors(*not_there, code=FAILED):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from palestra.config.base import Config, File, Folder
+from palestra.config.base import Config, Dataset, Folder
 from palestra.types.gym import is_gym
 from palestra.util.json_types import JsonObject
 
@@ -34,10 +34,10 @@ class EnvironmentEntry(Config):
     the servers of a gym."""
     weight: PositiveFloat = 1.0
     """Weight of this environment's tasks beside those of the others."""
-    tasks: File | None = None
-    """JSONL file with one task per line. Default: the environment's own tasks."""
-    eval_tasks: File | None = None
-    """JSONL file with held-out tasks, for evaluation. Default: the environment's own."""
+    tasks: Dataset | None = None
+    """JSONL or Parquet file with one task per row. Default: the environment's own tasks."""
+    eval_tasks: Dataset | None = None
+    """The same with held-out tasks, for evaluation. Default: the environment's own."""
     config: JsonObject = Field(default={})
     """`env_config` of the environment."""
     extras: JsonObject = Field(default={})

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from palestra.config.base import Config, File, Folder
+from palestra.config.base import Config, Dataset, Folder
 from palestra.config.bundled import EPHEBE
 from palestra.config.card import CardConfig
 from palestra.config.difficulty import DifficultyConfig
@@ -29,6 +29,7 @@ from palestra.config.environment_entries import EnvironmentEntry, check_gyms
 from palestra.config.errors import ConfigError
 from palestra.config.judges import JudgeConfig, check_judges
 from palestra.config.load import Layers, merge_layers, validate
+from palestra.config.webhook import WebhookConfig
 from palestra.types import MAX_TEMPERATURE
 from palestra.types.gym import is_gym
 from palestra.util.json_types import JsonObject
@@ -247,7 +248,7 @@ class EpisodeRollouts(Config):
 class TrackerConfig(Config):
     """An experiment tracker that gets the metrics of every step."""
 
-    kind: Literal["wandb", "mlflow", "tensorboard"]
+    kind: Literal["wandb", "mlflow", "tensorboard", "trackio"]
     """Which tracker; install it first: `pip install 'palestra[trackers]'`."""
     options: JsonObject = Field(default={})
     """Arguments of the tracker's own init."""
@@ -276,6 +277,7 @@ class RunConfig(Config):
     checkpoint: CheckpointConfig = CheckpointConfig()
     trackers: list[TrackerConfig] = Field(default=[])
     """Where metrics go besides the run's folder."""
+    webhook: WebhookConfig | None = None
     card: CardConfig = CardConfig()
 
 
@@ -389,10 +391,11 @@ class DistillConfig(GrpoConfig):
 class SftConfig(RunConfig):
     kind: Literal["sft"]
     """Supervised fine-tuning on conversations."""
-    data: File
-    """JSONL file with `messages` (and `tools`) in each line."""
-    eval_data: File | None = None
-    """JSONL file of held-out conversations, for `eval/loss`."""
+    data: Dataset
+    """JSONL or Parquet file with `messages` (and `tools`) in each row, or a hub dataset in the local cache:
+    ORG/NAME:SPLIT."""
+    eval_data: Dataset | None = None
+    """The same with held-out conversations, for `eval/loss`."""
     batch_size: PositiveInt = 32
     """Conversations of an optimizer step."""
     max_sequence_length: TokenLimit = 4096
@@ -406,8 +409,9 @@ class SftConfig(RunConfig):
 class DpoConfig(RunConfig):
     kind: Literal["dpo"]
     """Direct preference optimisation on pairs of answers."""
-    data: File
-    """JSONL file with `prompt` (messages), `chosen` and `rejected` (text or messages) in each line."""
+    data: Dataset
+    """JSONL or Parquet file with `prompt` (messages), `chosen` and `rejected` (text or messages) in each row, or a hub
+    dataset in the local cache: ORG/NAME:SPLIT."""
     batch_size: PositiveInt = 16
     """Pairs of an optimizer step."""
     beta: PositiveFloat = 0.1

@@ -13,22 +13,16 @@ from typing import Any
 
 from palestra.chat import ChatError, ChatTokenizer
 from palestra.config.train import DistillConfig, DpoConfig, GrpoConfig, RunConfig, SftConfig
+from palestra.data.errors import DatasetError
 from palestra.environments.errors import JudgeError
-from palestra.runs.reader import RunError, RunStatus
+from palestra.runs.reader import IMITATION, RunError, RunStatus
 from palestra.runs.writer import EventKind, RunFolder
 from palestra.training.aliases import RunAlias
-from palestra.training.batches.conversation_files import DatasetError
 from palestra.training.guard import guarded, until_unreachable, wait_reachable
 from palestra.training.listener import RunListener
 from palestra.training.loops.dpo import check_dpo, run_dpo
 from palestra.training.loops.grpo_run import open_environments, run_grpo
-from palestra.training.loops.imitation import (
-    IMITATION,
-    ImitationNotes,
-    check_imitation,
-    sft_config,
-    write_conversations,
-)
+from palestra.training.loops.imitation import ImitationNotes, check_imitation, sft_config, write_conversations
 from palestra.training.loops.sft import check_sft, run_sft
 from palestra.training.model_folders import SetupError, check_model, model_folder, tokenizer_of
 from palestra.training.own_server import own_server
@@ -39,6 +33,7 @@ from palestra.training.state import RunCheckpoints, RunState, StateError
 from palestra.training.teachers import check_teachers
 from palestra.training.tinker_policy import TinkerPolicy
 from palestra.training.trackers import Trackers, open_trackers
+from palestra.training.webhook import report_end
 from palestra.util.json_types import JsonObject
 
 RUN_ERRORS = (
@@ -57,9 +52,12 @@ async def train(config: RunConfig, run: RunFolder, listener: RunListener) -> Jso
     except BaseException as error:
         stopped = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
         run.event(EventKind.ERROR, error=f"{type(error).__name__}: {error}")
-        run.finish(RunStatus.STOPPED if stopped else RunStatus.FAILED, error=str(error) or type(error).__name__)
+        status = RunStatus.STOPPED if stopped else RunStatus.FAILED
+        report_end(config, run, run.finish(status, error=str(error) or type(error).__name__))
         raise
-    return run.finish(status)
+    summary = run.finish(status)
+    await asyncio.to_thread(report_end, config, run, summary)
+    return summary
 
 
 def check(config: RunConfig) -> None:
@@ -140,7 +138,8 @@ async def first_weights(config: RunConfig, run: RunFolder, listener: RunListener
     with RunFolder.open(path) if is_begun else RunFolder.create(run.path, IMITATION, sft) as within:
         await train(sft, within, ImitationNotes(listener, sft.steps))
     newest = RunCheckpoints(path / "checkpoints", keep=1).newest()
-    assert newest is not None  # the last step is always saved
+    if newest is None:  # the run was asked to stop before the first step
+        return config.model.start_from
     run.event(EventKind.IMITATED, steps=newest.step, address=newest.address)
     return newest.address
 

@@ -75,7 +75,7 @@ class GrpoLoop:
                 is_good_enough = await self._evaluate(sampler)
                 if self._state.step >= self._config.steps:
                     return RunStatus.DONE
-                if is_good_enough:
+                if is_good_enough or await self._session.is_stopped(self._save):
                     return RunStatus.STOPPED
                 sampler = await self._step(collector, sampler)
 
