@@ -12,6 +12,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, Valida
 
 from palestra.config.base import Config, Dataset, Folder
 from palestra.types.gym import is_gym
+from palestra.types.rollouts import CODING
 from palestra.util.json_types import JsonObject
 
 
@@ -31,11 +32,12 @@ class EnvironmentEntry(Config):
 
     name: str
     """A registered environment, or `package.module:Class`, or `skyrl_gym:ID`; or `gym` (`gym:NAME`), which is played by
-    the servers of a gym."""
+    the servers of a gym; or `coding`, which agents play."""
     weight: PositiveFloat = 1.0
     """Weight of this environment's tasks beside those of the others."""
     tasks: Dataset | None = None
-    """JSONL or Parquet file with one task per row. Default: the environment's own tasks."""
+    """JSONL or Parquet file with one task per row; for `coding`, a folder of task folders. Default: the environment's
+    own tasks."""
     eval_tasks: Dataset | None = None
     """The same with held-out tasks, for evaluation. Default: the environment's own."""
     config: JsonObject = Field(default={})
@@ -109,9 +111,18 @@ def check_gyms(environments: Sequence[EnvironmentEntry], rollouts: str, style: s
             raise ValueError(
                 f"environment {entry.name!r}: extras must be JSON, because they go into the rows of the gym: {error}"
             ) from None
-    if gyms and rollouts == "episodes":
+    if gyms and rollouts != "local":
         raise ValueError(f"{gyms[0].name!r} is played by its own servers, not as episodes; set rollouts=local")
     if gyms and style == "batched":
         raise ValueError(
             f"rollouts of {gyms[0].name!r} cannot be batched, since each goes at its own speed; set rollout.style=async"
         )
+
+
+def check_coding(environments: Sequence[EnvironmentEntry], rollouts: str) -> None:
+    """Raises ValueError unless agents play coding tasks, and nothing else."""
+    for entry in environments:
+        if entry.name == CODING and rollouts != "agent":
+            raise ValueError(f"environment {CODING!r} is played by an agent; set rollouts=agent")
+        if entry.name != CODING and rollouts == "agent":
+            raise ValueError(f"an agent plays the environment {CODING!r}, not {entry.name!r}; set rollouts=local")

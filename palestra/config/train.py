@@ -20,12 +20,13 @@ from pydantic import (
     model_validator,
 )
 
+from palestra.config.agents import AgentRollouts
 from palestra.config.base import Config, Dataset, Folder
 from palestra.config.bundled import EPHEBE
 from palestra.config.card import CardConfig
 from palestra.config.difficulty import DifficultyConfig
 from palestra.config.distillation import DistillationConfig, TeacherConfig, teacher_by_environment
-from palestra.config.environment_entries import EnvironmentEntry, check_gyms
+from palestra.config.environment_entries import EnvironmentEntry, check_coding, check_gyms
 from palestra.config.errors import ConfigError
 from palestra.config.judges import JudgeConfig, check_judges
 from palestra.config.load import Layers, merge_layers, validate
@@ -312,9 +313,11 @@ class GrpoConfig(RunConfig):
     eval: EvalConfig = EvalConfig()
     early_stop: EarlyStop | None = None
     asynchronous: AsyncConfig = AsyncConfig()
-    rollouts: Literal["local", "episodes"] = "local"
-    """local: played in this process. episodes: registered at the server, for players anywhere (`episodes`)."""
+    rollouts: Literal["local", "episodes", "agent"] = "local"
+    """local: played in this process. episodes: registered at the server, for players anywhere (`episodes`). agent: the
+    same for coding tasks, which an agent plays in sandboxes (`agent`)."""
     episodes: EpisodeRollouts = EpisodeRollouts()
+    agent: AgentRollouts = AgentRollouts()
     keep_tokens: bool = True
     """Write every rollout's tokens and logprobs beside its text."""
 
@@ -331,25 +334,34 @@ class GrpoConfig(RunConfig):
         self._check_episodes()
         check_judges(self.judges, self.environments, self.rollout.group_size, "rollout.group_size")
         check_gyms(self.environments, self.rollouts, self.rollout.style)
-        is_elsewhere = self.rollouts == "episodes" or any(is_gym(entry.name) for entry in self.environments)
+        check_coding(self.environments, self.rollouts)
+        is_elsewhere = self.rollouts != "local" or any(is_gym(entry.name) for entry in self.environments)
         if self.algorithm.replay_routing and is_elsewhere:
             raise ValueError(
                 "algorithm.replay_routing needs rollouts that are played in this process, not episodes or a gym"
             )
         return self
 
+    @property
+    def players(self) -> int:
+        """Number of episodes that this process plays at a time."""
+        return self.agent.concurrency if self.rollouts == "agent" else self.episodes.players
+
     def _check_episodes(self) -> None:
+        if self.rollouts != "agent" and self.agent != AgentRollouts():
+            raise ValueError(f"there are settings for an agent, but rollouts is {self.rollouts}; set rollouts=agent")
         if self.rollouts == "local":
             if self.episodes != EpisodeRollouts():
                 raise ValueError("there are settings for episodes, but rollouts is local; set rollouts=episodes")
             return
         if self.rollout.style == "batched":
             raise ValueError("episodes cannot be batched, since each goes at its own speed; set rollout.style=async")
-        if self.server is None and not self.episodes.players:
+        if self.server is None and not self.players:
+            setting = "agent.concurrency" if self.rollouts == "agent" else "episodes.players"
             raise ValueError(
-                "episodes.players is 0, and other players cannot find a server that a run starts for "
+                f"{setting} is 0, and other players cannot find a server that a run starts for "
                 "itself; give the address of a running server (server=http://…), or let this run play "
-                "(episodes.players=32)"
+                f"({setting}=4)"
             )
 
 

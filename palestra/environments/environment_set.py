@@ -24,7 +24,7 @@ from palestra.environments.tasks import Row, labelled_tasks, read_tasks, tasks_o
 from palestra.environments.text import mean_of_numbers
 from palestra.environments.threads import CallThreads
 from palestra.types.gym import is_gym
-from palestra.types.rollouts import Task
+from palestra.types.rollouts import CODING, Task
 
 if TYPE_CHECKING:
     from palestra.config.environment_entries import EnvironmentEntry
@@ -76,9 +76,10 @@ class EnvironmentSet:
         found = [EntryTasks(known.entry, _tasks(known, split)) for known in self._known.values()]
         for entry, tasks in found:
             if not tasks and split == "train":
-                is_known = self._known[entry.name].spec or is_gym(entry.name)
+                is_known = self._known[entry.name].spec or _has_other_players(entry.name)
                 why = "brings no tasks of its own" if is_known else "is not installed here"
-                raise TaskFileError(f"environment {entry.name!r} {why}; name a JSONL file: environments[].tasks")
+                kind = "a folder of task folders" if entry.name == CODING else "a JSONL file"
+                raise TaskFileError(f"environment {entry.name!r} {why}; name {kind}: environments[].tasks")
         return [one for one in found if one.tasks]
 
     def open(self, task: Task) -> EnvSession:
@@ -118,8 +119,13 @@ class EnvironmentSet:
         self.close()
 
 
+def _has_other_players(name: str) -> bool:
+    """Whether tasks are played by servers of a gym, or by agents, and never turn by turn in this process."""
+    return is_gym(name) or name == CODING
+
+
 def _find(entry: EnvironmentEntry, place: int, is_elsewhere: bool) -> _Known:
-    if is_gym(entry.name):
+    if _has_other_players(entry.name):
         return _Known(entry, None, None)
     try:
         found = spec(entry.name)
@@ -140,6 +146,10 @@ def _tasks(known: _Known, split: Split) -> Sequence[Task]:
     if is_gym(entry.name):
         return gym_tasks(entry, split)
     file = entry.tasks if split == "train" else entry.eval_tasks
+    if entry.name == CODING:
+        from palestra.environments.coding import coding_tasks  # it needs what sandboxes need, other environments do not
+
+        return [] if file is None else coding_tasks(file)
     if file is not None:
         return read_tasks(file, entry.name)
     own = getattr(known.env_class, "tasks", None)

@@ -12,6 +12,9 @@ from palestra.util.json_types import JsonObject
 Message = JsonObject
 """`role` and `content`, as chat templates take them."""
 
+CODING = "coding"
+"""The environment of coding tasks, which agents play in sandboxes."""
+
 
 class RolloutStop(StrEnum):
     """Why a rollout ended."""

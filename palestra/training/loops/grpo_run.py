@@ -45,7 +45,7 @@ def open_environments(config: GrpoConfig) -> EnvironmentSet:
         config.environments,
         env_threads=rollout.env_threads,
         env_timeout_s=rollout.env_timeout_s,
-        are_elsewhere=config.rollouts == "episodes" and not config.episodes.players,
+        are_elsewhere=config.rollouts == "episodes" and not config.players,
     )
 
 
@@ -92,7 +92,7 @@ async def run_grpo(config: GrpoConfig, session: TrainingSession) -> RunStatus:
 async def open_sources(
     config: GrpoConfig, session: TrainingSession, environments: EnvironmentSet
 ) -> AsyncIterator[RolloutSources]:
-    if config.rollouts == "episodes":
+    if config.rollouts != "local":
         async with EpisodeRun.open(config, session, environments) as episodes:
             yield RolloutSources(episodes.source, episodes.eval_source, episodes)
         return

@@ -21,10 +21,17 @@ STALE = "stale_weights"
 
 
 class EpisodeReader:
-    """Converts episodes. `step_of` maps the server's versions of weights to this run's steps."""
+    """Converts episodes. `step_of` maps the server's versions of weights to this run's steps; `is_trained` says which
+    conversations beside the main one are kept, by their agents (None: all)."""
 
-    def __init__(self, tokenizer: ChatTokenizer, step_of: Callable[[int], int]) -> None:
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        step_of: Callable[[int], int],
+        is_trained: Callable[[str], bool] | None = None,
+    ) -> None:
         self._tokenizer, self._step_of = tokenizer, step_of
+        self._is_trained = is_trained or (lambda _agent: True)
 
     def group(self, played: PlayedGroup, request: GroupRequest, newest: int) -> Group:
         """`newest` is the step that the group is played for."""
@@ -43,9 +50,9 @@ class EpisodeReader:
         own, *others = [self._branch(one, newest) for one in episode.trajectories] or [nothing]
         rollout.prompt, rollout.turns, rollout.agent = own.prompt, own.turns, own.agent
         rollout.temperature = own.temperature
-        for number, branch in enumerate(others, 1):
+        rollout.branches = [branch for branch in others if self._is_trained(branch.agent)]
+        for number, branch in enumerate(rollout.branches, 1):
             branch.id = f"{rollout.id}/{number}"
-        rollout.branches = others
         rollout.metrics = dict(result.metrics)
         rollout.seconds = max(0.0, (info.ended_at or 0.0) - (info.claimed_at or info.ended_at or 0.0))
         rollout.messages = self._messages(rollout, request, result)

@@ -17,8 +17,10 @@ from palestra.config.train import GrpoConfig
 from palestra.environments.environment_set import EnvironmentSet
 from palestra.episodes import AsyncEpisodeClient, AsyncRun, EpisodeClientError, RunSettings, play_async
 from palestra.episodes.client import api
+from palestra.episodes.client.players import AsyncPlayer
 from palestra.training.aliases import api_key
 from palestra.training.policy import PolicySampler
+from palestra.training.rollouts.agent_rollouts import agent_player, agent_sampling, trained_branches
 from palestra.training.rollouts.episode_log import EpisodeLog, refused_to_us
 from palestra.training.rollouts.episode_names import GroupIdentity, GroupNames
 from palestra.training.rollouts.episode_player import EnvironmentPlayer, sampling_tags
@@ -51,7 +53,7 @@ class EpisodeRun:
         # one publication at a time, otherwise an older version could come after a newer one
         self._publishing = asyncio.Lock()
         self.log = EpisodeLog(run, self._names, session.state, self._first_cursor())
-        reader = EpisodeReader(session.tokenizer, identity.step_of)
+        reader = EpisodeReader(session.tokenizer, identity.step_of, trained_branches(config))
         context = EpisodeContext(run, self.log, reader, self, environments.packed, config.episodes, set())
         settings = RolloutSettings.of(config.rollout)
         eval_settings = RolloutSettings.of(config.rollout, config.eval.temperature)
@@ -153,9 +155,9 @@ class EpisodeRun:
         self, client: AsyncEpisodeClient, config: GrpoConfig, environments: EnvironmentSet
     ) -> AsyncIterator[None]:
         tasks = [asyncio.create_task(self.log.follow(), name="episode log")]
-        if config.episodes.players:
-            player = EnvironmentPlayer(environments, RolloutSettings.of(config.rollout))
-            tasks.append(asyncio.create_task(self._play(client, player, config.episodes.players), name="players"))
+        if config.players:
+            player = self._player(client, config, environments)
+            tasks.append(asyncio.create_task(self._play(client, player, config.players), name="players"))
         try:
             yield
         finally:
@@ -163,7 +165,12 @@ class EpisodeRun:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _play(self, client: AsyncEpisodeClient, player: EnvironmentPlayer, count: int) -> None:
+    def _player(self, client: AsyncEpisodeClient, config: GrpoConfig, environments: EnvironmentSet) -> AsyncPlayer:
+        if config.rollouts == "agent":
+            return agent_player(config, client, self._session.run.path)
+        return EnvironmentPlayer(environments, RolloutSettings.of(config.rollout))
+
+    async def _play(self, client: AsyncEpisodeClient, player: AsyncPlayer, count: int) -> None:
         try:
             with refused_to_us("this run's own players cannot claim"):
                 await play_async(client, player, run=self._run.name, concurrency=count, claim_s=CLAIM_S, drain_s=0.0)
@@ -180,11 +187,13 @@ def run_settings(config: GrpoConfig, known: RunSettings) -> RunSettings:
         max_lag=config.asynchronous.max_staleness,
         lease_s=config.episodes.lease_s,
         max_attempts=config.episodes.max_attempts,
+        sampling=agent_sampling(config) if config.rollouts == "agent" else known.sampling,
     )
 
 
 def where_to_play(config: GrpoConfig, url: str, name: str) -> str:
-    here = f"{config.episodes.players} players here" if config.episodes.players else "nobody plays here"
+    here = f"{config.players} players here" if config.players else "nobody plays here"
+    command = f"agent play {config.agent.command[0]} --tasks FOLDER" if config.rollouts == "agent" else "episode play"
     if config.server is None:
         return f"episodes of run {name!r}: {here}; for players elsewhere: palestra serve, and train with --server URL"
-    return f"episodes of run {name!r}: {here}; elsewhere: palestra episode play --server {url} --run {name}"
+    return f"episodes of run {name!r}: {here}; elsewhere: palestra {command} --server {url} --run {name}"

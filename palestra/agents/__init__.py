@@ -1,0 +1,6 @@
+"""Command-line agents that play episodes of coding tasks in sandboxes. Begin at `player`."""
+
+from palestra.agents.named import AGENTS, UnknownAgent, find_agent
+from palestra.agents.player import AgentPlayer
+
+__all__ = ["AGENTS", "AgentPlayer", "UnknownAgent", "find_agent"]

@@ -1,0 +1,198 @@
+"""Plays an episode of a coding task with an agent in a sandbox.
+
+Owns: the order of things, from the sandbox to the result. Never touches: claiming and leases, which the client
+library's pool has; how sandboxes, agents and verifiers work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from palestra.agents.endings import AgentEnding, AgentRun, attempt_of
+from palestra.agents.installation import Installation, find_installation
+from palestra.agents.named import find_agent
+from palestra.agents.program import AgentTask
+from palestra.agents.records import PATCH, VERIFIER, EpisodeRecord
+from palestra.coding import CodingTask, TaskError, VerifierError, diff, prepare, task_spec, verify
+from palestra.config.agents import AgentConfig
+from palestra.episodes import AsyncEpisode, AsyncEpisodeClient, EpisodeApiError, EpisodeError, EpisodeResult
+from palestra.sandbox import ModelDoor, Sandbox, SandboxEnded, SandboxError, SandboxUnavailable, backend, sandbox
+from palestra.sandbox.local.backend import PATH as LOCAL_PATH
+from palestra.types.timelines import AttemptTimeline
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+OF_THIS_MACHINE = ("local",)
+"""Backends whose sandboxes have the programs of this machine. In others an agent is found by its name."""
+LOOK_S = 0.5  # how soon an agent is ended whose episode was lost
+MOST_LOG = 16 * 1024 * 1024
+PUT = 'mkdir -p "$HOME/$(dirname "$0")" && cat > "$HOME/$0"'
+FAILURES = {AgentEnding.TIMEOUT: "timeout"}
+"""Types of errors that the trainer knows by name; others are failures of the environment."""
+
+
+class EpisodeLost(Exception):
+    """The server has given the episode to another player, or cancelled it."""
+
+
+class AgentPlayer:
+    """Plays episodes for the client library's pool: call it with an episode. Raises UnknownAgent, SandboxError and
+    SandboxUnavailable when it is made, if it could play nothing here."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        tasks: Mapping[str, CodingTask],
+        folder: Path,
+        client: AsyncEpisodeClient,
+        on_unknown: Callable[[str], None] | None = None,
+    ) -> None:
+        """`folder` gets a folder for each episode. `on_unknown` is called with the reason when a task is not among
+        these; its episode is released for another player."""
+        self._config, self._tasks, self._folder = config, tasks, folder
+        self._client, self._on_unknown = client, on_unknown
+        self._agent = find_agent(config.command)
+        is_here = config.sandbox in OF_THIS_MACHINE
+        self._installed = find_installation(self._agent.program) if is_here else Installation(self._agent.program)
+        if problem := backend(config.sandbox).problem():
+            raise SandboxUnavailable(problem)
+
+    async def __call__(self, episode: AsyncEpisode) -> EpisodeResult | None:
+        task = self._tasks.get(episode.task.id)
+        if task is None:
+            reason = f"there is no task {episode.task.id!r} in the folder of tasks"
+            await episode.release(reason)
+            if self._on_unknown is not None:
+                self._on_unknown(reason)
+            return None
+        record = EpisodeRecord(self._folder, episode.id, episode.attempt)
+        try:
+            result = await _while_held(episode, self._play(episode, task, record))
+        except EpisodeLost:
+            return None
+        except SandboxError as error:  # this machine's fault, not the agent's: an agent never raises
+            log.warning("episode %s is given back: %s", episode.id, error)
+            await episode.release(f"{type(error).__name__}: {error}"[:500])
+            return None
+        except (TaskError, VerifierError) as error:
+            log.warning("episode %s has no reward: %s", episode.id, error)
+            if isinstance(error, VerifierError):
+                record.write(VERIFIER, error.log)
+            result = EpisodeResult(error=EpisodeError(type=type(error).__name__, message=str(error)[:2000]))
+        record.result(
+            {
+                "task": task.id,
+                "attempt": episode.attempt,
+                "reward": result.reward,
+                "metrics": result.metrics,
+                **result.metadata,
+                "error": None if result.error is None else result.error.message,
+            }
+        )
+        return result
+
+    async def _play(self, episode: AsyncEpisode, task: CodingTask, record: EpisodeRecord) -> EpisodeResult:
+        door = ModelDoor(episode.base_url)
+        told = AgentTask(
+            prompt=task.instruction, model=episode.model, base_url=door.inside_url, api_key=episode.api_key
+        )
+        spec = await task_spec(
+            task,
+            self._config.sandbox,
+            env=self._path(),
+            door=door,
+            host_folders=(*self._installed.folders, *map(str, self._config.visible)),
+        )
+        async with sandbox(self._config.sandbox, spec) as box:
+            await prepare(task, box)
+            for name, text in self._agent.home_files(told).items():
+                await _put_at_home(box, name, text)
+            run = await self._run(episode, task, told, box, record)
+            ending = run.ending
+            metrics = _metrics(run, ending)
+            facts = {"ending": str(ending), "status": run.status, "agent": self._agent.name}
+            worth = ending.worth(self._config)
+            if worth == "error":
+                why = f"the agent's ending was {ending}, status {run.status}: {record.last_line()}"
+                error = EpisodeError(type=FAILURES.get(ending, f"Agent{ending.title()}"), message=why)
+                return EpisodeResult(error=error, metrics=metrics, metadata=facts)
+            if worth != "verify":
+                return EpisodeResult(reward=worth, metrics=metrics, metadata=facts)
+            if run.patch is None:
+                return EpisodeResult(reward=0.0, metrics=metrics, metadata=facts)
+            verdict = await verify(task, box)
+        record.write(VERIFIER, verdict.log)
+        metrics |= {**verdict.parts, "verifier_s": verdict.seconds}
+        return EpisodeResult(reward=verdict.reward, metrics=metrics, metadata=facts)
+
+    def _path(self) -> dict[str, str]:
+        more = self._installed.search_path
+        return {"PATH": ":".join((*more, LOCAL_PATH))} if more else {}
+
+    async def _run(
+        self, episode: AsyncEpisode, task: CodingTask, told: AgentTask, box: Sandbox, record: EpisodeRecord
+    ) -> AgentRun:
+        """Runs the agent to its end, and finds out what it did."""
+        _, *arguments = self._agent.command(told)
+        began = time.monotonic()
+        status, is_late, patch = -1, False, None
+        try:
+            done = await box.exec(
+                [self._installed.program, *arguments],
+                env=self._agent.environment(told),
+                limit_s=self._config.timeout_s or task.limits.agent_s,
+                max_output=MOST_LOG,
+                on_output=record.log,
+            )
+            status, is_late = done.status, done.is_late
+            seconds = time.monotonic() - began
+            patch = await diff(task, box)
+            record.write(PATCH, patch)
+        except SandboxEnded as error:
+            seconds = time.monotonic() - began
+            await record.log(2, f"\n{error}\n".encode())
+        calls = await self._calls(episode)
+        if calls is not None:
+            record.transcript(calls)
+        return AgentRun(status=status, is_late=is_late, seconds=seconds, patch=patch, calls=calls)
+
+    async def _calls(self, episode: AsyncEpisode) -> AttemptTimeline | None:
+        try:
+            return attempt_of(await self._client.timeline(episode.id), episode.attempt)
+        except EpisodeApiError as error:
+            if error.status != 403:
+                raise
+            return None
+
+
+async def _while_held(episode: AsyncEpisode, work: Coroutine[Any, Any, T]) -> T:
+    """Runs until the work has ended, or the episode is lost; then the work is cancelled, and with it the sandbox."""
+    playing = asyncio.create_task(work, name=f"agent of {episode.id}")
+    try:
+        while not playing.done():
+            await asyncio.wait({playing}, timeout=LOOK_S)
+            if not playing.done() and not episode.can_continue:
+                log.info("episode %s was lost: %s", episode.id, episode.reason)
+                raise EpisodeLost(episode.reason)
+        return playing.result()
+    finally:
+        playing.cancel()
+        await asyncio.gather(playing, return_exceptions=True)
+
+
+async def _put_at_home(box: Sandbox, name: str, text: str) -> None:
+    done = await box.exec(["/bin/sh", "-c", PUT, name], stdin=text.encode())
+    if done.status:
+        raise SandboxError(f"the agent's settings cannot be written: {done.stderr.decode(errors='replace')[:200]}")
+
+
+def _metrics(run: AgentRun, ending: AgentEnding) -> dict[str, float]:
+    shares = {one: float(one is ending) for one in AgentEnding if one is not AgentEnding.SILENT}
+    calls = {} if run.calls is None else {"model_calls": float(len(run.calls.calls))}
+    return {**{f"ending/{name}": value for name, value in shares.items()}, "agent_s": run.seconds, **calls}
