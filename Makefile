@@ -119,13 +119,23 @@ cookbook-distillation: .venv/.ready .venv-cookbook/.ready ## the cookbook's on-p
 	.venv-skyrl/bin/python -m pip --disable-pip-version-check install -qq "skyrl-gym==0.4.0" msgspec pydantic pytest
 	@touch $@
 
+.venv-inspect/.ready:
+	$(PYTHON) -m venv .venv-inspect
+	.venv-inspect/bin/python -m pip --disable-pip-version-check install -qq "inspect_ai==0.3.285" anthropic openai
+	@touch $@
+
+.venv-lm-eval/.ready:
+	$(PYTHON) -m venv .venv-lm-eval
+	.venv-lm-eval/bin/python -m pip --disable-pip-version-check install -qq "lm_eval[api]==0.4.13" transformers
+	@touch $@
+
 .mcp-conformance/.ready:
 	npm install --silent --prefix .mcp-conformance @modelcontextprotocol/conformance@0.2.0-alpha.12
 	@touch $@
 
-CLIENTS := .venv-mcp1 .venv-fleet .venv-openenv .venv-verifiers .venv-skyrl .venv-cookbook .mcp-conformance
+CLIENTS := .venv-mcp1 .venv-fleet .venv-openenv .venv-verifiers .venv-skyrl .venv-inspect .venv-lm-eval .venv-cookbook .mcp-conformance
 
-clients: $(addsuffix /.ready,$(CLIENTS)) ## mcp 1.x, fleet-python, openenv, verifiers, skyrl-gym, the cookbook, MCP's suite: for test-e2e
+clients: $(addsuffix /.ready,$(CLIENTS)) ## mcp 1.x, fleet-python, openenv, verifiers, skyrl-gym, inspect_ai, lm_eval, the cookbook, MCP's suite: for test-e2e
 
 # Agents and frameworks as their users have them. What cannot share an environment has one of its own.
 NPM_AGENTS := @anthropic-ai/claude-code@2.1.325 @openai/codex@0.166.0 opencode-ai@1.18.18 @qwen-code/qwen-code@0.24.4

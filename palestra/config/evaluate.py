@@ -13,7 +13,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from palestra.config.base import Config, Folder
 from palestra.config.bundled import EPHEBE
-from palestra.config.environment_entries import EnvironmentEntry
+from palestra.config.environment_entries import EnvironmentEntry, check_gyms
 from palestra.config.errors import ConfigError
 from palestra.config.judges import JudgeConfig, check_judges
 from palestra.config.load import Layers, merge_layers, read_file, validate
@@ -67,11 +67,11 @@ class EvaluationConfig(Config):
     """If the server does not answer a call for this time, the evaluation ends; it can be resumed."""
 
     @model_validator(mode="after")
-    def _no_gyms(self) -> EvaluationConfig:
+    def _is_playable(self) -> EvaluationConfig:
         check_judges(self.judges, self.environments, self.samples, "samples")
-        for entry in self.environments:
-            if is_gym(entry.name):
-                raise ValueError(f"{entry.name!r} is evaluated by its own command: palestra gym collect")
+        check_gyms(self.environments, "local", "async")
+        if self.api == "anthropic" and any(is_gym(entry.name) for entry in self.environments):
+            raise ValueError("the servers of a gym call models by OpenAI's API; Anthropic's cannot be evaluated by one")
         return self
 
 
@@ -83,10 +83,13 @@ FROM_TRAINING: dict[str, tuple[str, ...]] = {
 
 
 def load_evaluation_config(
-    environments: Sequence[str], files: Iterable[str | Path], overrides: Iterable[str], saved: JsonObject | None = None
+    environments: Sequence[JsonObject],
+    files: Iterable[str | Path],
+    overrides: Iterable[str],
+    saved: JsonObject | None = None,
 ) -> EvaluationConfig:
-    """`environments` are played besides those of the files, which may be configs of training runs. `saved`: the config
-    of an evaluation to continue."""
+    """`environments` are entries that are played besides those of the files, which may be configs of training runs.
+    `saved`: the config of an evaluation to continue."""
     layers = Layers()
     if saved is not None:
         layers.merge(saved, "the evaluation's own config")
@@ -94,7 +97,7 @@ def load_evaluation_config(
         layers.merge(_evaluation_of(read_file(Path(file))), str(file))
     if environments:
         known = layers.data.get("environments", [])
-        layers.merge({"environments": [*known, *({"name": name} for name in environments)]}, "the command line")
+        layers.merge({"environments": [*known, *environments]}, "the command line")
     merge_layers(layers, (), overrides)
     if not layers.data.get("environments"):
         raise ConfigError(["name an environment to play, or a config with some; to list them: palestra env list"])

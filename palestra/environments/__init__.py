@@ -37,6 +37,7 @@ __all__ = [
     "tool",
 ]
 
+register("answers", "palestra.environments.bundled.answers:Answers")
 register("arithmetic", "palestra.environments.bundled.arithmetic:Arithmetic")
 register("fleet_task", "palestra.environments.fleet:FleetTaskEnv")
 register("fleet", "palestra.environments.fleet:FleetTaskEnv")  # the short name, for configs

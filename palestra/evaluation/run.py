@@ -17,8 +17,10 @@ from palestra.endpoints.models import ModelPlace, open_models
 from palestra.environments.environment_set import EnvironmentSet
 from palestra.environments.errors import JudgeError
 from palestra.environments.judging import Judges
-from palestra.evaluation.endpoint import PROMPT_TOKENS, SAMPLED_TOKENS, EndpointPlayer
+from palestra.evaluation.endpoint import EndpointPlayer
 from palestra.evaluation.errors import EvaluationError
+from palestra.evaluation.gym_player import open_gym_players
+from palestra.evaluation.token_counts import PROMPT_TOKENS, SAMPLED_TOKENS
 from palestra.runs.reader import RunStatus
 from palestra.runs.record_files import LineFile, read_lines
 from palestra.runs.writer import EventKind, RunFolder
@@ -102,8 +104,11 @@ async def _play(
     try:
         log = run.path / "logs" / "server.log"
         place = model_place(config, key)
-        async with open_models([config.model], place, run.path / "engine", log, listener.note) as [endpoint]:
-            player = EndpointPlayer(endpoint, environments, settings, config.patience_s)
+        async with (
+            open_models([config.model], place, run.path / "engine", log, listener.note) as [endpoint],
+            open_gym_players(config.environments, endpoint, settings, log.parent, listener.note) as gyms,
+        ):
+            player = EndpointPlayer(endpoint, environments, settings, config.patience_s, gyms)
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(player.play(request, index)) for request, index in left]
                 for task in asyncio.as_completed(tasks):

@@ -247,7 +247,9 @@ def test_wrong_arguments_are_one_clear_line(write, args, said):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "command", [["check"], ["stats"], ["split", "--part", "eval=10"], ["convert", "--to", "sharegpt"]], ids=str
+    "command",
+    [["check"], ["stats"], ["split", "--part", "eval=10", "--by", "id"], ["convert", "--to", "sharegpt"]],
+    ids=str,
 )
 def test_large_files_are_read_in_little_memory(tmp_path, command):
     said = "x" * 2000

@@ -113,10 +113,10 @@ def show(which: str, root: Path, as_json: bool) -> None:
         return
     facts, config = about["facts"], about["config"]
     environments = ", ".join(entry["name"] for entry in config.get("environments", []))
+    steps = f", {summary['last_step'] or 0} of {config['steps']} steps" if "steps" in config else ""
     rows = {
         "run": f"{found.name} ({about['kind']}), {found.path}",
-        "status": f"{status}, {summary['last_step'] or 0} of {config.get('steps')} steps in "
-        f"{duration_text(summary['seconds'])}",
+        "status": f"{status}{steps} in {duration_text(summary['seconds'])}",
         "model": model_name(config),
         "environments": environments,
         "started": f"{time_text(about['created'])} on {facts['host']}, attempts: {summary['attempts']}",

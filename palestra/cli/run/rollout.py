@@ -115,7 +115,7 @@ def matching(
 ) -> Iterator[JsonObject]:
     from palestra.runs.reader import Part
 
-    part = Part.EVAL if evals else Part.ROLLOUTS
+    part = Part.EVAL if evals or not run.steps(Part.ROLLOUTS) else Part.ROLLOUTS  # an evaluation has no others
     for one in [step] if step is not None else reversed(run.steps(part)):
         yield from (record for record in run.read_rollouts(one, part) if matches(record))
 
