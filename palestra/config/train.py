@@ -23,6 +23,7 @@ from pydantic import (
 from palestra.config.base import Config, Dataset, Folder
 from palestra.config.bundled import EPHEBE
 from palestra.config.card import CardConfig
+from palestra.config.difficulty import DifficultyConfig
 from palestra.config.distillation import DistillationConfig, TeacherConfig, teacher_by_environment
 from palestra.config.environment_entries import EnvironmentEntry, check_gyms
 from palestra.config.errors import ConfigError
@@ -304,6 +305,8 @@ class GrpoConfig(RunConfig):
     """Solutions to imitate before the first step."""
     rollout: RolloutConfig = RolloutConfig()
     data: DataConfig = DataConfig()
+    difficulty: DifficultyConfig | None = None
+    """Chooses tasks by how often they are solved. None: all are played, in their order."""
     penalty: PenaltyConfig = PenaltyConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     eval: EvalConfig = EvalConfig()

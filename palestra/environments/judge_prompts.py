@@ -38,17 +38,17 @@ def score_request(judge: JudgeConfig, rubric: str, task: Task, rollout: Rollout)
     if judge.shows == "conversation":
         shown = _tagged("conversation", _conversation(rollout.messages))
     else:
-        shown = f"{_task(task)}\n\n{_tagged('answer', last_answer(rollout))}"
+        shown = f"{_task(rollout)}\n\n{_tagged('answer', last_answer(rollout))}"
     return _messages(rubric, ask, f"{shown}{_reference(judge, task)}")
 
 
 def rank_request(judge: JudgeConfig, rubric: str, task: Task, rollouts: Sequence[Rollout]) -> list[Message]:
     """`rollouts` are shown as answers 1, 2, … in this order."""
     example = ", ".join(map(str, range(len(rollouts), 0, -1)))
-    shown = [_task(task)]
+    shown = [_task(rollouts[0])]
     for number, rollout in enumerate(rollouts, 1):
-        after = rollout.messages[len(task.prompt) :]
-        text = _conversation(after) if judge.shows == "conversation" else last_answer(rollout)
+        played = rollout.messages[_beginning(rollout) :]
+        text = _conversation(played) if judge.shows == "conversation" else last_answer(rollout)
         shown.append(_tagged(f"answer-{number}", text))
     ask = ASK_RANKING.format(count=len(rollouts), example=example)
     return _messages(rubric, ask, "\n\n".join(shown) + _reference(judge, task))
@@ -81,8 +81,15 @@ def _messages(rubric: str, ask: str, shown: str) -> list[Message]:
     return [{"role": "system", "content": system}, {"role": "user", "content": shown}]
 
 
-def _task(task: Task) -> str:
-    return _tagged("task", _conversation(task.prompt))
+def _task(rollout: Rollout) -> str:
+    return _tagged("task", _conversation(rollout.messages[: _beginning(rollout)]))
+
+
+def _beginning(rollout: Rollout) -> int:
+    """Returns the number of messages before the assistant's first: the task as it was posed, which an environment may
+    have changed."""
+    roles = [message.get("role") for message in rollout.messages]
+    return roles.index("assistant") if "assistant" in roles else len(roles)
 
 
 def _reference(judge: JudgeConfig, task: Task) -> str:

@@ -124,8 +124,12 @@ class DockerSandbox(CommandSandbox):
     def _folders(self, folder: OwnedFolder) -> list[str]:
         sixteenth = self.spec.limits.disk_bytes // 16
         found = ["--shm-size", str(SHARES["shm"] * sixteenth)]
-        for path, share in ((self.spec.workdir, SHARES["work"]), (HOME, SHARES[HOME])):
-            options = f"rw,exec,nosuid,nodev,mode=1777,size={share * sixteenth}{self.tmpfs_options}"
+        more = dict.fromkeys(self.spec.writable)
+        each = SHARES["work"] // 4 * sixteenth // len(more) if more else 0  # of what the working folder has otherwise
+        sizes = {**dict.fromkeys(more, each), HOME: SHARES[HOME] * sixteenth}
+        sizes[self.spec.workdir] = SHARES["work"] * sixteenth - each * len(more)
+        for path, size in sizes.items():
+            options = f"rw,exec,nosuid,nodev,mode=1777,size={size}{self.tmpfs_options}"
             found += ["--tmpfs", f"{path}:{options}"]
         first = folder.path / "first-process"
         first.write_bytes(first_process.executable())

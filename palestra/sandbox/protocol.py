@@ -15,6 +15,9 @@ from palestra.sandbox.spec import ExecResult, OutputSink, SandboxSpec
 class Sandbox(Protocol):
     """A place for programs of others. Used as `async with`, which starts and stops it."""
 
+    spec: SandboxSpec
+    """What it was made with."""
+
     def __init__(self, spec: SandboxSpec) -> None: ...
 
     @staticmethod

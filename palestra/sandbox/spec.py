@@ -77,6 +77,8 @@ class SandboxSpec:
     """The machine, for backends that reach another: `[user@]name` for ssh, a node's address for ray (None: any)."""
     workdir: str = "/work"
     """Where commands run; writable, and what `snapshot` keeps."""
+    writable: tuple[str, ...] = ()
+    """Further folders that can be written, such as `/tests`; they begin empty. With ssh, the machine says what is."""
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The environment of commands; nothing of the owner's comes in. The episode's key goes here."""
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
@@ -90,7 +92,7 @@ class SandboxSpec:
     limits: SandboxLimits = field(default_factory=SandboxLimits)
 
     def __post_init__(self) -> None:
-        for path in (self.workdir, *self.host_folders):
+        for path in (self.workdir, *self.writable, *self.host_folders):
             if not path.startswith("/") or ".." in Path(path).parts or path == "/":
                 raise ValueError(f"should be an absolute path below /, without .., is {path!r}")
 

@@ -280,20 +280,22 @@ def judged_config(endpoint: str, url: str, runs: Path, **more: Any) -> dict[str,
     return {"server": url, "runs": str(runs), "environments": environments, "judges": {"sums": judge}, **more}
 
 
-def test_a_training_run_is_graded_by_its_judge(endpoint, ephebe_url, tmp_path):
+@pytest.mark.parametrize("rollouts", ["local", "episodes"])
+def test_a_training_run_is_graded_by_its_judge(endpoint, ephebe_url, tmp_path, rollouts):
     from palestra.training.launch import train
 
-    config = load_train_config([], [], merged(SMALL, judged_config(endpoint, ephebe_url, tmp_path, steps=1)))
+    settings = judged_config(endpoint, ephebe_url, tmp_path, steps=1, rollouts=rollouts, alias=f"judged-{rollouts}")
+    config = load_train_config([], [], merged(SMALL, settings))
     with RunFolder.create(config.runs, "judged", config) as run:
         asyncio.run(train(config, run, Silence()))
     (row,) = run.read_metrics()
     assert row["env/arithmetic/judge_score"] == 0.5
     assert row["judge/calls"] >= 1
-    rollouts = run.read_rollouts(1)
-    assert all(one["reward"] == 0.5 + one["judgement"]["own_reward"] for one in rollouts)
-    assert {one["judgement"]["answer"] for one in rollouts} == {PLAIN}
+    records = run.read_rollouts(1)
+    assert all(one["reward"] == 0.5 + one["judgement"]["own_reward"] for one in records)
+    assert {one["judgement"]["answer"] for one in records} == {PLAIN}
     assert KEY not in (run.path / "config.json").read_text()
-    shown = CliRunner().invoke(main, ["rollout", "show", rollouts[0]["id"], "--run", "judged", "--runs", str(tmp_path)])
+    shown = CliRunner().invoke(main, ["rollout", "show", records[0]["id"], "--run", "judged", "--runs", str(tmp_path)])
     assert f"judge sums: 0.5\n{PLAIN}" in shown.output
 
 

@@ -97,7 +97,7 @@ class LocalSandbox(CommandSandbox):
     async def _launch(self) -> list[int]:
         """Returns the descriptors that the helper sends: process 1, /proc, and the door's socket."""
         spec = self.spec
-        writable = [spec.workdir, bubblewrap.HOME, "/tmp", "/dev/shm"]
+        writable = [*dict.fromkeys((spec.workdir, bubblewrap.HOME, "/tmp", "/dev/shm", *spec.writable))]
         order = {
             **self._common,
             "bwrap": bubblewrap.program(),

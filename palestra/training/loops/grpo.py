@@ -99,6 +99,7 @@ class GrpoLoop:
         with clock.of(Stage.SYNC):
             sampler = await self._policy.publish(version + 1)
         self._state.step = version + 1
+        self._parts.requests.observe(groups)
         self._state.position, self._state.pending = self._parts.requests.position, collector.pending
         metrics = step_metrics(
             groups,

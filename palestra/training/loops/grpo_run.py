@@ -17,6 +17,7 @@ from palestra.environments.task_order import TaskOrder
 from palestra.runs.reader import RunStatus
 from palestra.training.loops.evaluation import Evaluator
 from palestra.training.loops.grpo import GrpoLoop, GrpoParts
+from palestra.training.rollouts.difficulty import TaskFilter
 from palestra.training.rollouts.episode_run import EpisodeRun
 from palestra.training.rollouts.gym_player import open_gym_players
 from palestra.training.rollouts.judged import judged
@@ -57,8 +58,12 @@ async def run_grpo(config: GrpoConfig, session: TrainingSession) -> RunStatus:
             if isinstance(config, DistillConfig):
                 teachers = await stack.enter_async_context(open_teachers(config, session))
             order = TaskOrder([(entry.weight, tasks) for entry, tasks in environments.tasks("train")], config.seed)
-            state = session.state
-            requests = RequestMaker(order, config.seed, config.rollout.group_size, state.position, state.pending)
+            state, task_filter = session.state, None
+            if config.difficulty is not None:
+                task_filter = TaskFilter(config.difficulty, config.eval.success, state.difficulty)
+            requests = RequestMaker(
+                order, config.seed, config.rollout.group_size, state.position, state.pending, task_filter
+            )
             evaluator = None
             if config.eval.every and (tasks := eval_tasks(config, environments)):
                 evaluator = Evaluator(
@@ -70,7 +75,7 @@ async def run_grpo(config: GrpoConfig, session: TrainingSession) -> RunStatus:
                     environments.aggregate,
                 )
             ledger = sources.episodes.log if sources.episodes else None
-            reporters = [judges.take_metrics, *([ledger.take_metrics] if ledger else [])]
+            reporters = [part.take_metrics for part in (judges, ledger, task_filter) if part is not None]
             parts = GrpoParts(
                 judged(sources.train, judges),
                 requests,
