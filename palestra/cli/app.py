@@ -11,6 +11,7 @@ from palestra import __version__
 from palestra.cli.lazy import LazyCommand, LazyGroup
 
 COMMANDS = [
+    LazyCommand("agent", "palestra.cli.agent:agent", "Let command-line agents play coding tasks, or list the agents."),
     LazyCommand("alias", "palestra.cli.alias:alias", "Name models of a running server, and move the names."),
     LazyCommand("chat", "palestra.cli.chat.command:chat", "Talk to a model in the terminal."),
     LazyCommand(

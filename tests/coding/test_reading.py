@@ -103,6 +103,15 @@ def test_a_link_out_of_a_task_is_refused(tmp_path: Path) -> None:
         read_task(folder)
 
 
+def test_names_are_hidden_only_where_the_format_has_them(tmp_path: Path) -> None:
+    nested = {"src/tests/a.py": "1", "src/Dockerfile": "x"}
+    task = read_task(folders.terminal_bench(tmp_path / "a", **nested))
+    assert [one.path for one in task.files] == ["/app/question.txt", "/app/src/Dockerfile", "/app/src/tests/a.py"]
+    explicit = "FROM base\nWORKDIR /app\nCOPY tests /app/tests\nCOPY solution.sh question.txt ./\n"
+    task = read_task(folders.terminal_bench(tmp_path / "b", Dockerfile=explicit))
+    assert [one.path for one in task.files] == ["/app/question.txt"]
+
+
 def test_a_folder_of_tasks_is_read_in_order(tmp_path: Path) -> None:
     folders.harbor(tmp_path / "b")
     folders.terminal_bench(tmp_path / "a")

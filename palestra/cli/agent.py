@@ -1,0 +1,24 @@
+"""`palestra agent`: command-line agents and the coding tasks that they play.
+
+Owns: the group. Never touches: what its commands do.
+"""
+
+from __future__ import annotations
+
+import rich_click as click
+
+from palestra.cli.lazy import LazyCommand, LazyGroup
+
+
+@click.group(
+    cls=LazyGroup,
+    lazy=[
+        LazyCommand("convert", "palestra.cli.agent_tasks:convert", "Make coding tasks of SWE-style rows."),
+        LazyCommand(
+            "tasks", "palestra.cli.agent_tasks:tasks", "List coding tasks and whether they can be played here."
+        ),
+        LazyCommand("verify", "palestra.cli.agent_tasks:verify", "Play the solution of coding tasks, and judge it."),
+    ],
+)
+def agent() -> None:
+    """Let command-line agents play coding tasks, or list the agents."""
