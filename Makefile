@@ -26,7 +26,7 @@ COOKBOOK_TORCH_PIP := $(COOKBOOK_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_IN
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-slow test-gpu test-e2e test-ray test-agents agents nemo-gym demo cookbook clients lightning vllm check format bench house docs test-docs clean
+.PHONY: help venv test test-slow test-gpu test-e2e test-ray test-agents agents nemo-gym demo cookbook cookbook-distillation clients lightning vllm check format bench house docs test-docs clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +90,9 @@ demo: .venv/.ready ## a small agent learns to use tools, in minutes on a CPU
 cookbook: .venv/.ready .venv-cookbook/.ready ## recipes of tinker-cookbook, unmodified, against our server (ARGS=--all)
 	$(BIN)/python cookbook/run.py --python .venv-cookbook/bin/python $(ARGS)
 
+cookbook-distillation: .venv/.ready .venv-cookbook/.ready ## the cookbook's on-policy distillation beside ours, on the same prompts
+	$(BIN)/python cookbook/distillation.py --python .venv-cookbook/bin/python $(ARGS)
+
 # Clients that cannot share our environment, for the platform's e2e tests.
 .venv-mcp1/.ready:
 	$(PYTHON) -m venv .venv-mcp1
@@ -116,13 +119,23 @@ cookbook: .venv/.ready .venv-cookbook/.ready ## recipes of tinker-cookbook, unmo
 	.venv-skyrl/bin/python -m pip --disable-pip-version-check install -qq "skyrl-gym==0.4.0" msgspec pydantic pytest
 	@touch $@
 
+.venv-inspect/.ready:
+	$(PYTHON) -m venv .venv-inspect
+	.venv-inspect/bin/python -m pip --disable-pip-version-check install -qq "inspect_ai==0.3.285" anthropic openai
+	@touch $@
+
+.venv-lm-eval/.ready:
+	$(PYTHON) -m venv .venv-lm-eval
+	.venv-lm-eval/bin/python -m pip --disable-pip-version-check install -qq "lm_eval[api]==0.4.13" transformers
+	@touch $@
+
 .mcp-conformance/.ready:
 	npm install --silent --prefix .mcp-conformance @modelcontextprotocol/conformance@0.2.0-alpha.12
 	@touch $@
 
-CLIENTS := .venv-mcp1 .venv-fleet .venv-openenv .venv-verifiers .venv-skyrl .venv-cookbook .mcp-conformance
+CLIENTS := .venv-mcp1 .venv-fleet .venv-openenv .venv-verifiers .venv-skyrl .venv-inspect .venv-lm-eval .venv-cookbook .mcp-conformance
 
-clients: $(addsuffix /.ready,$(CLIENTS)) ## mcp 1.x, fleet-python, openenv, verifiers, skyrl-gym, the cookbook, MCP's suite: for test-e2e
+clients: $(addsuffix /.ready,$(CLIENTS)) ## mcp 1.x, fleet-python, openenv, verifiers, skyrl-gym, inspect_ai, lm_eval, the cookbook, MCP's suite: for test-e2e
 
 # Agents and frameworks as their users have them. What cannot share an environment has one of its own.
 NPM_AGENTS := @anthropic-ai/claude-code@2.1.325 @openai/codex@0.166.0 opencode-ai@1.18.18 @qwen-code/qwen-code@0.24.4

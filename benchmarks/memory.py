@@ -14,6 +14,7 @@ import resource
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from harness import Measure, Progress, Report, Row, argument_parser, machine, report, some_of, versions
@@ -59,7 +60,7 @@ ON_CPU = (Case("qwen3", "micro", "nf4", GB, 2, 256), Case("qwen3_moe", "micro", 
 class RandomWeights(WeightFiles):
     """The weights of a random model as if they stood in files."""
 
-    def __init__(self, config: dict[str, object], device: torch.device):
+    def __init__(self, config: dict[str, Any], device: torch.device):
         self._parameters = {parameter.name: parameter for parameter in parameters_of(config)}
         self._device = device
         self.folder, self.file_of, self.progress = Path("memory"), dict.fromkeys(self._parameters, "memory"), None

@@ -227,9 +227,10 @@ def check_metrics(recipe: Recipe, steps: list[dict[str, Any]], runs: Path) -> No
                 raise CookbookError(f"line {number + 1} of metrics.jsonl has {name} = {value}; see {runs}")
 
 
-def first_checkpoint(work: Path) -> str:
+def first_checkpoint(work: Path, path: str = "state_path") -> str:
+    """`path` is `state_path`, to train on, or `sampler_path`."""
     for file in (work / "runs" / FIRST[0].name).rglob("checkpoints.jsonl"):
-        return json.loads(file.read_text().splitlines()[-1])["state_path"]
+        return json.loads(file.read_text().splitlines()[-1])[path]
     raise CookbookError(f"{FIRST[0].name} left no checkpoint to start from")
 
 

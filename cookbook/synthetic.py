@@ -6,6 +6,7 @@ a recipe runs in, wins over the hub.
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from collections.abc import Callable
@@ -80,6 +81,8 @@ DATASETS: dict[str, tuple[Callable[[Facts], Row], str]] = {
     "hicai-zju/SciKnowEval": (sci_know_eval, "data"),
 }
 """The dataset's name, its rows, and the folder of its files."""
+PROMPTS = "zwhe99/DeepMath-103K"
+"""The dataset whose questions are also written as tasks for us."""
 
 README = """---
 configs:
@@ -103,6 +106,9 @@ def write(work: Path) -> None:
         for split, count in {"train": TRAIN, "test": TEST}.items():
             rows = [make_row(Facts(rng)) for _ in range(count)]
             pq.write_table(pa.Table.from_pylist(rows), files / f"{split}-00000-of-00001.parquet")
+            if name == PROMPTS and split == "train":
+                lines = (json.dumps({"prompt": row["question"]}) for row in rows)
+                (work / "prompts.jsonl").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

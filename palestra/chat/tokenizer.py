@@ -168,6 +168,11 @@ class ChatTokenizer:
         """Returns the token as the vocabulary spells it; empty for an unknown id."""
         return self._tokenizer.id_to_token(token) or ""
 
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """Returns all tokens, special ones included, with their ids."""
+        return self._tokenizer.get_vocab(with_added_tokens=True)
+
     @cached_property
     def special_texts(self) -> Mapping[str, int]:
         """Returns texts that are always one token, whether it is called special or not, with its id."""

@@ -49,6 +49,16 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
     )
 
 
+def read_vocabulary(folder: Path) -> dict[str, int]:
+    """Returns all tokens of a folder's tokenizer, which needs no chat template. Raises ChatError."""
+    config = _read_json(folder / "tokenizer_config.json")
+    tokenizer = _open_tokenizer(folder)
+    _add_specials(
+        tokenizer, config, _named_tokens(_read_json(folder / "special_tokens_map.json")) | _named_tokens(config)
+    )
+    return tokenizer.get_vocab(with_added_tokens=True)
+
+
 def _open_tokenizer(folder: Path) -> Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():

@@ -5,7 +5,10 @@ Owns: the comparison. Never touches: writing exports.
 
 from __future__ import annotations
 
+import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -52,18 +55,39 @@ def check_export(out: Path, form: ExportForm, adapter: Path, base: Path) -> Expo
         torch.from_numpy(result.logprobs)
         for result in trainer.forward([TrainItem(load_adapter(pool, adapter), datum), TrainItem(None, datum)])
     )
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
-        theirs = _logprobs_elsewhere(out, form, base, torch.from_numpy(tokens))
-    said = sorted({str(warning.message) for warning in heard if warning.category is UserWarning})
+    with _heard() as said:
+        loaded = _load_elsewhere(out, form, base)
+    theirs = _logprobs(loaded, torch.from_numpy(tokens))
     difference = (ours - theirs).abs()
     return ExportCheck(
         mean_difference=float(difference.mean()),
         largest_difference=float(difference.max()),
         allowed=ROUNDED if form == "merged" and _is_rounded(out) else EXACT,
         change=float((ours - plain).abs().mean()),
-        warnings=said,
+        warnings=sorted(set(said)),
     )
+
+
+@contextmanager
+def _heard() -> Iterator[list[str]]:
+    """Collects what PEFT and transformers warn of, as warnings or in their logs."""
+    said: list[str] = []
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    ear, loggers = Ear(logging.WARNING), [logging.getLogger(name) for name in ("peft", "transformers")]
+    for logger in loggers:
+        logger.addHandler(ear)
+    try:
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            yield said
+        said += [str(one.message) for one in heard if issubclass(one.category, UserWarning | RuntimeWarning)]
+    finally:
+        for logger in loggers:
+            logger.removeHandler(ear)
 
 
 def _is_rounded(out: Path) -> bool:
@@ -71,14 +95,18 @@ def _is_rounded(out: Path) -> bool:
         return any(files.tensor(name).dtype != torch.float32 for name in files)
 
 
-def _logprobs_elsewhere(out: Path, form: ExportForm, base: Path, tokens: torch.Tensor) -> torch.Tensor:
+def _load_elsewhere(out: Path, form: ExportForm, base: Path) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(out if form == "merged" else base, dtype=torch.float32)
-    if form == "peft":
-        from peft import PeftModel
+    if form == "merged":
+        return model
+    from peft import PeftModel
 
-        model = PeftModel.from_pretrained(model, str(out))
+    return PeftModel.from_pretrained(model, str(out))
+
+
+def _logprobs(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         logits = model(tokens[None, :-1]).logits[0]
     return logits.float().log_softmax(-1).gather(-1, tokens[1:, None])[:, 0]

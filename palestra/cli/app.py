@@ -20,6 +20,7 @@ COMMANDS = [
         "List, look at, export, publish, import and delete checkpoints of runs and servers.",
     ),
     LazyCommand("config", "palestra.cli.config:config", "Show a command's resolved config, or every key it knows."),
+    LazyCommand("data", "palestra.cli.data:data", "Check, measure, split and convert datasets."),
     LazyCommand(
         "doctor", "palestra.cli.doctor:doctor", "Show what works on this machine and what to install for the rest."
     ),
@@ -31,16 +32,21 @@ COMMANDS = [
     ),
     LazyCommand("eval", "palestra.cli.evaluate:evaluate", "Evaluate a model, anywhere, on the tasks of environments."),
     LazyCommand("gym", "palestra.cli.gym.commands:gym", "Start the servers of a gym and collect rollouts with them."),
+    LazyCommand("judge", "palestra.cli.judge:judge", "Check how far a judge agrees with people."),
     LazyCommand("key", "palestra.cli.key:key", "Make, list and revoke API keys."),
     LazyCommand("model", "palestra.cli.model:model", "Make random models, or inspect model folders."),
     LazyCommand(
         "platform", "palestra.cli.platform.commands:platform", "Serve local task apps, list them, make tasks, play one."
     ),
     LazyCommand("rollout", "palestra.cli.run.rollout:rollout", "List and read the rollouts of training runs."),
-    LazyCommand("run", "palestra.cli.run.commands:run", "List, look at, compare, export and plot training runs."),
+    LazyCommand(
+        "run",
+        "palestra.cli.run.commands:run",
+        "List, look at, compare, export, plot, stop, label and delete training runs.",
+    ),
     LazyCommand("sandbox", "palestra.cli.sandbox:sandbox", "Run commands behind a wall, or list what holds one here."),
     LazyCommand("serve", "palestra.cli.serve:serve", "Serve models: training and sampling by Tinker's API."),
-    LazyCommand("train", "palestra.cli.train:train", "Train a model: GRPO, SFT, DPO."),
+    LazyCommand("train", "palestra.cli.train:train", "Train a model: GRPO, distillation, SFT, DPO."),
 ]
 
 

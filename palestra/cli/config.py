@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # The commands and kinds of runs that take a config, and where its model is.
 CONFIGS = {
     "serve": "palestra.config.serve:ServeConfig",
-    **{kind: f"palestra.config.train:{kind.title()}Config" for kind in ("grpo", "sft", "dpo")},
+    **{kind: f"palestra.config.train:{kind.title()}Config" for kind in ("grpo", "distill", "sft", "dpo")},
     "eval": "palestra.config.evaluate:EvaluationConfig",
 }
 COMMAND = click.argument("command", type=click.Choice(sorted(CONFIGS)))

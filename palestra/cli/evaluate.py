@@ -6,6 +6,7 @@ Owns: arguments, the evaluation's folder, exit codes. Never touches: playing.
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
     from palestra.runs.writer import RunFolder
 
 FILES = (".yaml", ".yml", ".json")
+SETTING = re.compile(r"[\w.]+=")
 
 
 @click.command()
-@click.argument("arguments", nargs=-1, metavar="[ENV|CONFIG]... [KEY=VALUE]...")
+@click.argument("arguments", nargs=-1, metavar="[ENV|CONFIG|gym:NAME|FILE]... [KEY=VALUE]...")
 @click.option("--model", help="Model at the server, a model folder or Hugging Face id, or RUN, RUN@STEP, RUN@best.")
 @server_options(
     help="Any model endpoint: ours, OpenAI's, Anthropic's, vLLM's. [one is started]",
@@ -43,11 +45,13 @@ def evaluate(
     """Evaluate a model on the held-out tasks of environments.
 
     ENV is an environment (`palestra env list`), CONFIG the YAML file of a training run, whose environments and
-    evaluation settings are used. Any setting can be given as KEY=VALUE; `palestra config schema eval` lists them all.
+    evaluation settings are used, gym:NAME a resources server of a gym with its agent and rows, platform:APP an app of
+    the local platform, FILE a JSONL or Parquet file of prompts with answers. Any setting can be given as KEY=VALUE;
+    `palestra config schema eval` lists them all.
     The result is a folder like a training run's: palestra run show, compare and rollout list read it.
     """
-    names = [argument for argument in arguments if "=" not in argument]
-    overrides = [argument for argument in arguments if "=" in argument]
+    overrides = [argument for argument in arguments if SETTING.match(argument)]
+    names = [argument for argument in arguments if argument not in overrides]
     overrides += [f"{name}={value}" for name, value in flags.items() if value is not None]
     if resume and flags["name"]:
         raise fail("--resume continues an evaluation; --name is for a new one", USAGE)
@@ -56,14 +60,13 @@ def evaluate(
         from palestra.config import ConfigError
         from palestra.endpoints.models import check_name
         from palestra.environments import TaskFileError
-        from palestra.evaluation.run import model_place, open_environments, tasks_of
+        from palestra.evaluation.run import check_tasks, model_place, open_environments
         from palestra.runs.reader import RunError
     with one_line_errors(ConfigError, RunError):
         config = _load(names, overrides, resume)
     with one_line_errors(ValueError, CheckpointError), one_line_errors(TaskFileError, code=FAILED):
         with open_environments(config) as environments:
-            if not tasks_of(config, environments):
-                raise ValueError("these environments have no tasks; name a file: environments.0.eval_tasks=FILE")
+            check_tasks(config, environments)
         check_name(config.model, model_place(config, key))
     with one_line_errors(RunError):
         folder = _open_folder(config, resume)
@@ -73,6 +76,7 @@ def evaluate(
 
 def _load(names: list[str], overrides: list[str], resume: str | None) -> EvaluationConfig:
     from palestra.config.evaluate import load_evaluation_config
+    from palestra.evaluation.named import entry_named
     from palestra.runs.reader import RunError, find_run
 
     saved: JsonObject | None = None
@@ -84,7 +88,8 @@ def _load(names: list[str], overrides: list[str], resume: str | None) -> Evaluat
         if about["kind"] != "eval":
             raise RunError(f"{resume} is no evaluation; to continue a training run: palestra train --resume {resume}")
     files = [name for name in names if name.endswith(FILES)]
-    return load_evaluation_config([name for name in names if name not in files], files, overrides, saved)
+    entries = [entry_named(name) for name in names if name not in files]
+    return load_evaluation_config(entries, files, overrides, saved)
 
 
 def _open_folder(config: EvaluationConfig, resume: str | None) -> RunFolder:
@@ -101,6 +106,7 @@ def _run(config: EvaluationConfig, folder: RunFolder, key: str | None, as_json: 
     from palestra.evaluation.run import evaluate as play
     from palestra.training.listener import Silence
     from palestra.training.policy import PolicyError
+    from palestra.training.rollouts.sync_collector import TrainingError
 
     again = f"to go on: palestra eval --resume {short_name(folder)}"
     try:
@@ -108,7 +114,7 @@ def _run(config: EvaluationConfig, folder: RunFolder, key: str | None, as_json: 
     except (KeyboardInterrupt, asyncio.CancelledError):
         click.echo(f"stopped; {again}", err=True)
         return INTERRUPTED
-    except (EndpointError, PolicyError) as error:
+    except (EndpointError, PolicyError, TrainingError) as error:
         click.echo(f"error: {error}\n{again}", err=True)
         return UNREACHABLE if isinstance(error, ConnectionError) else FAILED
     if as_json:
@@ -127,7 +133,7 @@ def _closing_words(folder: RunFolder, metrics: JsonObject) -> str:
             for name, value in metrics.items()
             if name.startswith("eval/pass_at_")
         ]
-        lines.append(f"reward {metrics['eval/reward_mean']:.3f}")
+        lines.append(f"reward {metrics['eval/reward_mean']:.3f} ± {metrics['eval/reward_stderr']:.3f}")
     if failed := metrics.get("eval/failed_share"):
         why = f"palestra rollout list {short_name(folder)}"
         lines.append(f"{failed:.1%} of the rollouts failed and do not count; to see why: {why}")

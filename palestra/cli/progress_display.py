@@ -33,6 +33,7 @@ SHOWN = {
     "loss/mean": "loss",
     "eval/loss": "eval",
     "dpo/accuracy": "accuracy",
+    "kl/teacher": "teacher KL",
     "rollouts/zero_variance_share": "zero-variance",
     "policy/entropy_estimate": "entropy",
     "kl/sampler_trainer_k3": "mismatch",

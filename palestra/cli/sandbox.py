@@ -6,6 +6,7 @@ Owns: arguments and printing. Never touches: how a sandbox is held.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,7 +49,13 @@ def list_(as_json: bool) -> None:
 @click.option("--backend", "name", default="local", show_default=True, help="Name of the backend.")
 @click.option("--image", help="OCI image, or for local a folder with a root file system. [this machine's programs]")
 @click.option("--host", help="Machine to run on, for ssh and ray.")
-@click.option("--env", "-e", multiple=True, metavar="NAME=VALUE", help="Variable of the command; may be repeated.")
+@click.option(
+    "--env",
+    "-e",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="Variable of the command; without a value, your own. May be repeated.",
+)
 @click.option("--visible", multiple=True, metavar="FOLDER", help="Folder of this machine to show, read only.")
 @click.option("--door", metavar="URL", help="Model endpoint that can be reached; it appears at 127.0.0.1:8000.")
 @click.option("--memory-mib", type=click.IntRange(min=1), default=2048, show_default=True, help="Limit of memory.")
@@ -90,8 +97,10 @@ def run(
 
 def _pair(text: str) -> tuple[str, str]:
     name, is_pair, value = text.partition("=")
+    if not is_pair and text in os.environ:
+        return text, os.environ[text]
     if not is_pair or not name:
-        raise ValueError(f"--env should be NAME=VALUE, is {text!r}")
+        raise ValueError(f"--env should be NAME=VALUE, or the name of a variable that is set, is {text!r}")
     return name, value
 
 

@@ -60,7 +60,7 @@ def train(
     key: str | None,
     **flags: object,
 ) -> None:
-    """Train a model by GRPO, SFT or DPO.
+    """Train a model by GRPO, distillation, SFT or DPO.
 
     CONFIG is a YAML or JSON file, or the name of a bundled config: stockroom, arithmetic, keys. Any setting can be
     given as KEY=VALUE, such as optimizer.lr=1e-4; `palestra config schema grpo` lists them all.
@@ -93,9 +93,10 @@ def train(
             check_server(config.server)
     with needs_extra("train"):
         from palestra.chat import ChatError
-        from palestra.training.batches.conversation_files import DatasetError
+        from palestra.data.errors import DatasetError
         from palestra.training.launch import check
-    with one_line_errors(ValueError, code=USAGE), one_line_errors(ChatError, DatasetError, TaskFileError, code=FAILED):
+    not_there = (ChatError, DatasetError, TaskFileError, RunError)
+    with one_line_errors(ValueError, code=USAGE), one_line_errors(*not_there, code=FAILED):
         check(config)
     if dry_run:
         click.echo(dump_config(config))
@@ -169,7 +170,8 @@ async def until_stopped(work: Coroutine[Any, Any, JsonObject], with_parent: bool
 
 def closing_words(folder: RunFolder, summary: JsonObject) -> str:
     last = summary["last"]
-    figures = [f"{name} {last[name]:.3f}" for name in ("reward/mean", "eval/success", "loss/mean") if name in last]
+    names = ("reward/mean", "eval/success", "loss/mean", "kl/teacher")
+    figures = [f"{name} {last[name]:.3f}" for name in names if name in last]
     return (
         f"{summary['status']} after step {summary['last_step']} and {summary['seconds']:.0f} s: {', '.join(figures)}\n"
         f"everything is in {folder.path}; to look: palestra run show {short_name(folder)}"

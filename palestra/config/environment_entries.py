@@ -8,11 +8,22 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from palestra.config.base import Config, File, Folder
+from palestra.config.base import Config, Dataset, Folder
 from palestra.types.gym import is_gym
 from palestra.util.json_types import JsonObject
+
+
+class JudgedReward(Config):
+    """A reward from a judge, instead of the environment's own or beside it."""
+
+    judge: str
+    """Name of a judge in the section `judges`."""
+    weight: PositiveFloat = 1.0
+    """Weight of the judge's reward, which is between 0 and 1."""
+    own_weight: NonNegativeFloat = 0.0
+    """Weight of the reward that the environment itself gives."""
 
 
 class EnvironmentEntry(Config):
@@ -23,16 +34,18 @@ class EnvironmentEntry(Config):
     the servers of a gym."""
     weight: PositiveFloat = 1.0
     """Weight of this environment's tasks beside those of the others."""
-    tasks: File | None = None
-    """JSONL file with one task per line. Default: the environment's own tasks."""
-    eval_tasks: File | None = None
-    """JSONL file with held-out tasks, for evaluation. Default: the environment's own."""
+    tasks: Dataset | None = None
+    """JSONL or Parquet file with one task per row. Default: the environment's own tasks."""
+    eval_tasks: Dataset | None = None
+    """The same with held-out tasks, for evaluation. Default: the environment's own."""
     config: JsonObject = Field(default={})
     """`env_config` of the environment."""
     extras: JsonObject = Field(default={})
     """Added to the `extras` of each task."""
     max_turns: PositiveInt | None = None
     """Maximum number of turns. None: the environment's own."""
+    reward: JudgedReward | None = None
+    """Lets a judge grade the rollouts. None: the environment's own rewards."""
 
 
 class GymStart(Config):

@@ -13,8 +13,9 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from palestra.config.base import Config, Folder
 from palestra.config.bundled import EPHEBE
-from palestra.config.environment_entries import EnvironmentEntry
+from palestra.config.environment_entries import EnvironmentEntry, check_gyms
 from palestra.config.errors import ConfigError
+from palestra.config.judges import JudgeConfig, check_judges
 from palestra.config.load import Layers, merge_layers, read_file, validate
 from palestra.types import MAX_TEMPERATURE
 from palestra.types.gym import is_gym
@@ -42,6 +43,8 @@ class EvaluationConfig(Config):
     """Device of a server that is started."""
     environments: list[EnvironmentEntry] = Field(min_length=1)
     """The environments to play, with their held-out tasks."""
+    judges: dict[str, JudgeConfig] = Field(default={})
+    """Models that grade rollouts, by the names that `environments[].reward` uses."""
     tasks: PositiveInt = 100
     """Maximum number of tasks of each environment."""
     samples: PositiveInt = 1
@@ -64,10 +67,11 @@ class EvaluationConfig(Config):
     """If the server does not answer a call for this time, the evaluation ends; it can be resumed."""
 
     @model_validator(mode="after")
-    def _no_gyms(self) -> EvaluationConfig:
-        for entry in self.environments:
-            if is_gym(entry.name):
-                raise ValueError(f"{entry.name!r} is evaluated by its own command: palestra gym collect")
+    def _is_playable(self) -> EvaluationConfig:
+        check_judges(self.judges, self.environments, self.samples, "samples")
+        check_gyms(self.environments, "local", "async")
+        if self.api == "anthropic" and any(is_gym(entry.name) for entry in self.environments):
+            raise ValueError("the servers of a gym call models by OpenAI's API; Anthropic's cannot be evaluated by one")
         return self
 
 
@@ -79,10 +83,13 @@ FROM_TRAINING: dict[str, tuple[str, ...]] = {
 
 
 def load_evaluation_config(
-    environments: Sequence[str], files: Iterable[str | Path], overrides: Iterable[str], saved: JsonObject | None = None
+    environments: Sequence[JsonObject],
+    files: Iterable[str | Path],
+    overrides: Iterable[str],
+    saved: JsonObject | None = None,
 ) -> EvaluationConfig:
-    """`environments` are played besides those of the files, which may be configs of training runs. `saved`: the config
-    of an evaluation to continue."""
+    """`environments` are entries that are played besides those of the files, which may be configs of training runs.
+    `saved`: the config of an evaluation to continue."""
     layers = Layers()
     if saved is not None:
         layers.merge(saved, "the evaluation's own config")
@@ -90,7 +97,7 @@ def load_evaluation_config(
         layers.merge(_evaluation_of(read_file(Path(file))), str(file))
     if environments:
         known = layers.data.get("environments", [])
-        layers.merge({"environments": [*known, *({"name": name} for name in environments)]}, "the command line")
+        layers.merge({"environments": [*known, *environments]}, "the command line")
     merge_layers(layers, (), overrides)
     if not layers.data.get("environments"):
         raise ConfigError(["name an environment to play, or a config with some; to list them: palestra env list"])
@@ -101,7 +108,7 @@ def _evaluation_of(content: JsonObject) -> JsonObject:
     """Takes from the config of a training run what an evaluation needs; one of an evaluation stays as it is."""
     if content.get("kind") == "eval":
         return content
-    found: JsonObject = {"environments": content["environments"]} if "environments" in content else {}
+    found: JsonObject = {name: content[name] for name in ("environments", "judges") if name in content}
     for section, names in FROM_TRAINING.items():
         given = content.get(section) or {}
         found |= {name: given[name] for name in names if name in given}

@@ -20,12 +20,16 @@ from pydantic import (
     model_validator,
 )
 
-from palestra.config.base import Config, File, Folder
+from palestra.config.base import Config, Dataset, Folder
 from palestra.config.bundled import EPHEBE
 from palestra.config.card import CardConfig
+from palestra.config.difficulty import DifficultyConfig
+from palestra.config.distillation import DistillationConfig, TeacherConfig, teacher_by_environment
 from palestra.config.environment_entries import EnvironmentEntry, check_gyms
 from palestra.config.errors import ConfigError
+from palestra.config.judges import JudgeConfig, check_judges
 from palestra.config.load import Layers, merge_layers, validate
+from palestra.config.webhook import WebhookConfig
 from palestra.types import MAX_TEMPERATURE
 from palestra.types.gym import is_gym
 from palestra.util.json_types import JsonObject
@@ -244,7 +248,7 @@ class EpisodeRollouts(Config):
 class TrackerConfig(Config):
     """An experiment tracker that gets the metrics of every step."""
 
-    kind: Literal["wandb", "mlflow", "tensorboard"]
+    kind: Literal["wandb", "mlflow", "tensorboard", "trackio"]
     """Which tracker; install it first: `pip install 'palestra[trackers]'`."""
     options: JsonObject = Field(default={})
     """Arguments of the tracker's own init."""
@@ -273,6 +277,7 @@ class RunConfig(Config):
     checkpoint: CheckpointConfig = CheckpointConfig()
     trackers: list[TrackerConfig] = Field(default=[])
     """Where metrics go besides the run's folder."""
+    webhook: WebhookConfig | None = None
     card: CardConfig = CardConfig()
 
 
@@ -294,10 +299,14 @@ class GrpoConfig(RunConfig):
     """Reinforcement learning with groups of rollouts."""
     environments: list[EnvironmentEntry] = Field(min_length=1)
     """The environments to play; several are mixed by their weights."""
+    judges: dict[str, JudgeConfig] = Field(default={})
+    """Models that grade rollouts, by the names that `environments[].reward` uses."""
     imitation: ImitationConfig | None = None
     """Solutions to imitate before the first step."""
     rollout: RolloutConfig = RolloutConfig()
     data: DataConfig = DataConfig()
+    difficulty: DifficultyConfig | None = None
+    """Chooses tasks by how often they are solved. None: all are played, in their order."""
     penalty: PenaltyConfig = PenaltyConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     eval: EvalConfig = EvalConfig()
@@ -309,13 +318,18 @@ class GrpoConfig(RunConfig):
     keep_tokens: bool = True
     """Write every rollout's tokens and logprobs beside its text."""
 
+    @property
+    def learns_from_rewards(self) -> bool:
+        return True
+
     @model_validator(mode="after")
     def _fits(self) -> GrpoConfig:
         if self.early_stop is not None and not self.eval.every:
             raise ValueError("early_stop needs evaluations, but eval.every is 0; set it to 1 or more")
-        if self.rollout.group_size == 1:
+        if self.rollout.group_size == 1 and self.learns_from_rewards:
             raise ValueError("rollout.group_size is 1, but a group of one has no baseline; set it to 2 or more")
         self._check_episodes()
+        check_judges(self.judges, self.environments, self.rollout.group_size, "rollout.group_size")
         check_gyms(self.environments, self.rollouts, self.rollout.style)
         is_elsewhere = self.rollouts == "episodes" or any(is_gym(entry.name) for entry in self.environments)
         if self.algorithm.replay_routing and is_elsewhere:
@@ -339,13 +353,49 @@ class GrpoConfig(RunConfig):
             )
 
 
+class DistillDataConfig(DataConfig):
+    """How rollouts that a teacher scores become the rows of a batch."""
+
+    overlong: Literal["mask", "keep"] = "keep"
+    """A teacher can score a rollout whose last turn was cut: keep it. mask: it teaches nothing."""
+    zero_variance: Literal["refill", "drop", "keep"] = "keep"
+    """Groups whose rewards are all equal still have a teacher's advantages: keep them. If rewards count, they can be
+    dropped, or others played instead."""
+
+
+class DistillConfig(GrpoConfig):
+    """Settings of a distillation: those of GRPO, and teachers."""
+
+    kind: Literal["distill"] = "distill"  # pyright: ignore[reportIncompatibleVariableOverride] (configs are frozen)
+    """On-policy distillation: the student samples, teachers score its tokens."""
+    teachers: list[TeacherConfig] = Field(min_length=1)
+    """The models to learn from, each in its environments."""
+    distillation: DistillationConfig = DistillationConfig()
+    data: DistillDataConfig = DistillDataConfig()  # pyright: ignore[reportIncompatibleVariableOverride] (as above)
+
+    @property
+    def learns_from_rewards(self) -> bool:
+        return self.distillation.reward_weight > 0
+
+    @model_validator(mode="after")
+    def _has_teachers(self) -> DistillConfig:
+        teacher_by_environment(self.teachers, self.environments)
+        if not self.learns_from_rewards and self.data.zero_variance != "keep":
+            raise ValueError(
+                f"data.zero_variance is {self.data.zero_variance}, but nothing is learned from rewards; set it to "
+                "keep, or distillation.reward_weight above 0"
+            )
+        return self
+
+
 class SftConfig(RunConfig):
     kind: Literal["sft"]
     """Supervised fine-tuning on conversations."""
-    data: File
-    """JSONL file with `messages` (and `tools`) in each line."""
-    eval_data: File | None = None
-    """JSONL file of held-out conversations, for `eval/loss`."""
+    data: Dataset
+    """JSONL or Parquet file with `messages` (and `tools`) in each row, or a hub dataset in the local cache:
+    ORG/NAME:SPLIT."""
+    eval_data: Dataset | None = None
+    """The same with held-out conversations, for `eval/loss`."""
     batch_size: PositiveInt = 32
     """Conversations of an optimizer step."""
     max_sequence_length: TokenLimit = 4096
@@ -359,8 +409,9 @@ class SftConfig(RunConfig):
 class DpoConfig(RunConfig):
     kind: Literal["dpo"]
     """Direct preference optimisation on pairs of answers."""
-    data: File
-    """JSONL file with `prompt` (messages), `chosen` and `rejected` (text or messages) in each line."""
+    data: Dataset
+    """JSONL or Parquet file with `prompt` (messages), `chosen` and `rejected` (text or messages) in each row, or a hub
+    dataset in the local cache: ORG/NAME:SPLIT."""
     batch_size: PositiveInt = 16
     """Pairs of an optimizer step."""
     beta: PositiveFloat = 0.1
@@ -369,7 +420,12 @@ class DpoConfig(RunConfig):
     """Maximum tokens of an answer with its prompt; longer ones lose their end."""
 
 
-KINDS: dict[str, type[RunConfig]] = {"grpo": GrpoConfig, "sft": SftConfig, "dpo": DpoConfig}
+KINDS: dict[str, type[RunConfig]] = {
+    "grpo": GrpoConfig,
+    "distill": DistillConfig,
+    "sft": SftConfig,
+    "dpo": DpoConfig,
+}
 
 
 def load_train_config(

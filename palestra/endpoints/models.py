@@ -14,17 +14,18 @@ import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import httpx
 from msgspec import Struct
 
 from palestra.checkpoints import SavedCheckpoint, find_checkpoint, split_name
-from palestra.checkpoints.saved import ADDRESS
 from palestra.config.train import TrainModel
 from palestra.endpoints.errors import EndpointError, ModelNotFound
-from palestra.net.chat_apis import ApiName, ChatApi, chat_api
+from palestra.net.chat_apis import ApiName, ChatApi, chat_api, endpoint_url
 from palestra.runs.reader import RunReader, RunStatus
+from palestra.runs.saved_checkpoints import ADDRESS
+from palestra.training.model_folders import check_model, model_folder
 
 NO_KEY = "tml-none"
 KEYS = {"anthropic": "ANTHROPIC_API_KEY", "openai": "OPENAI_API_KEY"}
@@ -66,16 +67,8 @@ def checkpoint_of(name: str, place: ModelPlace) -> SavedCheckpoint | None:
 
 def check_name(name: str, place: ModelPlace) -> None:
     """Raises ValueError or CheckpointError if there is no such model here; a server's are not looked at."""
-    from palestra.training.launch import check_model, model_folder
-
     if place.server is None and not name.startswith(ADDRESS) and checkpoint_of(name, place) is None:
         check_model(model_folder(TrainModel(name=name)))
-
-
-def endpoint_url(server: str) -> str:
-    """The address of a server's model endpoint: where it names no path, it is at /v1, as everywhere."""
-    server = server.rstrip("/")
-    return server if urlsplit(server).path else f"{server}/v1"
 
 
 def endpoint_at(server: str, model: str, place: ModelPlace) -> ModelEndpoint:
@@ -123,8 +116,6 @@ class _Opener:
         return await self._base_model(name)
 
     async def _base_model(self, name: str) -> ModelEndpoint:
-        from palestra.training.launch import check_model, model_folder
-
         model = TrainModel(name=name)
         try:
             folder = model_folder(model)
@@ -147,7 +138,6 @@ class _Opener:
         return await self._at(server.url, saved.address)
 
     async def _start(self, model: TrainModel, state: Path) -> _Server:
-        from palestra.training.launch import model_folder
         from palestra.training.own_server import own_server
 
         folder = model_folder(model)

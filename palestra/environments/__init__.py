@@ -37,7 +37,9 @@ __all__ = [
     "tool",
 ]
 
+register("answers", "palestra.environments.bundled.answers:Answers")
 register("arithmetic", "palestra.environments.bundled.arithmetic:Arithmetic")
 register("fleet_task", "palestra.environments.fleet:FleetTaskEnv")
 register("fleet", "palestra.environments.fleet:FleetTaskEnv")  # the short name, for configs
+register("prompts", "palestra.environments.bundled.prompts:Prompts")
 register("stockroom", "palestra.environments.bundled.stockroom:Stockroom")

@@ -17,3 +17,8 @@ class UnknownEnvironment(ValueError, LookupError):
 
 class TaskFileError(ValueError):
     """A task file cannot be read; the message names the file and the line."""
+
+
+class JudgeError(Exception):
+    """A judge cannot be used, or its bound is reached; the message says which setting to change. The run ends, and can
+    be resumed."""

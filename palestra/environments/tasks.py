@@ -1,4 +1,4 @@
-"""Task files: JSONL, one task in each line.
+"""Task files: one task in each row.
 
 Owns: reading rows, ids for those without, reporting which line is wrong. Never touches: environments.
 
@@ -9,12 +9,14 @@ A row is `{"prompt": text or messages, "id": optional, ...}`, and all other fiel
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar, overload
 
 import msgspec
 
+from palestra.data.errors import DatasetError
+from palestra.data.rows import read_rows as read_dataset
 from palestra.environments.errors import TaskFileError
 from palestra.environments.step_results import shown
 from palestra.types.rollouts import Message, Task
@@ -51,10 +53,6 @@ class Row(msgspec.Struct, frozen=True):
 
 def read_tasks(file: Path, environment: str) -> list[Task]:
     """Reads tasks. Raises TaskFileError."""
-    file = file.expanduser()
-    if file.suffix == ".parquet":
-        example = f"pandas.read_parquet('{file.name}').to_json('{file.stem}.jsonl', orient='records', lines=True)"
-        raise TaskFileError(f"{file}: tasks must be in a JSONL file; to convert it: {example}")
     tasks = tasks_of_rows(read_rows(file), environment)
     if not tasks:
         raise TaskFileError(f"{file} has no tasks; it should hold one JSON object with a prompt in each line")
@@ -62,25 +60,36 @@ def read_tasks(file: Path, environment: str) -> list[Task]:
 
 
 def tasks_of_rows(rows: Iterable[Row], environment: str) -> list[Task]:
-    tasks: list[Task] = []
-    seen: dict[str, str] = {}
-    env_class: str | None = None
-    for row in rows:
-        task = _task(row, environment)
+    """Raises TaskFileError."""
+    reader = TaskReader(environment)
+    return [reader.read(row) for row in rows]
+
+
+class TaskReader:
+    """Makes tasks of the rows of a file: their ids are unique, and they are all for one environment."""
+
+    def __init__(self, environment: str) -> None:
+        self._environment = environment
+        self._seen: dict[str, str] = {}
+        """Where the ids are."""
+        self._env_class: str | None = None
+
+    def read(self, row: Row) -> Task:
+        """Raises TaskFileError."""
+        task, seen = _task(row, self._environment), self._seen
         if task.id in seen and "id" in row.content:
             raise TaskFileError(f"{row.where}: the id {task.id!r} is already used at {seen[task.id]}")
         if task.id in seen:
             task = msgspec.structs.replace(task, id=_free_id(task.id, seen))
         seen[task.id] = row.where
-        named = row.content.get("env_class", env_class)
-        if env_class is not None and named != env_class:
+        named = row.content.get("env_class", self._env_class)
+        if self._env_class is not None and named != self._env_class:
             raise TaskFileError(
                 f"{row.where}: this task is for env_class {named!r}, but those before are for "
-                f"{env_class!r}; use one file per environment"
+                f"{self._env_class!r}; use one file per environment"
             )
-        env_class = named
-        tasks.append(task)
-    return tasks
+        self._env_class = named
+        return task
 
 
 def labelled_tasks(tasks: Sequence[Task], environment: str) -> Sequence[Task]:
@@ -88,23 +97,13 @@ def labelled_tasks(tasks: Sequence[Task], environment: str) -> Sequence[Task]:
     return LazyTasks(tasks, lambda task: msgspec.structs.replace(task, environment=environment))
 
 
-def read_rows(file: Path) -> Iterable[Row]:
-    """Yields the objects of a file. Raises TaskFileError."""
+def read_rows(file: Path) -> Iterator[Row]:
+    """Yields the rows of a file. Raises TaskFileError."""
     try:
-        lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    except OSError as error:
-        raise TaskFileError(f"{file}: cannot be read as a task file ({error.strerror})") from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        where = f"{file}, line {number}"
-        try:
-            content = msgspec.json.decode(line)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise TaskFileError(f"{where}: not valid JSON ({error})") from None
-        if not isinstance(content, dict):
-            raise TaskFileError(f"{where}: should be a JSON object with a prompt, but is {shown(content)}")
-        yield Row(where, content)
+        for row in read_dataset(file):
+            yield Row(str(row.place), row.content())
+    except DatasetError as error:
+        raise TaskFileError(str(error)) from None
 
 
 def _task(row: Row, environment: str) -> Task:

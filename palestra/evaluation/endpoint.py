@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from typing import Final
 
 from palestra.endpoints.errors import EndpointSilent
 from palestra.endpoints.models import ModelEndpoint
 from palestra.evaluation.errors import EvaluationError
+from palestra.evaluation.gym_player import GymEvaluationPlayer
+from palestra.evaluation.token_counts import PROMPT_TOKENS, SAMPLED_TOKENS
 from palestra.net.chat_apis import CallAnswer
 from palestra.training.rollouts.chat_turns import ChatTurnSampler
 from palestra.training.rollouts.model_calls import ModelCalls
@@ -19,17 +22,21 @@ from palestra.training.rollouts.rollout_loop import Environments, PlayedRollout,
 from palestra.training.rollouts.sources import blank_rollout
 from palestra.types.rollouts import GroupRequest, Rollout, Turn
 
-PROMPT_TOKENS, SAMPLED_TOKENS = "prompt_tokens", "sampled_tokens"
-"""Metrics of a rollout: what the endpoint counted."""
-
 
 class EndpointPlayer:
     """Plays rollouts, at most `settings.concurrency` at a time."""
 
     def __init__(
-        self, endpoint: ModelEndpoint, environments: Environments, settings: RolloutSettings, patience_s: float
+        self,
+        endpoint: ModelEndpoint,
+        environments: Environments,
+        settings: RolloutSettings,
+        patience_s: float,
+        gyms: Mapping[str, GymEvaluationPlayer],
     ) -> None:
+        """`gyms` are the players of environments that gym servers play, by the environment's name."""
         self._endpoint, self._environments, self._settings = endpoint, environments, settings
+        self._gyms = gyms
         self._patience_s = patience_s
         self._slots = asyncio.Semaphore(settings.concurrency)
 
@@ -38,6 +45,8 @@ class EndpointPlayer:
         rollout = blank_rollout(request, index, request.seeds[index])
         rollout.temperature = self._settings.temperature
         async with self._slots:
+            if (gym := self._gyms.get(request.task.environment)) is not None:
+                return await gym.play(request, rollout)
             session = self._environments.open(request.task)
             try:
                 async with ModelCalls(EvaluationCaller(self._endpoint, rollout, self._patience_s)) as calls:

@@ -39,7 +39,7 @@ PANELS = (
     Panel("shares", ("rollouts/truncated_share", "rollouts/zero_variance_share", "stop/env_failed", "stop/timeout")),
     Panel("length in tokens", ("length/mean", "length/max")),
     Panel("entropy", ("policy/entropy_estimate",)),
-    Panel("KL", ("kl/sampler_trainer_k3", "kl/base")),
+    Panel("KL", ("kl/sampler_trainer_k3", "kl/base", "kl/teacher")),
     Panel("gradient norm", ("optim/grad_norm",)),
     Panel("seconds of a step", ("time/collect_s", "time/score_s", "time/update_s", "time/sync_s"), stacked=True),
 )

@@ -12,12 +12,17 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from palestra.runs.labels import RunLabels, read_labels
 from palestra.runs.lock import read_holder
 from palestra.runs.record_files import RunError, read_json, read_lines, read_records
 from palestra.util.json_types import JsonObject
 from palestra.util.suggest import nearest
 
 Row = JsonObject
+STOP = "stop.json"
+"""File by which a run is asked to end after its step."""
+IMITATION = "imitation"
+"""Folder within a run's, with the run of its imitation."""
 
 
 class RunNotFound(RunError, LookupError):
@@ -88,6 +93,15 @@ class RunReader:
     @property
     def lock_file(self) -> Path:
         return self.path / "lock"
+
+    @property
+    def is_asked_to_stop(self) -> bool:
+        """Whether somebody has asked the run to end after its step."""
+        return (self.path / STOP).exists()
+
+    def read_labels(self) -> RunLabels:
+        """Its tags and notes."""
+        return read_labels(self.path)
 
     def step_file(self, part: Part, step: int) -> Path:
         return self.path / part / f"step_{step:06d}.jsonl.zst"

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from palestra.config import dump_config
 from palestra.runs.facts import flatten, gather_facts, summarize
 from palestra.runs.lock import RunLock
-from palestra.runs.reader import Part, RunReader, RunStatus
+from palestra.runs.reader import STOP, Part, RunReader, RunStatus
 from palestra.runs.record_files import BadRunName, LineFile, RunError, write_json, write_records
 from palestra.types.rollouts import Branch, Group, Rollout, TrainSequence
 from palestra.util.json_types import JsonMapping, JsonObject
@@ -36,6 +36,8 @@ class EventKind(StrEnum):
     IMITATED = "imitated"
     """Solutions were imitated before the first step; the event names the weights."""
     CHECKPOINT = "checkpoint"
+    STOP = "stop"
+    """Somebody has asked the run to end after its step, and it does."""
     WARNING = "warning"
     ERROR = "error"
     END = "end"
@@ -49,6 +51,7 @@ class RunFolder(RunReader):
         self._lock = lock
         self.attempt = 1 + max((row.get("attempt", 0) for row in self.read_events()), default=0)
         """How often this run was started, including this time."""
+        (path / STOP).unlink(missing_ok=True)  # it was for the attempt before
         self._metrics, self._events = LineFile(self.metrics_file), LineFile(self.events_file)
         write_json(self.summary_file, {"status": RunStatus.RUNNING, "attempts": self.attempt})
 
@@ -217,6 +220,7 @@ def _readable(rollout: Rollout) -> JsonObject:
         "sample_s": sum(turn.sample_s for turn in rollout.all_turns),
         "env_s": sum(turn.env_s for turn in rollout.all_turns),
         "metrics": rollout.metrics,
+        **({"judgement": rollout.judgement} if rollout.judgement else {}),
         "error": rollout.error,
         "failure": rollout.failure,
         "messages": rollout.messages,

@@ -32,7 +32,6 @@ LABEL = "palestra.sandbox"
 DOOR = "/run/palestra"
 SHARES = {"work": 12, HOME: 3, "shm": 1}
 """Sixteenths of the disk limit: each folder that can be written is a file system in memory of its own."""
-FIRST_PROCESS = "/.first-process"
 RUN = 'cd -- "$0" || exit 126; exec "$@"'
 RUN_AND_READ = 'cd -- "$0" || exit 126; "$@"; status=$?; cat >/dev/null; exit $status'
 """Podman loses the output of a command that ends before it has read its input."""
@@ -97,7 +96,7 @@ class DockerSandbox(CommandSandbox):
         command += ["--label", f"{LABEL}={folder.path}", "--security-opt", f"seccomp={folder.path}/seccomp.json"]
         command += [*self._walls(), *self._limits(), *self._folders(folder)]
         names, client_env = self._environment(dict(self.spec.env))
-        command += [*names, "--env", f"HOME={HOME}", "--entrypoint", FIRST_PROCESS, str(self.spec.image)]
+        command += [*names, "--env", f"HOME={HOME}", "--entrypoint", first_process.PATH, str(self.spec.image)]
         self._client = await spawn(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=client_env)
         assert self._client.stdout is not None
         try:
@@ -135,7 +134,7 @@ class DockerSandbox(CommandSandbox):
         first = folder.path / "first-process"
         first.write_bytes(first_process.executable())
         first.chmod(0o555)
-        found += ["--mount", f"type=bind,source={first},target={FIRST_PROCESS},readonly"]
+        found += ["--mount", f"type=bind,source={first},target={first_process.PATH},readonly"]
         for path in self.spec.host_folders:
             found += ["--mount", f"type=bind,source={path},target={path},readonly"]
         if self.spec.door is not None:

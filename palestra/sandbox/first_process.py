@@ -14,6 +14,8 @@ from __future__ import annotations
 import platform
 import struct
 
+PATH = "/.first-process"
+"""Where it lies inside."""
 PROGRAMS = {
     "aarch64": """
         80 00 80 d2  mov x0, #4            // prctl(PR_SET_DUMPABLE, 0)

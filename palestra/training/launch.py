@@ -11,43 +11,35 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from palestra.chat import ChatError, ChatTokenizer
-from palestra.config.bundled import bundled_model
-from palestra.config.hugging_face import find_in_cache, is_hub_id
-from palestra.config.train import DpoConfig, GrpoConfig, RunConfig, SftConfig, TrainModel
-from palestra.runs.reader import RunError, RunStatus
+from palestra.config.train import DistillConfig, DpoConfig, GrpoConfig, RunConfig, SftConfig
+from palestra.data.errors import DatasetError
+from palestra.environments.errors import JudgeError
+from palestra.runs.reader import IMITATION, RunError, RunStatus
 from palestra.runs.writer import EventKind, RunFolder
 from palestra.training.aliases import RunAlias
-from palestra.training.batches.conversation_files import DatasetError
 from palestra.training.guard import guarded, until_unreachable, wait_reachable
 from palestra.training.listener import RunListener
 from palestra.training.loops.dpo import check_dpo, run_dpo
 from palestra.training.loops.grpo_run import open_environments, run_grpo
-from palestra.training.loops.imitation import (
-    IMITATION,
-    ImitationNotes,
-    check_imitation,
-    sft_config,
-    write_conversations,
-)
+from palestra.training.loops.imitation import ImitationNotes, check_imitation, sft_config, write_conversations
 from palestra.training.loops.sft import check_sft, run_sft
+from palestra.training.model_folders import SetupError, check_model, model_folder, tokenizer_of
 from palestra.training.own_server import own_server
 from palestra.training.policy import PolicyError, PolicyStart, SamplingError, ServerUnreachable
 from palestra.training.rollouts.sync_collector import TrainingError
 from palestra.training.session import TrainingSession
 from palestra.training.state import RunCheckpoints, RunState, StateError
+from palestra.training.teachers import check_teachers
 from palestra.training.tinker_policy import TinkerPolicy
 from palestra.training.trackers import Trackers, open_trackers
+from palestra.training.webhook import report_end
 from palestra.util.json_types import JsonObject
 
-
-class SetupError(ValueError):
-    """The run cannot begin; the message says what is missing, and what to type."""
-
-
-RUN_ERRORS = (SetupError, ChatError, DatasetError, PolicyError, SamplingError, StateError, TrainingError, RunError)
+RUN_ERRORS = (
+    *(SetupError, ChatError, DatasetError, JudgeError, PolicyError, SamplingError),
+    *(StateError, TrainingError, RunError),
+)
 """Errors that may end a run and are not bugs of Palestra."""
 
 
@@ -60,9 +52,12 @@ async def train(config: RunConfig, run: RunFolder, listener: RunListener) -> Jso
     except BaseException as error:
         stopped = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
         run.event(EventKind.ERROR, error=f"{type(error).__name__}: {error}")
-        run.finish(RunStatus.STOPPED if stopped else RunStatus.FAILED, error=str(error) or type(error).__name__)
+        status = RunStatus.STOPPED if stopped else RunStatus.FAILED
+        report_end(config, run, run.finish(status, error=str(error) or type(error).__name__))
         raise
-    return run.finish(status)
+    summary = run.finish(status)
+    await asyncio.to_thread(report_end, config, run, summary)
+    return summary
 
 
 def check(config: RunConfig) -> None:
@@ -76,26 +71,14 @@ def check(config: RunConfig) -> None:
             with open_environments(config) as environments:
                 environments.tasks("train")
                 environments.tasks("eval")
+            if isinstance(config, DistillConfig):
+                check_teachers(config, tokenizer)
             if config.imitation is not None:
                 check_imitation(config, config.imitation, tokenizer)
         case SftConfig():
             check_sft(config, tokenizer)
         case DpoConfig():
             check_dpo(config, tokenizer)
-
-
-def check_model(folder: Path) -> None:
-    """Checks that a model for a server of our own exists and fits into memory; otherwise its worker would be killed
-    without a message."""
-    if not (folder / "config.json").is_file():
-        raise SetupError(f"model.name: {folder} is not a model folder; to make a small one: palestra model random DIR")
-    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    memory = psutil.virtual_memory().available
-    if weights > memory:
-        sizes = f"take {weights / 2**30:.1f} GiB, but {memory / 2**30:.1f} GiB of memory are free"
-        raise SetupError(
-            f"model.name: the weights in {folder} {sizes}; use a smaller model, or another server: --server URL"
-        )
 
 
 def loop_of(config: RunConfig, session: TrainingSession) -> Coroutine[Any, Any, RunStatus]:
@@ -155,7 +138,8 @@ async def first_weights(config: RunConfig, run: RunFolder, listener: RunListener
     with RunFolder.open(path) if is_begun else RunFolder.create(run.path, IMITATION, sft) as within:
         await train(sft, within, ImitationNotes(listener, sft.steps))
     newest = RunCheckpoints(path / "checkpoints", keep=1).newest()
-    assert newest is not None  # the last step is always saved
+    if newest is None:  # the run was asked to stop before the first step
+        return config.model.start_from
     run.event(EventKind.IMITATED, steps=newest.step, address=newest.address)
     return newest.address
 
@@ -173,18 +157,5 @@ def reporting_the_end(trackers: Trackers) -> Iterator[Trackers]:
         trackers.finish(status)
 
 
-def model_folder(model: TrainModel) -> Path:
-    if (bundled := bundled_model(model.name)) is not None:
-        return bundled
-    return find_in_cache(model.name) if is_hub_id(model.name) else Path(model.name).expanduser().absolute()
-
-
 def tokenizer_folder(config: RunConfig) -> Path:
-    if config.model.tokenizer is not None:
-        return config.model.tokenizer
-    try:
-        return model_folder(config.model)
-    except ValueError as error:
-        raise SetupError(
-            f"no tokenizer for {config.model.name}: {error}; or name a folder that has it: model.tokenizer=DIR"
-        ) from None
+    return tokenizer_of(config.model)

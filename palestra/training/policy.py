@@ -41,6 +41,10 @@ class PolicySampler(Protocol):
         """Samples `count` sequences. Raises SamplingError."""
         ...
 
+    async def base_model(self) -> str:
+        """Returns the server's name of the model that these weights belong to. Raises PolicyError."""
+        ...
+
     async def score(self, tokens: Sequence[int]) -> list[float]:
         """Returns the logprob of each token; the first one gets 0. Raises SamplingError."""
         ...
@@ -85,8 +89,9 @@ class Policy(Protocol):
         """Returns a sampler of the model without the adapter."""
         ...
 
-    async def frozen(self, address: str) -> PolicySampler:
-        """Returns a sampler of saved weights, whatever the policy has become since."""
+    async def sampler_of(self, model: str) -> PolicySampler:
+        """Returns a sampler of saved weights (`tinker://…`), whatever the policy has become since, or of another base
+        model by its name at the server."""
         ...
 
     async def save(self, name: str) -> str:

@@ -6,6 +6,7 @@ Owns: saving the run's state. Never touches: how the parts are made (`launch` do
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
 
@@ -37,6 +38,16 @@ class TrainingSession(Struct):
         here, so its weights are saved too."""
         if not self.checkpoints.amend(self.state) and is_last:
             await self.save()
+
+    async def is_stopped(self, save: Callable[[], Awaitable[None]]) -> bool:
+        """Whether somebody has asked the run to end after its step (`palestra run stop`). Its state is then saved."""
+        if not self.run.is_asked_to_stop:
+            return False
+        if self.state.step > 0 and not self.checkpoints.amend(self.state):
+            await save()
+        self.run.event(EventKind.STOP, step=self.state.step)
+        self.listener.note(f"somebody asked this run to stop; it ends after step {self.state.step}")
+        return True
 
     async def save(self) -> None:
         await self.checkpoints.save(self.state, self.policy)

@@ -17,6 +17,27 @@ class StateError(ValueError):
     """A checkpoint cannot be read; the message says which."""
 
 
+class PassRate(msgspec.Struct):
+    """The moving estimate of how often a task is solved, or tasks that share one."""
+
+    estimate: float
+    skips: int = 0
+    """How often its turn came and was skipped, since it was last played."""
+
+
+class DifficultyState(msgspec.Struct, kw_only=True):
+    """What a run knows about the difficulty of its tasks."""
+
+    rates: dict[str, PassRate] = {}
+    """Estimates by task, or by what tasks share."""
+    queue: list[int] = []
+    """Positions of tasks that wait to be replayed."""
+    replayed: dict[int, int] = {}
+    """Positions at which another position's task is played, as far as they are not used yet."""
+    replay_credit: float = 0.0
+    """A task is replayed whenever this reaches 1."""
+
+
 class RunState(msgspec.Struct, kw_only=True):
     step: int = 0
     """Number of steps done; also the version of the weights."""
@@ -34,6 +55,10 @@ class RunState(msgspec.Struct, kw_only=True):
     cursor: int = 0
     """Position in the log of played groups, if rollouts are episodes: everything up to it is in these weights, or set
     aside."""
+    teachers: dict[str, str] = {}
+    """Checkpoints that the names of teachers meant when the run began, such as RUN@12 for RUN@best."""
+    difficulty: DifficultyState = msgspec.field(default_factory=DifficultyState)
+    """Empty unless the config chooses tasks by their difficulty."""
 
 
 class RunCheckpoints:

@@ -23,6 +23,7 @@ os.environ.setdefault("TINKER_TELEMETRY", "0")  # a run on one's own machine rep
 
 GOODBYE_S = 5.0
 SETTLE_S = 60.0
+ADDRESS, SAMPLER_WEIGHTS = "tinker://", "/sampler_weights/"
 FINAL = "final"
 """Name of the last weights, saved for sampling."""
 
@@ -70,6 +71,11 @@ class TinkerSampler:
             )
             for one in answer.sequences
         ]
+
+    async def base_model(self) -> str:
+        """Returns the server's name of the model that these weights belong to."""
+        with translated(PolicyError, "the server does not say which model it samples"):
+            return await self._client.get_base_model_async()
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
         with translated(SamplingError, "scoring failed"):
@@ -182,15 +188,10 @@ class TinkerPolicy:
             self._alias.complain(f"the last weights could not be saved: {str(error) or type(error).__name__}")
 
     async def base(self) -> TinkerSampler:
-        with translated(PolicyError, f"{self._base_model} cannot be sampled"):
-            return TinkerSampler(await self._service.create_sampling_client_async(base_model=self._base_model), 0)
+        return await self.sampler_of(self._base_model)
 
-    async def frozen(self, address: str) -> TinkerSampler:
-        with translated(PolicyError, f"{address} cannot be sampled"):
-            # Saved states can be trained but not sampled: load one into a model that is never trained, and publish
-            # that.
-            model = await self._service.create_training_client_from_state_async(address)
-            return TinkerSampler(await model.save_weights_and_get_sampling_client_async(), 0)
+    async def sampler_of(self, model: str) -> TinkerSampler:
+        return await create_sampler(self._service, model)
 
     async def save(self, name: str) -> str:
         with translated(PolicyError, f"the checkpoint {name} could not be written"):
@@ -209,6 +210,31 @@ async def create_model(service: tinker.ServiceClient, base_model: str, start: Po
     if start.with_optimizer:
         return await service.create_training_client_from_state_with_optimizer_async(start.address)
     return await service.create_training_client_from_state_async(start.address)
+
+
+async def create_sampler(service: tinker.ServiceClient, model: str) -> TinkerSampler:
+    """Opens saved weights, or a base model by its name. Raises PolicyError."""
+    with translated(PolicyError, f"{model} cannot be sampled"):
+        if not model.startswith(ADDRESS):
+            return TinkerSampler(await service.create_sampling_client_async(base_model=model), 0)
+        if SAMPLER_WEIGHTS in model:
+            return TinkerSampler(await service.create_sampling_client_async(model_path=model), 0)
+        # Saved states can be trained but not sampled: load one into a model that is never trained, and publish that.
+        trained = await service.create_training_client_from_state_async(model)
+        return TinkerSampler(await trained.save_weights_and_get_sampling_client_async(), 0)
+
+
+@asynccontextmanager
+async def sampler_at(url: str, model: str) -> AsyncIterator[TinkerSampler]:
+    """Opens weights at a server, beside those of a run. Raises PolicyError."""
+    with translated(PolicyError, f"{model} cannot be sampled at {url}"):
+        service = tinker.ServiceClient(user_metadata={"client": "palestra"}, base_url=url, api_key=api_key())
+    try:
+        yield await create_sampler(service, model)
+    finally:
+        with suppress(tinker.TinkerError, TimeoutError):
+            async with asyncio.timeout(GOODBYE_S):
+                await service.close("success")
 
 
 def to_datum(sequence: TrainSequence, loss: str) -> types.Datum:

@@ -1,7 +1,7 @@
 """Sends a run's metrics to experiment trackers.
 
-Owns: the interface to Weights & Biases, MLflow and TensorBoard. Never touches: the run's own files, which remain the
-record: a tracker that fails is a warning, never the end of a run.
+Owns: the interface to Weights & Biases, MLflow, TensorBoard and Trackio. Never touches: the run's own files, which
+remain the record: a tracker that fails is a warning, never the end of a run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from palestra.util.json_types import JsonObject
 
 log = logging.getLogger(__name__)
 
-PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "tensorboard": "tensorboardX"}
+PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "tensorboard": "tensorboardX", "trackio": "trackio"}
 MLFLOW_BATCH = 1000  # the most that one call of its API accepts
 MLFLOW_PARAMS = 100
 
@@ -95,7 +95,7 @@ class WandbTracker:
         known = {
             "project": "palestra",
             "name": run.name,
-            "id": re.sub(r"[^\w-]", "-", f"{run.name}-{run.read_about()['created']:.0f}"),
+            "id": unique_name(run),
             "resume": "allow",
             "dir": str(run.path / "logs"),
             "config": run.read_about()["config"],
@@ -107,6 +107,28 @@ class WandbTracker:
 
     def finish(self, status: RunStatus) -> None:
         self._run.finish(exit_code=0 if status in (RunStatus.DONE, RunStatus.STOPPED) else 1)
+
+
+class TrackioTracker:
+    """Trackio; options are those of `trackio.init`. A resumed run continues the same run there, which it finds by its
+    name: the name has the time of the start, since other folders may have a run of the same name."""
+
+    def __init__(self, run: RunFolder, options: JsonObject) -> None:
+        trackio: Any = import_module("trackio")
+        known = {
+            "project": "palestra",
+            "name": unique_name(run),
+            "resume": "allow",
+            "config": run.read_about()["config"],
+            "embed": False,
+        }
+        self._run = trackio.init(**{**known, **options})
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def finish(self, status: RunStatus) -> None:
+        self._run.finish()
 
 
 class MlflowTracker:
@@ -160,7 +182,9 @@ class TensorboardTracker:
 
     def __init__(self, run: RunFolder, options: JsonObject) -> None:
         self._open = import_module("tensorboardX").SummaryWriter
-        self._options = {"logdir": str(run.path / "tensorboard"), **options}
+        # The name of a file has its second only: another attempt in the same second would overwrite it.
+        suffix = f".{run.attempt}"
+        self._options = {"logdir": str(run.path / "tensorboard"), "filename_suffix": suffix, **options}
         self._writer: Any = None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -175,8 +199,14 @@ class TensorboardTracker:
             self._writer.close()
 
 
+def unique_name(run: RunFolder) -> str:
+    """A name that no other run has, the same at every attempt."""
+    return re.sub(r"[^\w-]", "-", f"{run.name}-{run.read_about()['created']:.0f}")
+
+
 TRACKERS: dict[str, Callable[[RunFolder, JsonObject], Tracker]] = {
     "wandb": WandbTracker,
     "mlflow": MlflowTracker,
     "tensorboard": TensorboardTracker,
+    "trackio": TrackioTracker,
 }

@@ -126,6 +126,8 @@ class Rollout(Struct, kw_only=True):
     """None if the rollout failed or could not be graded."""
     metrics: dict[str, float] = {}
     """Metrics of the environment."""
+    judgement: JsonObject = {}
+    """What a judge said about it, if one graded it."""
     error: str | None = None
     failure: str = ""
     """Class of the failure, if a gym's servers report one: see `types.gym_failures`."""

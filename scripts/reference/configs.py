@@ -18,7 +18,7 @@ from pydantic_core import PydanticUndefined
 
 from palestra.config.environment_entries import GymEntry
 from palestra.config.serve import ServeConfig
-from palestra.config.train import DpoConfig, GrpoConfig, RunConfig, SftConfig
+from palestra.config.train import DistillConfig, DpoConfig, GrpoConfig, RunConfig, SftConfig
 from palestra.gym.agents.gymnasium import GymnasiumAgent
 from palestra.gym.agents.remote import RemoteAgent
 from palestra.gym.agents.simple import SimpleAgent
@@ -49,7 +49,7 @@ def pages(reference: Reference) -> None:
             *configs.sections(RunConfig, ""),
             *(
                 part
-                for kind in (GrpoConfig, SftConfig, DpoConfig)
+                for kind in (GrpoConfig, DistillConfig, SftConfig, DpoConfig)
                 for part in (f"## kind: {kind.__name__.removesuffix('Config').lower()}", *_own(configs, kind, shared))
             ),
             "## An environment called gym",

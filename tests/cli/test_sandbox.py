@@ -32,6 +32,13 @@ def test_a_command_runs_behind_the_wall() -> None:
 
 
 @needs_local
+def test_a_secret_comes_in_by_its_name_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value on the command line could be read by everybody on the machine."""
+    monkeypatch.setenv("MY_KEY", "a-key")
+    assert palestra("sandbox", "run", "-e", "MY_KEY", "--", "sh", "-c", "echo $MY_KEY").stdout == "a-key\n"
+
+
+@needs_local
 def test_what_is_wrong_is_said_in_a_line() -> None:
     assert "did you mean local" in palestra("sandbox", "run", "--backend", "lokal", "--", "true").stderr
     assert palestra("sandbox", "run", "--env", "A", "--", "true").exit_code == 2

@@ -69,7 +69,7 @@ def test_made_ids_are_unique_and_the_same_each_time(rows):
         (["[" * 100_000], "line 1: not valid JSON"),
         (["", '{"id": 1, "question": "a"}'], r"line 2: no 'prompt' \(it has id, question\)"),
         (["{}"], r"line 1: no 'prompt' \(it has nothing\)"),
-        (["[1]"], r"line 1: should be a JSON object with a prompt, but is \[1\]"),
+        (["[1]"], r"line 1: should be a JSON object, but is \[1\]"),
         (['{"prompt": 5}'], "line 1: 'prompt' should be text, or messages with role and content, but is 5"),
         (['{"prompt": []}'], "'prompt' should be text"),
         (['{"prompt": ["a"]}'], "'prompt' should be text"),
@@ -96,11 +96,12 @@ def test_a_wrong_row_is_named_by_file_and_line(file, lines, message):
 
 
 def test_files_that_are_none(tmp_path):
-    with pytest.raises(TaskFileError, match=r"nothing.jsonl: cannot be read as a task file \(No such file"):
+    with pytest.raises(TaskFileError, match=r"nothing.jsonl: cannot be read as a dataset \(No such file"):
         read_tasks(tmp_path / "nothing.jsonl", "x")
     with pytest.raises(TaskFileError, match="directory"):
         read_tasks(tmp_path, "x")
-    with pytest.raises(TaskFileError, match=r"pandas.read_parquet\('train.parquet'\).to_json\('train.jsonl'"):
+    (tmp_path / "train.parquet").write_text("no table")
+    with pytest.raises(TaskFileError, match=r"train.parquet: cannot be read as a table"):
         read_tasks(tmp_path / "train.parquet", "x")
     (tmp_path / "latin").write_bytes(b'{"prompt": "caf\xe9"}\n')
     with pytest.raises(TaskFileError, match="line 1: not valid JSON"):

@@ -5,27 +5,47 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from palestra.sandbox import SandboxError
+from palestra.sandbox import SandboxError, seccomp
 from tests.sandbox import attacks
 from tests.sandbox.conftest import Box, LoopThread
 from tests.sandbox.outside import SECRET, Outside
 
 
 @pytest.fixture(scope="module")
-def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
-    found = Outside(tmp_path_factory.mktemp("outside"))
-    yield found
-    found.close()
+def outside() -> Iterator[Outside]:
+    """In a folder that everybody could read who sees it."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        Path(folder).chmod(0o755)
+        found = Outside(Path(folder))
+        yield found
+        found.close()
 
 
 @pytest.mark.parametrize("attack", [one for one in attacks.ATTACKS if one != "entering"])
 def test_the_wall_holds(box: Box, outside: Outside, attack: str) -> None:
     done = box.python(attacks.program(attack, **outside.values()))
     assert (done.text, done.stderr.decode()) == ("held\n", "")
+
+
+@pytest.mark.skipif(seccomp.compute_only() is None, reason="there is no filter for this machine")
+@pytest.mark.parametrize("attack", [one for one in attacks.ATTACKS if one != "entering"])
+def test_the_jail_of_programs_that_only_compute_holds(outside: Outside, attack: str) -> None:
+    """The same attacks where the program grader and verifiers run what models wrote."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.sandbox.computing"],
+        input=attacks.program(attack, **outside.values()),
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("held\n", "")
 
 
 def test_nobody_sees_the_helpers_on_their_way_in(box: Box, loop: LoopThread) -> None:

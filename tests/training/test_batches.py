@@ -102,8 +102,9 @@ def test_empty_and_broken_rollouts_have_their_own_reasons():
 @pytest.mark.parametrize("policy", ["refill", "drop", "keep"])
 def test_groups_that_teach_nothing_are_counted_and_only_kept_when_asked(policy):
     groups = [make_group("a", [1.0, 1.0]), make_group("b", [1.0, 0.0]), make_group("c", [None, None])]
-    batch = build_batch(groups, make_config(data={"zero_variance": policy}))
-    assert batch.zero_variance_groups == 2
+    config = make_config(data={"zero_variance": policy})
+    batch = build_batch(groups, config)
+    assert sum(is_zero_variance(group, config) for group in groups) == 2
     assert len(batch.sequences) == (4 if policy == "keep" else 2)
     assert batch.dropped == {DropReason.FAILED: 2} | ({} if policy == "keep" else {DropReason.ZERO_VARIANCE: 2})
 

@@ -249,7 +249,7 @@ def test_error_in_a_conversation_does_not_end_it(puppet):
 
 
 def test_saved_conversation_can_be_trained_on(puppet, tmp_path):
-    from palestra.training.batches.conversation_files import ConversationFile, conversation_of
+    from palestra.data.conversations import ConversationFile, conversation_of
 
     saved: Path = tmp_path / "talk.jsonl"
     with palestra_in_terminal("chat", "puppet", "--server", puppet.url) as terminal:

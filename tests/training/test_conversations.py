@@ -12,13 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.chat import ChatError, ChatTokenizer
-from palestra.training.batches.conversation_files import (
-    Conversation,
-    ConversationFile,
-    DatasetError,
-    conversation_of,
-    pair_of,
-)
+from palestra.data.conversations import Conversation, ConversationFile, conversation_of, pair_of
+from palestra.data.errors import DatasetError
 from palestra.training.batches.data_order import DataOrder
 from palestra.training.batches.sft_examples import encode_example
 from tests.chat.conftest import bare_folder, style_folder, tokenizer_of  # noqa: F401 - fixtures
@@ -180,7 +175,7 @@ def test_every_form_of_a_row_is_understood(tmp_path):
     assert [len(rows[i].messages) for i in range(len(rows))] == [5, 2, 3, 2]
     assert [rows[i].first for i in range(len(rows))] == [0, 1, 2, 1]
     assert rows[0].tools == TOOLS
-    assert rows.where(1) == f"{tmp_path / 'data.jsonl'}, line 3"
+    assert str(rows.place(1)) == f"{tmp_path / 'data.jsonl'}, line 3"
 
 
 def test_pairs_share_their_prompt(tmp_path):
@@ -237,7 +232,8 @@ def test_a_wrong_row_is_named_before_anything_is_trained(tmp_path, rows, parse, 
 def test_a_missing_file_and_one_of_another_kind_say_so(tmp_path):
     with pytest.raises(DatasetError, match=r"missing\.jsonl: cannot be read .*No such file"):
         ConversationFile(tmp_path / "missing.jsonl", conversation_of)
-    with pytest.raises(DatasetError, match=r"must be in a JSONL file; to convert it: pandas\.read_parquet"):
+    (tmp_path / "data.parquet").write_text("no table")
+    with pytest.raises(DatasetError, match=r"data\.parquet: cannot be read as a table"):
         ConversationFile(tmp_path / "data.parquet", conversation_of)
 
 

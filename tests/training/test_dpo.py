@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from palestra.chat import ChatTokenizer
 from palestra.config.bundled import BUNDLED
 from palestra.config.train import DpoConfig, RunConfig
+from palestra.data.conversations import pair_of
+from palestra.data.errors import DatasetError
 from palestra.runs.reader import RunStatus
 from palestra.runs.record_files import read_lines
 from palestra.runs.writer import RunFolder
-from palestra.training.batches.conversation_files import DatasetError, pair_of
 from palestra.training.batches.sft_examples import encode_example
 from palestra.training.loops.dpo import PairExample, PairPreference, answer_logprobs, check_dpo, weigh
 from tests.training.scripted import chat_tokenizer

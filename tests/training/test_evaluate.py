@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner, Result
 
 from palestra.cli import main
 from palestra.runs.reader import Part, RunReader, RunStatus
+from tests.waiting import until
 
 
 def palestra(*args: object) -> Result:
@@ -40,7 +43,11 @@ def test_evaluation_is_a_folder_that_others_read(evaluate, tmp_path):
     assert all(record["messages"][-1]["role"] in ("assistant", "user") for record in records)
     assert {path.name for path in run.path.iterdir()} >= {"config.json", "eval", "metrics.jsonl", "summary.json"}
     assert not (run.path / "played.jsonl").exists()
-    assert "eval/success" in palestra("run", "show", "one").output
+    shown = palestra("run", "show", "one").output
+    assert "eval/success" in shown
+    assert "None" not in shown
+    assert "add-" in (listed := palestra("rollout", "list", "one").output) or "subtract-" in listed
+    assert metrics["eval/reward_stderr"] == metrics["eval/success_stderr"] >= 0
 
 
 def test_same_seed_gives_the_same_answers_and_a_paired_comparison(evaluate, tmp_path):
@@ -94,7 +101,11 @@ def test_checkpoint_of_a_run_is_evaluated(run_training, evaluate, ephebe_url, tm
         (["arithmetic", "samples=0"], 2, "samples"),
         (["arithmetic", "--model", "no-such-model"], 2, "no-such-model"),
         (["arithmetic", "--server", "not-a-url"], 2, "server"),
-        (["gym"], 2, "palestra gym collect"),
+        (["gym"], 2, "name the gym's YAML files"),
+        (["gym:mcqqa"], 2, "did you mean: mcqa"),
+        (["gym:mcqa", "api=anthropic"], 2, "OpenAI's API"),
+        (["missing.jsonl"], 1, "missing.jsonl: cannot be read"),
+        (["platform:nowhere"], 1, "nowhere"),
         (["--resume", "nowhere"], 3, "nowhere"),
     ],
 )
@@ -113,3 +124,69 @@ def test_config_of_a_training_run_says_what_is_evaluated(evaluate, tmp_path):
     assert evaluate(config, "--name", "configured").exit_code == 0
     saved = RunReader(tmp_path / "runs" / "configured").read_about()["config"]
     assert (saved["tasks"], saved["samples"], saved["max_tokens"]) == (2, 3, 7)
+
+
+def test_file_of_questions_and_answers_is_evaluated(evaluate, tmp_path):
+    rows = [
+        {"prompt": "What is 3 + 4?", "answer": 7, "id": "sum"},
+        {"prompt": "What is 9 - 4?", "answer": ["five", "5"], "id": "difference", "match": "number"},
+    ]
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = evaluate("questions.jsonl", "--samples", 4, "--name", "file", "--json")
+    assert done.exit_code == 0, done.output
+    metrics = json.loads(done.stdout)["metrics"]
+    assert (metrics["eval/tasks"], metrics["eval/rollouts"], metrics["eval/failed_share"]) == (2, 8, 0)
+    assert metrics["eval/answers/success"] == metrics["eval/pass_at_1"] <= metrics["eval/pass_at_4"]
+    for row, said in {
+        '{"question": "What?"}': "line 1: no 'prompt'",
+        '{"prompt": "What?"}': "needs an 'answer'",
+    }.items():
+        (tmp_path / "questions.jsonl").write_text(row)
+        refused = evaluate("questions.jsonl")
+        assert (refused.exit_code, said in refused.stderr) == (1, True), refused.output
+
+
+def test_gym_and_platform_are_evaluated_by_name(evaluate, tmp_path):
+    done = evaluate("gym:mcqa", "platform:keys?difficulty=0a&count=50", "--tasks", 2, "--name", "both", "--json")
+    assert done.exit_code == 0, done.output
+    metrics = json.loads(done.stdout)["metrics"]
+    assert (metrics["eval/rollouts"], metrics["eval/failed_share"]) == (4, 0)
+    records = RunReader(tmp_path / "runs" / "both").read_rollouts(0, Part.EVAL)
+    assert {record["environment"] for record in records} == {"gym:mcqa", "fleet_task"}
+    for record in records:
+        assert record["metrics"]["prompt_tokens"] > record["metrics"]["sampled_tokens"] > 0
+        assert any(message["role"] == "assistant" for message in record["messages"])
+
+
+def test_model_behind_anthropics_api_is_evaluated(evaluate, tmp_path):
+    done = evaluate("stockroom", "--tasks", 2, "--name", "messages", "--json", "api=anthropic", "temperature=0")
+    assert done.exit_code == 0, done.output
+    same = evaluate("stockroom", "--tasks", 2, "--name", "chat", "--json", "temperature=0")
+    said = [
+        [record["messages"] for record in RunReader(tmp_path / "runs" / name).read_rollouts(0, Part.EVAL)]
+        for name in ("messages", "chat")
+    ]
+    assert said[0] == said[1], "greedy, so both say the same"
+    one, other = (json.loads(output.stdout)["metrics"] for output in (done, same))
+    for name in ("eval/prompt_tokens", "eval/sampled_tokens", "eval/failed_share"):
+        assert one[name] == other[name]
+
+
+def test_killed_evaluation_goes_on_and_plays_nothing_twice(evaluate, ephebe_url, tmp_path):
+    command = [sys.executable, "-m", "palestra.cli", "eval", "stockroom", "--tasks", "12", "--name", "killed"]
+    options = ["--server", ephebe_url, "--model", "ephebe", "concurrency=1"]
+    played = tmp_path / "runs" / "killed" / "played.jsonl"
+    with subprocess.Popen([*command, *options], cwd=tmp_path, stdout=subprocess.DEVNULL) as process:
+        until(lambda: played.exists() and played.read_bytes().count(b"\n") >= 2)
+        process.kill()
+    before = {row["id"]: row["seconds"] for row in map(json.loads, played.read_text().splitlines())}
+    assert 2 <= len(before) < 12
+    done = evaluate("--resume", "killed", "--json")
+    assert done.exit_code == 0, done.output
+    records = RunReader(tmp_path / "runs" / "killed").read_rollouts(0, Part.EVAL)
+    assert len({record["id"] for record in records}) == len(records) == 12
+    assert before.items() <= {record["id"]: record["seconds"] for record in records}.items()
+    whole = evaluate("stockroom", "--tasks", 12, "--name", "whole")
+    assert whole.exit_code == 0
+    uninterrupted = RunReader(tmp_path / "runs" / "whole").read_rollouts(0, Part.EVAL)
+    assert [one["messages"] for one in uninterrupted] == [one["messages"] for one in records]

@@ -167,10 +167,10 @@ CUT = group_of("g", [make_rollout(f"g-{i}", float(i), [make_turn(cut=True)]) for
 def test_the_advice_is_about_what_is_wrong(groups: list[Group], data: dict[str, Any], said: str):
     config = make_config(data=data)
     batch = build_batch(groups, config)
-    assert teaches_nothing(groups, batch)
+    assert teaches_nothing(batch)
     assert re.search(said, advise(groups, batch, config))
 
 
 def test_one_group_that_teaches_is_enough():
     groups = [make_group("g", [0.0, 0.0]), make_group("h", [0.0, 1.0])]
-    assert not teaches_nothing(groups, build_batch(groups, make_config()))
+    assert not teaches_nothing(build_batch(groups, make_config()))

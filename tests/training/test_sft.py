@@ -12,10 +12,10 @@ import pytest
 from palestra.chat import ChatTokenizer
 from palestra.config.bundled import BUNDLED
 from palestra.config.train import RunConfig, SftConfig, load_train_config
+from palestra.data.errors import DatasetError
 from palestra.runs.reader import RunStatus
 from palestra.runs.record_files import read_lines
 from palestra.runs.writer import RunFolder
-from palestra.training.batches.conversation_files import DatasetError
 from palestra.training.launch import train
 from palestra.training.listener import Silence
 from palestra.training.loops.sft import check_sft, loss_per_token, weigh

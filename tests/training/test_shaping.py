@@ -63,5 +63,5 @@ def test_a_kl_penalty_of_nothing_is_nothing():
 
 @pytest.mark.parametrize(("base", "have"), [({}, "none"), ({"g-0": [0.0, 0.0]}, "2")])
 def test_missing_base_logprobs_are_named(base, have):
-    with pytest.raises(ValueError, match=f"rollout g-0: {have} base logprobs for 5 tokens"):
+    with pytest.raises(ValueError, match=f"rollout g-0: {have} reference logprobs for 5 tokens"):
         add_kl_penalty([to_sequence(make_rollout(), 1.0, 100)], base, 0.1)

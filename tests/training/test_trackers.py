@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
+import os
+import sqlite3
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,7 +18,7 @@ from palestra.config.train import TrackerConfig
 from palestra.runs.reader import RunStatus
 from palestra.runs.record_files import RunError
 from palestra.runs.writer import RunFolder
-from palestra.training.trackers import PACKAGES, Trackers, open_trackers
+from palestra.training.trackers import PACKAGES, Trackers, open_trackers, unique_name
 from tests.training.records import make_config
 
 
@@ -77,11 +82,53 @@ def play(run: RunFolder, configs: list[TrackerConfig]) -> None:
     assert [event["event"] for event in run.read_events()] == ["start"]
 
 
-def test_tensorboard_files_are_in_the_run(run):
+def resume(run: RunFolder, configs: list[TrackerConfig]) -> None:
+    """A second attempt, which repeats the step since the checkpoint and goes on."""
+    run.close()
+    with RunFolder.open(run.path) as again:
+        trackers = open_trackers(configs, again)
+        trackers.log(1, {"reward/mean": 0.75})
+        trackers.log(2, {"reward/mean": 1.0})
+        trackers.finish(RunStatus.DONE)
+        assert [event["event"] for event in again.read_events()] == ["start", "resume"]
+
+
+def test_tensorboard_files_are_in_the_run_and_a_resumed_run_goes_on_there(run):
     pytest.importorskip("tensorboardX", reason="tensorboardX is not installed")
     play(run, tracker("tensorboard"))
     (file,) = (run.path / "tensorboard").iterdir()
     assert b"reward/mean" in file.read_bytes()
+    resume(run, tracker("tensorboard"))
+    assert len(list((run.path / "tensorboard").iterdir())) == 2  # of one run: TensorBoard joins the files of a folder
+
+
+def test_trackio_has_metrics_and_config_and_a_resumed_run_goes_on_there(run, tmp_path):
+    pytest.importorskip("trackio", reason="trackio is not installed")
+    # In processes of their own, as runs are: trackio reads the folder of its database when it is imported.
+    code = """if True:
+        import sys
+        from palestra.config.train import TrackerConfig
+        from palestra.runs.reader import RunStatus
+        from palestra.runs.writer import RunFolder
+        from palestra.training.trackers import open_trackers
+
+        attempt, path = sys.argv[1:]
+        with RunFolder.open(path) as run:
+            trackers = open_trackers([TrackerConfig(kind="trackio")], run)
+            for step in (0, 1) if attempt == "1" else (2,):
+                trackers.log(step, {"reward/mean": step / 4, "env/a_b/reward": 1.0})
+            trackers.finish(RunStatus.DONE)
+            assert "warning" not in [event["event"] for event in run.read_events()]
+    """
+    run.close()
+    environment = os.environ | {"TRACKIO_DIR": str(tmp_path / "trackio"), "HF_HUB_OFFLINE": "1"}
+    for attempt in ("1", "2"):
+        subprocess.run([sys.executable, "-c", code, attempt, str(run.path)], env=environment, check=True)
+    (database,) = (tmp_path / "trackio").glob("*.db")
+    with sqlite3.connect(database) as connection:
+        rows = connection.execute("SELECT run_name, step, metrics FROM metrics ORDER BY step").fetchall()
+    assert len({name for name, _, _ in rows}) == 1
+    assert [(step, json.loads(found)["reward/mean"]) for _, step, found in rows] == [(0, 0.0), (1, 0.25), (2, 0.5)]
 
 
 def test_mlflow_has_metrics_and_params_and_a_resumed_run_goes_on_there(run):
@@ -111,8 +158,12 @@ def test_an_mlflow_that_cannot_be_reached_is_a_warning(run):
     assert run.read_events()[-1]["event"] == "warning"
 
 
-def test_wandb_offline_writes_into_the_run(run, monkeypatch):
+def test_wandb_offline_writes_into_the_run_and_a_resumed_run_has_the_same_id(run, monkeypatch):
     pytest.importorskip("wandb", reason="wandb is not installed")
     monkeypatch.setenv("WANDB_SILENT", "true")
     play(run, tracker("wandb", mode="offline"))
-    assert list((run.path / "logs" / "wandb").glob("offline-run-*"))
+    resume(run, tracker("wandb", mode="offline"))
+    folders = [folder.name for folder in (run.path / "logs" / "wandb").glob("offline-run-*")]
+    ids = {name.split("-", 3)[3] for name in folders}
+    assert len(folders) == 2  # one for each attempt; `wandb sync` joins those of one id
+    assert ids == {unique_name(run)}

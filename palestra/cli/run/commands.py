@@ -1,4 +1,4 @@
-"""`palestra run`: list runs, show, compare, export and plot them.
+"""`palestra run`: list runs, show, compare, export and plot them; `manage` has the commands that change one.
 
 Owns: arguments and printing. Never touches: the files of a run, except by reading.
 """
@@ -12,6 +12,7 @@ import rich_click as click
 from msgspec import to_builtins
 
 from palestra.cli.output import needs_extra, print_json, print_result
+from palestra.cli.run import manage
 from palestra.cli.run.common import (
     duration_text,
     find,
@@ -25,6 +26,7 @@ from palestra.cli.run.common import (
     sparkline,
     time_text,
 )
+from palestra.cli.run.overview import evaluation_text, is_labelled, last_values, model_name, note_text, overview
 from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ KEY_METRICS = (
     "eval/reward_mean",
     "loss/mean",
     "eval/loss",
+    "kl/teacher",
     "rollouts/failed",
     "rollouts/truncated_share",
     "rollouts/zero_variance_share",
@@ -49,35 +52,44 @@ KEY_METRICS = (
     "time/total_s",
     "throughput/total_tokens_per_s",
 )
-EVALUATIONS = ("eval/success", "eval/loss")
-WORTH_TELLING = ("warning", "error", "resume", "end")
+WORTH_TELLING = ("warning", "error", "resume", "stop", "end")
 
 
 @click.group()
 def run() -> None:
-    """List, look at, compare, export and plot training runs."""
+    """List, look at, compare, export, plot, stop, label and delete training runs."""
+
+
+for command in (manage.stop, manage.delete, manage.tag, manage.note):
+    run.add_command(command)
 
 
 @run.command("list")
+@click.option("--tag", "tags", multiple=True, metavar="TAG", help="Only runs with this tag; may be repeated.")
+@click.option("--note", metavar="TEXT", help="Only runs with a note that has this text.")
 @runs_option
 @json_option
-def list_(root: Path, as_json: bool) -> None:
+def list_(tags: tuple[str, ...], note: str | None, root: Path, as_json: bool) -> None:
     """List the runs, newest first."""
     with run_errors():
         from palestra.runs.reader import list_runs
 
-        rows = [overview(one) for one in list_runs(root)]
+        rows = [row for one in list_runs(root) if is_labelled(row := overview(one), tags, note)]
     if as_json:
         print_json(rows)
     elif not rows:
-        click.echo(f"no runs in {root}; to start one: palestra train CONFIG")
+        is_filtered = tags or note
+        start = "to see all: palestra run list" if is_filtered else "to start one: palestra train CONFIG"
+        click.echo(f"no {'such ' if is_filtered else ''}runs in {root}; {start}")
     else:
-        shown = [["name", "status", "step", "reward", "eval", "model", "started"]]
+        shown = [["name", "status", "step", "reward", "eval", "model", "started", "tags", "note"]]
         for row in rows:
             figures = [number_text(row[column]) for column in ("name", "status", "last_step", "reward_mean")]
             started = time_text(row["created"]) if row["created"] else "-"
-            shown.append([*figures, evaluation_text(row), number_text(row["model"]), started])
-        print_table(shown)
+            labels = [" ".join(row["tags"]), note_text(row["notes"])]
+            shown.append([*figures, evaluation_text(row), number_text(row["model"]), started, *labels])
+        used = [at for at, column in enumerate(zip(*shown, strict=True)) if any(column[1:])]
+        print_table([[line[at] for at in used] for line in shown])
 
 
 @run.command()
@@ -88,30 +100,37 @@ def show(which: str, root: Path, as_json: bool) -> None:
     """Show how RUN, a name or a folder, was started and its state."""
     with run_errors():
         from palestra.runs.facts import summarize
+        from palestra.runs.reader import RunStatus
 
         found = find(which, root)
         about, metrics, events = found.read_about(), found.read_metrics(), found.read_events()
         status, summary = found.status(), {**found.read_summary(), **summarize(metrics, events)}
+        labels = found.read_labels()
         resume = resume_command(found) if status.can_resume else None
     if as_json:
         record = {**about, "path": str(found.path), "summary": {**summary, "status": status}, "events": events}
-        print_json({**record, "resume": resume})
+        print_json({**record, "resume": resume, **to_builtins(labels)})
         return
     facts, config = about["facts"], about["config"]
     environments = ", ".join(entry["name"] for entry in config.get("environments", []))
+    steps = f", {summary['last_step'] or 0} of {config['steps']} steps" if "steps" in config else ""
     rows = {
         "run": f"{found.name} ({about['kind']}), {found.path}",
-        "status": f"{status}, {summary['last_step'] or 0} of {config.get('steps')} steps in "
-        f"{duration_text(summary['seconds'])}",
+        "status": f"{status}{steps} in {duration_text(summary['seconds'])}",
         "model": model_name(config),
         "environments": environments,
         "started": f"{time_text(about['created'])} on {facts['host']}, attempts: {summary['attempts']}",
         "command": facts["command"],
         "code": facts["git_commit"],
+        "tags": ", ".join(labels.tags),
     }
     for name, text in rows.items():
         if text:
             click.echo(f"{name:<14}{safe_text(str(text), keep='')}")
+    for one in labels.notes:
+        click.echo(f"{'note':<14}{time_text(one.time)}  {safe_text(one.text, keep='')}")
+    if found.is_asked_to_stop and status is RunStatus.RUNNING:
+        click.echo("it was asked to stop, and ends after its step")
     print_course(metrics)
     for event in [event for event in events if event["event"] in WORTH_TELLING][-5:]:
         record = event.get("message") or event.get("error") or event.get("status") or ""
@@ -221,57 +240,6 @@ def plot(which: str, out: Path | None, root: Path, as_json: bool) -> None:
         file = out or found.path / "plot.png"
         panels = draw(found, file)
     print_result(as_json, {"file": str(file), "panels": panels}, f"{file}: {', '.join(panels)}")
-
-
-def model_name(config: JsonObject) -> str | None:
-    """The model's name in the config of a training run or an evaluation."""
-    model = config.get("model")
-    return model.get("name") if isinstance(model, dict) else model
-
-
-def overview(one: RunReader) -> JsonObject:
-    """A run in one row. A run that cannot be read gets a row with the reason, so that the others are still listed."""
-    from palestra.runs.record_files import RunError
-
-    row: JsonObject = {"name": one.name, "path": str(one.path), "status": "damaged", "kind": None, "model": None}
-    row |= {"created": None, "last_step": None, "steps": None, "reward_mean": None}
-    row |= {"eval_success": None, "eval_loss": None, "eval_step": None}
-    try:
-        about, metrics = one.read_about(), one.read_metrics()
-        last = last_values(metrics)
-        evaluated = [line["step"] for line in metrics if any(line.get(name) is not None for name in EVALUATIONS)]
-        row |= {
-            "status": str(one.status()),
-            "kind": about["kind"],
-            "model": model_name(about["config"]),
-            "created": about["created"],
-            "last_step": last.get("step"),
-            "steps": about["config"].get("steps"),
-            "reward_mean": last.get("reward/mean"),
-            "eval_success": last.get("eval/success"),
-            "eval_loss": last.get("eval/loss"),
-            "eval_step": evaluated[-1] if evaluated else None,
-        }
-    except (RunError, KeyError, AttributeError, TypeError, ValueError) as error:
-        row["error"] = f"{type(error).__name__}: {error}"
-    return row
-
-
-def evaluation_text(row: JsonObject) -> str:
-    """The newest evaluation and its step, which is seldom the last step of the run."""
-    if row["eval_step"] is None:
-        return "-"
-    success, loss = row["eval_success"], row["eval_loss"]
-    figure = number_text(success) if success is not None else f"loss {number_text(loss)}"
-    return f"{figure} (step {row['eval_step']})"
-
-
-def last_values(metrics: list[JsonObject]) -> JsonObject:
-    """The newest value of each metric, since not every row has an evaluation."""
-    newest: JsonObject = {}
-    for row in metrics:
-        newest |= {name: value for name, value in row.items() if value is not None}
-    return {name: value for name, value in newest.items() if name not in ("time", "attempt")}
 
 
 def flat_config(one: RunReader) -> JsonObject:

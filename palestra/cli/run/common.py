@@ -56,7 +56,8 @@ def short_name(run: RunReader) -> str:
 
 
 def resume_command(run: RunReader) -> str:
-    return f"palestra train --resume {short_name(run)}"
+    command = "eval" if run.read_about()["kind"] == "eval" else "train"
+    return f"palestra {command} --resume {short_name(run)}"
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:

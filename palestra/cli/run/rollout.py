@@ -104,6 +104,10 @@ def show(
         print_tokens(console, tokens, tokenizer, color)
     else:
         print_messages(console, found.record)
+        if judgement := found.record.get("judgement"):
+            score = "no verdict" if judgement["score"] is None else number_text(judgement["score"])
+            said = safe_text(judgement["error"] or judgement["answer"])
+            console.print(f"judge {judgement['judge']}: {score}\n{said}", style="dim")
 
 
 def matching(
@@ -111,7 +115,7 @@ def matching(
 ) -> Iterator[JsonObject]:
     from palestra.runs.reader import Part
 
-    part = Part.EVAL if evals else Part.ROLLOUTS
+    part = Part.EVAL if evals or not run.steps(Part.ROLLOUTS) else Part.ROLLOUTS  # an evaluation has no others
     for one in [step] if step is not None else reversed(run.steps(part)):
         yield from (record for record in run.read_rollouts(one, part) if matches(record))
 

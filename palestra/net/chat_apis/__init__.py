@@ -2,7 +2,7 @@
 Messages. A call is written in OpenAI's form and put into another one where the endpoint needs it."""
 
 from palestra.net.chat_apis.answers import AnswerPiece, CallAnswer, ChatApi, NotAnAnswer, StreamedAnswer, TokenLogprob
-from palestra.net.chat_apis.choice import API_NAMES, ApiName, chat_api, error_of
+from palestra.net.chat_apis.choice import API_NAMES, ApiName, chat_api, endpoint_url, error_of
 from palestra.net.chat_apis.openai import OpenAIChat
 
 __all__ = [
@@ -16,5 +16,6 @@ __all__ = [
     "StreamedAnswer",
     "TokenLogprob",
     "chat_api",
+    "endpoint_url",
     "error_of",
 ]

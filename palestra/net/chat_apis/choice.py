@@ -24,6 +24,12 @@ def chat_api(name: ApiName, url: str) -> ChatApi:
     return OpenAIChat(is_openai=_is_of(host, "openai.com"))
 
 
+def endpoint_url(server: str) -> str:
+    """The address of a server's model endpoint: where it names no path, it is at /v1, as everywhere."""
+    server = server.rstrip("/")
+    return server if urlsplit(server).path else f"{server}/v1"
+
+
 def error_of(body: object) -> tuple[str, str] | None:
     """The message and the code in the body of a refusal; None if it has neither API's form."""
     error = body.get("error") if isinstance(body, dict) else None

@@ -14,9 +14,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from palestra.sandbox import seccomp
+from palestra.sandbox import first_process, seccomp
 from palestra.sandbox.errors import SandboxError, SandboxUnavailable
-from palestra.sandbox.local.launch import FIRST_PROCESS, SCRATCH
+from palestra.sandbox.local.launch import SCRATCH
 from palestra.sandbox.spec import SandboxSpec
 
 USER, HOME = 1000, "/home/agent"
@@ -55,7 +55,7 @@ def arguments(spec: SandboxSpec, writable: list[str], *, has_cgroup: bool) -> li
     for folder in (SCRATCH, "/run", *writable):
         found += ["--dir", folder]
     found += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
-    return [*found, "--", FIRST_PROCESS]
+    return [*found, "--", first_process.PATH]
 
 
 def texts(spec: SandboxSpec) -> dict[str, str]:

@@ -20,7 +20,7 @@ from palestra.sandbox.local import namespaces as ns
 
 CONTROL = "PALESTRA_CONTROL"
 """The variable that says which descriptor the control socket is."""
-SCRATCH, FIRST_PROCESS = "/.scratch", "/.first-process"
+SCRATCH = "/.scratch"
 MODES = {"/tmp": 0o1777, "/dev/shm": 0o1777}
 
 
@@ -58,7 +58,7 @@ def main() -> None:
     own = ["--info-fd", _passed(info_for_bwrap), "--seccomp", _passed(filter_for_bwrap)]
     for path, text in order["texts"].items():
         own += ["--file", _passed(_filled(text.encode())), path]
-    own += ["--perms", "0555", "--file", _passed(_filled(first_process.executable())), FIRST_PROCESS]
+    own += ["--perms", "0555", "--file", _passed(_filled(first_process.executable())), first_process.PATH]
     ns.become(order["user"])
     os.dup2(ready_for_bwrap, 1)
     os.execve(order["bwrap"], [order["bwrap"], *own, *order["arguments"]], {})

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct
 
-from palestra.training.batches.conversation_files import DatasetError
+from palestra.data.errors import DatasetError
 
 T = TypeVar("T")
 

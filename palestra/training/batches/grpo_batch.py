@@ -14,8 +14,9 @@ from enum import StrEnum
 
 from msgspec import Struct, field
 
-from palestra.config.train import AdvantageKind, GrpoConfig
+from palestra.config.train import AdvantageKind, DistillConfig, GrpoConfig
 from palestra.training.batches.advantages import are_equal, group_advantages, is_usable
+from palestra.training.batches.distillation import add_teacher_advantages
 from palestra.training.batches.shaping import add_kl_penalty, shaped_reward, total_length
 from palestra.types.rollouts import Branch, Group, Rollout, SequenceSource, TrainSequence
 
@@ -43,8 +44,6 @@ class TrainingBatch(Struct, kw_only=True):
     """One list for each optimizer step; none is empty."""
     dropped: dict[DropReason, int] = field(default_factory=dict)
     """Number of rollouts by reason."""
-    zero_variance_groups: int = 0
-    """Number of groups without variance among those given, whether they were kept or not."""
     truncated: int = 0
     """Number of rows that were cut at `max_sequence_length`."""
 
@@ -58,10 +57,12 @@ def build_batch(
     config: GrpoConfig,
     base_logprobs: Mapping[str, Sequence[float]] | None = None,
     own_logprobs: Mapping[str, Sequence[float]] | None = None,
+    teacher_logprobs: Mapping[str, Sequence[float]] | None = None,
 ) -> TrainingBatch:
     """Builds the batch. `base_logprobs` has, for each row that could be used, the logprobs of all its tokens under the
     base model (the first is 0). `own_logprobs` has the trainer's logprobs of the first `max_sequence_length` tokens;
-    where present they are used instead of the sampler's."""
+    where present they are used instead of the sampler's. `teacher_logprobs` are like `base_logprobs`, for
+    distillation."""
     if config.penalty.kl and base_logprobs is None:
         raise ValueError("penalty.kl is set, so build_batch needs the base model's logprobs")
     chosen = _choose(groups, config)
@@ -71,6 +72,8 @@ def build_batch(
         if own_logprobs is not None and (found := own_logprobs.get(sequence.rollout)) is not None:
             pairs = zip(found, sequence.mask, strict=True)
             sequence.logprobs = [own if sampled else 0.0 for own, sampled in pairs]
+    if isinstance(config, DistillConfig):
+        add_teacher_advantages(sequences, teacher_logprobs or {}, config.distillation)
     if config.penalty.kl and base_logprobs is not None:
         add_kl_penalty(sequences, base_logprobs, config.penalty.kl)
     minibatches = split(sequences, config.algorithm.minibatches, chosen.salt)
@@ -79,7 +82,6 @@ def build_batch(
     return TrainingBatch(
         minibatches=minibatches,
         dropped=dict(chosen.dropped),
-        zero_variance_groups=chosen.zero_variance_groups,
         truncated=sum(total_length(row) > limit for row, _ in chosen.used),
     )
 
@@ -150,7 +152,6 @@ class _Choice(Struct):
     used: list[tuple[Branch, float]] = []
     """Rows with their advantages."""
     dropped: Counter[DropReason] = field(default_factory=Counter)
-    zero_variance_groups: int = 0
 
 
 def _choose(groups: Sequence[Group], config: GrpoConfig) -> _Choice:
@@ -161,10 +162,7 @@ def _choose(groups: Sequence[Group], config: GrpoConfig) -> _Choice:
         rewards_G = _shuffled(rewards_G, chosen.salt)
     for group, rewards in zip(ordered, rewards_G, strict=True):
         compared = _by_agent(group, rewards, config)
-        is_used = True
-        if not _can_teach(compared):
-            chosen.zero_variance_groups += 1
-            is_used = config.data.zero_variance == "keep"
+        is_used = config.data.zero_variance == "keep" or _can_teach(compared)
         advantages = {agent: _advantages(values, config) for agent, values in compared.items()} if is_used else {}
         for rollout in sorted(group.rollouts, key=lambda rollout: rollout.index):
             _add(chosen, rollout, advantages, config)
@@ -212,7 +210,10 @@ def _advantages(rewards: Rewards, config: GrpoConfig) -> dict[str, float]:
 
 
 def _rewards(group: Group, config: GrpoConfig) -> dict[str, float]:
-    """Returns the rewards that count in the baseline, by rollout id."""
+    """Returns the rewards that count in the baseline, by rollout id. If nothing is learned from rewards, a rollout
+    without one can be trained on too."""
+    if not config.learns_from_rewards:
+        return {rollout.id: 0.0 for rollout in group.rollouts if not rollout.stop.is_failure}
     return {
         rollout.id: shaped_reward(rollout, config.penalty, config.rollout.max_context)
         for rollout in group.rollouts
@@ -231,9 +232,9 @@ def _shuffled(groups: list[dict[str, float]], salt: str) -> list[dict[str, float
 def _why_not(rollout: Rollout, advantages: Mapping[str, float]) -> DropReason | None:
     if rollout.stop.is_failure:
         return DropReason.FAILED
-    if not is_usable(rollout.reward):
-        return DropReason.UNGRADED
-    return None if rollout.id in advantages else DropReason.ZERO_VARIANCE
+    if rollout.id in advantages:
+        return None
+    return DropReason.ZERO_VARIANCE if is_usable(rollout.reward) else DropReason.UNGRADED
 
 
 def _why_no_row(row: Branch, config: GrpoConfig) -> DropReason | None:

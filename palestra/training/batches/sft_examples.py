@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from palestra.chat import ChatError, ChatTokenizer
 from palestra.chat.templates import Messages, Tools
-from palestra.training.batches.conversation_files import Conversation
+from palestra.data.conversations import Conversation
 from palestra.types.rollouts import TrainSequence
 
 

@@ -47,7 +47,7 @@ def add_kl_penalty(
     over all sampled tokens of the batch. This is the form of Tinker's cookbook: subtracting the mean makes the penalty
     a comparison of tokens, so that it does not push all probabilities down at once.
     """
-    divergences_B = [base_divergence(sequence, base_logprobs) for sequence in sequences]
+    divergences_B = [divergence(sequence, base_logprobs) for sequence in sequences]
     count = sum(map(len, divergences_B))
     if not count:
         return
@@ -60,17 +60,16 @@ def add_kl_penalty(
         ]
 
 
-def base_divergence(sequence: TrainSequence, base_logprobs: Mapping[str, Sequence[float]]) -> list[float]:
-    """Returns policy minus base logprob of each sampled token; its mean is the k1 estimate of KL(policy || base)."""
-    base = base_logprobs.get(sequence.rollout)
-    if base is None or len(base) < len(sequence.tokens):
-        have = "none" if base is None else str(len(base))
+def divergence(sequence: TrainSequence, reference_logprobs: Mapping[str, Sequence[float]]) -> list[float]:
+    """Returns policy minus reference logprob of each sampled token; its mean is the k1 estimate of KL(policy ||
+    reference)."""
+    reference = reference_logprobs.get(sequence.rollout)
+    if reference is None or len(reference) < len(sequence.tokens):
+        have = "none" if reference is None else str(len(reference))
         raise ValueError(
-            f"rollout {sequence.rollout}: {have} base logprobs for {len(sequence.tokens)} tokens; "
-            "score the whole rollout with the base model first"
+            f"rollout {sequence.rollout}: {have} reference logprobs for {len(sequence.tokens)} tokens; "
+            "score the whole rollout with the reference model first"
         )
     return [
-        own - reference
-        for own, reference, sampled in zip(sequence.logprobs, base, sequence.mask, strict=False)
-        if sampled
+        own - other for own, other, sampled in zip(sequence.logprobs, reference, sequence.mask, strict=False) if sampled
     ]

@@ -13,9 +13,9 @@ from palestra.training.loops.step_metrics import is_counted
 from palestra.types.rollouts import Group
 
 
-def teaches_nothing(groups: Sequence[Group], batch: TrainingBatch) -> bool:
+def teaches_nothing(batch: TrainingBatch) -> bool:
     """Whether nothing is left to train on, or nothing with an advantage (`data.zero_variance: keep`)."""
-    return not batch.sequences or batch.zero_variance_groups == len(groups)
+    return not any(any(sequence.advantages) for sequence in batch.sequences)
 
 
 def advise(groups: Sequence[Group], batch: TrainingBatch, config: GrpoConfig) -> str:

@@ -49,6 +49,8 @@ async def run_steps(
             await _look(session, evaluate)
         if state.step >= config.steps:
             return RunStatus.DONE
+        if await session.is_stopped(session.save):
+            return RunStatus.STOPPED
         stepped = await learner.step(state.position)
         state.step, state.position = state.step + 1, stepped.position
         await _record(config, session, stepped.metrics)

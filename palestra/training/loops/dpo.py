@@ -19,8 +19,9 @@ from msgspec import Struct
 
 from palestra.chat import ChatError, ChatTokenizer
 from palestra.config.train import DpoConfig
+from palestra.data.conversations import CHECKED_ROWS, ConversationFile, pair_of
+from palestra.data.errors import DatasetError
 from palestra.runs.reader import RunStatus
-from palestra.training.batches.conversation_files import CHECKED_ROWS, ConversationFile, DatasetError, pair_of
 from palestra.training.batches.data_order import DataOrder
 from palestra.training.batches.sft_examples import Example, encode_example
 from palestra.training.listener import Stage, StageClock
@@ -99,7 +100,7 @@ async def open_reference(config: DpoConfig, session: TrainingSession) -> PolicyS
     """Returns the weights that the run began with, also after a resume: the base model, or the weights of
     `model.start_from`."""
     start = config.model.start_from
-    return await session.policy.base() if start is None else await session.policy.frozen(start)
+    return await session.policy.base() if start is None else await session.policy.sampler_of(start)
 
 
 class PairRows:
@@ -121,7 +122,7 @@ class PairRows:
             chosen = encode_example(self._tokenizer, pair.chosen, self._limit)
             rejected = encode_example(self._tokenizer, pair.rejected, self._limit)
         except ChatError as error:
-            raise DatasetError(f"{self._rows.where(index)}: {error}") from error
+            raise DatasetError(str(error), self._rows.place(index)) from error
         return PairExample(index, chosen, rejected) if chosen.trained and rejected.trained else None
 
 

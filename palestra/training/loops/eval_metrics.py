@@ -54,6 +54,8 @@ def eval_metrics(
     found[f"{prefix}/success"] = average(shares)
     found[f"{prefix}/success_stderr"] = standard_error(shares)
     found[f"{prefix}/reward_mean"] = average([rollout.reward or 0.0 for rollout in graded])
+    rewards = [average([one.reward or 0.0 for one in rollouts]) for rollouts in graded_G]
+    found[f"{prefix}/reward_stderr"] = standard_error(rewards)
     for k in ks:
         if chances := [_pass_at_k(rollouts, k, success) for rollouts in graded_G if len(rollouts) >= k]:
             found[f"{prefix}/pass_at_{k}"] = average(chances)

@@ -5,7 +5,7 @@ Owns: the order of the steps of a run, and what is written when. Never touches: 
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Protocol
 
@@ -25,9 +25,10 @@ from palestra.training.rollouts.async_collector import StreamingCollector
 from palestra.training.rollouts.requests import RequestMaker
 from palestra.training.rollouts.sources import RolloutLedger, RolloutSource
 from palestra.training.rollouts.sync_collector import Collector, TrainingError
+from palestra.training.row_scores import Teachers, score_rows
 from palestra.training.session import TrainingSession
 from palestra.training.state import RunState
-from palestra.types.rollouts import Branch, Group
+from palestra.types.rollouts import Group
 from palestra.util.suggest import did_you_mean
 
 BASE_SAMPLE = 16
@@ -43,6 +44,10 @@ class GrpoParts(Struct):
     aggregate: Aggregate
     ledger: RolloutLedger | None = None
     """Keeps played groups until they are in a checkpoint."""
+    teachers: Teachers | None = None
+    """Those who score the rollouts of a distillation."""
+    reporters: Sequence[Callable[[], dict[str, float]]] = ()
+    """Functions that return metrics of what happened since their last call."""
 
 
 class GroupCollector(Protocol):
@@ -70,7 +75,7 @@ class GrpoLoop:
                 is_good_enough = await self._evaluate(sampler)
                 if self._state.step >= self._config.steps:
                     return RunStatus.DONE
-                if is_good_enough:
+                if is_good_enough or await self._session.is_stopped(self._save):
                     return RunStatus.STOPPED
                 sampler = await self._step(collector, sampler)
 
@@ -86,12 +91,15 @@ class GrpoLoop:
             groups = await self._collect(collector, sampler)
         with clock.of(Stage.SCORE):
             base_logprobs = await self._score(groups)
-            batch = build_batch(groups, self._config, base_logprobs, await self._own_logprobs(groups))
+            teacher_logprobs = await self._score_by_teachers(groups)
+            own_logprobs = await self._own_logprobs(groups)
+            batch = build_batch(groups, self._config, base_logprobs, own_logprobs, teacher_logprobs)
         with clock.of(Stage.UPDATE):
             updates = await self._update(batch, version)
         with clock.of(Stage.SYNC):
             sampler = await self._policy.publish(version + 1)
         self._state.step = version + 1
+        self._parts.requests.observe(groups)
         self._state.position, self._state.pending = self._parts.requests.position, collector.pending
         metrics = step_metrics(
             groups,
@@ -101,13 +109,14 @@ class GrpoLoop:
             version=version,
             seconds={**clock.seconds, "total": clock.total},
             base_logprobs=base_logprobs,
+            teacher_logprobs=teacher_logprobs,
             aggregate=self._parts.aggregate,
         )
         metrics["optim/lr"] = learning_rate(self._config.optimizer, version, self._config.steps)
-        if self._parts.ledger is not None:
-            metrics |= self._parts.ledger.take_metrics()
+        for take_metrics in self._parts.reporters:
+            metrics |= take_metrics()
         await self._record(groups, batch, metrics)
-        if teaches_nothing(groups, batch):
+        if teaches_nothing(batch):
             self._warn(advise(groups, batch, self._config))
         return sampler
 
@@ -126,16 +135,20 @@ class GrpoLoop:
             rows = rows[:: max(1, len(rows) // BASE_SAMPLE)][:BASE_SAMPLE]
         if not rows:
             return {}
-        limit = self._config.data.max_sequence_length
         try:
             base = self._base = self._base or await self._policy.base()
-            scores = await asyncio.gather(*(base.score(all_tokens(row)[:limit]) for row in rows))
+            return await score_rows(rows, self._config.data.max_sequence_length, lambda _: base)
         except (PolicyError, SamplingError) as error:
             if self._config.penalty.kl:
                 raise
             self._listener.note(f"kl/base is missing in this step: {error}")
             return {}
-        return {row.id: score for row, score in zip(rows, scores, strict=True)}
+
+    async def _score_by_teachers(self, groups: list[Group]) -> dict[str, list[float]] | None:
+        if (teachers := self._parts.teachers) is None:
+            return None
+        rows = trainable_rows(groups, self._config)
+        return await teachers.score(groups, rows, self._config.data.max_sequence_length, self._listener)
 
     async def _own_logprobs(self, groups: list[Group]) -> dict[str, list[float]] | None:
         """Returns the trainer's own logprobs if the sampler's cannot be used. Tinker's logprobs are those at the
@@ -218,7 +231,3 @@ def should_stop(rule: EarlyStop, metrics: dict[str, float], state: RunState) -> 
     if rule.at_least is not None and value >= rule.at_least:
         return True
     return rule.patience is not None and state.evaluations_since_best >= rule.patience
-
-
-def all_tokens(row: Branch) -> list[int]:
-    return [*row.prompt, *(token for turn in row.turns for token in [*turn.observation, *turn.tokens])]

@@ -6,23 +6,27 @@ Owns: the parts of the loop. Never touches: its steps.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from msgspec import Struct
 
-from palestra.config.train import GrpoConfig
+from palestra.config.train import DistillConfig, GrpoConfig
 from palestra.environments.environment_set import EnvironmentSet
+from palestra.environments.judging import Judges
 from palestra.environments.task_order import TaskOrder
 from palestra.runs.reader import RunStatus
 from palestra.training.loops.evaluation import Evaluator
 from palestra.training.loops.grpo import GrpoLoop, GrpoParts
+from palestra.training.rollouts.difficulty import TaskFilter
 from palestra.training.rollouts.episode_run import EpisodeRun
 from palestra.training.rollouts.gym_player import open_gym_players
+from palestra.training.rollouts.judged import judged
 from palestra.training.rollouts.local import open_source
 from palestra.training.rollouts.requests import RequestMaker
 from palestra.training.rollouts.rollout_loop import RolloutSettings
 from palestra.training.rollouts.sources import RolloutSource
 from palestra.training.session import TrainingSession
+from palestra.training.teachers import open_teachers
 from palestra.types.rollouts import Task
 
 
@@ -47,17 +51,40 @@ def open_environments(config: GrpoConfig) -> EnvironmentSet:
 
 async def run_grpo(config: GrpoConfig, session: TrainingSession) -> RunStatus:
     with open_environments(config) as environments:
-        async with open_sources(config, session, environments) as sources:
+        async with AsyncExitStack() as stack:
+            judges = await stack.enter_async_context(Judges.open(config.judges, config.environments, session.run.path))
+            sources = await stack.enter_async_context(open_sources(config, session, environments))
+            teachers = None
+            if isinstance(config, DistillConfig):
+                teachers = await stack.enter_async_context(open_teachers(config, session))
             order = TaskOrder([(entry.weight, tasks) for entry, tasks in environments.tasks("train")], config.seed)
-            state = session.state
-            requests = RequestMaker(order, config.seed, config.rollout.group_size, state.position, state.pending)
+            state, task_filter = session.state, None
+            if config.difficulty is not None:
+                task_filter = TaskFilter(config.difficulty, config.eval.success, state.difficulty)
+            requests = RequestMaker(
+                order, config.seed, config.rollout.group_size, state.position, state.pending, task_filter
+            )
             evaluator = None
             if config.eval.every and (tasks := eval_tasks(config, environments)):
                 evaluator = Evaluator(
-                    config.eval, tasks, sources.eval, config.seed, session.listener, environments.aggregate
+                    config.eval,
+                    tasks,
+                    judged(sources.eval, judges),
+                    config.seed,
+                    session.listener,
+                    environments.aggregate,
                 )
             ledger = sources.episodes.log if sources.episodes else None
-            parts = GrpoParts(sources.train, requests, evaluator, environments.aggregate, ledger)
+            reporters = [part.take_metrics for part in (judges, ledger, task_filter) if part is not None]
+            parts = GrpoParts(
+                judged(sources.train, judges),
+                requests,
+                evaluator,
+                environments.aggregate,
+                ledger,
+                teachers,
+                reporters,
+            )
             return await GrpoLoop(config, session, parts).run()
 
 

@@ -10,17 +10,17 @@ from pathlib import Path
 
 from palestra.chat import ChatTokenizer
 from palestra.config.train import PLATFORM, CheckpointConfig, GrpoConfig, ImitationConfig, SftConfig
+from palestra.data.conversations import ConversationFile, conversation_of
+from palestra.data.errors import DatasetError
 from palestra.environments.fleet.gold import gold_lines
 from palestra.environments.fleet.platform_tasks import PlatformTasks
 from palestra.environments.fleet.prompts import PromptStyle
 from palestra.environments.fleet.settings import FleetSettings
-from palestra.training.batches.conversation_files import ConversationFile, DatasetError, conversation_of
+from palestra.runs.reader import IMITATION
 from palestra.training.listener import RunListener, Silence
 from palestra.training.loops.sft import check_sft
 from palestra.util.files import replacing
 
-IMITATION = "imitation"
-"""Name of the SFT run's folder, within the folder of the GRPO run."""
 ENVIRONMENTS = ("fleet_task", "fleet")
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from palestra.chat import ChatError, ChatTokenizer
 from palestra.config.train import SftConfig
+from palestra.data.conversations import CHECKED_ROWS, ConversationFile, conversation_of
+from palestra.data.errors import DatasetError
 from palestra.runs.reader import RunStatus
-from palestra.training.batches.conversation_files import CHECKED_ROWS, ConversationFile, DatasetError, conversation_of
 from palestra.training.batches.data_order import DataOrder
 from palestra.training.batches.sft_examples import Example, encode_example
 from palestra.training.listener import RunListener, Stage, StageClock
@@ -72,7 +73,7 @@ class ConversationRows:
                 last_only=self._config.train_on == "last_assistant",
             )
         except ChatError as error:
-            raise DatasetError(f"{self._rows.where(index)}: {error}") from error
+            raise DatasetError(str(error), self._rows.place(index)) from error
         return example if example.trained else None
 
     def read_all(self) -> list[TrainSequence]:

@@ -14,8 +14,9 @@ from palestra.config.train import GrpoConfig
 from palestra.environments.text import mean_of_numbers
 from palestra.training.batches.advantages import is_usable, mean_and_std
 from palestra.training.batches.grpo_batch import DropReason, TrainingBatch, is_zero_variance
-from palestra.training.batches.shaping import base_divergence, shaped_reward
+from palestra.training.batches.shaping import divergence, shaped_reward
 from palestra.training.policy import PolicyUpdate
+from palestra.training.row_scores import row_environments
 from palestra.types.rollouts import Group, Rollout, RolloutStop
 
 Metrics = dict[str, float]
@@ -44,6 +45,7 @@ def step_metrics(
     version: int,
     seconds: Mapping[str, float],
     base_logprobs: Mapping[str, Sequence[float]] | None = None,
+    teacher_logprobs: Mapping[str, Sequence[float]] | None = None,
     aggregate: Aggregate = mean_by_name,
 ) -> Metrics:
     """Returns the metrics of one training step. `groups`: all that were played for it. `updates`: one for each
@@ -59,8 +61,9 @@ def step_metrics(
         **batch_metrics(batch),
         **policy_metrics(batch, updates, config),
         **base_metrics(batch, base_logprobs),
+        **teacher_metrics(groups, batch, teacher_logprobs or {}),
         **update_metrics(updates),
-        **time_metrics(rollouts, batch, seconds, sum(map(len, (base_logprobs or {}).values()))),
+        **time_metrics(rollouts, batch, seconds, _token_count(base_logprobs) + _token_count(teacher_logprobs)),
     }
 
 
@@ -97,10 +100,11 @@ def rollout_metrics(groups: Sequence[Group], config: GrpoConfig) -> Metrics:
         "rollouts/failed": float(failed),
         "rollouts/ungraded": float(len(rollouts) - graded - failed),
         "rollouts/truncated_share": sum(rollout.is_cut for rollout in rollouts) / len(rollouts),
-        "rollouts/zero_variance_share": average([float(is_zero_variance(group, config)) for group in groups]),
         **{f"stop/{stop}": stops[stop] / len(rollouts) for stop in RolloutStop},
         **{f"failure/{metric_name(kind)}": count / len(rollouts) for kind, count in sorted(failures.items())},
     }
+    if config.learns_from_rewards:
+        found["rollouts/zero_variance_share"] = average([float(is_zero_variance(group, config)) for group in groups])
     if played:
         lengths = [rollout.response_length for rollout in played]
         logprobs = [
@@ -208,8 +212,25 @@ def base_metrics(batch: TrainingBatch, base_logprobs: Mapping[str, Sequence[floa
     """Computed over the sequences that the base model has scored; a few are enough for the report."""
     base = base_logprobs or {}
     requested = [sequence for sequence in batch.sequences if sequence.rollout in base]
-    divergences = [d for sequence in requested for d in base_divergence(sequence, base)]
+    divergences = [d for sequence in requested for d in divergence(sequence, base)]
     return {"kl/base": average(divergences)} if divergences else {}
+
+
+def teacher_metrics(
+    groups: Sequence[Group], batch: TrainingBatch, teacher_logprobs: Mapping[str, Sequence[float]]
+) -> Metrics:
+    """Returns the reverse KL to the teachers for each token, over all and in each environment."""
+    if not teacher_logprobs:
+        return {}
+    environments = row_environments(groups)
+    found: dict[str, list[float]] = {}
+    for sequence in batch.sequences:
+        found.setdefault(environments[sequence.rollout], []).extend(divergence(sequence, teacher_logprobs))
+    by_environment = {
+        f"env/{metric_name(name)}/teacher_kl": average(values) for name, values in sorted(found.items()) if values
+    }
+    everything = [d for values in found.values() for d in values]
+    return {"kl/teacher": average(everything), **by_environment} if everything else {}
 
 
 def update_metrics(updates: Sequence[PolicyUpdate]) -> Metrics:
@@ -227,7 +248,7 @@ def update_metrics(updates: Sequence[PolicyUpdate]) -> Metrics:
 def time_metrics(
     rollouts: Sequence[Rollout], batch: TrainingBatch, seconds: Mapping[str, float], scored: int = 0
 ) -> Metrics:
-    """`scored` is the number of tokens that the base model has scored."""
+    """`scored` is the number of tokens that the base model and teachers have scored."""
     sampled = sum(rollout.response_length for rollout in rollouts)
     trained = sum(len(sequence.tokens) for sequence in batch.sequences)
     found = {f"time/{stage}_s": float(spent) for stage, spent in seconds.items()}
@@ -259,6 +280,10 @@ def metric_name(name: str) -> str:
     """Replaces characters that trackers do not accept: they know letters, digits and `_.-`; a slash begins a new
     level."""
     return re.sub(r"[^\w.-]", "_", name)
+
+
+def _token_count(logprobs: Mapping[str, Sequence[float]] | None) -> int:
+    return sum(map(len, (logprobs or {}).values()))
 
 
 def _reward(rollout: Rollout) -> float:

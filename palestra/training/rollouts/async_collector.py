@@ -132,7 +132,7 @@ class StreamingCollector:
             del self._begun[position]
         self._barren += [group for group, _ in aside]
         if len(self._barren) >= HOPELESS * self._config.rollout.groups_per_step:
-            raise_if_all_failed(self._barren)
+            raise_if_all_failed(self._barren, self._config)
         return aside
 
     def _age(self, begun: StartedGroup) -> int:

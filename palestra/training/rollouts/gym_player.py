@@ -67,8 +67,8 @@ class GymPlayer(Struct, frozen=True):
         watch = RolloutStopwatch(settings.timeout_s)
         row = {**request.task.extras[ROW], **self.extras}
         try:
-            result = await watch.run(self._result(sampling_row(row, request, index, sampler, settings)))
-            _check_kept(result)
+            posted = sampling_row(row, request, index, sampler.model, settings)
+            result = await watch.run(play_row(self.calls, posted, self.entry.attempts))
             self._check_weights(result, sampler)
         except RolloutOutOfTime as late:
             rollout.stop, rollout.error, rollout.failure = RolloutStop.TIMEOUT, str(late), FailureClass.TIMEOUT
@@ -79,20 +79,6 @@ class GymPlayer(Struct, frozen=True):
             fill(rollout, result, self.tokenizer, sampler.version)
         rollout.seconds = watch.spent_s
         return rollout
-
-    async def _result(self, row: JsonObject) -> JsonMapping:
-        """Returns the agent's result. Raises RowFailed if all attempts have failed."""
-        for failed in count(1):
-            try:
-                return await self.calls.play(row)
-            except RowFailed as error:
-                # and this attempt has already waited for it
-                is_away = error.failure.kind == FailureClass.SERVER_UNREACHABLE
-                if error.failure.is_final or is_away or failed >= self.entry.attempts:
-                    raise
-            await asyncio.sleep(pause_s(failed - 1))
-            row = {**row, ATTEMPT_INDEX: failed}
-        raise AssertionError
 
     def _check_weights(self, result: JsonMapping, sampler: PolicySampler) -> None:
         """Checks that the run's own weights have answered. To learn from another model's answer would be wrong, and
@@ -106,6 +92,23 @@ class GymPlayer(Struct, frozen=True):
             raise RowFailed(RowFailure.of(FailureClass.BAD_ANSWER, reason))
 
 
+async def play_row(calls: RowCalls, row: JsonObject, attempts: int) -> JsonMapping:
+    """Returns the agent's result. Raises RowFailed if all attempts have failed."""
+    for failed in count(1):
+        try:
+            result = await calls.play(row)
+            _check_kept(result)
+            return result
+        except RowFailed as error:
+            # and this attempt has already waited for it
+            is_away = error.failure.kind == FailureClass.SERVER_UNREACHABLE
+            if error.failure.is_final or is_away or failed >= attempts:
+                raise
+        await asyncio.sleep(pause_s(failed - 1))
+        row = {**row, ATTEMPT_INDEX: failed}
+    raise AssertionError
+
+
 def _check_kept(result: JsonMapping) -> None:
     if result.get(NO_PERSIST):
         reason = f"its agent asks not to store it ({NO_PERSIST})"
@@ -113,7 +116,7 @@ def _check_kept(result: JsonMapping) -> None:
 
 
 def sampling_row(
-    row: JsonMapping, request: GroupRequest, index: int, sampler: PolicySampler, settings: RolloutSettings
+    row: JsonMapping, request: GroupRequest, index: int, model: str, settings: RolloutSettings
 ) -> JsonObject:
     """Returns the row as it is posted: with this run's sampling parameters instead of its own."""
     params = dict(row[PARAMS])
@@ -122,7 +125,7 @@ def sampling_row(
     extra.pop("seed", None)  # with a seed of the row, all rollouts of its group would be the same
     if settings.top_k > 0:
         extra["top_k"] = settings.top_k
-    metadata |= {EXTRA_BODY: json.dumps(extra), POLICY: sampler.model, ROLLOUT_SEED: str(request.seeds[index])}
+    metadata |= {EXTRA_BODY: json.dumps(extra), POLICY: model, ROLLOUT_SEED: str(request.seeds[index])}
     params |= {
         "temperature": settings.temperature,
         "top_p": settings.top_p,

@@ -30,7 +30,9 @@ NO_IDS = (
 )
 
 
-class _NotTrainable(Exception):
+class NotTrainable(Exception):
+    """An answer that says nothing about the policy, and why."""
+
     def __init__(self, stop: RolloutStop, reason: str) -> None:
         super().__init__(reason)
         self.stop = stop
@@ -41,8 +43,8 @@ def fill(rollout: Rollout, result: JsonMapping, tokenizer: ChatTokenizer, versio
     rollout.metrics = {**numbers(result), TokenIdFlaw.NOT_CONTIGUOUS: 0.0}
     try:
         _take_turns(rollout, result, tokenizer, version)
-        reward = _reward(result)
-    except _NotTrainable as error:
+        reward = reward_of(result)
+    except NotTrainable as error:
         rollout.stop = error.stop
         rollout.failure = FailureClass.BAD_ANSWER if error.stop is RolloutStop.ENV_FAILED else ""
         rollout.error = " ".join(str(error).split())[:ERROR_LENGTH]
@@ -62,12 +64,13 @@ def numbers(result: JsonMapping) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if abs(value) < math.inf}
 
 
-def _reward(result: JsonMapping) -> float:
+def reward_of(result: JsonMapping) -> float:
+    """Raises NotTrainable."""
     if result.get(MASK_SAMPLE):
-        raise _NotTrainable(RolloutStop.MASKED, f"its environment sets {MASK_SAMPLE}")
+        raise NotTrainable(RolloutStop.MASKED, f"its environment sets {MASK_SAMPLE}")
     reward = result.get("reward")
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-        raise _NotTrainable(RolloutStop.ENV_FAILED, f"its reward is not a number: {str(reward)[:100]}")
+        raise NotTrainable(RolloutStop.ENV_FAILED, f"its reward is not a number: {str(reward)[:100]}")
     return float(reward)
 
 
@@ -75,13 +78,13 @@ def _take_turns(rollout: Rollout, result: JsonMapping, tokenizer: ChatTokenizer,
     response = result.get("response")
     output = response.get("output") if isinstance(response, Mapping) else None
     if not isinstance(response, Mapping) or not isinstance(output, list):
-        raise _NotTrainable(RolloutStop.ENV_FAILED, "its answer has no response.output")
+        raise NotTrainable(RolloutStop.ENV_FAILED, "its answer has no response.output")
     found = model_calls(output)
     for call in found.calls:
         _add_turn(rollout, call, tokenizer, version)
     if found.flaw is not None:
         rollout.metrics[TokenIdFlaw.NOT_CONTIGUOUS] = float(found.flaw is TokenIdFlaw.NOT_CONTIGUOUS)
-        raise _NotTrainable(STOPS[found.flaw], found.why)
+        raise NotTrainable(STOPS[found.flaw], found.why)
     last = output[-1] if output else None
     _end(rollout, response, was_last_sampled=isinstance(last, Mapping) and bool(last.get(GENERATION)))
 
@@ -114,4 +117,4 @@ def _end(rollout: Rollout, response: JsonMapping, *, was_last_sampled: bool) -> 
     elif is_cut:
         rollout.stop = RolloutStop.CONTEXT
     elif not rollout.turns:
-        raise _NotTrainable(RolloutStop.ENV_FAILED, NO_IDS)
+        raise NotTrainable(RolloutStop.ENV_FAILED, NO_IDS)

@@ -15,6 +15,7 @@ from msgspec import Struct
 from palestra.config.environment_entries import EnvironmentEntry, GymEntry, GymStart, gym_entry
 from palestra.environments.gym.directory import ServerDirectory
 from palestra.environments.gym.errors import NoGym, UnknownAgent
+from palestra.net.chat_apis import endpoint_url
 from palestra.net.http_client import HttpClient
 from palestra.training.aliases import api_key
 from palestra.training.own_process import own_process
@@ -33,10 +34,12 @@ class PolicyAddress(Struct, frozen=True):
     alias: str | None
     """An alias that follows the run's weights, for agents that do not pass on the model that a row names."""
     base_model: str
+    key: str | None = None
+    """None: the key of the run."""
 
     @property
     def api(self) -> str:
-        return f"{self.url.rstrip('/')}/v1"
+        return endpoint_url(self.url)
 
 
 @asynccontextmanager
@@ -71,7 +74,9 @@ async def own_gym(start: GymStart, policy: PolicyAddress, log: Path, note: Calla
     command += [word for file in start.files for word in ("-c", file)]
     command += ["--model", policy.alias or policy.base_model, "--model-url", policy.api, "head_server.port=0"]
     command += ["--", *start.overrides] if start.overrides else []
-    async with own_process(command, READY, log, "the gym of this run", note, {KEY_VARIABLE: api_key()}) as head:
+    async with own_process(
+        command, READY, log, "the gym of this run", note, {KEY_VARIABLE: policy.key or api_key()}
+    ) as head:
         yield head
 
 

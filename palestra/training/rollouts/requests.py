@@ -1,22 +1,29 @@
 """Which groups a run plays, in which order, with which seeds.
 
-Owns: the position in the order of tasks, which is all that resuming needs. Never touches: playing.
+Owns: the position in the order of tasks. Never touches: playing, which tasks are worth it (`difficulty`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from palestra.environments.task_order import TaskOrder
+from palestra.training.rollouts.difficulty import TaskFilter
 from palestra.training.seeds import derive_seed
-from palestra.types.rollouts import GroupRequest
+from palestra.types.rollouts import Group, GroupRequest
 
 
 class RequestMaker:
     def __init__(
-        self, order: TaskOrder, seed: int, group_size: int, position: int = 0, pending: Iterable[int] = ()
+        self,
+        order: TaskOrder,
+        seed: int,
+        group_size: int,
+        position: int = 0,
+        pending: Iterable[int] = (),
+        task_filter: TaskFilter | None = None,
     ) -> None:
-        self._order, self._seed, self._group_size = order, seed, group_size
+        self._order, self._seed, self._group_size, self._filter = order, seed, group_size, task_filter
         self.position = position
         """Position of the next new task."""
         self.pending = list(pending)
@@ -25,12 +32,19 @@ class RequestMaker:
     def next(self, step: int) -> GroupRequest:
         if self.pending:
             return self._at(self.pending.pop(0), step)
+        while self._filter is not None and not self._filter.wants(self.position, self._order[self.position]):
+            self.position += 1
         self.position += 1
         return self._at(self.position - 1, step)
+
+    def observe(self, groups: Sequence[Group]) -> None:
+        """Lets the filter learn from the groups of a step."""
+        if self._filter is not None:
+            self._filter.observe(groups)
 
     def _at(self, position: int, step: int) -> GroupRequest:
         """Returns the group of a position, which is always the same, even in another step after a resume. If there are
         few tasks, one may come twice: the position distinguishes its two groups."""
-        task = self._order[position]
+        task = self._order[position if self._filter is None else self._filter.origin(position)]
         seeds = (derive_seed(self._seed, task.id, position, index) for index in range(self._group_size))
         return GroupRequest(id=f"g{position:06d}", task=task, step=step, seeds=tuple(seeds), position=position)

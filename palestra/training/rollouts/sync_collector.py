@@ -47,7 +47,7 @@ class Collector:
         missing = count
         for _ in range(1 + refills):
             played += await self._play(missing, step, sampler, count)
-            raise_if_all_failed(played)
+            raise_if_all_failed(played, self._config)
             missing = count - sum(not is_zero_variance(group, self._config) for group in played)
             if missing <= 0:
                 break
@@ -63,9 +63,11 @@ class Collector:
         return [groups[request.id] for request in requests]
 
 
-def raise_if_all_failed(groups: Sequence[Group]) -> None:
+def raise_if_all_failed(groups: Sequence[Group], config: GrpoConfig) -> None:
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     if not rollouts or any(rollout.is_graded for rollout in rollouts):
+        return
+    if not config.learns_from_rewards and not all(rollout.stop.is_failure for rollout in rollouts):
         return
     (reason, count), *_ = Counter(f"{rollout.stop}: {rollout.error}" for rollout in rollouts).most_common(1)
     raise TrainingError(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from palestra.config.environment_entries import EnvironmentEntry
+from palestra.data.conversations import ConversationFile, conversation_of
 from palestra.environments import EnvironmentSet, TaskFileError, spec
 from palestra.environments.fleet import fleet_row
 from palestra.environments.fleet.gold import gold_lines
@@ -20,7 +21,6 @@ from palestra.environments.fleet.prompts import PromptStyle
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.splits import split_tasks
 from palestra.environments.platform import make_task
-from palestra.training.batches.conversation_files import ConversationFile, conversation_of
 from palestra.training.batches.grpo_batch import DropReason, build_batch
 from palestra.training.loops.step_metrics import environment_metrics, label_metrics
 from palestra.training.rollouts.lockstep import BatchedRollouts

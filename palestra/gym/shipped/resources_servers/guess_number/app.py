@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from palestra.gym.grading.answers import last_number
+from palestra.environments.answer_text import last_number
 from palestra.gym.servers.gymnasium import GymnasiumServer, Start, Step
 from palestra.gym.servers.resources import ResourcesSettings
 from palestra.gym.servers.responses import output_text

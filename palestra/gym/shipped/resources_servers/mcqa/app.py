@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from enum import StrEnum
 
-from palestra.gym.grading.answers import after_label, last_boxed, unwrapped
+from palestra.environments.answer_text import after_label, last_boxed, unwrapped
 from palestra.gym.grading.children import ChildError, GraderProcesses
 from palestra.gym.metrics import highest_k, pass_metrics
 from palestra.gym.records import ServerInstance

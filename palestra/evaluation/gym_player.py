@@ -1,0 +1,113 @@
+"""Plays rollouts of an evaluation with the servers of a gym, which call the model themselves.
+
+Owns: starting the gyms with the evaluated model, the record of a rollout. Never touches: rows, how agents play.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from msgspec import Struct
+
+from palestra.chat.responses_input import ChatDialect, ItemError, chat_messages
+from palestra.config.environment_entries import EnvironmentEntry, GymEntry, gym_entry
+from palestra.endpoints.models import ModelEndpoint
+from palestra.environments.gym.errors import RowFailed
+from palestra.environments.gym.playing import RowCalls
+from palestra.environments.gym.rows import ROW
+from palestra.evaluation.token_counts import PROMPT_TOKENS, SAMPLED_TOKENS
+from palestra.net.http_client import HttpClient
+from palestra.training.rollouts.gym_player import AWAY_S, play_row, sampling_row
+from palestra.training.rollouts.gym_results import NotTrainable, numbers, reward_of
+from palestra.training.rollouts.gym_servers import PolicyAddress, open_gyms
+from palestra.training.rollouts.rollout_loop import RolloutSettings
+from palestra.training.rollouts.sources import ERROR_LENGTH
+from palestra.training.rollouts.stopwatch import RolloutOutOfTime, RolloutStopwatch
+from palestra.types import StopReason
+from palestra.types.gym_failures import FailureClass
+from palestra.types.rollouts import GroupRequest, Message, Rollout, RolloutStop, Turn
+from palestra.util.json_types import JsonMapping, JsonObject
+
+
+class GymEvaluationPlayer(Struct, frozen=True):
+    """Plays the rows of one entry of the config."""
+
+    calls: RowCalls
+    entry: GymEntry
+    extras: JsonObject
+    """Fields of the entry that are added to each row."""
+    model: str
+    settings: RolloutSettings
+
+    async def play(self, request: GroupRequest, rollout: Rollout) -> Rollout:
+        """Fills the record of a rollout, whatever happens to the servers."""
+        rollout.messages = list(request.task.prompt)
+        row = {**request.task.extras[ROW], **self.extras}
+        posted = sampling_row(row, request, rollout.index, self.model, self.settings)
+        watch = RolloutStopwatch(self.settings.timeout_s)
+        try:
+            _fill(rollout, await watch.run(play_row(self.calls, posted, self.entry.attempts)))
+        except RolloutOutOfTime as late:
+            rollout.stop, rollout.error, rollout.failure = RolloutStop.TIMEOUT, str(late), FailureClass.TIMEOUT
+        except RowFailed as error:
+            rollout.stop, rollout.failure = RolloutStop.ENV_FAILED, error.failure.kind
+            rollout.error = " ".join(str(error).split())[:ERROR_LENGTH]
+        except NotTrainable as error:
+            rollout.stop, rollout.error = error.stop, " ".join(str(error).split())[:ERROR_LENGTH]
+        rollout.seconds = watch.spent_s
+        return rollout
+
+
+def _fill(rollout: Rollout, result: JsonMapping) -> None:
+    """Raises NotTrainable if the answer has no reward."""
+    response = result.get("response")
+    response = response if isinstance(response, Mapping) else {}
+    usage = response.get("usage")
+    usage = usage if isinstance(usage, Mapping) else {}
+    rollout.metrics = numbers(result) | {
+        PROMPT_TOKENS: float(usage.get("input_tokens") or 0),
+        SAMPLED_TOKENS: float(usage.get("output_tokens") or 0),
+    }
+    said = _messages(response.get("output"))
+    rollout.messages += said
+    is_cut = response.get("status") == "incomplete"
+    texts = [str(one.get("content") or "") for one in said if one["role"] == "assistant"]
+    rollout.turns = [
+        Turn(observation=[], tokens=[], logprobs=[], stop=StopReason.STOP, version=0, text=text) for text in texts
+    ]
+    if is_cut and rollout.turns:
+        rollout.stop, rollout.turns[-1].stop = RolloutStop.LENGTH, StopReason.LENGTH
+    rollout.reward = reward_of(result)
+
+
+def _messages(output: object) -> Sequence[Message]:
+    """What was said, for people to read; items that cannot be shown as a chat are left out."""
+    if not isinstance(output, list):
+        return []
+    try:
+        return [one.message for one in chat_messages(output, None, ChatDialect.OURS, with_ids=False)]
+    except ItemError:
+        return []
+
+
+@asynccontextmanager
+async def open_gym_players(
+    entries: Sequence[EnvironmentEntry],
+    endpoint: ModelEndpoint,
+    settings: RolloutSettings,
+    logs: Path,
+    note: Callable[[str], None],
+) -> AsyncIterator[dict[str, GymEvaluationPlayer]]:
+    """Opens players by the name of their entry. Raises PolicyError if a gym cannot be started, TrainingError if one
+    does not answer."""
+    policy = PolicyAddress(endpoint.base_url, None, endpoint.model, endpoint.api_key)
+    async with HttpClient() as client, open_gyms(entries, policy, logs, client, note) as gyms:
+        yield {
+            entry.name: GymEvaluationPlayer(
+                RowCalls(client, gyms[entry.name], AWAY_S), gym_entry(entry), entry.extras, endpoint.model, settings
+            )
+            for entry in entries
+            if entry.name in gyms
+        }

@@ -1,0 +1,37 @@
+"""Ending and deleting a run from outside.
+
+Owns: the request to stop, which is a file that the trainer looks for after each step. Never touches: processes.
+"""
+
+from __future__ import annotations
+
+import shutil
+
+from palestra.runs.lock import RunLock
+from palestra.runs.reader import IMITATION, STOP, RunReader, RunStatus
+from palestra.runs.record_files import RunError, write_json
+
+
+def request_stop(run: RunReader) -> bool:
+    """Asks a run to end after its step. Returns False if it is not running. Asking twice changes nothing."""
+    if run.read_about().get("kind") == "eval":
+        raise RunError(f"{run.name} is an evaluation, which has no steps; end it with Ctrl-C where it runs")
+    if run.status() is not RunStatus.RUNNING:
+        return False
+    for folder in (run.path, run.path / IMITATION):
+        if (folder / "config.json").is_file() and not (folder / STOP).exists():
+            write_json(folder / STOP, {"stop": True})
+    return True
+
+
+def delete_run(run: RunReader) -> None:
+    """Deletes a run's folder with its checkpoints. Raises RunError if somebody writes it, or if it is not a run."""
+    if not run.events_file.is_file():
+        raise RunError(f"{run.path} does not look like a run: it has no {run.events_file.name}; nothing is deleted")
+    lock = RunLock(run.lock_file)
+    try:
+        shutil.rmtree(run.path)
+    except OSError as error:
+        raise RunError(f"{run.path} could not be deleted completely: {error}") from None
+    finally:
+        lock.close()

@@ -1,0 +1,46 @@
+"""Advantages from teachers: the negative reverse KL of each sampled token.
+
+Owns: the arithmetic. Never touches: where the teachers' log-probabilities come from.
+
+For a sampled token, let d be its logprob under the student that sampled it minus that under the teacher. The mean of d
+over what the student samples is KL(student || teacher), and a policy gradient with the advantage -d lowers it. As in
+Tinker's cookbook, nothing is subtracted from -d, and with a discount each token also gets its share of what follows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from palestra.config.distillation import DistillationConfig
+from palestra.training.batches.shaping import divergence
+from palestra.types.rollouts import TrainSequence
+
+
+def add_teacher_advantages(
+    sequences: Sequence[TrainSequence], teacher_logprobs: Mapping[str, Sequence[float]], settings: DistillationConfig
+) -> None:
+    """Makes the advantage of each sampled token reward_weight x (what its reward gives) - kl_weight x d. Other tokens
+    get 0, also with a discount."""
+    for sequence in sequences:
+        gains = _at_sampled(sequence, [-settings.kl_weight * d for d in divergence(sequence, teacher_logprobs)])
+        if settings.kl_discount:
+            gains = discounted(gains, settings.kl_discount)
+        sequence.advantages = [
+            settings.reward_weight * advantage + gain if sampled else 0.0
+            for advantage, gain, sampled in zip(sequence.advantages, gains, sequence.mask, strict=True)
+        ]
+
+
+def discounted(values: Sequence[float], discount: float) -> list[float]:
+    """Returns, for each value, itself plus all later ones, each times `discount` for every position in between."""
+    found, following = [0.0] * len(values), 0.0
+    for index in range(len(values) - 1, -1, -1):
+        following = values[index] + discount * following
+        found[index] = following
+    return found
+
+
+def _at_sampled(sequence: TrainSequence, values: Sequence[float]) -> list[float]:
+    """Puts one value at each sampled token, and 0 at the others."""
+    remaining = iter(values)
+    return [next(remaining) if sampled else 0.0 for sampled in sequence.mask]

@@ -1,0 +1,94 @@
+"""Exports as the libraries take them: no warning, nothing missing, the same words."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from peft import PeftConfig, PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from palestra.checkpoints.export import export_checkpoint
+from palestra.checkpoints.export_check import check_export
+from palestra.config.bundled import BUNDLED, EPHEBE
+from tests.checkpoints.conftest import write_adapter
+from tests.model.loading.test_packed_files import write_fp8
+
+SILENT = {
+    "tied": {"tie": True},
+    "not tied": {"tie": False},
+    "not tied, unembedding": {"tie": False, "train_unembed": True},
+    "llama": {"family": "llama", "train_unembed": True},
+    "hybrid": {"family": "qwen3_5", "train_unembed": True},
+}
+
+
+@contextmanager
+def in_silence(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Any warning is an error, and nothing is in the logs."""
+    caplog.clear()
+    names = ("peft", "transformers")
+    for name in names:  # transformers keeps its log to itself
+        logging.getLogger(name).addHandler(caplog.handler)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            yield
+    finally:
+        for name in names:
+            logging.getLogger(name).removeHandler(caplog.handler)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+@pytest.mark.parametrize("case", SILENT)
+def test_peft_loads_the_adapter_without_a_warning(case, random_model, tmp_path, caplog):
+    options = dict(SILENT[case])
+    train_unembed = options.pop("train_unembed", False)
+    base = random_model(**options)
+    write_adapter(base, tmp_path / "adapter", 3, train_unembed=train_unembed)
+    export_checkpoint(tmp_path / "adapter", tmp_path / "out", "peft", base=base)
+    with in_silence(caplog):
+        assert PeftConfig.from_pretrained(tmp_path / "out").base_model_name_or_path == base.name
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        loaded = PeftModel.from_pretrained(model, str(tmp_path / "out"))
+    trained = {name for name, _ in loaded.named_parameters() if ".lora_" in name}
+    assert any("lm_head" in name for name in trained) is train_unembed
+    found = check_export(tmp_path / "out", "peft", tmp_path / "adapter", base)
+    assert (found.is_good, found.warnings) == (True, [])
+
+
+def test_a_merged_model_is_whole_for_transformers(tmp_path, caplog):
+    base = BUNDLED / EPHEBE
+    write_adapter(base, tmp_path / "adapter", 3, train_unembed=True)
+    export_checkpoint(tmp_path / "adapter", tmp_path / "out", "merged", base=base)
+    with in_silence(caplog):
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+        settings = GenerationConfig.from_pretrained(tmp_path / "out")
+        prompt = tokenizer.apply_chat_template(
+            [{"role": "user", "content": "Hello"}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        said = model.generate(**prompt, max_new_tokens=3, do_sample=False)
+    assert said.shape[1] > prompt["input_ids"].shape[1]
+    assert settings.eos_token_id == GenerationConfig.from_pretrained(base).eos_token_id
+    assert model.config.tie_word_embeddings is False  # the unembedding was trained, the embedding was not
+    names = {file.name for file in (tmp_path / "out").iterdir()}
+    needed = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert names >= needed
+    assert "chat_template.jinja" in names or "chat_template" in (tmp_path / "out" / "tokenizer_config.json").read_text()
+
+
+def test_a_quantised_base_is_exported_as_a_plain_model(random_model, tmp_path, caplog):
+    base = write_fp8(random_model(), tmp_path / "base-fp8")
+    write_adapter(base, tmp_path / "adapter", 3)
+    export_checkpoint(tmp_path / "adapter", tmp_path / "out", "merged", base=base)
+    assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
+    with in_silence(caplog):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
+    export_checkpoint(tmp_path / "adapter", tmp_path / "peft", "peft", base=base)
+    assert json.loads((tmp_path / "peft" / "adapter_config.json").read_text())["base_model_name_or_path"] == base.name
