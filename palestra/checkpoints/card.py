@@ -57,7 +57,7 @@ def write_card(
         card.description or "",
         _opening(config, saved, form, base_name),
         "## Use",
-        _usage(form, repository, base_name),
+        _usage(form, repository, base_name, for_vllm=not config.get("model", {}).get("train_unembed")),
         "## Data",
         _data(config, card),
         "## Results",
@@ -100,7 +100,8 @@ def _opening(config: JsonObject, saved: SavedCheckpoint, form: ExportForm, base_
     )
 
 
-def _usage(form: ExportForm, repository: str, base_name: str) -> str:
+def _usage(form: ExportForm, repository: str, base_name: str, *, for_vllm: bool) -> str:
+    """`for_vllm`: vLLM takes the adapter, which it does not if the unembedding was trained."""
     if form == "merged":
         code = (
             "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
@@ -115,7 +116,7 @@ def _usage(form: ExportForm, repository: str, base_name: str) -> str:
         f'tokenizer = AutoTokenizer.from_pretrained("{base_name}")'
     )
     serve = f"vllm serve {base_name} --enable-lora --lora-modules policy={repository}"
-    return f"```python\n{code}\n```\n\nWith vLLM: `{serve}`."
+    return f"```python\n{code}\n```" + (f"\n\nWith vLLM: `{serve}`." if for_vllm else "")
 
 
 def _data(config: JsonObject, card: CardConfig) -> str:

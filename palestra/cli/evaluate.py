@@ -60,14 +60,13 @@ def evaluate(
         from palestra.config import ConfigError
         from palestra.endpoints.models import check_name
         from palestra.environments import TaskFileError
-        from palestra.evaluation.run import model_place, open_environments, tasks_of
+        from palestra.evaluation.run import check_tasks, model_place, open_environments
         from palestra.runs.reader import RunError
     with one_line_errors(ConfigError, RunError):
         config = _load(names, overrides, resume)
     with one_line_errors(ValueError, CheckpointError), one_line_errors(TaskFileError, code=FAILED):
         with open_environments(config) as environments:
-            if not tasks_of(config, environments):
-                raise ValueError("these environments have no tasks; name a file: environments.0.eval_tasks=FILE")
+            check_tasks(config, environments)
         check_name(config.model, model_place(config, key))
     with one_line_errors(RunError):
         folder = _open_folder(config, resume)

@@ -8,14 +8,16 @@ from __future__ import annotations
 import posixpath
 import re
 import shlex
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from palestra.coding.errors import TaskError
 from palestra.coding.task import RunStep, TaskFile
 
-LEFT_OUT = {"Dockerfile", "docker-compose.yaml", "docker-compose.yml", ".dockerignore", ".DS_Store", "__pycache__"}
-"""Names that are of the build, not of the environment."""
+OF_THE_BUILD = {"Dockerfile", "docker-compose.yaml", "docker-compose.yml", ".dockerignore"}
+"""Names at the top of a build's folder that are not of the environment."""
+RUBBISH = {".DS_Store", "__pycache__"}
 HAS_NO_EFFECT = {"CMD", "ENTRYPOINT", "EXPOSE", "HEALTHCHECK", "LABEL", "MAINTAINER", "STOPSIGNAL", "USER", "SHELL"}
 PLAIN_PROGRAMS = """
     cat cd chmod cp echo export find git gzip gunzip head install ln ls mkdir mv printf rm sed seq set sort tail tar tee
@@ -37,7 +39,7 @@ class DockerBuild:
 
 
 def read_dockerfile(file: Path, context: Path, hidden: set[str] | None = None) -> DockerBuild:
-    """Returns the steps of a Dockerfile. Files of the context that are called as in `hidden` are left out of copies."""
+    """Returns the steps of a Dockerfile. What is called as in `hidden` at the top of the context is left out."""
     found = DockerBuild()
     has_base = False
     for number, name, rest in _instructions(file.read_text(encoding="utf-8", errors="replace")):
@@ -46,7 +48,7 @@ def read_dockerfile(file: Path, context: Path, hidden: set[str] | None = None) -
             problem = f"{line[:200]} is a second stage" if has_base else None
             has_base = True
         else:
-            problem = _follow(found, name, rest, context, (hidden or set()) | LEFT_OUT)
+            problem = _follow(found, name, rest, context, (hidden or set()) | OF_THE_BUILD)
             problem = problem and f"{line[:200]} {problem}"
         found.needs_image = found.needs_image or problem
     return found
@@ -115,21 +117,24 @@ def _copy(found: DockerBuild, rest: str, context: Path, hidden: set[str]) -> str
             return f"copies {source}, which is not there"
         for path in matches:
             check_inside(path, context)
+            if path.parent == context and path.name in hidden:
+                continue
             if path.is_dir():
-                found.steps += folder_files(path, posixpath.normpath(into), hidden)
-            elif path.name not in hidden:
+                found.steps += folder_files(path, posixpath.normpath(into), hidden if path == context else set())
+            else:
                 is_into = is_folder or len(matches) > 1
                 to = posixpath.join(into, path.name) if is_into else into
                 found.steps.append(TaskFile(path, posixpath.normpath(to)))
     return None
 
 
-def folder_files(folder: Path, into: str, hidden: set[str] = LEFT_OUT) -> list[TaskFile]:
-    """Returns the files below a folder and where they go. Raises TaskError if one leads out of it."""
+def folder_files(folder: Path, into: str, hidden: Collection[str] = ()) -> list[TaskFile]:
+    """Returns the files below a folder and where they go, without those of hidden names at its top. Raises TaskError if
+    one leads out of it."""
     found: list[TaskFile] = []
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
-        if any(part in hidden for part in inside.parts) or path.is_dir():
+        if inside.parts[0] in hidden or RUBBISH.intersection(inside.parts) or path.is_dir():
             continue
         check_inside(path, folder)
         found.append(TaskFile(path, posixpath.join(into, inside.as_posix())))

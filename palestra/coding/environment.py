@@ -32,19 +32,9 @@ async def task_spec(
 ) -> SandboxSpec:
     """Returns what a sandbox for an agent on this task is started with. With docker and podman, the task's image is
     built first. Raises TaskError if the task cannot be played with that backend, and says why."""
-    if task.needs_network:
-        raise TaskError(
-            f"{task.id} cannot be verified in a sandbox, which has no network: {task.needs_network}\n"
-            "  have its image bring what the tests need, or set `local = true` in [palestra] if they work without"
-        )
-    image = snapshot = None
-    if backend in PROGRAMS:
-        image, snapshot = await task_image(task, backend)
-    elif task.needs_image:
-        raise TaskError(
-            f"{task.id} cannot be played with the backend {backend!r}, only with docker or podman: {task.needs_image}\n"
-            "  set `local = true` in [palestra] of its task.toml if the programs of this machine will do"
-        )
+    if problem := problem_with(task, backend):
+        raise TaskError(problem)
+    image, snapshot = await task_image(task, backend) if backend in PROGRAMS else (None, None)
     limits = task.limits
     return SandboxSpec(
         image=image,
@@ -62,6 +52,21 @@ async def task_spec(
             exec_s=limits.agent_s,
         ),
     )
+
+
+def problem_with(task: CodingTask, backend: str) -> str | None:
+    """Returns why a task cannot be played with a backend, and what to do about it; None: nothing is known."""
+    if task.needs_network:
+        return (
+            f"{task.id} cannot be verified in a sandbox, which has no network: {task.needs_network}\n"
+            "  have its image bring what the tests need, or set `local = true` in [palestra] if they work without"
+        )
+    if task.needs_image and backend not in PROGRAMS:
+        return (
+            f"{task.id} cannot be played with the backend {backend!r}, only with docker or podman: {task.needs_image}\n"
+            "  set `local = true` in [palestra] of its task.toml if the programs of this machine will do"
+        )
+    return None
 
 
 def _folders_beside(task: CodingTask) -> list[str]:

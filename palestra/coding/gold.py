@@ -15,10 +15,12 @@ from palestra.sandbox import Sandbox, sandbox
 SOLUTION = "/solution"
 
 
-async def play_solution(task: CodingTask, backend: str = "local", command: str | None = None) -> Verdict:
+async def play_solution(
+    task: CodingTask, backend: str = "local", command: str | None = None, *, host_folders: tuple[str, ...] = ()
+) -> Verdict:
     """Returns the verdict on the task's solution, or on what a shell command leaves (`true` does nothing). Raises
     TaskError if there is no solution or it fails, and what `verify` raises."""
-    spec = await task_spec(task, backend, writable=(SOLUTION,) if command is None else ())
+    spec = await task_spec(task, backend, host_folders=host_folders, writable=(SOLUTION,) if command is None else ())
     async with sandbox(backend, spec) as box:
         await prepare(task, box)
         if command is None:

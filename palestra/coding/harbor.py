@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from palestra.coding.dockerfile import DockerBuild, folder_files, read_dockerfile
 from palestra.coding.errors import TaskError
-from palestra.coding.network import needs_network
+from palestra.coding.network import installers
 from palestra.coding.task import PROTECTED, CodingTask, RewardPart, TaskLimits
 from palestra.sandbox.spec import GIB, MIB
 from palestra.util.json_types import JsonObject
@@ -92,6 +92,7 @@ def read(folder: Path) -> CodingTask:
         raise TaskError(f"{tests} has neither {TEST_SCRIPT} nor {CASES}: a task needs a verifier")
     needs_image = build.needs_image or (settings.environment.docker_image and "its environment is a prebuilt image")
     dockerfile = environment / "Dockerfile"
+    has_installers, needs_network = (False, None) if is_by_cases else installers(script)
     return CodingTask(
         id=folder.name,
         folder=folder,
@@ -107,7 +108,8 @@ def read(folder: Path) -> CodingTask:
         tests=tests,
         test_script=None if is_by_cases else TEST_SCRIPT,
         verifier_env=settings.verifier.env,
-        needs_network=None if is_by_cases or settings.palestra.local else needs_network(script),
+        has_installers=has_installers,
+        needs_network=None if settings.palestra.local else needs_network,
         solution=_file(folder / "solution" / SOLUTION),
         parts=_parts(file, settings, is_by_cases),
         protect=settings.palestra.protect,

@@ -58,7 +58,8 @@ async def _built(task: CodingTask, program: str) -> str:
         )
     with tempfile.TemporaryDirectory() as folder:
         digest = hashlib.sha256()
-        for file in folder_files(task.build_context, "", HIDDEN):
+        hidden = HIDDEN if task.build_context == task.folder else ()
+        for file in folder_files(task.build_context, "", hidden):
             copied = Path(folder) / file.path
             copied.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(file.source, copied)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from palestra.coding.cases import read_cases, run_cases
 from palestra.coding.errors import TaskError, VerifierError
 from palestra.coding.harbor import CASES
+from palestra.coding.stand_ins import BEFORE, missing_packages, put_stand_ins
 from palestra.coding.task import RewardPart, VerifierFormat
 from palestra.coding.work import LOGS, TESTS, AgentWork, changes
 from palestra.sandbox import ExecResult, Sandbox, SandboxEnded, SandboxError
@@ -46,6 +47,9 @@ async def by_tests(part: RewardPart, work: AgentWork) -> PartValue:
         if prepared.status:
             raise TaskError(f"{script} cannot be run: {prepared.stderr.decode(errors='replace')[:200]}")
         command = [script] if prepared.stdout == b"#!" else ["/bin/bash", script]
+        if task.has_installers:
+            await put_stand_ins(sandbox)
+            command = ["/bin/sh", "-c", BEFORE, "sh", *command]
         try:
             done = await sandbox.exec(command, limit_s=task.limits.verifier_s)
         except SandboxEnded as error:
@@ -53,6 +57,10 @@ async def by_tests(part: RewardPart, work: AgentWork) -> PartValue:
         log = _log(done)
         if done.is_late:
             return PartValue(0.0, f"{log}\nthe tests took longer than {task.limits.verifier_s:g} s")
+        if task.has_installers and (missing := await missing_packages(sandbox)):
+            raise VerifierError(
+                f"the tests of {task.id} need what python3 in the sandbox does not have: {missing}", log
+            )
         if task.verifier_format == VerifierFormat.PYTEST_SUMMARY:
             return PartValue(_from_summary(done, task.id), log)
         return await _from_files(sandbox, done, task.id)

@@ -116,6 +116,8 @@ class CodingTask:
     """Name of the script in it."""
     verifier_format: VerifierFormat = VerifierFormat.REWARD_FILE
     verifier_env: Mapping[str, str] = field(default_factory=dict)
+    has_installers: bool = False
+    """The test script installs what it needs: stand-ins for the installers find out whether it is there."""
     needs_network: str | None = None
     """Why the verifier cannot run in a sandbox, which has no network; None: nothing is known."""
     solution: Path | None = None

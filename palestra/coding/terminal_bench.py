@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from palestra.coding.dockerfile import read_dockerfile
 from palestra.coding.errors import TaskError
-from palestra.coding.network import needs_network
+from palestra.coding.network import installers
 from palestra.coding.task import CodingTask, RewardPart, TaskLimits, VerifierFormat
 
 SETTINGS = "task.yaml"
@@ -44,6 +44,7 @@ def read(folder: Path) -> CodingTask:
     if not script.is_file():
         raise TaskError(f"{script} is missing: a task needs a verifier")
     build = read_dockerfile(dockerfile, folder, HIDDEN)
+    has_installers, needs_network = installers(script)
     solution = folder / "solution.sh"
     return CodingTask(
         id=folder.name,
@@ -60,7 +61,8 @@ def read(folder: Path) -> CodingTask:
         test_script=TEST_SCRIPT,
         verifier_format=VerifierFormat.PYTEST_SUMMARY,
         verifier_env={"TEST_DIR": "/tests"},
-        needs_network=needs_network(script),
+        has_installers=has_installers,
+        needs_network=needs_network,
         solution=solution if solution.is_file() else None,
         parts=(RewardPart(name="tests", kind="tests"),),
         metadata=settings.model_extra or {},

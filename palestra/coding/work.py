@@ -53,7 +53,7 @@ class AgentWork:
         async with self.kind(spec) as sandbox:
             await self._restore(sandbox)
             if has_tests and self.task.tests is not None:
-                await put(sandbox, folder_files(self.task.tests, TESTS, {"__pycache__"}))
+                await put(sandbox, folder_files(self.task.tests, TESTS))
                 await put(sandbox, self._script_beside())
             yield sandbox
 

@@ -5,11 +5,11 @@ Owns: what an episode's record says of a coding task. Never touches: sandboxes, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from palestra.coding import CodingTask, TaskError, read_tasks
+from palestra.coding.shipped_tasks import SHIPPED
 from palestra.environments.errors import TaskFileError
 from palestra.types.rollouts import CODING, Task
 
@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
 
 def task_folders(entry: EnvironmentEntry) -> list[Path]:
-    return [folder for folder in (entry.tasks, entry.eval_tasks) if folder is not None]
+    """Returns the folders of all tasks of an entry."""
+    return [entry.tasks or SHIPPED, *([entry.eval_tasks] if entry.eval_tasks else [])]
 
 
-def coding_tasks(folder: Path) -> Sequence[Task]:
-    """Returns the tasks of a folder as a run has them. Raises TaskFileError."""
+def entry_tasks(entry: EnvironmentEntry, split: Literal["train", "eval"]) -> list[Task]:
+    """Returns the tasks of an entry as a run has them. Raises TaskFileError."""
+    folder = (entry.tasks or SHIPPED) if split == "train" else entry.eval_tasks
     try:
-        return [_task(one) for one in read_tasks(folder)]
+        return [] if folder is None else [_task(one) for one in read_tasks(folder)]
     except TaskError as error:
         raise TaskFileError(str(error)) from error
 

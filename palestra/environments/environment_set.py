@@ -78,8 +78,7 @@ class EnvironmentSet:
             if not tasks and split == "train":
                 is_known = self._known[entry.name].spec or _has_other_players(entry.name)
                 why = "brings no tasks of its own" if is_known else "is not installed here"
-                kind = "a folder of task folders" if entry.name == CODING else "a JSONL file"
-                raise TaskFileError(f"environment {entry.name!r} {why}; name {kind}: environments[].tasks")
+                raise TaskFileError(f"environment {entry.name!r} {why}; name a JSONL file: environments[].tasks")
         return [one for one in found if one.tasks]
 
     def open(self, task: Task) -> EnvSession:
@@ -147,9 +146,9 @@ def _tasks(known: _Known, split: Split) -> Sequence[Task]:
         return gym_tasks(entry, split)
     file = entry.tasks if split == "train" else entry.eval_tasks
     if entry.name == CODING:
-        from palestra.environments.coding import coding_tasks  # it needs what sandboxes need, other environments do not
+        from palestra.environments.coding import entry_tasks  # it needs what sandboxes need, other environments do not
 
-        return [] if file is None else coding_tasks(file)
+        return entry_tasks(entry, split)
     if file is not None:
         return read_tasks(file, entry.name)
     own = getattr(known.env_class, "tasks", None)

@@ -6,7 +6,7 @@ Owns: which rollouts are left to play, the order of writing. Never touches: how 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,8 +14,9 @@ import msgspec
 from palestra.config.environment_entries import EnvironmentEntry
 from palestra.config.evaluate import EvaluationConfig
 from palestra.endpoints.models import ModelPlace, open_models
+from palestra.environments.bundled.answers import Answers
 from palestra.environments.environment_set import EnvironmentSet
-from palestra.environments.errors import JudgeError
+from palestra.environments.errors import JudgeError, TaskFileError
 from palestra.environments.judging import Judges
 from palestra.evaluation.endpoint import EndpointPlayer
 from palestra.evaluation.errors import EvaluationError
@@ -34,6 +35,8 @@ from palestra.util.json_types import JsonObject
 STEP = 0
 PLAYED = "played.jsonl"
 """Rollouts that have ended, in the order in which they did; a resume plays the others."""
+ANSWERS = "answers"
+"""The environment of files of questions."""
 KS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -47,12 +50,27 @@ def model_place(config: EvaluationConfig, key: str | None) -> ModelPlace:
 
 def tasks_of(config: EvaluationConfig, environments: EnvironmentSet) -> list[Task]:
     """Held-out tasks; of an environment that has none, those it trains on. Raises ValueError if there are none."""
+    return [task for _, tasks in _all_tasks(config, environments) for task in tasks[: config.tasks]]
+
+
+def _all_tasks(
+    config: EvaluationConfig, environments: EnvironmentSet
+) -> Iterator[tuple[EnvironmentEntry, Sequence[Task]]]:
     held_out = {entry.name: tasks for entry, tasks in environments.tasks("eval")}
-    found: list[Task] = []
     for entry in config.environments:
-        tasks = held_out.get(entry.name) or _training_tasks(environments, entry)
-        found += tasks[: config.tasks]
-    return found
+        yield entry, held_out.get(entry.name) or _training_tasks(environments, entry)
+
+
+def check_tasks(config: EvaluationConfig, environments: EnvironmentSet) -> None:
+    """Raises ValueError if there are no tasks, or if questions of a file have no answers to compare with."""
+    if not (tasks := tasks_of(config, environments)):
+        raise ValueError("these environments have no tasks; name a file: environments.0.eval_tasks=FILE")
+    for number, task in enumerate(tasks, 1):
+        if task.environment == ANSWERS:
+            try:
+                Answers(None, task.extras)
+            except ValueError as error:
+                raise TaskFileError(f"task {number} (id {task.id!r}): {error}") from None
 
 
 def _training_tasks(environments: EnvironmentSet, entry: EnvironmentEntry) -> Sequence[Task]:
@@ -63,6 +81,9 @@ async def evaluate(config: EvaluationConfig, run: RunFolder, listener: RunListen
     """Plays what is left and returns the summary. An error that ends it early is recorded and then raised."""
     try:
         with open_environments(config) as environments:
+            for entry, tasks in _all_tasks(config, environments):
+                if len(tasks) > config.tasks:
+                    listener.note(f"{entry.name}: the first {config.tasks} of {len(tasks)} tasks; tasks=N for more")
             requests = [_request(config, task) for task in tasks_of(config, environments)]
             rollouts = await _play(config, run, environments, requests, listener, key)
             groups = [_group(request, rollouts) for request in requests]

@@ -130,10 +130,19 @@ def test_the_card_says_what_the_run_knows_and_nothing_of_the_machine(run):
         "rank: 4",
         "palestra 0.1.0, torch 2.13.0",
         "(training.png)",
+        "vllm serve org/base --enable-lora",
     ):
         assert part in card
     for part in ("somebody", "wandb", "secret-package", "/home"):
         assert part not in card
+
+
+def test_vllm_is_not_promised_an_adapter_that_it_refuses(run):
+    model = CONFIG["model"] | {"train_unembed": True}
+    run.config_file.write_text(json.dumps({"config": CONFIG | {"model": model}}))
+    names = {"repository": "org/cups", "base_name": "org/base", "has_picture": False}
+    assert "--enable-lora" not in write_card(run, run.last(), "peft", **names)
+    assert "vllm serve org/cups" in write_card(run, run.last(), "merged", **names)
 
 
 def test_a_run_without_metrics_or_data_sources_has_a_card(run):

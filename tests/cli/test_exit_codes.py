@@ -21,6 +21,7 @@ TO_A_DEAD_SERVER = {
     ("alias", "delete"): ["x"],
     ("alias", "list"): [],
     ("alias", "set"): ["x", "y"],
+    ("chat",): ["ephebe", "hi"],
     ("checkpoint", "delete"): ["tinker://m:train:0/weights/x"],
     ("checkpoint", "export"): ["tinker://m:train:0/weights/x", "out"],
     ("checkpoint", "import"): ["adapter"],

@@ -64,11 +64,27 @@ def test_a_dockerfile_that_needs_docker_says_which_line(tmp_path: Path, line: st
 
 
 @pytest.mark.parametrize(
-    "line", ["apt-get update", "uvx -w pytest pytest", "curl -LsSf https://a/b | sh", "pip install x"]
+    "line", ["npm install", "curl https://a/b > c", "apt-get install -y jq", "git clone https://a"]
 )
-def test_tests_that_install_something_are_known(tmp_path: Path, line: str) -> None:
+def test_tests_that_need_a_network_are_known(tmp_path: Path, line: str) -> None:
     task = read_task(folders.harbor(tmp_path, **{"tests/test.sh": f"#!/bin/bash\n{line}\n"}))
     assert f"test.sh, line 2: {line}" in str(task.needs_network)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "apt-get update -y",
+        "apt-get install -y curl",
+        "curl -LsSf https://astral.sh/uv/0.9.7/install.sh | sh",
+        "if uvx -w pytest==8.4.1 pytest x; then",
+        "uv add pytest==8.4.1",
+        "pip install pytest",
+    ],
+)
+def test_installers_of_test_tools_have_stand_ins(tmp_path: Path, line: str) -> None:
+    task = read_task(folders.harbor(tmp_path, **{"tests/test.sh": f"#!/bin/bash\n{line}\n"}))
+    assert (task.has_installers, task.needs_network) == (True, None)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +117,15 @@ def test_a_link_out_of_a_task_is_refused(tmp_path: Path) -> None:
     (folder / "environment" / "src" / "secret").symlink_to("/etc/passwd")
     with pytest.raises(TaskError, match="leads out of"):
         read_task(folder)
+
+
+def test_names_are_hidden_only_where_the_format_has_them(tmp_path: Path) -> None:
+    nested = {"src/tests/a.py": "1", "src/Dockerfile": "x"}
+    task = read_task(folders.terminal_bench(tmp_path / "a", **nested))
+    assert [one.path for one in task.files] == ["/app/question.txt", "/app/src/Dockerfile", "/app/src/tests/a.py"]
+    explicit = "FROM base\nWORKDIR /app\nCOPY tests /app/tests\nCOPY solution.sh question.txt ./\n"
+    task = read_task(folders.terminal_bench(tmp_path / "b", Dockerfile=explicit))
+    assert [one.path for one in task.files] == ["/app/question.txt"]
 
 
 def test_a_folder_of_tasks_is_read_in_order(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_a_task_that_cannot_be_played_says_why(tmp_path: Path) -> None:
             "true",
         )
     with pytest.raises(TaskError, match="no network"):
-        play(folders.harbor(tmp_path / "b", **{"tests/test.sh": "uvx pytest\n"}), "true")
+        play(folders.harbor(tmp_path / "b", **{"tests/test.sh": "npm install\n"}), "true")
     with pytest.raises(TaskError, match="failed without an image: "):
         play(
             folders.harbor(tmp_path / "c", **{"environment/Dockerfile": "FROM x\nWORKDIR /a\nRUN cp no no2\n"}), "true"

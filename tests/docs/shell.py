@@ -157,6 +157,7 @@ def _fill(folder: Path) -> None:
     folder.mkdir(parents=True)
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     tops = {path.partition("/")[0] for path in listed.splitlines()} | {".venv"}
+    tops |= {".venv-vllm"} if (ROOT / ".venv-vllm").is_dir() else set()
     for top in tops:
         (folder / top).symlink_to(ROOT / top)
 

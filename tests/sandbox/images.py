@@ -25,6 +25,7 @@ FOLDERS = {".": 0o755, "tmp": 0o1777, "etc": 0o755, "dev": 0o755, "proc": 0o755,
 @functools.cache
 def problem(program: str) -> str | None:
     """Makes the image; returns why containers cannot run here, as far as an image is needed to know."""
+    subprocess.run([program, "rmi", "--force", NAME], capture_output=True, check=False)  # it would stay, without a name
     packed = subprocess.run([program, "import", "-", NAME], input=_root(), capture_output=True, check=False)
     if packed.returncode:
         return f"{program} cannot import an image: {packed.stderr.decode(errors='replace').strip()[-300:]}"

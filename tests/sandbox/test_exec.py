@@ -22,6 +22,13 @@ def test_a_command_has_its_folder_its_environment_and_its_input(new_box: NewBox)
     assert box.sh("pwd", cwd="/tmp").text == "/tmp\n"
 
 
+def test_further_folders_can_be_written_within_the_limit(new_box: NewBox) -> None:
+    box = new_box(writable=("/tests", "/work/deep", "/logs/verifier"))
+    box.write("/tests/a", b"1")
+    assert box.sh("cat /tests/a; touch /logs/verifier/b deep/c && ls deep").text == "1c\n"
+    assert box.sh("touch /other || touch /logs/other || head -c 64M /dev/zero > /tests/a").status == 1
+
+
 def test_nothing_of_the_owners_environment_comes_in(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PALESTRA_SECRET", "s")
     assert "SECRET" not in box.sh("env; cat /proc/1/environ").text

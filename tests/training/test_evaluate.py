@@ -137,9 +137,13 @@ def test_file_of_questions_and_answers_is_evaluated(evaluate, tmp_path):
     metrics = json.loads(done.stdout)["metrics"]
     assert (metrics["eval/tasks"], metrics["eval/rollouts"], metrics["eval/failed_share"]) == (2, 8, 0)
     assert metrics["eval/answers/success"] == metrics["eval/pass_at_1"] <= metrics["eval/pass_at_4"]
-    (tmp_path / "questions.jsonl").write_text('{"question": "What?"}\n')
-    refused = evaluate("questions.jsonl")
-    assert (refused.exit_code, "line 1: no 'prompt'" in refused.stderr) == (1, True)
+    for row, said in {
+        '{"question": "What?"}': "line 1: no 'prompt'",
+        '{"prompt": "What?"}': "needs an 'answer'",
+    }.items():
+        (tmp_path / "questions.jsonl").write_text(row)
+        refused = evaluate("questions.jsonl")
+        assert (refused.exit_code, said in refused.stderr) == (1, True), refused.output
 
 
 def test_gym_and_platform_are_evaluated_by_name(evaluate, tmp_path):

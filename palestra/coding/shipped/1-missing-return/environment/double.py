@@ -1,0 +1,2 @@
+def double(x):
+    2 * x

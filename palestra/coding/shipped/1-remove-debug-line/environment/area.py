@@ -1,0 +1,3 @@
+def area(width, height):
+    print("debug", width, height)
+    return width * height

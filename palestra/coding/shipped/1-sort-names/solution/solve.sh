@@ -1,0 +1,1 @@
+LC_ALL=C sort -o names.txt names.txt

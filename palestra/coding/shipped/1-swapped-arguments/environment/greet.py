@@ -1,0 +1,4 @@
+import sys
+
+name, greeting = sys.argv[1:]
+print(f"{name}, {greeting}!")

@@ -1,0 +1,4 @@
+import sys
+
+left, sign, right = sys.argv[1].split()
+print(int(left) + int(right))

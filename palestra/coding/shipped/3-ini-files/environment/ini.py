@@ -1,0 +1,2 @@
+def read(text):
+    return dict(line.split("=") for line in text.splitlines())

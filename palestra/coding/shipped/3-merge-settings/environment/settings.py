@@ -1,0 +1,3 @@
+def merge(base, changes):
+    base.update(changes)
+    return base

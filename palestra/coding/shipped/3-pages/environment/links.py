@@ -1,0 +1,2 @@
+def links(number, last):
+    return " ".join(str(n) for n in range(number - 2, number + 3))

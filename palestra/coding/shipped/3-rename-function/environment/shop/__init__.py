@@ -1,0 +1,3 @@
+from shop.prices import calc
+
+__all__ = ["calc"]

@@ -1,0 +1,2 @@
+def calc(price, tax):
+    return round(price * tax, 2)

@@ -1,0 +1,2 @@
+def read(file):
+    return dict(line.split(":") for line in file)
