@@ -50,7 +50,7 @@ class AgentRun:
     is_late: bool
     seconds: float
     patch: str | None
-    """What it changed; None: its sandbox has ended."""
+    """What it changed; None: its sandbox has ended, or its files cannot be read."""
     calls: AttemptTimeline | None
     """Its model calls and tools; None: this player's key does not let it read them."""
 

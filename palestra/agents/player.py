@@ -18,10 +18,10 @@ from palestra.agents.installation import Installation, find_installation
 from palestra.agents.named import find_agent
 from palestra.agents.program import AgentTask
 from palestra.agents.records import PATCH, VERIFIER, EpisodeRecord
-from palestra.coding import CodingTask, TaskError, VerifierError, diff, prepare, task_spec, verify
+from palestra.coding import CodingTask, TaskError, Verdict, VerifierError, diff, prepare, task_spec, verify
 from palestra.config.agents import AgentConfig
 from palestra.episodes import AsyncEpisode, AsyncEpisodeClient, EpisodeApiError, EpisodeError, EpisodeResult
-from palestra.sandbox import ModelDoor, Sandbox, SandboxEnded, SandboxError, SandboxUnavailable, backend, sandbox
+from palestra.sandbox import ModelDoor, Sandbox, SandboxError, SandboxUnavailable, backend, sandbox
 from palestra.sandbox.local.backend import PATH as LOCAL_PATH
 from palestra.types.timelines import AttemptTimeline
 
@@ -76,7 +76,7 @@ class AgentPlayer:
             result = await _while_held(episode, self._play(episode, task, record))
         except EpisodeLost:
             return None
-        except SandboxError as error:  # this machine's fault, not the agent's: an agent never raises
+        except SandboxError as error:  # before the agent began: this machine's fault
             log.warning("episode %s is given back: %s", episode.id, error)
             await episode.release(f"{type(error).__name__}: {error}"[:500])
             return None
@@ -124,9 +124,9 @@ class AgentPlayer:
                 return EpisodeResult(error=error, metrics=metrics, metadata=facts)
             if worth != "verify":
                 return EpisodeResult(reward=worth, metrics=metrics, metadata=facts)
-            if run.patch is None:
-                return EpisodeResult(reward=0.0, metrics=metrics, metadata=facts)
-            verdict = await verify(task, box)
+            verdict = None if run.patch is None else await _judged(task, box, record)
+        if verdict is None:
+            return EpisodeResult(reward=0.0, metrics=metrics, metadata=facts)
         record.write(VERIFIER, verdict.log)
         metrics |= {**verdict.parts, "verifier_s": verdict.seconds}
         return EpisodeResult(reward=verdict.reward, metrics=metrics, metadata=facts)
@@ -154,7 +154,7 @@ class AgentPlayer:
             seconds = time.monotonic() - began
             patch = await diff(task, box)
             record.write(PATCH, patch)
-        except SandboxEnded as error:
+        except SandboxError as error:  # it has ended, or its files cannot be taken: the agent's doing, either way
             seconds = time.monotonic() - began
             await record.log(2, f"\n{error}\n".encode())
         calls = await self._calls(episode)
@@ -184,6 +184,15 @@ async def _while_held(episode: AsyncEpisode, work: Coroutine[Any, Any, T]) -> T:
     finally:
         playing.cancel()
         await asyncio.gather(playing, return_exceptions=True)
+
+
+async def _judged(task: CodingTask, box: Sandbox, record: EpisodeRecord) -> Verdict | None:
+    """Returns the verdict; None if what the agent left has ended its sandbox, or cannot be read."""
+    try:
+        return await verify(task, box)
+    except SandboxError as error:
+        await record.log(2, f"\n{error}\n".encode())
+        return None
 
 
 async def _put_at_home(box: Sandbox, name: str, text: str) -> None:

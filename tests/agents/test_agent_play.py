@@ -102,6 +102,15 @@ def test_any_command_is_an_agent_and_its_crash_is_judged_by_its_work(
     assert (result["reward"], result["metadata"]["ending"], result["metadata"]["status"]) == (1.0, "crash", 3)
 
 
+def test_an_agent_whose_files_cannot_be_read_has_crashed_and_earns_nothing(
+    run: CodingRun, tasks: Path, tmp_path: Path
+) -> None:
+    run.register(SOLVES).play(tmp_path, tasks, f'python3 -c "{CALL}" && echo 42 > answer.txt; mkdir x; chmod 000 x')
+    (episode,) = run.played()
+    result = episode["info"]["result"]
+    assert (result["reward"], result["metadata"]["ending"]) == (0.0, "crash")
+
+
 def test_a_killed_player_leaves_no_sandbox_and_another_plays_its_episode_once(
     run: CodingRun, tasks: Path, tmp_path: Path
 ) -> None:
