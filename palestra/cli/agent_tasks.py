@@ -81,8 +81,8 @@ def _facts(task: CodingTask) -> dict[str, object]:
 @click.option("--log", "shows_log", is_flag=True, help="Print what the verifier printed.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def verify(folder: Path, solution: str, backend: str, visible: tuple[str, ...], shows_log: bool, as_json: bool) -> None:
-    """Play the solution of a task, or of each task in a folder, in a sandbox, and print the verifier's reward. The
-    status is 1 if the task's own solution is not worth 1."""
+    """Play the solution of a task, or of each task in a folder, in a sandbox, and print the verifier's reward. FOLDER
+    may be the name of a task that comes with Palestra. The status is 1 if a task's own solution is not worth 1."""
     from palestra.coding import TaskError, VerifierError, play_solution, read_tasks
     from palestra.coding.shipped_tasks import SHIPPED
     from palestra.sandbox import SandboxError

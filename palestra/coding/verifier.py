@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from palestra.coding import parts
-from palestra.coding.errors import TaskError, VerifierError
+from palestra.coding.errors import BrokenWork, TaskError, VerifierError
 from palestra.coding.task import CodingTask, RewardPart
 from palestra.coding.work import AgentWork, changes
 from palestra.sandbox import Sandbox, SandboxError
@@ -62,6 +62,8 @@ async def diff(task: CodingTask, sandbox: Sandbox) -> str:
         work = await _taken(task, sandbox, Path(folder))
         try:
             return await changes(work)
+        except BrokenWork:
+            raise
         except (SandboxError, TaskError) as error:
             raise VerifierError(f"the changes of {task.id} cannot be found out: {error}") from error
 
@@ -74,5 +76,7 @@ async def _taken(task: CodingTask, sandbox: Sandbox, folder: Path) -> AgentWork:
 async def _judged(part: RewardPart, work: AgentWork) -> parts.PartValue:
     try:
         return await parts.KINDS[part.kind](part, work)
+    except BrokenWork as error:
+        return parts.PartValue(0.0, str(error))
     except (SandboxError, TaskError) as error:
         raise VerifierError(f"the part {part.name!r} of {work.task.id} cannot be judged: {error}") from error

@@ -9,16 +9,16 @@ import shlex
 import tarfile
 import tempfile
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
 from palestra.coding.dockerfile import folder_files
 from palestra.coding.environment import prepare, put
-from palestra.coding.errors import TaskError
+from palestra.coding.errors import BrokenWork, TaskError
 from palestra.coding.task import CodingTask, TaskFile
-from palestra.sandbox import Sandbox, SandboxSpec
+from palestra.sandbox import Sandbox, SandboxEnded, SandboxError, SandboxSpec, SandboxUnavailable
 from palestra.sandbox.spec import MIB
 
 TESTS, LOGS = "/tests", "/logs"
@@ -42,7 +42,8 @@ class AgentWork:
 
     @asynccontextmanager
     async def copy(self, *, env: Mapping[str, str] | None = None, has_tests: bool = False) -> AsyncIterator[Sandbox]:
-        """A new sandbox with a copy of the work, in which protected files are as the task has them."""
+        """A new sandbox with a copy of the work, in which protected files are as the task has them. Raises BrokenWork
+        if what the agent left cannot be copied."""
         spec = replace(
             self.spec,
             snapshot=self.archive,
@@ -50,8 +51,14 @@ class AgentWork:
             writable=tuple(dict.fromkeys((*self.spec.writable, TESTS, LOGS))),
             limits=replace(self.spec.limits, exec_s=self.task.limits.verifier_s),
         )
-        async with self.kind(spec) as sandbox:
-            await self._restore(sandbox)
+        async with AsyncExitStack() as stack:
+            try:
+                sandbox = await stack.enter_async_context(self.kind(spec))
+                await self._restore(sandbox)
+            except (SandboxUnavailable, SandboxEnded):
+                raise
+            except (SandboxError, TaskError) as error:
+                raise BrokenWork(f"what the agent left cannot be copied: {error}") from error
             if has_tests and self.task.tests is not None:
                 await put(sandbox, folder_files(self.task.tests, TESTS))
                 await put(sandbox, self._script_beside())
@@ -67,7 +74,8 @@ class AgentWork:
         patterns = self.task.protect
         if patterns:
             names = " -o ".join(f"-name {shlex.quote(one)}" for one in patterns)
-            done = await sandbox.exec(f"find . -name .git -prune -o \\( {names} \\) -exec rm -rf {{}} +")
+            remove = f"find . -name .git -prune -o \\( {names} \\) -prune -exec rm -rf {{}} +"
+            done = await sandbox.exec(f"find . -type d ! -perm -700 -exec chmod u+rwx {{}} +; {remove}")
             if done.status:
                 raise TaskError(f"protected files cannot be removed: {done.stderr.decode(errors='replace')[:200]}")
         if self.spec.snapshot is not None:
@@ -92,12 +100,13 @@ class AgentWork:
 
 
 async def changes(work: AgentWork) -> str:
-    """Returns the patch from the task's files to the agent's, made in a sandbox of its own. Raises TaskError."""
+    """Returns the patch from the task's files to the agent's, made in a sandbox of its own. Raises TaskError if the
+    task's own files cannot be compared, BrokenWork if the agent's cannot."""
     spec = replace(work.spec, env={}, limits=replace(work.spec.limits, exec_s=PATCH_S))
     async with work.kind(spec) as sandbox:
         await prepare(work.task, sandbox)
         if work.archive.stat().st_size > MOST_BYTES:
-            raise TaskError(f"the working folder has more than {MOST_BYTES >> 20} MiB")
+            raise BrokenWork(f"the working folder has more than {MOST_BYTES >> 20} MiB")
         add = f"{GIT} add --all --force -- . {EXCLUDED}"
         begin = f"{GIT} init -q && {add} && {GIT} commit -q --allow-empty -m base"
         replace_all = "find . -mindepth 1 -delete && tar -x -o"
@@ -106,5 +115,6 @@ async def changes(work: AgentWork) -> str:
             done = await sandbox.exec(command, stdin=data, max_output=MOST_BYTES)
             if done.status:
                 words = done.stderr.decode(errors="replace").strip().splitlines() or [f"status {done.status}"]
-                raise TaskError(f"the changes cannot be compared: {words[-1]}")
+                kind = TaskError if command is begin else BrokenWork
+                raise kind(f"the changes cannot be compared: {words[-1]}")
         return done.text

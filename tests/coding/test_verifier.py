@@ -95,6 +95,20 @@ def test_failures_of_the_verifier_are_told_from_those_of_the_agent(tmp_path: Pat
     assert (verdict.reward, "took longer than 0.5 s" in verdict.log) == (0.0, True)
 
 
+@pytest.mark.parametrize(
+    ("left", "value"),
+    [
+        ("mkdir d; touch d/conftest.py answer.txt; chmod 500 d; echo 42 > answer.txt", 1.0),
+        ("echo 42 > answer.txt; truncate -s 1200M hole", 0.0),
+        ("echo 42 > answer.txt; rm -r tests; touch tests", 0.0),
+        ("echo 42 > answer.txt; mkdir conftest.py; ln -s / up", 1.0),
+    ],
+)
+def test_an_agent_cannot_make_the_verifier_fail(tmp_path: Path, left: str, value: float) -> None:
+    folder = folders.harbor(tmp_path, **{"environment/src/tests/conftest.py": "1"})
+    assert play(folder, left).reward == value
+
+
 def test_an_agents_sandbox_that_has_ended_is_no_failure_of_the_verifier(tmp_path: Path) -> None:
     async def lost() -> None:
         task = read_task(folders.harbor(tmp_path))
