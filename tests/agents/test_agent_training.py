@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
+from palestra.config.environment_entries import EnvironmentEntry
 from palestra.config.train import GrpoConfig, load_train_config
+from palestra.environments.coding import entry_tasks
 from palestra.runs.reader import RunReader, RunStatus
+from palestra.training.rollouts.agent_rollouts import trained_branches
 from tests.agents.coding_run import DAWDLES, REFUSES, SCRIPT, SHIRKS, CodingRun, agents_alive, needs_wall, write_tasks
 from tests.agents.conftest import PuppetServer, serving
 from tests.server.conftest import KEY
@@ -20,6 +23,7 @@ from tests.training.trainers import finish, kill, start, wait_for_steps
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(400)
+BASE: dict[str, Any] = {"environments": [{"name": "coding"}], "rollouts": "agent"}
 
 
 @pytest.fixture(scope="module")
@@ -122,13 +126,36 @@ def test_players_elsewhere_are_killed_and_nothing_is_lost(coding_server: PuppetS
     ],
 )
 def test_settings_that_do_not_fit_are_refused(changed: dict[str, Any], said: str) -> None:
-    base: dict[str, Any] = {"environments": [{"name": "coding", "tasks": "tasks"}], "rollouts": "agent"}
     with pytest.raises(ValueError, match=said):
-        load_train_config([], [], {**base, **changed})
+        load_train_config([], [], {**BASE, **changed})
 
 
 def test_an_agent_is_named_by_a_word_or_by_words() -> None:
-    base: dict[str, Any] = {"environments": [{"name": "coding", "tasks": "tasks"}], "rollouts": "agent"}
-    config = load_train_config([], ["agent.command=claude"], base)
+    config = load_train_config([], ["agent.command=claude"], BASE)
     assert isinstance(config, GrpoConfig)
     assert config.agent.command == ["claude"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "trained"),
+    [
+        (BASE, {"", "subagent", "review"}),
+        ({**BASE, "agent": {"train_on": []}}, set()),
+        ({**BASE, "agent": {"train_on": ["side"]}}, {"side"}),
+    ],
+)
+def test_which_conversations_beside_the_main_one_are_trained_is_a_setting(
+    changed: dict[str, Any], trained: set[str]
+) -> None:
+    config = load_train_config([], [], changed)
+    assert isinstance(config, GrpoConfig)
+    is_trained = trained_branches(config)
+    assert is_trained is not None
+    assert {agent for agent in ("", "subagent", "review", "side") if is_trained(agent)} == trained
+
+
+def test_without_a_folder_the_tasks_are_those_that_come_with_palestra() -> None:
+    tasks = entry_tasks(EnvironmentEntry(name="coding"), "train")
+    assert len(tasks) == 40
+    assert tasks[0].prompt[0]["content"]
+    assert entry_tasks(EnvironmentEntry(name="coding"), "eval") == []
