@@ -13,13 +13,13 @@ from pathlib import Path
 from palestra.checkpoints import CheckpointError, SavedCheckpoint
 from palestra.checkpoints.sources import saved_files
 from palestra.config.bundled import bundled_model
-from palestra.config.hugging_face import find_in_cache, is_hub_id
 from palestra.model.errors import ModelError
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.lora.adapter_files import CONFIG, WEIGHTS, load_adapter, save_adapter
 from palestra.model.lora.adapters import AdapterPool
 from palestra.model.lora.merged_export import export_merged
 from palestra.runs.saved_checkpoints import ExportForm
+from palestra.util.hugging_face import find_in_cache, is_hub_id
 
 CACHED = "models--"
 ROOM = 1.1  # what is needed on the disk, as a multiple of what is written

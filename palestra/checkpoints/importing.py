@@ -20,10 +20,10 @@ from safetensors.torch import load_file, save_file
 
 from palestra.checkpoints import CheckpointError
 from palestra.checkpoints.remote import NO_KEY, ServerCheckpoints, server_errors
-from palestra.config.hugging_face import find_in_cache, is_hub_id
 from palestra.model.errors import ModelError
 from palestra.model.lora.adapter_files import CONFIG, WEIGHTS, read_config
 from palestra.types import LoraConfig
+from palestra.util.hugging_face import find_in_cache, is_hub_id
 from palestra.util.suggest import did_you_mean
 
 PART_BYTES = 8 << 20  # a server takes 16 MiB in one request

@@ -135,7 +135,7 @@ def info(
     folder: Path, plan: bool, memory: str | None, rows: int, context: int, weights: str | None, as_json: bool
 ) -> None:
     """Show what a model folder, or a Hugging Face id in the local cache, holds and how much memory the model needs."""
-    from palestra.config.hugging_face import find_in_cache, is_hub_id
+    from palestra.util.hugging_face import find_in_cache, is_hub_id
 
     if is_hub_id(str(folder)):
         with one_line_errors(ValueError):

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from palestra.config.hugging_face import is_hub_dataset
+from palestra.util.hugging_face import is_hub_dataset
 
 
 class Config(BaseModel):

@@ -24,10 +24,10 @@ from pydantic import (
 
 from palestra.config.base import Config, File, Folder
 from palestra.config.bundled import EPHEBE, bundled_model
-from palestra.config.hugging_face import find_in_cache, is_hub_id
 from palestra.config.load import Layers, Override, merge_layers, validate
 from palestra.config.redaction import check_pattern
 from palestra.types.engine import WorkerConfig
+from palestra.util.hugging_face import find_in_cache, is_hub_id
 from palestra.util.json_types import JsonObject
 
 Names = Annotated[

@@ -13,8 +13,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from palestra.config.hugging_face import DATASET_ID, hub_cache, is_hub_dataset, snapshots_of
 from palestra.data.errors import DatasetNotFound
+from palestra.util.hugging_face import DATASET_ID, hub_cache, is_hub_dataset, snapshots_of
 from palestra.util.suggest import did_you_mean
 
 TABLES = (".parquet", ".arrow")

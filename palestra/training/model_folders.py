@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 
 from palestra.config.bundled import bundled_model
-from palestra.config.hugging_face import find_in_cache, is_hub_id
 from palestra.config.train import TrainModel
+from palestra.util.hugging_face import find_in_cache, is_hub_id
 
 
 class SetupError(ValueError):

@@ -15,7 +15,7 @@ from palestra.cli.checkpoint.common import base_name_option, base_option, find_s
 from palestra.cli.options import server_options
 from palestra.cli.output import bytes_text, needs_extra, print_json, print_result
 from palestra.cli.run.common import json_option, run_errors, runs_option
-from palestra.config.hugging_face import is_hub_id
+from palestra.util.hugging_face import is_hub_id
 from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
