@@ -111,6 +111,7 @@ def test_an_agent_whose_files_cannot_be_read_has_crashed_and_earns_nothing(
     assert (result["reward"], result["metadata"]["ending"]) == (0.0, "crash")
 
 
+@pytest.mark.slow
 def test_a_killed_player_leaves_no_sandbox_and_another_plays_its_episode_once(
     run: CodingRun, tasks: Path, tmp_path: Path
 ) -> None:

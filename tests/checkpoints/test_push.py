@@ -208,6 +208,7 @@ def test_a_repository_with_files_is_only_changed_if_asked(run, hub):
     assert (made.is_private, made.messages) == (False, ["Weights of first@2", "Weights of first@6"])
 
 
+@pytest.mark.slow
 def test_an_upload_that_broke_off_is_repeated_without_sending_all_again(run, hub):
     hub.on_upload = "refuse"
     place = [f"{run.path}@best", "hf:org/cups"]

@@ -47,6 +47,7 @@ def play(folder: Path, command: str | None = None) -> Verdict:
     return asyncio.run(play_solution(read_task(folder), command=command, host_folders=(PACKAGES,)))
 
 
+@pytest.mark.slow
 def test_the_usual_test_scripts_run_as_they_are(tmp_path: Path) -> None:
     python = {"environment/Dockerfile": f"FROM x\nWORKDIR /app\nENV PYTHONPATH={PACKAGES}\n"}
     harbor = folders.harbor(tmp_path / "h", **python, **{"tests/test.sh": HARBOR, "tests/test_outputs.py": TEST})

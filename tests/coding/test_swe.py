@@ -86,6 +86,7 @@ def test_a_row_of_swe_bench_is_a_task_without_its_future(tmp_path: Path) -> None
     assert not list(convert(read_rows(tmp_path / "rows.jsonl"), tmp_path, tmp_path / "tasks")), "it is there already"
 
 
+@pytest.mark.slow
 @needs_local
 @pytest.mark.skipif(importlib.util.find_spec("pytest") is None, reason="needs pytest")
 def test_the_patch_of_a_row_solves_it_and_planted_tests_do_not(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_failures_of_the_verifier_are_told_from_those_of_the_agent(tmp_path: Pat
     ("left", "value"),
     [
         ("mkdir d; touch d/conftest.py answer.txt; chmod 500 d; echo 42 > answer.txt", 1.0),
-        ("echo 42 > answer.txt; truncate -s 1200M hole", 0.0),
+        pytest.param("echo 42 > answer.txt; truncate -s 1200M hole", 0.0, marks=pytest.mark.slow),
         ("echo 42 > answer.txt; rm -r tests; touch tests", 0.0),
         ("echo 42 > answer.txt; mkdir conftest.py; ln -s / up", 1.0),
     ],
@@ -148,6 +148,7 @@ requires = "tests"
 TRANSCRIPT = "$ python3 one.py\n1\n$ python3 -c 'import one; print(one.two())'\n2\n"
 
 
+@pytest.mark.slow
 def test_a_reward_is_the_sum_of_its_parts(tmp_path: Path) -> None:
     folder = folders.cases(tmp_path, TRANSCRIPT, PARTS, **{"environment/one.py": "print(1)\n"})
     nothing = play(folder, "true")

@@ -136,6 +136,7 @@ def test_a_replayed_group_that_was_under_way_is_the_same_after_a_resume():
     assert state.replayed
 
 
+@pytest.mark.slow
 def test_a_run_with_filters_resumes_on_the_same_tasks(ephebe_url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     difficulty = {"lowest": 0.1, "highest": 0.9, "by": "difficulty", "memory": 0.3, "replay_share": 0.25}

@@ -129,6 +129,7 @@ def drawn_tokens(run: RunReader, step: int) -> dict[str, list[list[int]]]:
     return {row["id"]: [turn["tokens"] for turn in row["turns"]] for row in run.read_tokens(step)}
 
 
+@pytest.mark.slow
 def test_the_kl_to_the_teacher_falls(run_training, taught):
     run = run_training("falls", **merged(DISTILL, {"teachers": [{"model": str(taught.path)}], "steps": 6}))
     curve = kl_curve(run)
@@ -137,6 +138,7 @@ def test_the_kl_to_the_teacher_falls(run_training, taught):
     assert all(row["batch/sequences"] == 16 for row in run.read_metrics())
 
 
+@pytest.mark.slow
 def test_an_endpoint_teaches_the_same_as_the_servers_own_weights(run_training, taught, ephebe_url, monkeypatch):
     monkeypatch.setenv("A_TEACHERS_KEY", "tml-test")
     address = last_address(taught)
@@ -155,6 +157,7 @@ def test_each_environment_has_its_teacher(run_training, taught):
     assert row["env/arithmetic/teacher_kl"] > 0.02
 
 
+@pytest.mark.slow
 def test_a_killed_distillation_resumes_on_the_undisturbed_curve(ephebe_url, tmp_path, monkeypatch, taught):
     monkeypatch.chdir(tmp_path)
     settings = merged(DISTILL, {"teachers": [{"model": f"{taught.path}@best"}], "server": ephebe_url, "steps": 4})

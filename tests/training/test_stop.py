@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+import pytest
 from click.testing import CliRunner
 
 from palestra.cli import main
@@ -60,6 +61,7 @@ def test_runs_on_files_stop_too(ephebe_url, tmp_path):
     assert [event["event"] for event in run.read_events()][-3:] == ["checkpoint", "stop", "end"]
 
 
+@pytest.mark.slow
 def test_the_command_stops_a_run_of_another_process(ephebe_url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.json").write_text(json.dumps(merged(SMALL, {"server": ephebe_url, "steps": 500})))

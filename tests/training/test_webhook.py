@@ -133,6 +133,7 @@ def test_a_server_in_trouble_is_tried_again_but_not_for_ever(listener, tmp_path)
     assert len(listener.bodies) == 7  # a 404 is not tried again
 
 
+@pytest.mark.slow
 def test_one_that_hangs_or_is_not_there_delays_the_end_by_seconds_only(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         begin = time.monotonic()
