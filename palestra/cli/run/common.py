@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import math
 import shlex
-import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from palestra.cli.output import needs_extra, one_line_errors
+from palestra.util.safe_text import safe_text
 
 if TYPE_CHECKING:
     from palestra.runs.reader import RunReader
@@ -64,20 +64,6 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def safe_text(text: str, keep: str = "\n\t") -> str:
-    """Text of models and environments in a form that is safe to print: control codes, bidirectional overrides and other
-    invisible characters become escapes, so nothing moves the cursor or imitates other text."""
-    return "".join(char if char in keep or is_visible(char) else escaped(char) for char in text)
-
-
-def is_visible(char: str) -> bool:
-    return unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-
-
-def escaped(char: str) -> str:
-    return char.encode("unicode_escape").decode("ascii")
 
 
 def number_text(value: object) -> str:
