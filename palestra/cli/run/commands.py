@@ -13,19 +13,10 @@ from msgspec import to_builtins
 
 from palestra.cli.output import needs_extra, print_json, print_result
 from palestra.cli.run import manage
-from palestra.cli.run.common import (
-    duration_text,
-    find,
-    json_option,
-    number_text,
-    print_table,
-    resume_command,
-    run_errors,
-    runs_option,
-    sparkline,
-    time_text,
-)
+from palestra.cli.run.common import find, json_option, print_table, run_errors, runs_option, sparkline
 from palestra.cli.run.overview import evaluation_text, note_text
+from palestra.runs.control import resume_command
+from palestra.util.figures import duration_text, number_text, time_text
 from palestra.util.json_types import JsonObject
 from palestra.util.safe_text import safe_text
 

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import itertools
 import math
-import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import rich_click as click
 
 from palestra.cli.output import needs_extra, one_line_errors
-from palestra.util.safe_text import safe_text
 
 if TYPE_CHECKING:
     from palestra.runs.reader import RunReader
@@ -50,38 +47,10 @@ def find(which: str, root: Path) -> RunReader:
     return find_run(which, root)
 
 
-def short_name(run: RunReader) -> str:
-    """The shortest name that finds the run from the current folder, quoted for a shell."""
-    return shlex.quote(run.name if run.path.parent == Path("runs").absolute() else str(run.path))
-
-
-def resume_command(run: RunReader) -> str:
-    command = "eval" if run.read_about()["kind"] == "eval" else "train"
-    return f"palestra {command} --resume {short_name(run)}"
-
-
 def print_table(rows: Sequence[Sequence[str]]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def number_text(value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return safe_text(str(value), keep="")
-    is_whole = math.isfinite(value) and value == int(value) and abs(value) < 1e9
-    return str(int(value)) if is_whole else f"{value:.4g}"
-
-
-def time_text(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
-
-
-def duration_text(seconds: float) -> str:
-    hours, rest = divmod(round(seconds), 3600)
-    return f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s" if rest >= 60 else f"{rest} s"
 
 
 def sparkline(values: Sequence[float | None], width: int = 40) -> str:

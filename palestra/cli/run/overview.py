@@ -5,7 +5,7 @@ Owns: how long they may be. Never touches: which figures stand for a run; `runs.
 
 from __future__ import annotations
 
-from palestra.cli.run.common import number_text
+from palestra.util.figures import number_text
 from palestra.util.json_types import JsonObject
 from palestra.util.safe_text import safe_text
 

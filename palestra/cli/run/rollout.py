@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from palestra.cli.output import print_json
-from palestra.cli.run.common import find, json_option, number_text, print_table, run_errors, runs_option
+from palestra.cli.run.common import find, json_option, print_table, run_errors, runs_option
+from palestra.util.figures import number_text
 from palestra.util.json_types import JsonObject
 from palestra.util.safe_text import safe_text
 

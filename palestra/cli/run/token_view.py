@@ -11,8 +11,8 @@ from enum import StrEnum
 
 from rich.text import Text
 
-from palestra.cli.run.common import number_text
 from palestra.runs.token_cells import TokenCell, TokenOrigin
+from palestra.util.figures import number_text
 from palestra.util.safe_text import safe_text
 
 LOWEST_LOGPROB = -6.0  # about one in 400: what is rarer looks the same
