@@ -142,6 +142,7 @@ class Board {
   /** @param {[number, number] | null} range */
   zoom(range) {
     this.range = range;
+    this.place.dataset.range = range ? range.join(" ") : "";
     const button = document.getElementById("unzoom");
     if (button) button.hidden = range === null;
     const isSampled = this.data?.rows.some((row) => row.charts.some((chart) => chart.series.is_sampled));

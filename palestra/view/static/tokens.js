@@ -15,7 +15,7 @@ const LOWEST_LOGPROB = -6; // about one in 400: what is rarer looks the same
 const GAPS = [1e-4, 1e-3, 1e-2, 1e-1];
 const ORIGINS = ["prompt", "observation", "sampled"];
 const LEGENDS = {
-  mask: "Filled: trained on. Outlined: sampled, not trained on. Plain: an observation. Faint: the prompt.",
+  mask: "Filled: trained on. Underlined: sampled, not trained on. Coloured text: an observation. Faint: the prompt.",
   logprob: `The darker, the less likely when it was drawn; darkest at a log-probability of ${LOWEST_LOGPROB} and below.`,
   advantage: "Blue: made more likely. Orange: made less likely. The stronger, the larger the advantage.",
   gap: `Log-probability by the trainer minus the sampler's: blue above, orange below; steps at ${GAPS.join(", ")}.`,
