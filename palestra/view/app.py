@@ -17,6 +17,7 @@ from palestra.runs.rollout_filter import WhereError
 from palestra.view import api, login, pages, rollout_pages
 from palestra.view.access import Access, AccessMiddleware, error_response, own_path
 from palestra.view.catalogue import Catalogue
+from palestra.view.comparison import ComparisonError
 from palestra.view.rendering import FOLDER, render
 
 
@@ -33,7 +34,15 @@ def create_app(catalogue: Catalogue, access: Access | None = None) -> FastAPI:
     for routes in (api, pages, rollout_pages, login):
         app.include_router(routes.router)
     app.mount("/static", StaticFiles(directory=FOLDER / "static"), name="static")
-    for kind in (RunError, WhereError, msgspec.DecodeError, HTTPException, RequestValidationError, OSError):
+    for kind in (
+        RunError,
+        WhereError,
+        ComparisonError,
+        msgspec.DecodeError,
+        HTTPException,
+        RequestValidationError,
+        OSError,
+    ):
         app.add_exception_handler(kind, _failed)
     app.add_middleware(AccessMiddleware, access=app.state.access)
     return app

@@ -11,15 +11,17 @@ from collections import OrderedDict
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from palestra.runs.overview import overview
-from palestra.runs.reader import RunNotFound, RunReader, list_runs
+from palestra.runs.reader import RunNotFound, RunReader, RunStatus, list_runs
 from palestra.runs.record_files import RunError
 from palestra.runs.writer import NAME
 from palestra.util.json_types import JsonObject
 from palestra.util.suggest import nearest
 from palestra.view.metric_table import MetricTable
+from palestra.view.row_index import RowIndex
 
 STAR = "star"
 """The tag of runs that somebody has starred."""
@@ -67,7 +69,8 @@ class RunPage(Struct, frozen=True):
 class Catalogue:
     def __init__(self, root: Path) -> None:
         self.root = root.expanduser().absolute()
-        self._rows: dict[str, tuple[Fingerprint, RunRow]] = {}
+        self._index = RowIndex(self.root)
+        self._rows = {name: (known, _decode(row)) for name, (known, row) in self._index.load().items()}
         self._tables: OrderedDict[Path, MetricTable] = OrderedDict()
         self._lock = threading.Lock()
         """Protects the tables: requests are answered in threads."""
@@ -92,7 +95,11 @@ class Catalogue:
 
     def find(self, text: str = "", limit: int = 200, offset: int = 0) -> RunPage:
         """The runs that fit a filter."""
-        rows = [self.row(run) for run in self._runs()]
+        runs = self._runs()
+        known = dict(self._rows)
+        rows = [self.row(run) for run in runs]
+        new = {run.name: self._rows[run.name] for run in runs if self._rows[run.name] is not known.get(run.name)}
+        self._index.store({name: (found, msgspec.json.encode(row)) for name, (found, row) in new.items()})
         found = [row for row in rows if fits(row, text)]
         found.sort(key=lambda row: row.is_starred, reverse=True)  # stable: starred ones first, each part newest first
         return RunPage(found[offset : offset + limit], len(found), len(rows))
@@ -100,7 +107,7 @@ class Catalogue:
     def row(self, run: RunReader) -> RunRow:
         print_now = _fingerprint(run.path)
         known = self._rows.get(run.name)
-        if known is None or known[0] != print_now or known[1].status == "running":
+        if known is None or known[0] != print_now or known[1].status == RunStatus.RUNNING:
             self._rows[run.name] = known = (print_now, _read_row(run))
         return known[1]
 
@@ -130,6 +137,10 @@ def fits(row: RunRow, text: str) -> bool:
         if (what not in facts[where].lower()) if known else (word not in everything):
             return False
     return True
+
+
+def _decode(row: bytes) -> RunRow:
+    return msgspec.json.decode(row, type=RunRow)
 
 
 def _read_row(run: RunReader) -> RunRow:

@@ -312,7 +312,7 @@ def scroll(page) -> float:
     return page.evaluate(
         """async () => {
             const tasks = [];
-            const watch = new PerformanceObserver((list) => list.getEntries().forEach((one) => tasks.push(one.duration)));
+            const watch = new PerformanceObserver((list) => tasks.push(...list.getEntries()));
             watch.observe({ entryTypes: ["longtask"] });
             const strip = document.getElementById("strip");
             for (let top = 0; top < strip.scrollHeight; top += strip.scrollHeight / 60) {
@@ -321,7 +321,7 @@ def scroll(page) -> float:
             }
             await new Promise((done) => setTimeout(done, 100));
             watch.disconnect();
-            return Math.max(0, ...tasks);
+            return Math.max(0, ...tasks.map((task) => task.duration));
         }"""
     )
 

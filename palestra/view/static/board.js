@@ -16,7 +16,7 @@ class Board {
   /** @param {HTMLElement} place */
   constructor(place) {
     this.place = place;
-    this.api = place.dataset.api ?? "";
+    this.api = place.dataset.api; // of one run, which can be followed
     this.settings = { axis: "step", smooth: Number(localStorage.getItem("palestra-smooth") ?? 0) };
     /** @type {ChartView[]} */
     this.views = [];
@@ -40,7 +40,8 @@ class Board {
       query.set("low", String(this.range[0]));
       query.set("high", String(this.range[1]));
     }
-    const answer = await fetch(`${this.api}/charts?${query}`);
+    const charts = place?.dataset.charts ?? "";
+    const answer = await fetch(`${charts}${charts.includes("?") ? "&" : "?"}${query}`);
     if (!answer.ok) return this.complain((await answer.json()).error?.message ?? answer.statusText);
     this.data = /** @type {BoardData} */ (await answer.json());
     this.position = this.data.position;
@@ -156,6 +157,7 @@ class Board {
 
   /** @param {number} step @param {boolean} isEval */
   openStep(step, isEval) {
+    if (!this.place.dataset.rollouts) return;
     location.href = `${this.place.dataset.rollouts}?step=${step}${isEval ? "&part=eval" : ""}`;
   }
 
@@ -263,5 +265,5 @@ if (place) {
   document.addEventListener("theme-changed", () => board.views.forEach((view) => view.redraw()));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => board.views.forEach((view) => view.redraw()));
   new ResizeObserver(() => board.views.forEach((view) => view.resize())).observe(place);
-  board.read().then(() => follow(board));
+  board.read().then(() => board.api && follow(board));
 }
