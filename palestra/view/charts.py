@@ -12,8 +12,8 @@ from itertools import accumulate
 
 from msgspec import Struct
 
+from palestra.runs.metric_table import MetricTable
 from palestra.view.downsampling import pick_points
-from palestra.view.metric_table import MetricTable
 from palestra.view.metric_words import MetricWords, explain
 from palestra.view.panels import ROWS, Panel, matching
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from palestra.runs.facts import flatten
+from palestra.runs.metric_table import MetricTable
 from palestra.runs.overview import last_values
 from palestra.runs.reader import Part, RunReader
 from palestra.util.json_types import JsonObject
 from palestra.view.catalogue import Catalogue, RunRow
 from palestra.view.charts import Axis, Board, Chart, ChartRow, Line, Series, Window, read_series
-from palestra.view.metric_table import MetricTable
 from palestra.view.panels import ROWS, matching
 from palestra.view.rollout_list import read_step
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from palestra.runs.metric_table import MetricTable
 from palestra.runs.reader import RunReader
 from palestra.view.charts import Axis, Window, read_board, read_series, short_labels
 from palestra.view.downsampling import pick_points
-from palestra.view.metric_table import MetricTable
 from palestra.view.metric_words import FILE, explain
 from scripts.reference.metric_words import metric_words
 from tests.properties import examples

@@ -260,7 +260,9 @@ class TokenStrip {
       gap: trainer === null || logprob === null ? "–" : numberText(trainer - logprob),
       advantage: numberText(tokens.advantages[token]),
     };
-    this.inspector.replaceChildren(
+    const list = document.createElement("dl");
+    list.className = "facts";
+    list.append(
       ...Object.entries(facts).map(([name, text]) => {
         const entry = document.createElement("div");
         const term = document.createElement("dt");
@@ -271,6 +273,7 @@ class TokenStrip {
         return entry;
       }),
     );
+    this.inspector.replaceChildren(list);
   }
 }
 
