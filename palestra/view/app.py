@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from palestra import __version__
 from palestra.runs.record_files import RunError
 from palestra.runs.rollout_filter import WhereError
-from palestra.view import api, login, pages
+from palestra.view import api, login, pages, rollout_pages
 from palestra.view.access import Access, AccessMiddleware, error_response, own_path
 from palestra.view.catalogue import Catalogue
 from palestra.view.rendering import FOLDER, render
@@ -30,7 +30,7 @@ def create_app(catalogue: Catalogue, access: Access | None = None) -> FastAPI:
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.catalogue, app.state.access = catalogue, access or Access()
-    for routes in (api, pages, login):
+    for routes in (api, pages, rollout_pages, login):
         app.include_router(routes.router)
     app.mount("/static", StaticFiles(directory=FOLDER / "static"), name="static")
     for kind in (RunError, WhereError, msgspec.DecodeError, HTTPException, RequestValidationError, OSError):
