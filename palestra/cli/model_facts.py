@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from palestra.model.errors import TokenizerError, WeightsError
-from palestra.model.loading.layer_spec import UNROTATED, AttentionSpec, Multipliers
+from palestra.model.loading.layer_spec import SLIDING, UNROTATED, AttentionSpec, MlpSpec, Multipliers
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.lora.adapters import Layout
 from palestra.types import LoraConfig
@@ -130,7 +130,9 @@ def _mechanisms(spec: ModelSpec) -> list[str]:
         "positions in some layers only": any(mixer.rope == UNROTATED for mixer in attention),
         "queries scaled by position": any(rope.query_beta for rope in spec.ropes.values()),
         "multipliers on embeddings, residuals or logits": spec.multipliers != Multipliers(),
-        "norms behind each half of a layer": any(layer.norms == "after" for layer in spec.layers),
+        "norms behind each half of a layer": any(layer.norms != "before" for layer in spec.layers),
+        "gelu": any(isinstance(layer.mlp, MlpSpec) and layer.mlp.activation == "gelu_tanh" for layer in spec.layers),
+        "a rope of its own for windows": SLIDING in spec.ropes,
         "biases": any(mixer.qkv_bias or mixer.o_bias for mixer in attention),
         "partial rope": 0 < spec.rope.dim < spec.head_dim,
         f"{spec.rope.type} rope scaling": spec.rope.type != "default",

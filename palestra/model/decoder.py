@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from palestra.model.attention.packed import Attention
 from palestra.model.attention.rope import Rotary
 from palestra.model.block_ops import BlockOps
-from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec, ExpertsSpec, MlpSpec
+from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec, ExpertsSpec, MlpSpec, Multipliers
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weights import (
     AttentionWeights,
@@ -29,6 +29,7 @@ from palestra.model.lora.linear import LoraPlan
 from palestra.model.mixers.attention import AttentionMixer
 from palestra.model.mixers.delta_net import DeltaNetMixer
 from palestra.model.mixers.inputs import MixerInputs, Recurrence
+from palestra.model.mlp.activations import activation
 from palestra.model.mlp.dense import DenseMlp
 from palestra.model.mlp.experts import ExpertsMlp
 from palestra.model.mlp.routing import Routing
@@ -44,6 +45,7 @@ class Decoder:
     def __init__(self, spec: ModelSpec, weights: DecoderWeights):
         self.spec, self.weights = spec, weights
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
+        self.embedding_scale = _embedding_scale(spec.multipliers, self.dtype)
         self.rotaries = {name: Rotary.of(rope, self.device) for name, rope in spec.ropes.items()}
         self.ops = BlockOps.of(self.device, self.dtype)
         self.mixers = [self._mixer(n) for n in range(spec.n_layers)]
@@ -61,7 +63,7 @@ class Decoder:
         routing: Routing | None = None,
     ) -> Tensor:
         """Final hidden states, normalised: [tokens, hidden]. The unembedding is the caller's, in chunks."""
-        hidden, update = scaled(embedding(tokens, self.weights.embedding), self.spec.multipliers.embedding), None
+        hidden, update = scaled(embedding(tokens, self.weights.embedding), self.embedding_scale), None
         angles = {name: rotary.angles(positions, self.dtype) for name, rotary in self.rotaries.items()}
         inputs = MixerInputs(angles, attend, recur, routing)
         for n in range(self.spec.n_layers):
@@ -106,11 +108,16 @@ class Decoder:
 
     def _mlp(self, n: int) -> DenseMlp | ExpertsMlp:
         match self.spec.layers[n].mlp, self.weights.layers[n].mlp:
-            case MlpSpec(), MlpWeights() as weights:
-                return DenseMlp(n, weights, self.ops)
+            case MlpSpec() as mlp, MlpWeights() as weights:
+                return DenseMlp(n, weights, activation(mlp.activation, self.ops))
             case ExpertsSpec() as experts, ExpertsWeights() as weights:
                 return ExpertsMlp(n, experts, weights, self.ops)
         raise TypeError(f"the weights of layer {n} are not those its spec asks for")
+
+
+def _embedding_scale(multipliers: Multipliers, dtype: torch.dtype) -> float:
+    scale = multipliers.embedding
+    return torch.tensor(scale, dtype=dtype).item() if multipliers.rounds_embedding else scale
 
 
 def scaled(x: Tensor, factor: float) -> Tensor:

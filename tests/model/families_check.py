@@ -280,6 +280,7 @@ SUPPORTED = (
     "smollm3",
     "granite",
     "seed_oss",
+    "gemma3",
 )
 """Families that must pass; the others are not supported yet and are refused by name."""
 

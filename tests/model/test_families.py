@@ -92,6 +92,7 @@ CASES: dict[str, dict] = {
     "smollm3": {"family": "smollm3", "tie": True},
     "granite": {"family": "granite"},
     "granite-tied": {"family": "granite", "tie": True},
+    "gemma3": {"family": "gemma3", "tie": True, "overrides": {"sliding_window": 8, "query_pre_attn_scalar": 24}},
     "seed_oss": {"family": "seed_oss", "overrides": {"attention_out_bias": True}},
     "mistral": {"family": "mistral", "overrides": {"sliding_window": 8}},
     "mistral-full": {"family": "mistral", "overrides": {"sliding_window": None}},
@@ -100,7 +101,7 @@ FAMILIES = [
     "qwen3",
     *(pytest.param(one, marks=pytest.mark.slow) for one in ("qwen2", "llama2", "mistral")),
     *(pytest.param(one, marks=pytest.mark.slow) for one in ("ministral3", "phi3", "olmo2", "olmo3", "smollm3")),
-    *(pytest.param(one, marks=pytest.mark.slow) for one in ("granite", "seed_oss")),
+    *(pytest.param(one, marks=pytest.mark.slow) for one in ("granite", "seed_oss", "gemma3")),
     "qwen3_5",
     "qwen3_moe",
 ]

@@ -24,6 +24,8 @@ class Family:
     """Each layer of a config with so many layers."""
     defaults: Config = field(default_factory=dict)
     """What an absent field means to the transformers class, where that is not what it means to Llama's."""
+    activation: tuple[str, str] = ("hidden_act", "silu")
+    """The field that names the activation, and what it has to say, if there is one."""
     rope_names: dict[str, str] = field(default_factory=dict)
     """Rope types that this family has beside the usual ones, by what its files call them."""
     has_partial_rope: bool = False
@@ -239,6 +241,30 @@ _SEED_OSS = Family(
         "attention_bias": True,
     },
 )
+_GEMMA3 = Family(
+    "gemma3",
+    build.gemma3,
+    defaults={
+        "vocab_size": 262208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "tie_word_embeddings": True,
+    },
+    activation=("hidden_activation", "gelu_pytorch_tanh"),
+    has_local_rope=True,
+    has_offset_norms=True,
+    multipliers=build.gemma_multipliers,
+)
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family("llama", build.llama),
@@ -266,6 +292,8 @@ FAMILIES: dict[str, Family] = {
     "SmolLM3ForCausalLM": _SMOLLM3,
     "GraniteForCausalLM": _GRANITE,
     "SeedOssForCausalLM": _SEED_OSS,
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": _GEMMA3,
 }
 
 WRAPPERS = {
@@ -303,7 +331,6 @@ LACKING = {
     "ssm_state_size": "Mamba layers",
     "mamba_num_heads": "Mamba layers",
     "final_logit_softcapping": "soft-capped logits",
-    "query_pre_attn_scalar": "Gemma's scaling of queries",
     "n_group": "routers that choose groups of experts",
     "parallel_attn": "attention and MLP side by side",
 }

@@ -148,6 +148,29 @@ def seed_oss(config: ConfigFields, n: int) -> Layers:
     return (LayerSpec(mixer, MlpSpec(has_bias=config.flag("mlp_bias"))),) * n
 
 
+def gemma3(config: ConfigFields, n: int) -> Layers:
+    """Five layers with a window, then one without."""
+    for name in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
+        if config.get(name):
+            raise UnsupportedModel(f"{config.source}: {name} is {config.get(name)!r}, which is not supported")
+    has_bias, interval = config.flag("attention_bias"), config.integer("sliding_window_pattern")
+    scale = config.integer("query_pre_attn_scalar") ** -0.5
+    mixer = AttentionSpec(qkv_bias=has_bias, o_bias=has_bias, qk_norm="head", scale=scale)
+    windows = _windows(config, [FULL if (i + 1) % interval == 0 else SLIDING for i in range(n)])
+    return tuple(
+        LayerSpec(
+            replace(mixer, window=window, rope=FULL if window is None else SLIDING),
+            MlpSpec(activation="gelu_tanh"),
+            norms="around",
+        )
+        for window in windows
+    )
+
+
+def gemma_multipliers(config: ConfigFields) -> Multipliers:
+    return Multipliers(embedding=config.integer("hidden_size") ** 0.5, rounds_embedding=True)
+
+
 def _experts(config: ConfigFields, *, normalises: bool, has_shared: bool = False) -> ExpertsSpec:
     n_experts, per_token = _expert_counts(config)
     shared_size = config.integer("shared_expert_intermediate_size") if has_shared else 0

@@ -13,6 +13,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 """Kinds of attention layers, as configs name them; each may have a rope of its own."""
 UNROTATED = "none"
 """The rope of layers that know no positions."""
+Activation = Literal["silu", "gelu_tanh"]
+"""What the gate of a feed-forward network goes through."""
 GATE_SLOPE = 1.702  # of gpt-oss's activation: with it x sigmoid(slope x) is close to GELU
 
 
@@ -94,8 +96,9 @@ class DeltaNetSpec:
 
 @dataclass(frozen=True, slots=True)
 class MlpSpec:
-    """Dense SwiGLU."""
+    """Dense, gated feed-forward network."""
 
+    activation: Activation = "silu"
     has_bias: bool = False
     is_fused: bool = False
     """Files have gate and up as rows of one `gate_up_proj`."""
@@ -126,8 +129,8 @@ class ExpertsSpec:
 class LayerSpec:
     mixer: AttentionSpec | DeltaNetSpec
     mlp: MlpSpec | ExpertsSpec = MlpSpec()
-    norms: Literal["before", "after"] = "before"
-    """Whether a half of the layer normalises what it reads or what it adds to the residual stream."""
+    norms: Literal["before", "after", "around"] = "before"
+    """Whether a half of the layer normalises what it reads, what it adds to the residual stream, or both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,8 @@ class Multipliers:
     """Constants on the way through the decoder."""
 
     embedding: float = 1.0
+    rounds_embedding: bool = False
+    """That factor is rounded to the model's type before it multiplies."""
     residual: float = 1.0
     """Multiplies what each half of a layer adds."""
     logits: float = 1.0

@@ -165,6 +165,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-5,
         "rope_theta": 1e7,
     },
+    "gemma3": {
+        "architectures": ["Gemma3ForCausalLM"],
+        "attention_bias": False,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "model_type": "gemma3_text",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "sliding_window": 64,  # 512 or 1024 in the published ones
+    },
     "seed_oss": {
         "architectures": ["SeedOssForCausalLM"],
         "attention_bias": True,
@@ -229,6 +238,10 @@ def random_config(
             config["rope_parameters"]["partial_rotary_factor"] = factor
         if family in YARN:
             config["rope_parameters"] |= _yarn(shape) | YARN[family]
+        if family == "gemma3":
+            plain = config["rope_parameters"]
+            linear = {"rope_type": "linear", "factor": 8.0}
+            config["rope_parameters"] = {FULL: plain | linear, SLIDING: plain | {"rope_theta": 1e4}}
         if family == "olmo3":
             plain = config["rope_parameters"]
             config["rope_parameters"] = {FULL: plain | _yarn(shape), SLIDING: plain}
@@ -241,7 +254,9 @@ def random_config(
         config |= dict(zip(names, shape.experts, strict=True))
     if family in HYBRID & SPARSE:
         config["shared_expert_intermediate_size"] = config["moe_intermediate_size"]
-    if family == "olmo3":
+    if family == "gemma3":
+        config["query_pre_attn_scalar"] = shape.head_dim
+    if family in ("olmo3", "gemma3"):
         config["layer_types"] = [FULL if is_last else SLIDING for is_last in _lasts(shape)]
     if family == "smollm3":
         config["no_rope_layers"] = [int(not is_last) for is_last in _lasts(shape)]

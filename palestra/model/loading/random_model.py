@@ -34,6 +34,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 OLMO = frozenset({"olmo2", "olmo3"})
 NORMS_BEFORE = ("input_layernorm", "post_attention_layernorm")
 NORMS_AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
+GEMMA3 = "gemma3_text"
+NORMS = dict.fromkeys(OLMO, NORMS_AFTER) | {GEMMA3: (*NORMS_BEFORE, "pre_feedforward_layernorm", NORMS_AFTER[1])}
 LOGIT_STD = 2.5  # 0.02 initialisation leaves logits within 0.3 of each other; this gives an entropy near ln(vocab) - 3
 
 
@@ -80,12 +82,12 @@ def make_random_model(
 def parameters_of(config: dict[str, Any]) -> Iterator[Parameter]:
     """Names and shapes as the family's published checkpoints have them."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
-    norm = "offset_norm" if is_hybrid(config) else "norm"
+    norm = "offset_norm" if is_hybrid(config) or config["model_type"] == GEMMA3 else "norm"
     mlp_bias = bool(config.get("mlp_bias"))
     yield Parameter("model.embed_tokens.weight", (config["vocab_size"], hidden), "embedding")
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
-        for name in NORMS_AFTER if config["model_type"] in OLMO else NORMS_BEFORE:
+        for name in NORMS.get(config["model_type"], NORMS_BEFORE):
             yield Parameter(f"{prefix}.{name}.weight", (hidden,), norm)
         if (config.get("layer_types") or {layer: None})[layer] == "linear_attention":
             yield from _delta_net_parameters(config, f"{prefix}.linear_attn")
@@ -118,7 +120,7 @@ def _attention_parameters(config: dict[str, Any], prefix: str, norm: Kind) -> It
     if family in OLMO:
         yield Parameter(f"{prefix}.q_norm.weight", (queries,), norm)
         yield Parameter(f"{prefix}.k_norm.weight", (keys,), norm)
-    elif family in ("qwen3", "qwen3_moe") or is_hybrid(config):
+    elif family in ("qwen3", "qwen3_moe", GEMMA3) or is_hybrid(config):
         yield Parameter(f"{prefix}.q_norm.weight", (dim,), norm)
         yield Parameter(f"{prefix}.k_norm.weight", (dim,), norm)
     shapes = {"q": (gated, hidden), "k": (keys, hidden), "v": (keys, hidden), "o": (hidden, queries)}

@@ -114,7 +114,8 @@ class ModelSpec:
 
     @property
     def n_parameters(self) -> int:
-        mixers = sum(self._mixer_parameters(layer) + 2 * self.hidden_size for layer in self.layers)
+        norms = sum(4 if layer.norms == "around" else 2 for layer in self.layers) * self.hidden_size
+        mixers = sum(self._mixer_parameters(layer) for layer in self.layers) + norms
         mlps = sum(self._mlp_parameters(layer) for layer in self.layers)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
         return mixers + mlps + embeddings + self.hidden_size
@@ -158,7 +159,7 @@ class ModelSpec:
     def from_config(cls, config: Config, *, source: str = "config.json", eos: Any = None) -> ModelSpec:
         architecture, family = family_of(config, source)
         fields = ConfigFields.of_text(config, source, family.defaults)
-        _refuse_unsupported(fields)
+        _refuse_unsupported(fields, *family.activation)
         n_heads = fields.integer("num_attention_heads")
         hidden_size = fields.integer("hidden_size")
         n_layers = fields.integer("num_hidden_layers")
@@ -194,12 +195,12 @@ class ModelSpec:
         )
 
 
-def _refuse_unsupported(fields: ConfigFields) -> None:
+def _refuse_unsupported(fields: ConfigFields, field: str, activation: str) -> None:
     if quantised := fields.get("quantization_config"):
         _refuse_packing(fields.source, quantised)
-    activation = fields.get("hidden_act", "silu")
-    if activation != "silu":
-        raise UnsupportedModel(f"{fields.source}: hidden_act is {activation!r}; supported: 'silu'")
+    found = fields.get(field, activation)
+    if found != activation:
+        raise UnsupportedModel(f"{fields.source}: {field} is {found!r}; supported: {activation!r}")
 
 
 def _refuse_packing(source: str, quantised: Any) -> None:

@@ -29,6 +29,12 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 NORMS = {
     "before": {"input": "input_layernorm", "mlp": "post_attention_layernorm"},
     "after": {"mixer_out": "post_attention_layernorm", "mlp_out": "post_feedforward_layernorm"},
+    "around": {
+        "input": "input_layernorm",
+        "mixer_out": "post_attention_layernorm",
+        "mlp": "pre_feedforward_layernorm",
+        "mlp_out": "post_feedforward_layernorm",
+    },
 }
 """What files call a layer's norms, by their places."""
 Parts = Sequence[tuple[str, int]]

@@ -55,6 +55,7 @@ VARIANTS = {
     "olmo3": {"family": "olmo3"},
     "smollm3": {"family": "smollm3"},
     "granite": {"family": "granite"},
+    "gemma3": {"family": "gemma3"},
     "seed_oss": {"family": "seed_oss"},
     "sharded": {"family": "qwen3", "shards": 3},
 }

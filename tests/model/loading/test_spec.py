@@ -82,13 +82,13 @@ def test_gpt_oss_alone_means_the_published_120b():
 
 @pytest.mark.parametrize(
     "architecture",
-    ["Ministral3", "Phi3", "Olmo2", "Olmo3", "SmolLM3", "Granite", "SeedOss"],
+    ["Ministral3", "Phi3", "Olmo2", "Olmo3", "SmolLM3", "Granite", "SeedOss", "Gemma3"],
 )
 def test_absent_fields_of_dense_families_mean_what_the_class_says(architecture):
     import transformers
 
     spec = ModelSpec.from_config({"architectures": [f"{architecture}ForCausalLM"]})
-    truth = getattr(transformers, f"{architecture}Config")()
+    truth = getattr(transformers, f"{architecture}TextConfig", getattr(transformers, f"{architecture}Config"))()
     assert (spec.vocab_size, spec.hidden_size, spec.intermediate_size) == (
         truth.vocab_size,
         truth.hidden_size,
@@ -112,6 +112,18 @@ def test_absent_fields_of_dense_families_mean_what_the_class_says(architecture):
     assert getattr(truth, "no_rope_layers", None) in (None, [int(is_rotated) for is_rotated in rotated])
 
 
+def test_gemma_3_4b_says_five_fields_and_means_the_rest():
+    rope = {"factor": 8.0, "rope_type": "linear"}
+    sizes = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    spec = ModelSpec.from_config(
+        {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": sizes | {"rope_scaling": rope}}
+    )
+    assert 3.8e9 < spec.n_parameters < 3.9e9
+    assert (spec.windows[4:6], spec.tie_embeddings) == ((1024, None), True)
+    full, local = spec.ropes["full_attention"], spec.ropes["sliding_attention"]
+    assert (full.type, full.theta, local.type, local.theta) == ("linear", 1e6, "default", 1e4)
+
+
 def test_longrope_ends_where_its_short_factors_end():
     """Phi-3-mini-128k: behind the original length the whole sequence would need other frequencies."""
     rope = {"type": "su", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
@@ -126,6 +138,8 @@ def test_longrope_ends_where_its_short_factors_end():
     [
         ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]}, "must name all 36 layers"),
         ({"architectures": ["SmolLM3ForCausalLM"], "use_sliding_window": True}, "use_sliding_window is not supported"),
+        ({"architectures": ["Gemma3ForCausalLM"], "final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0"),
+        ({"architectures": ["Gemma3ForCausalLM"], "hidden_activation": "gelu"}, "supported: 'gelu_pytorch_tanh'"),
         ({"architectures": ["GraniteForCausalLM"], "logits_scaling": 0}, "'logits_scaling' must not be 0"),
         (
             {"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "longrope", "short_factor": [1.0]}},
@@ -157,7 +171,7 @@ def test_counted_parameters_are_those_of_the_files(random_model, family):
 
 def test_every_architecture_has_a_family_of_its_own_name():
     names = {"llama", "mistral", "qwen2", "qwen3", "qwen3_5", "qwen3_moe", "qwen3_5_moe", "qwen3_next", "gpt_oss"}
-    names |= {"ministral3", "phi3", "olmo2", "olmo3", "smollm3", "granite", "seed_oss"}
+    names |= {"ministral3", "phi3", "olmo2", "olmo3", "smollm3", "granite", "seed_oss", "gemma3"}
     assert {family.name for family in FAMILIES.values()} == names
 
 

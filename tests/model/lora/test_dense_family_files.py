@@ -17,7 +17,11 @@ slow = pytest.mark.slow
 
 @pytest.mark.parametrize(
     "family",
-    ["phi3", "granite", *(pytest.param(one, marks=slow) for one in ("ministral3", "olmo3", "smollm3", "seed_oss"))],
+    [
+        "phi3",
+        "granite",
+        *(pytest.param(one, marks=slow) for one in ("ministral3", "olmo3", "smollm3", "seed_oss", "gemma3")),
+    ],
 )
 def test_family_is_saved_read_and_merged(get_bench, tmp_path, in_transformers, family):
     bench = get_bench(family=family, tie=family in ("granite", "smollm3"))
