@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from palestra import __version__
 from palestra.runs.record_files import RunError
 from palestra.runs.rollout_filter import WhereError
-from palestra.view import api, login, pages
+from palestra.view import api, login, pages, rollout_pages
 from palestra.view.access import API_PATHS, Access, AccessMiddleware, PageAccess, error_response, own_path
 from palestra.view.catalogue import Catalogue
 from palestra.view.rendering import FOLDER, page_templates, render
@@ -56,7 +56,7 @@ def create_app(catalogue: Catalogue, access: PageAccess | None = None, extension
     app.state.templates = page_templates(*([extension.templates] if extension else []))
     if extension:
         extension.add(app)
-    for routes in (api, pages, login):
+    for routes in (api, pages, rollout_pages, login):
         app.include_router(routes.router)
     app.mount("/static", StaticFiles(directory=FOLDER / "static"), name="static")
     for kind in (RunError, WhereError, msgspec.DecodeError, HTTPException, RequestValidationError, OSError):
