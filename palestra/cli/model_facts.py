@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,7 +78,7 @@ class ModelFacts:
 
 def gather_facts(folder: Path) -> ModelFacts:
     spec = ModelSpec.from_folder(folder)
-    parameters = sum(_parameters_in(file) for file in _weight_files(folder))
+    parameters = sum(_parameters_in(file, spec.n_layers) for file in _weight_files(folder))
     item_bytes = DTYPE_BYTES.get(spec.dtype, 4)
     kv_bytes = spec.kv_numbers_per_token * item_bytes
     state_bytes = spec.state_bytes(item_bytes)
@@ -122,6 +123,7 @@ def _mechanisms(spec: ModelSpec) -> list[str]:
     attention = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, AttentionSpec)]
     has = {
         "mixture of experts": bool(spec.experts),
+        "sigmoid router": any(experts.router == "sigmoid" for experts in spec.experts.values()),
         "gated delta nets": bool(spec.delta_nets),
         "sliding windows": spec.sliding_window is not None,
         "norms on queries and keys": any(mixer.qk_norm for mixer in attention),
@@ -172,7 +174,7 @@ def _weight_files(folder: Path) -> list[Path]:
     return [folder / "model.safetensors"]
 
 
-def _parameters_in(file: Path) -> int:
+def _parameters_in(file: Path, n_layers: int) -> int:
     """Number of parameters in a safetensors file, from its header alone: eight bytes of length, then JSON."""
     if not file.is_file():
         raise WeightsError(f"{file}: no such file; the model folder is incomplete, copy it again")
@@ -185,12 +187,15 @@ def _parameters_in(file: Path) -> int:
         except ValueError:
             raise WeightsError(f"{file}: not a safetensors file; copy it again") from None
     with _laid_out_as_expected(file, WeightsError):
-        return sum(math.prod(entry["shape"]) for name, entry in header.items() if _is_of_text_model(name))
+        return sum(math.prod(entry["shape"]) for name, entry in header.items() if _is_of_text_model(name, n_layers))
 
 
-def _is_of_text_model(name: str) -> bool:
+def _is_of_text_model(name: str, n_layers: int) -> bool:
     """Whether a tensor belongs to the text model, and not to what is published beside it: a vision tower, layers that
-    predict several tokens at once."""
+    predict several tokens at once, which may be numbered as if they were more of the others."""
+    number = re.search(r"\blayers\.(\d+)\.", name)
+    if number is not None and int(number[1]) >= n_layers:
+        return False
     others = ("__metadata__", "mtp.", "vision_tower.", "multi_modal_projector.")
     return not name.removeprefix("model.").startswith(others) and "visual." not in name
 

@@ -281,6 +281,7 @@ SUPPORTED = (
     "granite",
     "seed_oss",
     "gemma3",
+    "glm4_moe",
 )
 """Families that must pass; the others are not supported yet and are refused by name."""
 

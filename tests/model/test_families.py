@@ -93,6 +93,7 @@ CASES: dict[str, dict] = {
     "granite": {"family": "granite"},
     "granite-tied": {"family": "granite", "tie": True},
     "gemma3": {"family": "gemma3", "tie": True, "overrides": {"sliding_window": 8, "query_pre_attn_scalar": 24}},
+    "glm4_moe": {"family": "glm4_moe", "overrides": {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5}},
     "seed_oss": {"family": "seed_oss", "overrides": {"attention_out_bias": True}},
     "mistral": {"family": "mistral", "overrides": {"sliding_window": 8}},
     "mistral-full": {"family": "mistral", "overrides": {"sliding_window": None}},
@@ -101,7 +102,7 @@ FAMILIES = [
     "qwen3",
     *(pytest.param(one, marks=pytest.mark.slow) for one in ("qwen2", "llama2", "mistral")),
     *(pytest.param(one, marks=pytest.mark.slow) for one in ("ministral3", "phi3", "olmo2", "olmo3", "smollm3")),
-    *(pytest.param(one, marks=pytest.mark.slow) for one in ("granite", "seed_oss", "gemma3")),
+    *(pytest.param(one, marks=pytest.mark.slow) for one in ("granite", "seed_oss", "gemma3", "glm4_moe")),
     "qwen3_5",
     "qwen3_moe",
 ]

@@ -265,6 +265,28 @@ _GEMMA3 = Family(
     has_offset_norms=True,
     multipliers=build.gemma_multipliers,
 )
+_GLM4_MOE = Family(
+    "glm4_moe",
+    build.glm4_moe,
+    defaults={
+        "vocab_size": 151552,
+        "hidden_size": 4096,
+        "intermediate_size": 10944,
+        "num_hidden_layers": 46,
+        "num_attention_heads": 96,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5,
+        "moe_intermediate_size": 1408,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+    },
+    has_partial_rope=True,
+)
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family("llama", build.llama),
@@ -294,6 +316,7 @@ FAMILIES: dict[str, Family] = {
     "SeedOssForCausalLM": _SEED_OSS,
     "Gemma3ForCausalLM": _GEMMA3,
     "Gemma3ForConditionalGeneration": _GEMMA3,
+    "Glm4MoeForCausalLM": _GLM4_MOE,
 }
 
 WRAPPERS = {
@@ -331,7 +354,6 @@ LACKING = {
     "ssm_state_size": "Mamba layers",
     "mamba_num_heads": "Mamba layers",
     "final_logit_softcapping": "soft-capped logits",
-    "n_group": "routers that choose groups of experts",
     "parallel_attn": "attention and MLP side by side",
 }
 """Mechanisms that no family here has, by fields of config.json that tell of them."""

@@ -171,6 +171,42 @@ def gemma_multipliers(config: ConfigFields) -> Multipliers:
     return Multipliers(embedding=config.integer("hidden_size") ** 0.5, rounds_embedding=True)
 
 
+def glm4_moe(config: ConfigFields, n: int) -> Layers:
+    qk_norm = "head" if config.flag("use_qk_norm") else None
+    layer = LayerSpec(AttentionSpec(qkv_bias=config.flag("attention_bias"), qk_norm=qk_norm))
+    return _behind_dense(config, (layer,) * n, _sigmoid_experts(config))
+
+
+def _sigmoid_experts(config: ConfigFields) -> ExpertsSpec:
+    n_experts, per_token = _expert_counts(config)
+    size, groups = config.integer("moe_intermediate_size"), config.integer("n_group", default=1)
+    kept = config.integer("topk_group", default=1)
+    if n_experts % groups or kept > groups:
+        raise UnsupportedModel(
+            f"{config.source}: n_group ({groups}) must divide the {n_experts} experts, and be no less than "
+            f"topk_group ({kept})"
+        )
+    return ExpertsSpec(
+        n_experts,
+        per_token,
+        size,
+        normalises=config.flag("norm_topk_prob"),
+        shared_size=size * config.integer("n_shared_experts"),
+        is_shared_gated=False,
+        router="sigmoid",
+        groups=(groups, kept),
+        scale=config.number("routed_scaling_factor", 1.0),
+    )
+
+
+def _behind_dense(config: ConfigFields, layers: Layers, experts: ExpertsSpec) -> Layers:
+    """Experts in each layer behind the first ones."""
+    first = config.get("first_k_dense_replace", 0)
+    if not isinstance(first, int) or first < 0:
+        raise UnsupportedModel(f"{config.source}: first_k_dense_replace ({first!r}) must be a number of layers")
+    return tuple(layer if i < first else replace(layer, mlp=experts) for i, layer in enumerate(layers))
+
+
 def _experts(config: ConfigFields, *, normalises: bool, has_shared: bool = False) -> ExpertsSpec:
     n_experts, per_token = _expert_counts(config)
     shared_size = config.integer("shared_expert_intermediate_size") if has_shared else 0
@@ -179,7 +215,7 @@ def _experts(config: ConfigFields, *, normalises: bool, has_shared: bool = False
 
 def _expert_counts(config: ConfigFields) -> tuple[int, int]:
     """How many experts there are, and how many of them a token visits."""
-    n_experts = config.one_of("num_experts", "num_local_experts")
+    n_experts = config.one_of("num_experts", "num_local_experts", "n_routed_experts")
     per_token = config.one_of("num_experts_per_tok", "experts_per_token")
     if per_token > n_experts:
         raise UnsupportedModel(

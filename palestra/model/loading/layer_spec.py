@@ -15,6 +15,8 @@ UNROTATED = "none"
 """The rope of layers that know no positions."""
 Activation = Literal["silu", "gelu_tanh"]
 """What the gate of a feed-forward network goes through."""
+Router = Literal["softmax", "sigmoid"]
+"""What makes weights of a router's scores. With sigmoids, a bias on each expert has a say in the choice only."""
 GATE_SLOPE = 1.702  # of gpt-oss's activation: with it x sigmoid(slope x) is close to GELU
 
 
@@ -116,13 +118,24 @@ class ExpertsSpec:
     normalises: bool
     """The weights of the chosen experts sum to 1; otherwise they are their shares among all experts."""
     shared_size: int = 0
-    """Width of an expert that every token visits, behind a gate of its own; 0: there is none."""
+    """Width of an expert that every token visits; 0: there is none."""
+    is_shared_gated: bool = True
+    """That expert is behind a gate of its own."""
+    router: Router = "softmax"
+    groups: tuple[int, int] = (1, 1)
+    """Into how many groups the router divides the experts, and from how many of these a token may choose."""
+    scale: float = 1.0
+    """Multiplies the weights of the chosen experts."""
     has_bias: bool = False
     """Router and experts add biases."""
     limit: float | None = None
     """The activation is gpt-oss's, clamped to this; None: SwiGLU."""
     is_interleaved: bool = False
     """Files have all matrices transposed, and rows of gate and up by turns."""
+
+    @property
+    def shared_name(self) -> str:
+        return "shared_expert" if self.is_shared_gated else "shared_experts"
 
 
 @dataclass(frozen=True, slots=True)

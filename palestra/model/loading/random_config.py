@@ -174,6 +174,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rope_theta": 1e6,
         "sliding_window": 64,  # 512 or 1024 in the published ones
     },
+    "glm4_moe": {
+        "architectures": ["Glm4MoeForCausalLM"],
+        "attention_bias": True,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "routed_scaling_factor": 1.0,
+        "topk_group": 1,
+        "use_qk_norm": False,
+    },
     "seed_oss": {
         "architectures": ["SeedOssForCausalLM"],
         "attention_bias": True,
@@ -187,7 +201,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """What differs between the families in config.json, with the values their published models use."""
 
 HYBRID = frozenset({"qwen3_5", "qwen3_5_moe", "qwen3_next"})
-SPARSE = frozenset({"qwen3_moe", "qwen3_5_moe", "qwen3_next", "gpt_oss"})
+SPARSE = frozenset({"qwen3_moe", "qwen3_5_moe", "qwen3_next", "gpt_oss", "glm4_moe"})
 YARN: dict[str, dict[str, Any]] = {
     "gpt_oss": {"truncate": False},
     "ministral3": {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
@@ -249,6 +263,8 @@ def random_config(
         config |= _delta_nets(shape)
     if family in SPARSE:
         names = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+        if family == "glm4_moe":
+            names = ("n_routed_experts", *names[1:])
         if family == "gpt_oss":
             names = ("num_local_experts", "num_experts_per_tok", "intermediate_size")
         config |= dict(zip(names, shape.experts, strict=True))

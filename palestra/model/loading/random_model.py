@@ -95,6 +95,8 @@ def parameters_of(config: dict[str, Any]) -> Iterator[Parameter]:
             yield from _attention_parameters(config, f"{prefix}.self_attn", norm)
         if config["model_type"] == "gpt_oss":
             yield from _gpt_oss_parameters(config, prefix)
+        elif "n_routed_experts" in config and layer >= config["first_k_dense_replace"]:
+            yield from _sigmoid_expert_parameters(config, f"{prefix}.mlp")
         elif "num_experts" in config and layer not in config.get("mlp_only_layers", ()):
             yield from _expert_parameters(config, f"{prefix}.mlp")
         elif config["model_type"] == "phi3":
@@ -120,11 +122,11 @@ def _attention_parameters(config: dict[str, Any], prefix: str, norm: Kind) -> It
     if family in OLMO:
         yield Parameter(f"{prefix}.q_norm.weight", (queries,), norm)
         yield Parameter(f"{prefix}.k_norm.weight", (keys,), norm)
-    elif family in ("qwen3", "qwen3_moe", GEMMA3) or is_hybrid(config):
+    elif family in ("qwen3", "qwen3_moe", GEMMA3) or is_hybrid(config) or config.get("use_qk_norm"):
         yield Parameter(f"{prefix}.q_norm.weight", (dim,), norm)
         yield Parameter(f"{prefix}.k_norm.weight", (dim,), norm)
     shapes = {"q": (gated, hidden), "k": (keys, hidden), "v": (keys, hidden), "o": (hidden, queries)}
-    o_bias = bool(config.get("attention_out_bias", bias))
+    o_bias = bool(config.get("attention_out_bias", bias)) and family != "glm4_moe"
     yield from _projections(prefix, shapes, {"q": qkv_bias, "k": qkv_bias, "v": qkv_bias, "o": o_bias})
 
 
@@ -145,6 +147,15 @@ def _expert_parameters(config: dict[str, Any], prefix: str) -> Iterator[Paramete
     if shared := config.get("shared_expert_intermediate_size"):
         yield from _mlp_parameters(f"{prefix}.shared_expert", hidden, shared)
         yield Parameter(f"{prefix}.shared_expert_gate.weight", (1, hidden), "projection")
+
+
+def _sigmoid_expert_parameters(config: dict[str, Any], prefix: str) -> Iterator[Parameter]:
+    hidden, n, size = config["hidden_size"], config["n_routed_experts"], config["moe_intermediate_size"]
+    yield Parameter(f"{prefix}.gate.weight", (n, hidden), "projection")
+    yield Parameter(f"{prefix}.gate.e_score_correction_bias", (n,), "bias")
+    for expert in range(n):
+        yield from _mlp_parameters(f"{prefix}.experts.{expert}", hidden, size)
+    yield from _mlp_parameters(f"{prefix}.shared_experts", hidden, size * config["n_shared_experts"])
 
 
 def _gpt_oss_parameters(config: dict[str, Any], prefix: str) -> Iterator[Parameter]:

@@ -137,8 +137,9 @@ class ModelSpec:
         h, mlp = self.hidden_size, layer.mlp
         if not isinstance(mlp, ExpertsSpec):
             return 3 * h * self.intermediate_size
-        shared = h * (3 * mlp.shared_size + 1) if mlp.shared_size else 0
-        return mlp.n_experts * h * (3 * mlp.size + 1) + shared
+        shared = h * (3 * mlp.shared_size + mlp.is_shared_gated) if mlp.shared_size else 0
+        biases = mlp.n_experts if mlp.router == "sigmoid" else 0
+        return mlp.n_experts * h * (3 * mlp.size + 1) + shared + biases
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> ModelSpec:

@@ -273,10 +273,15 @@ class _Reader:
         gate_up, down = self.expert_stacks(f"{name}.experts", mlp)
         return ExpertsWeights(
             router=self.get(f"{name}.gate.weight", mlp.n_experts, h),
+            router_bias=self.get(f"{name}.gate.e_score_correction_bias", mlp.n_experts, dtype=torch.float32)
+            if mlp.router == "sigmoid"
+            else None,
             gate_up=gate_up,
             down=down,
-            shared=self.dense(f"{name}.shared_expert", mlp.shared_size, MlpSpec()) if is_shared else None,
-            shared_gate=self.get(f"{name}.shared_expert_gate.weight", 1, h) if is_shared else None,
+            shared=self.dense(f"{name}.{mlp.shared_name}", mlp.shared_size, MlpSpec()) if is_shared else None,
+            shared_gate=self.get(f"{name}.shared_expert_gate.weight", 1, h)
+            if is_shared and mlp.is_shared_gated
+            else None,
         )
 
     def interleaved_experts(self, name: str, mlp: ExpertsSpec) -> ExpertsWeights:

@@ -151,7 +151,7 @@ def _mlp_sites(spec: ModelSpec, n: int, layer: LayerSpec, config: LoraConfig) ->
     every, i = mlp.n_experts, mlp.size
     a_of_up, b_of_down = (every, every) if config.per_expert else (1, 1)
     gate_up = [(f"{name}.experts.w1", i), (f"{name}.experts.w3", i)]
-    shared = _dense_sites(n, "shared_", f"{name}.shared_expert", h, mlp.shared_size) if mlp.shared_size else []
+    shared = _dense_sites(n, "shared_", f"{name}.{mlp.shared_name}", h, mlp.shared_size) if mlp.shared_size else []
     return [
         ((n, "gate_up"), h, gate_up, (a_of_up, every)),
         ((n, "down"), i, [(f"{name}.experts.w2", h)], (every, b_of_down)),

@@ -45,9 +45,10 @@ class ExpertsMlp:
             y = _ExpertsFunction.apply(x, weights, plan.anchor, pairs)
         else:
             y = pairs.forward(x, weights)[0]
-        if self.shared is None or self.weights.shared_gate is None:
+        if self.shared is None:
             return y
-        return y + torch.sigmoid(linear(x, self.weights.shared_gate)) * self.shared(x, plan)
+        shared, gate = self.shared(x, plan), self.weights.shared_gate
+        return y + (shared if gate is None else torch.sigmoid(linear(x, gate)) * shared)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ VARIANTS = {
     "smollm3": {"family": "smollm3"},
     "granite": {"family": "granite"},
     "gemma3": {"family": "gemma3"},
+    "glm4_moe": {"family": "glm4_moe"},
     "seed_oss": {"family": "seed_oss"},
     "sharded": {"family": "qwen3", "shards": 3},
 }

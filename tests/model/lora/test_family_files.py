@@ -1,4 +1,4 @@
-"""Adapters and merged folders of dense families whose files differ from Llama's: fused, wrapped, with multipliers."""
+"""Adapters and merged folders of families whose files differ from Llama's: fused, wrapped, with multipliers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ slow = pytest.mark.slow
     [
         "phi3",
         "granite",
-        *(pytest.param(one, marks=slow) for one in ("ministral3", "olmo3", "smollm3", "seed_oss", "gemma3")),
+        *(
+            pytest.param(one, marks=slow)
+            for one in ("ministral3", "olmo3", "smollm3", "seed_oss", "gemma3", "glm4_moe")
+        ),
     ],
 )
 def test_family_is_saved_read_and_merged(get_bench, tmp_path, in_transformers, family):
