@@ -5,12 +5,14 @@ Owns: which curves there are. Never touches: readings.
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Sequence
 
-from palestra.server.core.activity import Activity, EngineReading, ServerReading, rate
+from palestra.server.core.activity import EVERY_S, RATE_S, Activity, EngineReading, ServerReading, rate
 from palestra.util.json_types import JsonObject
 from palestra.view.charts import Chart, Line, Series
 from palestra.view.metric_words import MetricWords
+
+RATE_READINGS = round(RATE_S / EVERY_S)
 
 WORDS = {
     "trained": ("tokens/s trained", "Tokens that went through training passes, each second.", ""),
@@ -32,13 +34,16 @@ CHARTS = (
 
 def read_charts(activity: Activity) -> dict[str, list[Chart]]:
     """The charts of every engine."""
-    rows = [point(old, new) for old, new in pairwise(activity.readings)]
-    engines = activity.readings[-1].engines if activity.readings else {}
+    readings = list(activity.readings)
+    rows = [point(readings, at) for at in range(1, len(readings))]
+    engines = readings[-1].engines if readings else {}
     return {name: [_chart(*chart, rows, name) for chart in CHARTS] for name in engines}
 
 
-def point(old: ServerReading, new: ServerReading) -> JsonObject:
-    """What the curves of all engines gain between two readings, named ENGINE/CURVE."""
+def point(readings: Sequence[ServerReading], at: int) -> JsonObject:
+    """The values of all engines' curves at a reading, named ENGINE/CURVE. Rates are over some readings before it: a
+    micro-batch may take longer than from one to the next."""
+    old, new = readings[max(0, at - RATE_READINGS)], readings[at]
     row: JsonObject = {"at": round(new.at)}
     for name, reading in new.engines.items():
         for curve, value in _values(old, new, name, reading).items():

@@ -57,8 +57,8 @@ async def _follow(request: Request, with_figures: bool) -> AsyncIterator[bytes]:
     access: ServerAccess = request.app.state.access
     yield b"retry: 2000\n\n"
     while not core.is_stopping and await access.admits(request.scope):
-        readings = core.activity.readings
+        readings = list(core.activity.readings)
         if len(readings) > 1:
-            row = point(readings[-2], readings[-1]) if with_figures else {"at": round(readings[-1].at)}
+            row = point(readings, len(readings) - 1) if with_figures else {"at": round(readings[-1].at)}
             yield b"event: point\ndata: %s\n\n" % msgspec.json.encode(row)
         await asyncio.sleep(EVERY_S)
