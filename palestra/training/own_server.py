@@ -26,13 +26,16 @@ async def own_server(
     *,
     device: str,
     weights: str | None = None,
+    runs: Path | None = None,
 ) -> AsyncIterator[str]:
-    """Starts a server and gives its address. `model` is a folder. Raises PolicyError if it cannot start, and when it
-    ends."""
+    """Starts a server and gives its address. `model` is a folder, `runs` what its dashboard shows. Raises PolicyError
+    if it cannot start, and when it ends."""
     command = [sys.executable, "-m", "palestra.cli", "serve", "--model", model, "--name", name, "--port", "0"]
     command += ["--state", str(state), "--device", device, "--with-parent"]
     if weights is not None:
         command += ["--weights", weights]
+    if runs is not None:
+        command += ["--runs", str(runs)]
     if not device.startswith("cuda"):
         # One core is left to the trainer and its environments. On two cores the demo takes as long with one thread as
         # with two, and much less on a busy machine: two threads wait for each other at every matrix product.

@@ -15,8 +15,10 @@ import rich_click as click
 from palestra.cli.lazy import LazyCommand, LazyGroup
 from palestra.cli.options import server_options
 from palestra.cli.output import one_line_errors, print_json, print_result
-from palestra.cli.run.common import duration_text, json_option, number_text, print_table, safe_text, time_text
+from palestra.cli.run.common import json_option, print_table
 from palestra.config.redaction import Mask, redact
+from palestra.util.figures import duration_text, number_text, time_text
+from palestra.util.safe_text import safe_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,6 +34,28 @@ COUNTS = ("queued", "leased", "ended", "parked")
 
 
 server_and_key = server_options(old="--url")
+
+
+def player_options(command: F) -> F:
+    """Which episodes a player takes, and when it stops."""
+    for option in (
+        click.option(
+            "--wait",
+            "run_wait_s",
+            type=click.FloatRange(0),
+            metavar="SECONDS",
+            default=600.0,
+            show_default=True,
+            help="Seconds to wait for a run that does not exist yet.",
+        ),
+        click.option(
+            "--idle", "idle_s", type=click.FloatRange(0), metavar="SECONDS", help="Stop when no episode is waiting."
+        ),
+        click.option("--max-episodes", type=click.IntRange(1), help="Stop after this number of episodes."),
+        click.option("--kind", type=click.Choice(["train", "eval"]), help="Only episodes of this kind."),
+    ):
+        command = option(command)
+    return command
 
 
 def search_options(command: F) -> F:

@@ -30,7 +30,7 @@ class ExpertsMlp:
     def __init__(self, n: int, spec: ExpertsSpec, weights: ExpertsWeights, ops: BlockOps):
         self.n, self.spec, self.weights = n, spec, weights
         self.activate = ops.swiglu if spec.limit is None else partial(clamped_swiglu, limit=spec.limit)
-        self.shared = None if weights.shared is None else DenseMlp(n, weights.shared, ops, kind="shared_")
+        self.shared = None if weights.shared is None else DenseMlp(n, weights.shared, ops.swiglu, kind="shared_")
 
     def __call__(self, x: Tensor, plan: LoraPlan, routing: Routing | None = None) -> Tensor:
         """`routing`, if given, records which experts the rows visit, and may prescribe them."""
