@@ -187,7 +187,7 @@ class Contest:
             folder=str(folder / "work"),
             micro_batch=args.micro_batch,
         )
-        python = sys.executable if cell.who == "ours" else args.trl_python
+        python, given = sys.executable if cell.who == "ours" else args.trl_python, os.environ.get("PYTHONPATH")
         quiet = {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "TOKENIZERS_PARALLELISM": "false"}
         with (folder / "log").open("wb") as log:
             process = await processes.spawn(
@@ -195,7 +195,7 @@ class Contest:
                 stdin=processes.PIPE,
                 stdout=processes.PIPE,
                 stderr=log,
-                env={**os.environ, **quiet, "PYTHONPATH": str(HERE)},
+                env={**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(filter(None, (str(HERE), given)))},
             )
         try:
             assert process.stdin is not None
