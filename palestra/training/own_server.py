@@ -40,5 +40,5 @@ async def own_server(
         command.append(f"models.0.threads={max(1, usable_cores() - 1)}")
     command += settings
     note(f"loading {name}")
-    async with own_process(command, READY, log, "the server for this run", note) as url:
+    async with own_process(command, READY, log, f"the server of {name}", note) as url:
         yield url

@@ -31,7 +31,8 @@ from train import CHUNK, Rows, fit, log, make_chunk, pack  # noqa: E402
 from palestra.model.loading.random_model import SHAPES, random_config  # noqa: E402
 
 EPHEBE = ROOT / "palestra" / "bundled" / "ephebe"
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+GENERATION = "generation_config.json"
 
 
 def main() -> None:
@@ -49,6 +50,7 @@ def main() -> None:
     log(begin, f"{sum(one.numel() for one in model.parameters()) / 1e6:.0f}M parameters")
     fit(model, pack(rows, random.Random(args.seed)), args, begin)
     model.to(torch.bfloat16).save_pretrained(args.out)
+    shutil.copyfile(EPHEBE / GENERATION, args.out / GENERATION)
     log(begin, f"written to {args.out}; try: palestra eval arithmetic stockroom --model {args.out}")
 
 
