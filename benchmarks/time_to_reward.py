@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from harness import (
@@ -50,13 +51,35 @@ from palestra.training.own_server import own_server
 from palestra.util import processes
 
 HERE = Path(__file__).parent
-PROGRAMS = {"ours": "peers.ours_grpo", "trl": "peers.trl_grpo"}
-FASTER = 3.0
+OURS, TRL = "peers.ours_grpo", "peers.trl_grpo"
+PROGRAMS = {"ours": OURS, "trl": TRL, "band": OURS, "replay": OURS}
+OVERRIDES = {
+    "band": ("difficulty={lowest: 0.05, highest: 0.95, by: difficulty, memory: 0.8}",),
+    "replay": ("difficulty={replay_share: 0.3, replay_passes: 2}",),
+}
+"""Ours with tasks chosen by their difficulty, to see what that does."""
+FASTER = {"trl": 3.0}
 RATES = [1e-3, 2e-3, 4e-3]
 MODEL = "policy"
 """Name of the base model at the server that evaluates."""
 CACHE_TOKENS = 1 << 17  # on a GPU that server must leave memory to the contenders
 STOP_S = 30.0
+
+
+class Figure(NamedTuple):
+    what: str
+    unit: str
+    name: str
+    """Of the field of a point."""
+
+
+FIGURES = (
+    Figure("training", "s", "train_s"),
+    Figure("sampled", "tokens", "sampled"),
+    Figure("trained", "tokens", "trained"),
+    Figure("steps", "steps", "step"),
+    Figure("start to first step", "s", "start_s"),
+)
 
 
 def main() -> None:
@@ -80,8 +103,9 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argument_parser("time_to_reward", "Seconds and tokens until a model has learned a task.")
     parser.add_argument("--tasks", type=some_of("task", tuple(SETTINGS)), default=list(SETTINGS), metavar="NAME,…")
-    parser.add_argument("--who", type=some_of("contender", tuple(PROGRAMS)), default=list(PROGRAMS), metavar="NAME,…")
-    for who in PROGRAMS:
+    known = some_of("contender", tuple(PROGRAMS))
+    parser.add_argument("--who", type=known, default=["ours", "trl"], metavar="NAME,…", help=", ".join(PROGRAMS))
+    for who in ("ours", "trl"):
         parser.add_argument(f"--{who}-lr", type=numbers, default=RATES, metavar="LR,…", help="1e-3,2e-3,4e-3")
     parser.add_argument("--seeds", type=positive, default=3, metavar="N")
     parser.add_argument("--steps", type=positive, default=40, metavar="N", help="a run is given up after these")
@@ -131,7 +155,7 @@ class Contest:
         """By turns, so that a disturbance of the machine meets everyone."""
         args = self._args
         place = {"model": args.model.name, "device": args.device}
-        rates = {"ours": args.ours_lr, "trl": args.trl_lr}
+        rates = {who: args.trl_lr if who == "trl" else args.ours_lr for who in args.who}
         trained = [
             Cell(task=task, who=who, lr=rates[who][nth], seed=seed, **place)
             for seed in range(args.seeds)
@@ -186,8 +210,9 @@ class Contest:
             every=args.every,
             folder=str(folder / "work"),
             micro_batch=args.micro_batch,
+            overrides=OVERRIDES.get(cell.who, ()),
         )
-        python, given = sys.executable if cell.who == "ours" else args.trl_python, os.environ.get("PYTHONPATH")
+        python, given = args.trl_python if cell.who == "trl" else sys.executable, os.environ.get("PYTHONPATH")
         quiet = {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "TOKENIZERS_PARALLELISM": "false"}
         with (folder / "log").open("wb") as log:
             process = await processes.spawn(
@@ -224,38 +249,33 @@ def shown(cell: Cell) -> str:
 
 
 def table_rows(rows: RowFile, args: argparse.Namespace, task: str) -> list[Row]:
-    """Figures of each contender with the learning rate that was best for it."""
+    """Figures of ours beside those of each other, each with the learning rate that was best for it."""
     place = {"task": task, "model": args.model.name, "device": args.device}
-    cells = {who: cells_of(rows.rows, who=who, **place) for who in PROGRAMS}
-    rates = {who: best_rate(rows.rows, cells[who]) for who in PROGRAMS}
+    cells = {who: cells_of(rows.rows, who=who, **place) for who in args.who}
+    rates = {who: best_rate(rows.rows, cells[who]) for who in args.who}
     goals = {
         who: [point for cell in cells[who] if cell.lr == rates[who] and (point := goal_of(rows.rows, cell))]
-        for who in PROGRAMS
+        for who in args.who
     }
-    if not goals["ours"]:
+    if not goals.get("ours"):
         return []
-    peer = f"TRL, lr {rates['trl']:g}" if goals["trl"] else None
-    found = []
-    for what, unit, name in (
-        ("training", "s", "train_s"),
-        ("sampled", "tokens", "sampled"),
-        ("trained", "tokens", "trained"),
-        ("steps", "steps", "step"),
-        ("start to first step", "s", "start_s"),
-    ):
-        measures = {who: Measure(tuple(float(getattr(goal, name)) for goal in goals[who])) for who in goals}
-        found.append(
-            Row(
-                f"{task} to {args.goal:.0%}: {what} (lr {rates['ours']:g})",
-                unit,
-                measures["ours"],
-                peer,
-                measures["trl"] if peer else None,
-                target_ratio=FASTER if name == "train_s" else None,
-                less_is_better=True,
-            )
+
+    def row(figure: Figure, peer: str | None) -> Row:
+        values = {
+            who: Measure(tuple(float(getattr(goal, figure.name)) for goal in found)) for who, found in goals.items()
+        }
+        return Row(
+            f"{task} to {args.goal:.0%}: {figure.what} (lr {rates['ours']:g})",
+            figure.unit,
+            values["ours"],
+            None if peer is None else f"{peer}, lr {rates[peer]:g}",
+            None if peer is None else values[peer],
+            target_ratio=FASTER.get(peer or "") if figure.name == "train_s" else None,
+            less_is_better=True,
         )
-    return found
+
+    peers = [who for who in args.who if who != "ours" and goals[who]]
+    return [row(figure, peer) for peer in peers or [None] for figure in FIGURES]
 
 
 def notes(rows: RowFile, args: argparse.Namespace) -> list[str]:
@@ -265,7 +285,7 @@ def notes(rows: RowFile, args: argparse.Namespace) -> list[str]:
         f"TRL: samples by transformers' generate, not vLLM; {args.micro_batch} rollouts a pass; turns by rollout_func",
     ]
     for task in args.tasks:
-        for who in PROGRAMS:
+        for who in args.who:
             found += tried(rows, cells_of(rows.rows, task=task, who=who, model=args.model.name, device=args.device))
     return found
 

@@ -55,6 +55,7 @@ def config_of(job: Job) -> RunConfig:
         f"data={{max_sequence_length: {settings.max_context}, zero_variance: drop}}",
         f"optimizer={{{adam}}}",
         f"checkpoint.every={job.every}",
+        *job.overrides,
     ]
     return load_train_config([], overrides)
 

@@ -14,8 +14,13 @@ from peers.reward_rows import Cell, Point, Row, best_rate, cells_of, points_of
 
 from palestra.util.files import replacing
 
-COLOURS = {"ours": "tab:blue", "trl": "tab:orange"}
-LABELS = {"ours": "Palestra", "trl": "TRL's GRPOTrainer"}
+COLOURS = {"ours": "tab:blue", "trl": "tab:orange", "band": "tab:green", "replay": "tab:purple"}
+LABELS = {
+    "ours": "Palestra",
+    "trl": "TRL's GRPOTrainer",
+    "band": "with a band of difficulty",
+    "replay": "with tasks played again",
+}
 AXES = (("train_s", "seconds of training"), ("sampled", "sampled tokens"))
 
 

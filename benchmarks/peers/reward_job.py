@@ -56,6 +56,8 @@ class Job(Struct, frozen=True, kw_only=True):
     """A new folder for whatever the contender writes."""
     micro_batch: int
     """Rollouts of one forward and backward pass, for contenders that pad."""
+    overrides: tuple[str, ...] = ()
+    """More settings, for ours."""
 
     @property
     def settings(self) -> Settings:

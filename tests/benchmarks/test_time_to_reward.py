@@ -84,7 +84,7 @@ def test_the_table_and_the_picture_come_from_the_rows_alone(rows: ModuleType, tm
     found = rows.RowFile(file)
     found.close()
     benchmark, curves = importlib.import_module("time_to_reward"), importlib.import_module("peers.reward_curves")
-    args = SimpleNamespace(model=Path("ephebe"), device="cpu", goal=0.9)
+    args = SimpleNamespace(model=Path("ephebe"), device="cpu", goal=0.9, who=["ours", "trl"])
     first, *_ = benchmark.table_rows(found, args, "arithmetic")
     assert (first.ours.median, first.peer_value.median, first.ratio) == (4.0, 13.0, 3.25)
     assert first.is_met
