@@ -89,6 +89,8 @@ def main() -> None:
         rows = RowFile(args.rows or Path(scratch) / "rows.jsonl")
         try:
             asyncio.run(Contest(args, rows, Path(scratch), progress).run())
+        except KeyboardInterrupt:
+            raise SystemExit("stopped; the same command goes on after the last run that was complete") from None
         finally:
             rows.close()
     progress.done()
