@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
@@ -284,8 +285,14 @@ def notes(rows: RowFile, args: argparse.Namespace) -> list[str]:
     found = [
         f"{args.model.name}, {args.device}: LoRA on all projections, 16 prompts x 8 rollouts a step, all on-policy",
         f"evaluated every {args.every} steps on {args.held_out} tasks at temperature 1, which is not in the seconds",
-        f"TRL: samples by transformers' generate, not vLLM; {args.micro_batch} rollouts a pass; turns by rollout_func",
     ]
+    if "trl" in args.who:
+        ask = [args.trl_python, "-c", "from importlib.metadata import version; print(version('trl'))"]
+        version = subprocess.run(ask, capture_output=True, text=True, check=False).stdout.strip()
+        found.append(
+            f"TRL {version}: samples by transformers' generate, not vLLM; {args.micro_batch} rollouts a pass; turns by "
+            "rollout_func"
+        )
     for task in args.tasks:
         for who in args.who:
             found += tried(rows, cells_of(rows.rows, task=task, who=who, model=args.model.name, device=args.device))
