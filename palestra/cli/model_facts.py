@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from palestra.model.errors import TokenizerError, WeightsError
-from palestra.model.loading.layer_spec import AttentionSpec
+from palestra.model.loading.layer_spec import UNROTATED, AttentionSpec, Multipliers
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.lora.adapters import Layout
 from palestra.types import LoraConfig
@@ -127,8 +127,12 @@ def _mechanisms(spec: ModelSpec) -> list[str]:
         "norms on queries and keys": any(mixer.qk_norm for mixer in attention),
         "attention sinks": spec.has_sinks,
         "gated attention": any(mixer.is_gated for mixer in attention),
+        "positions in some layers only": any(mixer.rope == UNROTATED for mixer in attention),
+        "queries scaled by position": any(rope.query_beta for rope in spec.ropes.values()),
+        "multipliers on embeddings, residuals or logits": spec.multipliers != Multipliers(),
+        "norms behind each half of a layer": any(layer.norms == "after" for layer in spec.layers),
         "biases": any(mixer.qkv_bias or mixer.o_bias for mixer in attention),
-        "partial rope": spec.rope.dim < spec.head_dim,
+        "partial rope": 0 < spec.rope.dim < spec.head_dim,
         f"{spec.rope.type} rope scaling": spec.rope.type != "default",
         "norms that multiply by 1 + w": spec.has_offset_norms,
         "tied embeddings": spec.tie_embeddings,
@@ -185,7 +189,8 @@ def _parameters_in(file: Path) -> int:
 def _is_of_text_model(name: str) -> bool:
     """Whether a tensor belongs to the text model, and not to what is published beside it: a vision tower, layers that
     predict several tokens at once."""
-    return name != "__metadata__" and not name.startswith("mtp.") and "visual." not in name
+    others = ("__metadata__", "mtp.", "vision_tower.", "multi_modal_projector.")
+    return not name.removeprefix("model.").startswith(others) and "visual." not in name
 
 
 def _tokenizer_vocab(file: Path) -> int | None:

@@ -13,11 +13,19 @@ from typing import Any
 
 from palestra.model.errors import UnsupportedModel
 from palestra.model.loading.config_fields import Config, ConfigFields
-from palestra.model.loading.families import Family, family_of
-from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec, ExpertsSpec, LayerSpec, RopeSpec
+from palestra.model.loading.families import family_of
+from palestra.model.loading.layer_spec import (
+    FULL,
+    AttentionSpec,
+    DeltaNetSpec,
+    ExpertsSpec,
+    LayerSpec,
+    Multipliers,
+    RopeSpec,
+)
 from palestra.model.loading.packed_files import FP8_BLOCK, PACKED_TYPES
+from palestra.model.loading.rope_fields import read_ropes
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 STATE_BYTES = 4  # recurrent states are float32
 
 
@@ -37,8 +45,11 @@ class ModelSpec:
     """Width inside of dense feed-forward layers; 0 where every layer has experts."""
     max_positions: int
     norm_eps: float
+    has_wide_norms: bool
     has_offset_norms: bool
-    rope: RopeSpec
+    ropes: dict[str, RopeSpec]
+    """By the kind of attention layers they belong to; see `AttentionSpec.rope`."""
+    multipliers: Multipliers
     tie_embeddings: bool
     eos_token_ids: tuple[int, ...]
     dtype: str
@@ -47,6 +58,11 @@ class ModelSpec:
     @property
     def n_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def rope(self) -> RopeSpec:
+        """That of layers that see everything, or of any if there are none."""
+        return self.ropes.get(FULL) or next(iter(self.ropes.values()))
 
     @property
     def q_size(self) -> int:
@@ -153,6 +169,8 @@ class ModelSpec:
                 f"{source}: num_attention_heads ({n_heads}) is not a multiple of num_key_value_heads ({n_kv_heads})"
             )
         layers = family.layers(fields, n_layers)
+        max_positions = fields.integer("max_position_embeddings", default=2048)
+        ropes = read_ropes(fields, family, layers, head_dim)
         is_sparse = all(isinstance(layer.mlp, ExpertsSpec) for layer in layers)
         return cls(
             architecture=architecture,
@@ -164,10 +182,12 @@ class ModelSpec:
             n_kv_heads=n_kv_heads,
             head_dim=head_dim,
             intermediate_size=0 if is_sparse else fields.integer("intermediate_size"),
-            max_positions=fields.integer("max_position_embeddings", default=2048),
+            max_positions=int(min(max_positions, *(rope.max_positions for rope in ropes.values()))),
             norm_eps=fields.number("rms_norm_eps", default=1e-6),
+            has_wide_norms=family.has_wide_norms,
             has_offset_norms=family.has_offset_norms,
-            rope=_rope(fields, family, head_dim),
+            ropes=ropes,
+            multipliers=family.multipliers(fields),
             tie_embeddings=fields.flag("tie_word_embeddings"),
             eos_token_ids=_token_ids(eos if eos is not None else fields.get("eos_token_id")),
             dtype=str(fields.get("dtype") or fields.get("torch_dtype") or "float32"),
@@ -195,31 +215,6 @@ def _refuse_packing(source: str, quantised: Any) -> None:
             f"{source}: field 'quantization_config': weight_block_size is {block!r}; "
             f"supported: [{FP8_BLOCK}, {FP8_BLOCK}]"
         )
-
-
-def _rope(fields: ConfigFields, family: Family, head_dim: int) -> RopeSpec:
-    # transformers 5 writes rope_parameters; older files have rope_theta beside rope_scaling.
-    source, raw = fields.source, fields.get("rope_parameters") or fields.get("rope_scaling") or {}
-    if not isinstance(raw, dict):
-        raise UnsupportedModel(f"{source}: field 'rope_parameters' must be an object, found {raw!r}")
-    raw = dict(raw)
-    kind = raw.get("rope_type") or raw.get("type") or "default"
-    if kind not in ROPE_TYPES:
-        raise UnsupportedModel(f"{source}: rope type {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
-    factor = raw.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0))
-    if factor != 1.0 and not family.has_partial_rope:
-        raise UnsupportedModel(f"{source}: field 'partial_rotary_factor': only 1.0 is supported")
-    if not isinstance(factor, int | float) or not 0 < factor <= 1 or int(head_dim * factor) % 2:
-        raise UnsupportedModel(f"{source}: partial_rotary_factor ({factor!r}) must rotate an even part of a head")
-    theta = raw.get("rope_theta", fields.get("rope_theta", 10000.0))
-    needed = {"linear": ["factor"], "yarn": ["factor"], "llama3": ["factor", "low_freq_factor", "high_freq_factor"]}
-    for name in needed.get(kind, []):
-        if name not in raw:
-            raise UnsupportedModel(f"{source}: rope type {kind!r} needs the field {name!r}")
-    if "original_max_position_embeddings" not in raw:
-        original = fields.get("original_max_position_embeddings") or fields.get("max_position_embeddings", 2048)
-        raw["original_max_position_embeddings"] = original
-    return RopeSpec(type=kind, theta=float(theta), dim=int(head_dim * factor), parameters=raw)
 
 
 def _token_ids(value: Any) -> tuple[int, ...]:

@@ -49,6 +49,13 @@ VARIANTS = {
     "qwen3_moe": {"family": "qwen3_moe"},
     "qwen3_5_moe": {"family": "qwen3_5_moe"},
     "qwen3_next": {"family": "qwen3_next"},
+    "ministral3": {"family": "ministral3"},
+    "phi3": {"family": "phi3"},
+    "olmo2": {"family": "olmo2"},
+    "olmo3": {"family": "olmo3"},
+    "smollm3": {"family": "smollm3"},
+    "granite": {"family": "granite"},
+    "seed_oss": {"family": "seed_oss"},
     "sharded": {"family": "qwen3", "shards": 3},
 }
 
