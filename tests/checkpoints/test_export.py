@@ -23,6 +23,8 @@ SILENT = {
     "not tied, unembedding": {"tie": False, "train_unembed": True},
     "llama": {"family": "llama", "train_unembed": True},
     "hybrid": {"family": "qwen3_5", "train_unembed": True},
+    "experts": {"family": "qwen3_moe", "train_unembed": True},
+    "gpt-oss": {"family": "gpt_oss", "train_unembed": True},
 }
 
 

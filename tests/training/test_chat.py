@@ -84,6 +84,9 @@ def test_conversation_keeps_exactly_what_was_said(puppet, tmp_path):
             terminal.see("\n> ")
         terminal.type("two \\\nlines")
         terminal.see("Hello there.\n> ")
+        assert "\x1b[?2004h" in terminal.raw  # the terminal is asked to say what is pasted
+        terminal.type("\x1b[200~three\npasted\nlines\x1b[201~")
+        terminal.see("Hello there.\n> ")
         terminal.type(f"/save {saved}")
         terminal.see("saved")
         terminal.type("/quit")
@@ -92,7 +95,7 @@ def test_conversation_keeps_exactly_what_was_said(puppet, tmp_path):
     system = {"role": "system", "content": "Be kind."}
     assert [one["content"] for one in talks[0]] == ["Be kind.", "hi", "Hello there.", "now the second time", "Again."]
     assert talks[1] == [system]
-    assert talks[2][1]["content"] == "two \nlines"
+    assert [one["content"] for one in talks[2][1::2]] == ["two \nlines", "three\npasted\nlines"]
     assert "there is nothing to take back" in terminal.text
     assert "unknown command /nothing" in terminal.text
 
