@@ -26,7 +26,7 @@ COOKBOOK_TORCH_PIP := $(COOKBOOK_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_IN
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-slow test-gpu test-e2e test-ray test-agents agents nemo-gym test-ui demo cookbook cookbook-distillation clients lightning trl vllm check format bench house docs test-docs clean
+.PHONY: help venv test test-slow test-gpu test-e2e test-ray test-agents agents nemo-gym test-ui screenshots demo cookbook cookbook-distillation clients lightning trl vllm check format bench house docs test-docs clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -164,6 +164,9 @@ test-agents: .venv/.ready agents ## agents and frameworks, unmodified, play epis
 
 test-ui: .ui/.ready ## the dashboard in the machine's Chromium, on runs of its own
 	$(PYTEST) -m ui -rs --timeout 600 tests/view $(ARGS)
+
+screenshots: .ui/.ready ## pictures of the dashboard for the docs, from a run of the demo
+	$(BIN)/python scripts/screenshots.py $(ARGS)
 
 .venv-lightning/.ready:
 	$(PYTHON) -m venv .venv-lightning

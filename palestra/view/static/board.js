@@ -6,7 +6,8 @@ import { ChartView, COLORS } from "./charts.js";
 /**
  * @typedef {import("./charts.js").Chart} Chart
  * @typedef {{title: string, question: string, charts: Chart[]}} Row
- * @typedef {{axis: string, rows: Row[], others: string[], last_step: number | null, position: number}} BoardData
+ * @typedef {{axis: string, rows: Row[], others: string[], last_step: number | null, position: number,
+ *   names: string[], zeros: string[]}} BoardData
  */
 
 const MANY_LINES = 4;
@@ -24,7 +25,6 @@ class Board {
     this.range = null;
     /** @type {BoardData | null} */
     this.data = null;
-    this.names = new Set();
     this.position = 0;
     this.attempt = /** @type {unknown} */ (undefined);
     this.handlers = {
@@ -64,7 +64,6 @@ class Board {
     this.views = [];
     this.place.replaceChildren();
     this.place.setAttribute("aria-busy", "false");
-    this.names = new Set(data.others);
     if (!data.rows.length) return this.complain("No step is done yet. The charts appear with the first one.");
     for (const row of data.rows) this.place.append(this.#section(row));
     if (data.others.length) this.place.append(this.#others(data.others));
@@ -86,7 +85,6 @@ class Board {
 
   /** @param {Chart} chart */
   #card(chart) {
-    for (const line of [...chart.series.lines, ...chart.band]) this.names.add(line.name);
     const about = element("div", "", [explanations(chart)]);
     about.popover = "auto";
     about.id = `about-${chart.title.replaceAll(/\W+/g, "-")}`;
@@ -161,11 +159,16 @@ class Board {
     location.href = `${this.place.dataset.rollouts}?step=${step}${isEval ? "&part=eval" : ""}`;
   }
 
+  /** Whether a metric was not there, or left out so far. @param {string} name @param {unknown} value */
+  #isNews(name, value) {
+    return !this.data?.names.includes(name) || (value !== 0 && this.data.zeros.includes(name));
+  }
+
   /** @param {Record<string, unknown>} row */
   add(row) {
     const step = Number(row.step);
     const last = this.data?.last_step ?? -1;
-    const isNew = Object.keys(row).some((name) => !OWN.has(name) && typeof row[name] === "number" && !this.names.has(name));
+    const isNew = Object.keys(row).some((name) => !OWN.has(name) && typeof row[name] === "number" && this.#isNews(name, row[name]));
     const isAgain = this.attempt !== undefined && row.attempt !== this.attempt;
     this.attempt = row.attempt;
     if (!this.data || isNew || isAgain || step < last || this.settings.axis !== "step" || this.range) {

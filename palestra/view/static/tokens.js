@@ -90,6 +90,8 @@ class TokenStrip {
     this.rows = [];
     this.largest = 0;
     this.chosen = -1;
+    this.columns = 0;
+    this.drawn = "";
     this.view.addEventListener("scroll", () => this.draw(), { passive: true });
     this.view.addEventListener("mouseover", (event) => {
       const token = event.target instanceof HTMLElement ? event.target.dataset.token : undefined;
@@ -115,7 +117,7 @@ class TokenStrip {
       return;
     }
     this.tokens = /** @type {Tokens} */ (await answer.json());
-    this.largest = this.tokens.advantages.reduce((most, value) => Math.max(most, Math.abs(value ?? 0)), 0);
+    this.largest = Math.max(0, ...this.tokens.advantages.map((value) => Math.abs(value ?? 0)));
     const gap = /** @type {HTMLInputElement} */ (this.section.querySelector("input[value=gap]"));
     gap.disabled = !this.tokens.trainer_logprobs.some((value) => value !== null);
     gap.title = gap.disabled ? "This run did not keep the trainer's log-probabilities" : "";
