@@ -117,7 +117,8 @@ class TokenStrip {
       return;
     }
     this.tokens = /** @type {Tokens} */ (await answer.json());
-    this.largest = Math.max(0, ...this.tokens.advantages.map((value) => Math.abs(value ?? 0)));
+    this.largest = 0;
+    for (const value of this.tokens.advantages) this.largest = Math.max(this.largest, Math.abs(value ?? 0));
     const gap = /** @type {HTMLInputElement} */ (this.section.querySelector("input[value=gap]"));
     gap.disabled = !this.tokens.trainer_logprobs.some((value) => value !== null);
     gap.title = gap.disabled ? "This run did not keep the trainer's log-probabilities" : "";
