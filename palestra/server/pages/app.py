@@ -10,7 +10,6 @@ from pathlib import Path
 from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
-from starlette.types import Receive, Scope, Send
 
 from palestra.server.core.callers import TRAINERS, Caller
 from palestra.server.core.errors import Refusal, not_kept
@@ -28,7 +27,6 @@ from palestra.view.api import get_catalogue
 from palestra.view.app import Extension, PageContext, create_app, show_error
 from palestra.view.catalogue import Catalogue
 
-MOUNT = "/ui"
 FOLDER = Path(__file__).parent
 EVERYBODY, ADMINS = (*TRAINERS, Rights.METRICS), (Rights.ADMIN,)
 PLACES = (
@@ -37,19 +35,6 @@ PLACES = (
     ("Playground", "playground", TRAINERS),
 )
 """Title, path and who may see it: whoever may call what is behind it."""
-
-
-class ServerPages:
-    """Made at the first request: most servers are never looked at, and templates take their time."""
-
-    def __init__(self, services: ServerServices, authenticator: Authenticator, model_api: ModelApi):
-        self._parts = services, authenticator, model_api
-        self._app: FastAPI | None = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._app is None:
-            self._app = create_pages(*self._parts)
-        await self._app(scope, receive, send)
 
 
 def create_pages(services: ServerServices, authenticator: Authenticator, model_api: ModelApi) -> FastAPI:
