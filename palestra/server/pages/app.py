@@ -17,7 +17,7 @@ from palestra.server.core.wire_errors import WireError
 from palestra.server.http.auth import Authenticator
 from palestra.server.model_api.chat import routes as openai_routes
 from palestra.server.model_api.service import ModelApi
-from palestra.server.pages import playground_routes, server_routes
+from palestra.server.pages import episode_routes, key_routes, playground_routes, server_routes
 from palestra.server.pages.access import CALLER, AdminNow, ServerAccess
 from palestra.server.services import ServerServices
 from palestra.store.errors import StoreError
@@ -32,7 +32,9 @@ EVERYBODY, ADMINS = (*TRAINERS, Rights.METRICS), (Rights.ADMIN,)
 PLACES = (
     ("Runs", "", ADMINS),
     ("Server", "server", EVERYBODY),
+    ("Episodes", "episodes", TRAINERS),
     ("Playground", "playground", TRAINERS),
+    ("Keys", "keys", ADMINS),
 )
 """Title, path and who may see it: whoever may call what is behind it."""
 
@@ -45,7 +47,7 @@ def create_pages(services: ServerServices, authenticator: Authenticator, model_a
         app.state.store, app.state.last_uses = services.store, authenticator.last_uses
         app.state.authenticator, app.state.max_body_bytes = access, access.max_body_bytes
         app.dependency_overrides[get_catalogue] = _runs
-        for routes in (server_routes, playground_routes):
+        for routes in (server_routes, episode_routes, playground_routes, key_routes):
             app.include_router(routes.api)
             app.include_router(routes.pages)
         app.include_router(openai_routes.router, prefix="/v1", include_in_schema=False)
