@@ -1,0 +1,89 @@
+"""The dashboard as an application: routes, errors as pages or as JSON, who may look.
+
+Owns: how they are combined. Never touches: what a route does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
+
+from palestra import __version__
+from palestra.runs.record_files import RunError
+from palestra.runs.rollout_filter import WhereError
+from palestra.view import api, login, pages, rollout_pages
+from palestra.view.access import API_PATHS, Access, AccessMiddleware, PageAccess, error_response, own_path
+from palestra.view.catalogue import Catalogue
+from palestra.view.rendering import FOLDER, page_templates, render
+
+PageContext = dict[str, object]
+
+
+def no_server(_request: Request) -> PageContext:
+    """What every template knows: links to pages that only a server has, and who is logged in."""
+    return {"places": [], "user": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """What a server adds to the pages of run folders."""
+
+    add: Callable[[FastAPI], None]
+    """Adds routes, files and errors, before the dashboard's own."""
+    templates: Path
+    context: Callable[[Request], PageContext]
+    """In place of `no_server`."""
+
+
+def create_app(catalogue: Catalogue, access: PageAccess | None = None, extension: Extension | None = None) -> FastAPI:
+    app = FastAPI(
+        title="Palestra's dashboard",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/api/v1/openapi.json",
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+    )
+    app.state.catalogue, app.state.access = catalogue, access or Access()
+    app.state.context = extension.context if extension else no_server
+    app.state.templates = page_templates(*([extension.templates] if extension else []))
+    if extension:
+        extension.add(app)
+    for routes in (api, pages, rollout_pages, login):
+        app.include_router(routes.router)
+    app.mount("/static", StaticFiles(directory=FOLDER / "static"), name="static")
+    for kind in (RunError, WhereError, msgspec.DecodeError, HTTPException, RequestValidationError, OSError):
+        app.add_exception_handler(kind, _failed)
+    app.add_middleware(AccessMiddleware, access=app.state.access)
+    return app
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return show_error(request, *_described(error))
+
+
+def show_error(request: Request, status: int, code: str, message: str) -> Response:
+    if own_path(request.scope).startswith(API_PATHS):
+        return error_response(status, code, message)
+    return render(request, "error.html", status, code=status, message=message)
+
+
+def _described(error: Exception) -> tuple[int, str, str]:
+    match error:
+        case HTTPException():
+            return error.status_code, "http", str(error.detail)
+        case RequestValidationError():
+            first = error.errors()[0]
+            return 400, "bad_request", f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}"
+        case LookupError():
+            return 404, "not_found", str(error)
+        case ValueError():
+            return 400, "bad_request", str(error)
+    return 422, "unreadable", str(error)
