@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shlex
 import tarfile
-import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from palestra.coding.dockerfile import folder_files
 from palestra.coding.environment import prepare, put
 from palestra.coding.errors import BrokenWork, TaskError
+from palestra.coding.scratch import scratch_folder
 from palestra.coding.task import CodingTask, TaskFile
 from palestra.sandbox import Sandbox, SandboxEnded, SandboxError, SandboxSpec, SandboxUnavailable
 from palestra.sandbox.spec import MIB
@@ -88,13 +88,13 @@ class AgentWork:
         return any(fnmatch(PurePosixPath(path).name, pattern) for pattern in self.task.protect)
 
     async def _restore_from(self, archive: Path, sandbox: Sandbox) -> None:
-        with tarfile.open(archive) as packed, tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(archive) as packed, scratch_folder() as folder:
             files: list[TaskFile] = []
             for number, entry in enumerate(packed):
                 path = f"{self.task.workdir}/{entry.name}"
                 content = packed.extractfile(entry) if entry.isfile() and self._is_ours(path) else None
                 if content is not None:
-                    (copied := Path(folder) / str(number)).write_bytes(content.read())
+                    (copied := folder / str(number)).write_bytes(content.read())
                     files.append(TaskFile(copied, path))
             await put(sandbox, files)
 
