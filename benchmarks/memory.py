@@ -82,7 +82,7 @@ class RandomWeights(WeightFiles):
 
 
 class Memory:
-    """Of this process on the device, from the moment this is made; on a GPU no more than the limit can be taken."""
+    """Memory that this process takes on the device from now on; on a GPU it can take no more than the limit."""
 
     def __init__(self, device: torch.device, limit_bytes: int):
         self.device = device

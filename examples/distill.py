@@ -1,7 +1,7 @@
 """On-policy distillation beside GRPO and SFT, on the bundled model, with the demo's own trained adapter as the teacher.
 
 `python examples/distill.py` runs the demo (GRPO, on rewards alone) unless it is there, takes its best adapter as the
-teacher, and lets two fresh students learn from it: one plays and is told the teacher's log-probability of each of its
+teacher, and lets two fresh students learn from it: one plays and gets the teacher's log-probability of each of its
 tokens (`kind: distill`), one imitates conversations of the teacher that were rewarded (`kind: sft`). Prints the share
 of 256 held-out tasks that each solves, step by step. About half an hour on two cores.
 """

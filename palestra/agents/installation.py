@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from palestra.agents.named import UnknownAgent
+from palestra.agents.named import UnknownAgentProgram
 
 SEEN = (Path("/usr"), Path("/bin"), Path("/lib"))
 """What sandboxes of this machine show anyway."""
@@ -28,10 +28,10 @@ class Installation:
 
 
 def find_installation(program: str) -> Installation:
-    """Finds a program by its name or path. Raises UnknownAgent."""
+    """Finds a program by its name or path. Raises UnknownAgentProgram."""
     found = shutil.which(program)
     if found is None:
-        raise UnknownAgent(f"{program} is not installed here, or not in PATH")
+        raise UnknownAgentProgram(f"{program} is not installed here, or not in PATH")
     path = Path(found).absolute()
     target = path.resolve()
     interpreter = _interpreter(target)

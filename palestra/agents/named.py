@@ -1,6 +1,6 @@
 """The agents that are known by name, and commands that are none of them.
 
-Owns: how each agent is told its task, its model and where that is. Never touches: sandboxes, episodes. `make
+Owns: how each agent gets its task, its model and the model's address. Never touches: sandboxes, episodes. `make
 test-agents` runs these programs.
 """
 
@@ -19,7 +19,7 @@ SHELL_AGENT = Path(__file__).with_name("shell_agent.py")
 SHELL_AGENT_AT = ".palestra/shell_agent.py"
 
 
-class UnknownAgent(LookupError):
+class UnknownAgentProgram(LookupError):
     """There is no agent of that name, and no such program. The text says what to type."""
 
 
@@ -83,12 +83,12 @@ AGENTS = {
 
 def find_agent(words: Sequence[str]) -> AgentProgram:
     """Returns a named agent, with further words as its last arguments; or a command: one word with spaces is a line for
-    the shell, several words are a program and its arguments. Raises UnknownAgent."""
+    the shell, several words are a program and its arguments. Raises UnknownAgentProgram."""
     first, *more = words
     if first in AGENTS:
         return replace(AGENTS[first], more=tuple(more))
     if not more and len(first.split()) > 1:
         return AgentProgram(name="command", program="sh", arguments=lambda _: ["-c", first])
     if "/" not in first and shutil.which(first) is None:
-        raise UnknownAgent(f"there is no agent and no program {first!r}; {did_you_mean(first, AGENTS)}")
+        raise UnknownAgentProgram(f"there is no agent and no program {first!r}; {did_you_mean(first, AGENTS)}")
     return AgentProgram(name="command", program=first, arguments=lambda _: more)

@@ -18,11 +18,11 @@ from palestra.agents.installation import Installation, find_installation
 from palestra.agents.named import find_agent
 from palestra.agents.program import AgentTask
 from palestra.agents.records import PATCH, VERIFIER, EpisodeRecord
-from palestra.coding import CodingTask, TaskError, Verdict, VerifierError, diff, prepare, task_spec, verify
+from palestra.coding import CodingTask, CodingVerdict, TaskError, VerifierError, diff, prepare, task_spec, verify
 from palestra.config.agents import AgentConfig
 from palestra.episodes import AsyncEpisode, AsyncEpisodeClient, EpisodeApiError, EpisodeError, EpisodeResult
 from palestra.sandbox import ModelDoor, Sandbox, SandboxError, SandboxUnavailable, backend, sandbox
-from palestra.sandbox.local.backend import PATH as LOCAL_PATH
+from palestra.sandbox.spec import SEARCH_PATH
 from palestra.types.timelines import AttemptTimeline
 
 log = logging.getLogger(__name__)
@@ -42,8 +42,8 @@ class EpisodeLost(Exception):
 
 
 class AgentPlayer:
-    """Plays episodes for the client library's pool: call it with an episode. Raises UnknownAgent, SandboxError and
-    SandboxUnavailable when it is made, if it could play nothing here."""
+    """Plays episodes for the client library's pool: call it with an episode. Raises UnknownAgentProgram, SandboxError
+    and SandboxUnavailable when it is made, if it could play nothing here."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class AgentPlayer:
 
     async def _play(self, episode: AsyncEpisode, task: CodingTask, record: EpisodeRecord) -> EpisodeResult:
         door = ModelDoor(episode.base_url)
-        told = AgentTask(
+        agent_task = AgentTask(
             prompt=task.instruction, model=episode.model, base_url=door.inside_url, api_key=episode.api_key
         )
         spec = await task_spec(
@@ -111,9 +111,9 @@ class AgentPlayer:
         )
         async with sandbox(self._config.sandbox, spec) as box:
             await prepare(task, box)
-            for name, text in self._agent.home_files(told).items():
+            for name, text in self._agent.home_files(agent_task).items():
                 await _put_at_home(box, name, text)
-            run = await self._run(episode, task, told, box, record)
+            run = await self._run(episode, task, agent_task, box, record)
             ending = run.ending
             metrics = _metrics(run, ending)
             facts = {"ending": str(ending), "status": run.status, "agent": self._agent.name}
@@ -133,19 +133,19 @@ class AgentPlayer:
 
     def _path(self) -> dict[str, str]:
         more = self._installed.search_path
-        return {"PATH": ":".join((*more, LOCAL_PATH))} if more else {}
+        return {"PATH": ":".join((*more, SEARCH_PATH))} if more else {}
 
     async def _run(
-        self, episode: AsyncEpisode, task: CodingTask, told: AgentTask, box: Sandbox, record: EpisodeRecord
+        self, episode: AsyncEpisode, task: CodingTask, agent_task: AgentTask, box: Sandbox, record: EpisodeRecord
     ) -> AgentRun:
         """Runs the agent to its end, and finds out what it did."""
-        _, *arguments = self._agent.command(told)
+        _, *arguments = self._agent.command(agent_task)
         began = time.monotonic()
         status, is_late, patch = -1, False, None
         try:
             done = await box.exec(
                 [self._installed.program, *arguments],
-                env=self._agent.environment(told),
+                env=self._agent.environment(agent_task),
                 limit_s=self._config.timeout_s or task.limits.agent_s,
                 max_output=MOST_LOG,
                 on_output=record.log,
@@ -186,7 +186,7 @@ async def _while_held(episode: AsyncEpisode, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(playing, return_exceptions=True)
 
 
-async def _judged(task: CodingTask, box: Sandbox, record: EpisodeRecord) -> Verdict | None:
+async def _judged(task: CodingTask, box: Sandbox, record: EpisodeRecord) -> CodingVerdict | None:
     """Returns the verdict; None if what the agent left has ended its sandbox, or cannot be read."""
     try:
         return await verify(task, box)

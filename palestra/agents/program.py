@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentTask:
-    """What an agent is told when it is started for an episode."""
+    """What an agent gets when it is started for an episode."""
 
     prompt: str
     model: str

@@ -98,8 +98,8 @@ def message_item(item_id: str, content: Sequence[JsonObject], status: str = "com
 
 
 def text_part(text: str, logprobs: Sequence[JsonObject] | None = None) -> JsonObject:
-    told = None if logprobs is None else list(logprobs)
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": told}
+    listed = None if logprobs is None else list(logprobs)
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": listed}
 
 
 def call_item(call_id: str, name: str, arguments: str, status: str = "completed") -> JsonObject:

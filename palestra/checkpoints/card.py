@@ -15,8 +15,8 @@ from palestra import __version__
 from palestra.checkpoints import SavedCheckpoint
 from palestra.config.card import CardConfig
 from palestra.config.redaction import redact
+from palestra.runs.export_form import ExportForm
 from palestra.runs.reader import RunReader
-from palestra.runs.saved_checkpoints import ExportForm
 from palestra.util.hugging_face import is_hub_id
 from palestra.util.json_types import JsonObject
 

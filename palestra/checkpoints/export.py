@@ -18,7 +18,7 @@ from palestra.model.loading.spec import ModelSpec
 from palestra.model.lora.adapter_files import CONFIG, WEIGHTS, load_adapter, save_adapter
 from palestra.model.lora.adapters import AdapterPool
 from palestra.model.lora.merged_export import export_merged
-from palestra.runs.saved_checkpoints import ExportForm
+from palestra.runs.export_form import ExportForm
 from palestra.util.hugging_face import find_in_cache, is_hub_id
 
 CACHED = "models--"

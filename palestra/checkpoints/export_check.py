@@ -18,7 +18,7 @@ from msgspec import Struct
 from palestra.model import AdapterPool, Trainer, TrainItem, encode, load_model
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.lora.adapter_files import load_adapter
-from palestra.runs.saved_checkpoints import ExportForm
+from palestra.runs.export_form import ExportForm
 from palestra.types import Datum
 
 N_TOKENS = 64

@@ -17,10 +17,10 @@ from palestra.checkpoints.card import PICTURE, write_card
 from palestra.checkpoints.export import base_of, export_checkpoint, portable_name
 from palestra.checkpoints.hub import HubRepository
 from palestra.checkpoints.sources import saved_files
+from palestra.runs.export_form import ExportForm
 from palestra.runs.plots import RESULTS, draw
 from palestra.runs.reader import RunReader
 from palestra.runs.record_files import RunError
-from palestra.runs.saved_checkpoints import ExportForm
 
 CARD = "README.md"
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from palestra.cli.episode.commands import server_and_key
+from palestra.cli.episode.commands import player_options, server_and_key
 from palestra.cli.output import NOT_FOUND, fail, one_line_errors, print_json
 
 if TYPE_CHECKING:
@@ -27,14 +27,14 @@ KEPT = Path("agent-episodes")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def list_(as_json: bool) -> None:
     """List the agents that are known by name, and whether each is installed here."""
-    from palestra.agents import AGENTS, UnknownAgent
+    from palestra.agents import AGENTS, UnknownAgentProgram
     from palestra.agents.installation import find_installation
 
     found: list[dict[str, str | None]] = []
     for name, one in AGENTS.items():
         try:
             program, problem = find_installation(one.program).program, None
-        except UnknownAgent as error:
+        except UnknownAgentProgram as error:
             program, problem = None, str(error)
         found.append({"name": name, "program": program, "problem": problem})
     if as_json:
@@ -84,18 +84,7 @@ class WorthType(click.ParamType[Any]):
 @click.option("--on-refusal", type=WorthType(), default=0.0, show_default=True, help="Worth of using no tool.")
 @click.option("--on-empty-patch", type=WorthType(), default=0.0, show_default=True, help="Worth of changing nothing.")
 @click.option("--keep", type=click.Path(path_type=Path), metavar="FOLDER", help=f"Where records are kept. [{KEPT}/RUN]")
-@click.option("--kind", type=click.Choice(["train", "eval"]), help="Only episodes of this kind.")
-@click.option("--max-episodes", type=click.IntRange(1), help="Stop after this number of episodes.")
-@click.option("--idle", "idle_s", type=click.FloatRange(0), metavar="SECONDS", help="Stop when no episode is waiting.")
-@click.option(
-    "--wait",
-    "run_wait_s",
-    type=click.FloatRange(0),
-    metavar="SECONDS",
-    default=600.0,
-    show_default=True,
-    help="Seconds to wait for a run that does not exist yet.",
-)
+@player_options
 @server_and_key
 def play(
     tasks: Path | None,

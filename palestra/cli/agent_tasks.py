@@ -14,7 +14,7 @@ import rich_click as click
 from palestra.cli.output import FAILED, one_line_errors, print_json
 
 if TYPE_CHECKING:
-    from palestra.coding import CodingTask, Verdict
+    from palestra.coding import CodingTask, CodingVerdict
 
 FOLDER = click.Path(path_type=Path)
 backend_option = click.option(
@@ -89,7 +89,7 @@ def verify(folder: Path, solution: str, backend: str, visible: tuple[str, ...], 
 
     command = {"gold": None, "none": "true"}.get(solution, solution)
     shown = tuple(str(Path(one).absolute()) for one in visible)
-    verdicts: dict[str, Verdict] = {}
+    verdicts: dict[str, CodingVerdict] = {}
     with one_line_errors(TaskError, VerifierError, SandboxError):
         shipped = SHIPPED / folder
         for one in read_tasks(shipped if not folder.exists() and shipped.exists() else folder):
@@ -102,14 +102,14 @@ def verify(folder: Path, solution: str, backend: str, visible: tuple[str, ...], 
         raise SystemExit(FAILED)
 
 
-def _print(name: str, verdict: Verdict, shows_log: bool) -> None:
+def _print(name: str, verdict: CodingVerdict, shows_log: bool) -> None:
     parts = "  ".join(f"{part} {value:g}" for part, value in verdict.parts.items())
     click.echo(f"{name:<24}  {verdict.reward:<6g}  {parts}")
     if shows_log:
         click.echo(verdict.log)
 
 
-def _values(verdict: Verdict, shows_log: bool) -> dict[str, object]:
+def _values(verdict: CodingVerdict, shows_log: bool) -> dict[str, object]:
     found = {"reward": verdict.reward, "parts": verdict.parts, "seconds": round(verdict.seconds, 3)}
     return {**found, "log": verdict.log} if shows_log else found
 

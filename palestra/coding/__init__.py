@@ -5,14 +5,14 @@ from palestra.coding.errors import TaskError, VerifierError
 from palestra.coding.gold import play_solution
 from palestra.coding.reading import read_task, read_tasks
 from palestra.coding.task import CodingTask, RewardPart, TaskLimits
-from palestra.coding.verifier import Verdict, diff, verify
+from palestra.coding.verifier import CodingVerdict, diff, verify
 
 __all__ = [
     "CodingTask",
+    "CodingVerdict",
     "RewardPart",
     "TaskError",
     "TaskLimits",
-    "Verdict",
     "VerifierError",
     "diff",
     "play_solution",

@@ -5,11 +5,25 @@ Owns: the exceptions. Never touches: anything else.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from palestra.sandbox import SandboxError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pydantic import ValidationError
 
 
 class TaskError(ValueError):
     """A task folder cannot be read, or cannot be played with a backend. The text names the file and what to do."""
+
+
+def wrong_setting(file: Path, error: ValidationError) -> TaskError:
+    """Names the first setting that is wrong."""
+    first = error.errors()[0]
+    where = ".".join(str(one) for one in first["loc"])
+    return TaskError(f"{file}: {where}: {first['msg']}; docs/coding-tasks.md has every key")
 
 
 class BrokenWork(SandboxError):

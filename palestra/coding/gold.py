@@ -9,7 +9,7 @@ from palestra.coding.dockerfile import folder_files
 from palestra.coding.environment import prepare, put, task_spec
 from palestra.coding.errors import TaskError
 from palestra.coding.task import CodingTask, TaskFile
-from palestra.coding.verifier import Verdict, verify
+from palestra.coding.verifier import CodingVerdict, verify
 from palestra.sandbox import Sandbox, sandbox
 
 SOLUTION = "/solution"
@@ -17,7 +17,7 @@ SOLUTION = "/solution"
 
 async def play_solution(
     task: CodingTask, backend: str = "local", command: str | None = None, *, host_folders: tuple[str, ...] = ()
-) -> Verdict:
+) -> CodingVerdict:
     """Returns the verdict on the task's solution, or on what a shell command leaves (`true` does nothing). Raises
     TaskError if there is no solution or it fails, and what `verify` raises."""
     spec = await task_spec(task, backend, host_folders=host_folders, writable=(SOLUTION,) if command is None else ())

@@ -17,7 +17,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from palestra.coding.dockerfile import DockerBuild, folder_files, read_dockerfile
-from palestra.coding.errors import TaskError
+from palestra.coding.errors import TaskError, wrong_setting
 from palestra.coding.network import installers
 from palestra.coding.task import PROTECTED, CodingTask, RewardPart, TaskLimits
 from palestra.sandbox.spec import GIB, MIB
@@ -123,9 +123,7 @@ def _settings(file: Path) -> _TaskToml:
     except tomllib.TOMLDecodeError as error:
         raise TaskError(f"{file} is not TOML: {error}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(one) for one in first["loc"])
-        raise TaskError(f"{file}: {where}: {first['msg']}; docs/coding-tasks.md has every key") from error
+        raise wrong_setting(file, error) from error
     if settings.steps:
         raise TaskError(
             f"{file} has [[steps]]: tasks of several steps cannot be played yet; split it into tasks of one"

@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from palestra.coding.dockerfile import read_dockerfile
-from palestra.coding.errors import TaskError
+from palestra.coding.errors import TaskError, wrong_setting
 from palestra.coding.network import installers
 from palestra.coding.task import CodingTask, RewardPart, TaskLimits, VerifierFormat
 
@@ -75,8 +75,7 @@ def _settings(file: Path) -> _TaskYaml:
     except yaml.YAMLError as error:
         raise TaskError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        raise TaskError(f"{file}: {'.'.join(str(one) for one in first['loc'])}: {first['msg']}") from error
+        raise wrong_setting(file, error) from error
     if settings.parser_name != "pytest":
         raise TaskError(f"{file}: parser_name is {settings.parser_name!r}; only pytest's summary can be read")
     return settings

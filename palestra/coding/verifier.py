@@ -23,7 +23,7 @@ from palestra.sandbox import Sandbox, SandboxError
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CodingVerdict:
     """What the verifier found."""
 
     reward: float
@@ -34,7 +34,7 @@ class Verdict:
     seconds: float = 0.0
 
 
-async def verify(task: CodingTask, sandbox: Sandbox) -> Verdict:
+async def verify(task: CodingTask, sandbox: Sandbox) -> CodingVerdict:
     """Judges the work in the sandbox, which goes on as it was; to be called when the agent has ended. Raises
     VerifierError where the verifier itself fails, and SandboxError where the agent's sandbox has ended."""
     began = time.monotonic()
@@ -52,7 +52,7 @@ async def verify(task: CodingTask, sandbox: Sandbox) -> Verdict:
         if part.requires is not None and values[part.requires] < 1:
             values[part.name] = 0.0
     reward = sum(part.weight * values[part.name] for part in task.parts)
-    return Verdict(reward, {**named, **values}, "\n".join(logs), time.monotonic() - began)
+    return CodingVerdict(reward, {**named, **values}, "\n".join(logs), time.monotonic() - began)
 
 
 async def diff(task: CodingTask, sandbox: Sandbox) -> str:

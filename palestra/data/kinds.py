@@ -1,4 +1,4 @@
-"""What a dataset is for, told by its rows: prompts to play, conversations to learn, pairs to prefer.
+"""What a dataset is for, as its rows say: prompts to play, conversations to learn, pairs to prefer.
 
 Owns: the kinds, how a row is recognised. Never touches: files, tokens.
 """

@@ -10,17 +10,16 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 from msgspec import Struct
 
+from palestra.runs.export_form import ExportForm
 from palestra.runs.reader import RunReader
 from palestra.runs.record_files import RunError
 from palestra.util.json_types import JsonObject
 from palestra.util.suggest import did_you_mean
 
-ExportForm = Literal["peft", "merged"]
 SCORES = ("eval/success", "eval/reward_mean", "eval/loss", "reward/mean", "dpo/accuracy", "loss/mean")
 """Metrics by which the best checkpoint is chosen: the first one that any checkpoint has."""
 ADDRESS = "tinker://"

@@ -22,7 +22,7 @@ CALL_S = 600.0
 CONNECT_S = 10.0
 
 
-class ScoredToken(Struct, frozen=True):
+class TeacherScore(Struct, frozen=True):
     logprob: float
     text: str | None
     """The token as text, if the endpoint says it."""
@@ -48,7 +48,7 @@ class EndpointTeacher:
     async def score(self, tokens: Sequence[int]) -> list[float]:
         return [0.0, *(token.logprob for token in await self.read(tokens))]
 
-    async def read(self, tokens: Sequence[int]) -> list[ScoredToken]:
+    async def read(self, tokens: Sequence[int]) -> list[TeacherScore]:
         """Returns what the endpoint says about each token but the first. Raises SamplingError."""
         body = {"model": self._model, "prompt": list(tokens), "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
         async with self._slots:
@@ -58,11 +58,11 @@ class EndpointTeacher:
                 raise SamplingError(f"teacher {self._model}: {error}") from None
         return self._scores(answer, tokens)
 
-    def _scores(self, answer: JsonObject, tokens: Sequence[int]) -> list[ScoredToken]:
+    def _scores(self, answer: JsonObject, tokens: Sequence[int]) -> list[TeacherScore]:
         try:
             rows = answer["choices"][0]["prompt_logprobs"]
             found = [row[str(token)] for row, token in zip(rows[1:], tokens[1:], strict=True)]
-            return [ScoredToken(float(one["logprob"]), one.get("decoded_token")) for one in found]
+            return [TeacherScore(float(one["logprob"]), one.get("decoded_token")) for one in found]
         except (KeyError, IndexError, TypeError, ValueError):
             raise SamplingError(
                 f"teacher {self._model}: {self._http.base_url} returns no prompt_logprobs of these tokens; "

@@ -5,13 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
-from palestra.sandbox import backend
 from tests.cli.tree import palestra
 from tests.coding import folders
-
-needs_local = pytest.mark.skipif(bool(backend("local").problem()), reason=str(backend("local").problem()))
+from tests.sandbox.needs import needs_local
 
 
 def test_the_tasks_that_come_with_palestra_are_listed_and_exported(tmp_path: Path) -> None:

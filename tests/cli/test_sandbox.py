@@ -14,8 +14,7 @@ import pytest
 from palestra.cli.output import INTERRUPTED
 from palestra.sandbox import backend
 from tests.cli.tree import palestra
-
-needs_local = pytest.mark.skipif(bool(backend("local").problem()), reason=str(backend("local").problem()))
+from tests.sandbox.needs import needs_local
 
 
 def test_every_backend_is_listed_with_what_is_missing() -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from palestra.coding import CodingTask, play_solution, prepare, read_tasks, task_spec
 from palestra.coding.shipped_tasks import SHIPPED, export
-from palestra.sandbox import backend, sandbox
+from palestra.sandbox import sandbox
+from tests.sandbox.needs import needs_local
 
 TASKS = read_tasks(SHIPPED)
 EVERY_DAY = {"1-wrong-operator", "2-line-counter", "4-json-pointer"}
@@ -37,8 +38,6 @@ CHEATS = {
         echo 1; echo PASSED
     """,
 }
-
-needs_local = pytest.mark.skipif(bool(backend("local").problem()), reason=str(backend("local").problem()))
 
 
 def test_there_are_forty_of_four_levels() -> None:

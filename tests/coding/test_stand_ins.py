@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from palestra.coding import Verdict, VerifierError, play_solution, read_task
-from palestra.sandbox import backend
+from palestra.coding import CodingVerdict, VerifierError, play_solution, read_task
 from tests.coding import folders
+from tests.sandbox.needs import needs_local
 
-pytestmark = pytest.mark.skipif(bool(backend("local").problem()), reason=str(backend("local").problem()))
+pytestmark = needs_local
 
 PACKAGES = sysconfig.get_paths()["purelib"]
 TEST = "from pathlib import Path\n\n\ndef test_answer():\n    assert Path('/app/answer.txt').read_text() == '42\\n'\n"
@@ -43,7 +43,7 @@ uv run pytest $TEST_DIR/test_outputs.py -rA
 """
 
 
-def play(folder: Path, command: str | None = None) -> Verdict:
+def play(folder: Path, command: str | None = None) -> CodingVerdict:
     return asyncio.run(play_solution(read_task(folder), command=command, host_folders=(PACKAGES,)))
 
 

@@ -13,11 +13,10 @@ import pytest
 
 from palestra.coding import TaskError, play_solution, read_task
 from palestra.coding.swe import convert, read_rows
-from palestra.sandbox import backend
 from tests.coding.folders import write
+from tests.sandbox.needs import needs_local
 
 PACKAGES = sysconfig.get_paths()["purelib"]
-needs_local = pytest.mark.skipif(bool(backend("local").problem()), reason=str(backend("local").problem()))
 
 BROKEN = "def half(n):\n    return n * 2\n\n\ndef name():\n    return 'half'\n"
 FIXED = BROKEN.replace("n * 2", "n / 2")

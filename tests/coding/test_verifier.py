@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from palestra.coding import (
+    CodingVerdict,
     TaskError,
-    Verdict,
     VerifierError,
     diff,
     play_solution,
@@ -19,13 +19,14 @@ from palestra.coding import (
     task_spec,
     verify,
 )
-from palestra.sandbox import ExecResult, SandboxError, backend, sandbox
+from palestra.sandbox import ExecResult, SandboxError, sandbox
 from tests.coding import folders
+from tests.sandbox.needs import needs_local
 
-pytestmark = pytest.mark.skipif(bool(backend("local").problem()), reason=str(backend("local").problem()))
+pytestmark = needs_local
 
 
-def play(folder: Path, command: str) -> Verdict:
+def play(folder: Path, command: str) -> CodingVerdict:
     """The verdict on what a command leaves."""
     return asyncio.run(play_solution(read_task(folder), command=command))
 

@@ -13,15 +13,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from palestra.sandbox import SandboxError, SandboxLimits, SandboxSpec, SandboxUnavailable, backend, sandbox
+from palestra.sandbox import SandboxError, SandboxLimits, SandboxSpec, SandboxUnavailable, sandbox
 from palestra.sandbox.local import bubblewrap, cgroup
 from tests.sandbox import attacks
 from tests.sandbox.conftest import Box, LoopThread
+from tests.sandbox.needs import needs_local
 
 ROOT = Path(__file__).parents[2]
 NOBODY = 65534
 
-pytestmark = pytest.mark.skipif(bool(backend("local").problem()), reason=str(backend("local").problem()))
+pytestmark = needs_local
 
 
 def test_without_bubblewrap_it_says_what_to_install(

@@ -22,7 +22,7 @@ from palestra.cli.run.common import find, json_option, print_table, run_errors, 
 if TYPE_CHECKING:
     from palestra.checkpoints import SavedCheckpoint
     from palestra.checkpoints.export_check import ExportCheck
-    from palestra.runs.saved_checkpoints import ExportForm
+    from palestra.runs.export_form import ExportForm
 
 ADDRESS = "tinker://"
 

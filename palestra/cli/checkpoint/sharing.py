@@ -19,7 +19,7 @@ from palestra.util.hugging_face import is_hub_id
 from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
-    from palestra.runs.saved_checkpoints import ExportForm
+    from palestra.runs.export_form import ExportForm
 
 
 @click.command()

@@ -34,6 +34,28 @@ COUNTS = ("queued", "leased", "ended", "parked")
 server_and_key = server_options(old="--url")
 
 
+def player_options(command: F) -> F:
+    """Which episodes a player takes, and when it stops."""
+    for option in (
+        click.option(
+            "--wait",
+            "run_wait_s",
+            type=click.FloatRange(0),
+            metavar="SECONDS",
+            default=600.0,
+            show_default=True,
+            help="Seconds to wait for a run that does not exist yet.",
+        ),
+        click.option(
+            "--idle", "idle_s", type=click.FloatRange(0), metavar="SECONDS", help="Stop when no episode is waiting."
+        ),
+        click.option("--max-episodes", type=click.IntRange(1), help="Stop after this number of episodes."),
+        click.option("--kind", type=click.Choice(["train", "eval"]), help="Only episodes of this kind."),
+    ):
+        command = option(command)
+    return command
+
+
 def search_options(command: F) -> F:
     for option in (
         click.option("--task", metavar="TEXT", help="Only episodes whose task contains this text."),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from palestra.cli.episode.commands import server_and_key
+from palestra.cli.episode.commands import player_options, server_and_key
 from palestra.cli.output import NOT_FOUND, USAGE, fail, needs_extra, one_line_errors
 
 if TYPE_CHECKING:
@@ -26,21 +26,10 @@ if TYPE_CHECKING:
 @click.option(
     "--concurrency", type=click.IntRange(1), default=8, show_default=True, help="Number of episodes played at a time."
 )
-@click.option("--kind", type=click.Choice(["train", "eval"]), help="Only episodes of this kind.")
 @click.option(
     "--lease", "lease_s", type=click.FloatRange(1), metavar="SECONDS", help="Length of a lease. [the run's setting]"
 )
-@click.option("--max-episodes", type=click.IntRange(1), help="Stop after this number of episodes.")
-@click.option("--idle", "idle_s", type=click.FloatRange(0), metavar="SECONDS", help="Stop when no episode is waiting.")
-@click.option(
-    "--wait",
-    "run_wait_s",
-    type=click.FloatRange(0),
-    metavar="SECONDS",
-    default=600.0,
-    show_default=True,
-    help="Seconds to wait for a run that does not exist yet.",
-)
+@player_options
 @server_and_key
 def play(config_file: str | None, names: tuple[str, ...], server: str, key: str | None, **options: Any) -> None:
     """Play episodes of a training run with environments of this machine, until Ctrl-C.

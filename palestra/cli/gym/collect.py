@@ -255,17 +255,17 @@ def progress_shown(what: str) -> Iterator[Any]:
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
-        TextColumn("{task.fields[told]}"),
+        TextColumn("{task.fields[figures]}"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(what, total=None, told="", rate="")
+        task = bar.add_task(what, total=None, figures="", rate="")
 
         def show(standing: Any) -> None:
             speed = bar.tasks[0].speed
             rate = f"{speed:.1f}/s" if speed else ""
             finished = standing.done + standing.failed
-            bar.update(task, total=standing.total, completed=finished, told=_figures(standing), rate=rate)
+            bar.update(task, total=standing.total, completed=finished, figures=_figures(standing), rate=rate)
 
         yield show
 

@@ -25,14 +25,13 @@ from palestra.sandbox.errors import SandboxEnded, SandboxError, SandboxUnavailab
 from palestra.sandbox.local import bubblewrap, cgroup
 from palestra.sandbox.local.launch import CONTROL
 from palestra.sandbox.local.watchdog import MemoryWatchdog, WatchedSandbox
-from palestra.sandbox.spec import SandboxSpec
+from palestra.sandbox.spec import SEARCH_PATH, SandboxSpec
 from palestra.util.processes import DEVNULL, PIPE, Stream, kill, spawn
 
 LAUNCH, ENTER = "palestra.sandbox.local.launch", "palestra.sandbox.local.enter"
 PACKAGES = ("palestra.sandbox.local", "palestra.sandbox")
 START_S = 30.0
 BYTES_PER_FILE = 4096
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 OPEN_FILES = 1024
 MAX_DESCRIPTORS = 3
 
@@ -128,7 +127,7 @@ class LocalSandbox(CommandSandbox):
             **self._common,
             "process": first,
             "arguments": command.arguments,
-            "env": {"PATH": PATH, "HOME": bubblewrap.HOME, "USER": "agent", "LANG": "C.UTF-8", **command.env},
+            "env": {"PATH": SEARCH_PATH, "HOME": bubblewrap.HOME, "USER": "agent", "LANG": "C.UTF-8", **command.env},
             "cwd": command.cwd,
             "limits": {"NPROC": limits.processes, "NOFILE": OPEN_FILES, "CORE": 0},
         }

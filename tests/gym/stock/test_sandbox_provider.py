@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from palestra.gym.nemo_gym_compat import COMPAT
-from palestra.sandbox import backend
+from tests.sandbox.needs import needs_local
 
-pytestmark = pytest.mark.skipif(bool(backend("local").problem()), reason=str(backend("local").problem()))
+pytestmark = needs_local
 
 
 @pytest.fixture(scope="module", autouse=True)
