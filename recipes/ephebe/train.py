@@ -13,8 +13,9 @@ import re
 import shutil
 import sys
 import time
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,7 +60,7 @@ def main() -> None:
     log(begin, f"packed into {len(packed.tokens)} rows")
     model = Qwen3ForCausalLM(shape(ids.turn_end, ids.end_of_text)).to(args.device)
     fit(model, packed, args, begin)
-    write_model(model, args.out, ids.turn_end, ids.end_of_text)
+    write_model(model, args.out, ids.turn_end, ids.end_of_text, HERE / "model_card.md")
     log(begin, f"written to {args.out}")
 
 
@@ -76,16 +77,16 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def shape(end: int, pad: int) -> Qwen3Config:
+def shape(end: int, pad: int, *, vocab_size: int = VOCAB, positions: int = POSITIONS) -> Qwen3Config:
     return Qwen3Config(
-        vocab_size=VOCAB,
+        vocab_size=vocab_size,
         hidden_size=256,
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=64,
         intermediate_size=768,
-        max_position_embeddings=POSITIONS,
+        max_position_embeddings=positions,
         rope_theta=10_000.0,
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -97,6 +98,7 @@ def shape(end: int, pad: int) -> Qwen3Config:
 # Conversations to rows
 
 
+@cache
 def chat_template() -> jinja2.Template:
     env = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
     env.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
@@ -110,9 +112,13 @@ def render(template: jinja2.Template, made: Conversation) -> str:
 
 def tokenizer_texts(seed: int) -> list[str]:
     rng, template = random.Random(f"tokenizer {seed}"), chat_template()
+    return split_at_marks(render(template, conversation(rng)) for _ in range(40_000))
+
+
+def split_at_marks(texts: Iterable[str]) -> list[str]:
+    """Texts without control tokens and markup, which a tokenizer is not trained on."""
     marks = re.compile("|".join(re.escape(token) for token in (*CONTROL_TOKENS, *MARKUP_TOKENS)))
-    made = (render(template, conversation(rng)) for _ in range(40_000))
-    return [piece for text in made for piece in marks.split(text) if piece]
+    return [piece for text in texts for piece in marks.split(text) if piece]
 
 
 def make_chunk(folder: Path, number: int) -> Rows:
@@ -213,7 +219,7 @@ def train_step(model: Qwen3ForCausalLM, batch: Packed) -> torch.Tensor:
     return loss.detach()
 
 
-def write_model(model: Qwen3ForCausalLM, folder: Path, end: int, pad: int) -> None:
+def write_model(model: Qwen3ForCausalLM, folder: Path, end: int, pad: int, card: Path) -> None:
     tensors = {
         name: tensor.detach().to("cpu", torch.bfloat16).contiguous()
         for name, tensor in model.state_dict().items()
@@ -228,7 +234,7 @@ def write_model(model: Qwen3ForCausalLM, folder: Path, end: int, pad: int) -> No
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     generation = {"eos_token_id": [end, pad], "pad_token_id": pad, "do_sample": True, "temperature": 1.0}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
-    shutil.copyfile(HERE / "model_card.md", folder / "README.md")
+    shutil.copyfile(card, folder / "README.md")
 
 
 def log(begin: float, text: str) -> None:

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from palestra.cli import main
 from palestra.coding import play_solution, read_task, read_tasks
 from palestra.coding.warm_up import KINDS, warm_up_task, write_warm_up
-from tests.coding.test_shipped import CHEATS, needs_local
+from tests.coding.test_shipped import CHEATS
+from tests.sandbox.needs import needs_local
 
 EVERY_DAY = {"rename", "remove", "clear"}
 DESTRUCTIVE = {
