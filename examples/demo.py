@@ -17,12 +17,12 @@ from rich.panel import Panel
 from rich.text import Text
 
 from palestra.cli.progress_display import open_display
-from palestra.cli.run.common import safe_text
 from palestra.config.bundled import find_config_file
 from palestra.config.train import GrpoConfig, load_train_config
 from palestra.runs.reader import Part, RunReader
 from palestra.runs.writer import RunFolder
 from palestra.training.launch import RUN_ERRORS, tokenizer_folder, train
+from palestra.util.safe_text import safe_text
 
 LEAST_GAIN, LEAST_SUCCESS = 0.4, 0.85
 STYLES = {"system": "dim", "user": "cyan", "assistant": "bold"}

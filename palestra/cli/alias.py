@@ -14,7 +14,8 @@ import rich_click as click
 from palestra.cli.lazy import LazyGroup
 from palestra.cli.options import server_options
 from palestra.cli.output import needs_extra, one_line_errors, print_json, print_result
-from palestra.cli.run.common import json_option, print_table, time_text
+from palestra.cli.run.common import json_option, print_table
+from palestra.util.figures import time_text
 
 if TYPE_CHECKING:
     from palestra.training.aliases import AliasClient

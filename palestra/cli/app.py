@@ -47,6 +47,7 @@ COMMANDS = [
     LazyCommand("sandbox", "palestra.cli.sandbox:sandbox", "Run commands behind a wall, or list what holds one here."),
     LazyCommand("serve", "palestra.cli.serve:serve", "Serve models: training and sampling by Tinker's API."),
     LazyCommand("train", "palestra.cli.train:train", "Train a model: GRPO, distillation, SFT, DPO."),
+    LazyCommand("view", "palestra.cli.view:view", "Show runs in the browser: curves, rollouts, tokens, live."),
 ]
 
 

@@ -14,7 +14,7 @@ import rich_click as click
 
 from palestra.cli.options import server_options
 from palestra.cli.output import FAILED, INTERRUPTED, UNREACHABLE, USAGE, fail, needs_extra, one_line_errors, print_json
-from palestra.cli.run.common import short_name
+from palestra.runs.control import short_name
 from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:

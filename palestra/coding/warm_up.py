@@ -15,22 +15,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _STEMS = """
-agenda album archive atlas basket board bridge budget cabin calendar camera canvas castle chapter circle coast corner
-cottage course design diary draft engine essay field final forest friends garden guests guide harbor hotel index island
-journal kitchen ledger letter library list lunch market members menu meadow memo message mirror museum notes novel
-office orders outline palace paper parcel party people phone photos pictures places planets plants plates poems policy
-prices profile quotes recipe record report review rivers roads route rules sample school script season shelf shop
-sketch songs stage station story street students summary table tasks teams temple theatre tickets tools towns travel
-trees trips valley village visits weather windows winter words
+apples bags balls baskets beads bells belts boats bolts books boots bottles bowls boxes bricks brooms brushes buckets
+buttons candles caps cards chairs clocks coats coins combs cups desks dishes doors drums eggs envelopes files flags
+forks frames gloves hammers hats hooks jars kettles keys kites knives ladders lamps lemons locks magnets maps marbles
+masks mats mirrors mugs nails needles nets onions paddles pans pears pencils pens pillows pins pipes plates plugs pots
+radios ribbons rings robes ropes rulers sacks saddles scarves screws shells shirts shoes shovels skates socks spades
+sponges spoons stamps stones stools straps tables tents tickets tiles towels toys trays tubes umbrellas vases watches
+wheels whistles wires office kitchen garden cellar attic garage library market harbour station school workshop bakery
+museum theatre hall tower bridge farm hotel report message letter invoice plan photo draft poem recipe song story
+summary review page
 """
 _WORDS = """
-amber apple bird black blue brown candle cedar chair cherry cloud clover copper coral cotton cream dawn eagle ember
-falcon fern flame fox frost ginger gold grape green hazel honey iron ivory jade lamp lemon lilac lime linen maple
-marble mint moss ocean olive onyx opal orange peach pearl pebble pepper pine plum purple quartz rain red river robin
-rose ruby sage salt sand scarlet shadow silk silver smoke snow spruce star steel stone storm sugar sun tiger topaz
-tulip velvet violet walnut water white willow wind wolf wood yellow
+red blue green yellow black white brown grey orange purple pink golden silver ada alan anna bruno carla chen clara
+dana david elena emil farid felix gita grace hana hugo ines ivan jana jonas kira lina luca mara nadia nils nora omar
+otto pablo paula rosa ruth sami sara sofia tara theo viktor yara yuki zoe
 """
 STEMS, WORDS = _STEMS.split(), _WORDS.split()
+"""Words that are single tokens of the bundled models. No word of the second list is part of another."""
 ENDINGS = ("txt", "md", "log", "csv")
 KEPT = "keep.txt"
 """A file beside, which every task leaves as it is."""

@@ -1,11 +1,13 @@
-"""Ending and deleting a run from outside.
+"""Ending, resuming and deleting a run from outside.
 
 Owns: the request to stop, which is a file that the trainer looks for after each step. Never touches: processes.
 """
 
 from __future__ import annotations
 
+import shlex
 import shutil
+from pathlib import Path
 
 from palestra.runs.lock import RunLock
 from palestra.runs.reader import IMITATION, STOP, RunReader, RunStatus
@@ -35,3 +37,13 @@ def delete_run(run: RunReader) -> None:
         raise RunError(f"{run.path} could not be deleted completely: {error}") from None
     finally:
         lock.close()
+
+
+def short_name(run: RunReader) -> str:
+    """The shortest name that finds the run from the current folder, quoted for a shell."""
+    return shlex.quote(run.name if run.path.parent == Path("runs").absolute() else str(run.path))
+
+
+def resume_command(run: RunReader) -> str:
+    command = "eval" if run.read_about()["kind"] == "eval" else "train"
+    return f"palestra {command} --resume {short_name(run)}"

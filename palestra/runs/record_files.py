@@ -70,15 +70,25 @@ def read_lines(file: Path) -> list[JsonObject]:
         return []
     except OSError as error:
         raise RunError(f"{file}: {error.strerror}") from error
-    rows = []
-    for line in lines:
-        try:
-            row = msgspec.json.decode(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
+    return [row for line in lines if (row := _row(line)) is not None]
+
+
+def read_added(file: Path, offset: int) -> tuple[list[JsonObject], int]:
+    """The rows that were added behind `offset`, and the offset behind the last of them. A line that is not whole yet is
+    left for the next call."""
+    try:
+        with file.open("rb") as stream:
+            stream.seek(offset)
+            added = stream.read()
+    except FileNotFoundError:
+        return [], 0
+    except OSError as error:
+        raise RunError(f"{file}: {error.strerror}") from error
+    whole = added.rfind(b"\n") + 1
+    rows = [row for line in added[:whole].splitlines() if (row := _row(line)) is not None]
+    if (last := _row(added[whole:])) is not None:  # only the end of its line is missing
+        return [*rows, last], offset + len(added)
+    return rows, offset + whole
 
 
 def write_records(file: Path, records: Iterable[JsonObject]) -> None:
@@ -110,6 +120,14 @@ def read_records(file: Path, containing: str = "") -> Iterator[JsonObject]:
         raise RunError(f"{file}: {error.strerror}") from error
     except (zstandard.ZstdError, ValueError) as error:
         raise RunError(f"{file}: damaged ({error})") from error
+
+
+def _row(line: bytes) -> JsonObject | None:
+    try:
+        row = msgspec.json.decode(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def _encode(record: JsonObject) -> bytes:

@@ -13,7 +13,6 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 from pathlib import Path
@@ -77,16 +76,16 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def shape(end: int, pad: int, *, vocab_size: int = VOCAB, positions: int = POSITIONS) -> Qwen3Config:
+def shape(end: int, pad: int) -> Qwen3Config:
     return Qwen3Config(
-        vocab_size=vocab_size,
+        vocab_size=VOCAB,
         hidden_size=256,
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=64,
         intermediate_size=768,
-        max_position_embeddings=positions,
+        max_position_embeddings=POSITIONS,
         rope_theta=10_000.0,
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -112,13 +111,9 @@ def render(template: jinja2.Template, made: Conversation) -> str:
 
 def tokenizer_texts(seed: int) -> list[str]:
     rng, template = random.Random(f"tokenizer {seed}"), chat_template()
-    return split_at_marks(render(template, conversation(rng)) for _ in range(40_000))
-
-
-def split_at_marks(texts: Iterable[str]) -> list[str]:
-    """Texts without control tokens and markup, which a tokenizer is not trained on."""
     marks = re.compile("|".join(re.escape(token) for token in (*CONTROL_TOKENS, *MARKUP_TOKENS)))
-    return [piece for text in texts for piece in marks.split(text) if piece]
+    made = (render(template, conversation(rng)) for _ in range(40_000))
+    return [piece for text in made for piece in marks.split(text) if piece]
 
 
 def make_chunk(folder: Path, number: int) -> Rows:

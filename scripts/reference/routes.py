@@ -30,6 +30,8 @@ from palestra.gym.servers.resources import ResourcesServer
 from palestra.gym.testing import opened
 from palestra.server.app import create_app
 from palestra.server.services import ServerServices
+from palestra.view.app import create_app as create_view
+from palestra.view.catalogue import Catalogue
 from scripts.reference.pages import Reference, code, page, table
 from scripts.reference.route_sentences import GYM_HEAD, GYM_SERVERS, PLATFORM
 
@@ -54,6 +56,9 @@ def pages(reference: Reference) -> None:
     api = asyncio.run(_server_api())
     parts = [
         *_server(api, reference),
+        "## The dashboard",
+        "`palestra view`; see [Look at runs in the browser](../dashboard.md#the-json-api).",
+        _dashboard(reference),
         "## The platform",
         "`palestra platform serve`; see [The platform](../platform.md#who-may-ask-for-what) for who may call what.",
         _listed(_platform(), PLATFORM, "platform", reference),
@@ -91,6 +96,18 @@ def _server(api: dict[str, Any], reference: Reference) -> Iterator[str]:
         if found:
             yield f"## {TAGS.get(tag, tag)}"
             yield table(HEAD, found)
+
+
+def _dashboard(reference: Reference) -> str:
+    rows = []
+    for path, methods in create_view(Catalogue(Path())).openapi()["paths"].items():
+        for method, about in methods.items():
+            route = f"{method.upper()} {path}"
+            text = reference.explained(
+                about.get("description"), f"the route `{route}`", "the docstring of its function"
+            )
+            rows.append([code(route), text])
+    return table(HEAD, rows)
 
 
 def _listed(routes: Sequence[str], sentences: dict[str, str], what: str, reference: Reference) -> str:

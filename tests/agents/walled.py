@@ -13,7 +13,7 @@ import pytest
 
 from palestra.episodes import Episode
 from palestra.sandbox import ExecResult, ModelDoor, SandboxError, SandboxLimits, SandboxSpec, backend, sandbox
-from palestra.sandbox.local.backend import PATH
+from palestra.sandbox.spec import SEARCH_PATH
 
 INSTALLED = (Path(__file__).parents[2] / ".agents").resolve()
 LIMIT_S = 240.0  # opencode takes twenty seconds on a machine that is busy
@@ -52,7 +52,7 @@ def run_walled(
         workdir=WORKDIR,
         host_folders=(str(INSTALLED), *_outside_usr(node), *_outside_usr(program.resolve())),
         door=ModelDoor(episode.base_url, port=port),
-        env={**episode.environment, "PATH": f"{node.parent}:{PATH}", **env},
+        env={**episode.environment, "PATH": f"{node.parent}:{SEARCH_PATH}", **env},
         files={name: text.encode() for name, text in files.items()},
         limits=SandboxLimits(exec_s=LIMIT_S),
     )

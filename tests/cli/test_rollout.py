@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 from palestra.cli.run.rollout import rollout
-from palestra.cli.run.rollout_filter import WhereError, parse_where
-from palestra.cli.run.token_view import Color, TokenCell, TokenOrigin, colored, load_tokenizer, token_cells, token_texts
+from palestra.cli.run.token_view import Color, colored
+from palestra.runs.rollout_filter import WhereError, parse_where
+from palestra.runs.token_cells import TokenCell, TokenOrigin, load_tokenizer, token_cells, token_texts
 from palestra.runs.writer import RunFolder
 from palestra.training.batches.grpo_batch import build_batch
 from palestra.types.rollouts import RolloutStop

@@ -15,10 +15,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from palestra.cli.run.commands import run
-from palestra.cli.run.common import duration_text, number_text, safe_text, sparkline
+from palestra.cli.run.common import sparkline
 from palestra.runs.reader import RunStatus
 from palestra.runs.writer import EventKind, RunFolder
 from palestra.training.batches.grpo_batch import build_batch
+from palestra.util.figures import duration_text, number_text
+from palestra.util.safe_text import safe_text
 from tests.training.records import make_config, make_group
 
 

@@ -171,7 +171,7 @@ def test_probable_tokens_are_green(puppet):
 
 
 def test_escapes_of_a_model_do_not_reach_the_terminal():
-    from palestra.cli.run.common import safe_text
+    from palestra.util.safe_text import safe_text
 
     assert "\x1b" not in safe_text("\x1b[2J")
 

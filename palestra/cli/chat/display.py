@@ -14,10 +14,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from palestra.cli.run.common import number_text, safe_text
 from palestra.endpoints.conversation import ChatEvent, ToolMessages
 from palestra.net.chat_apis import AnswerPiece, StreamedAnswer, TokenLogprob
 from palestra.types import StopReason
+from palestra.util.figures import number_text
+from palestra.util.safe_text import safe_text
 
 THINKING, TOOLS = "dim italic", "cyan"
 SHADES = ((0.9, "green"), (0.5, "yellow"), (0.1, "dark_orange"), (0.0, "red"))

@@ -15,8 +15,10 @@ import rich_click as click
 from palestra.cli.lazy import LazyCommand, LazyGroup
 from palestra.cli.options import server_options
 from palestra.cli.output import one_line_errors, print_json, print_result
-from palestra.cli.run.common import duration_text, json_option, number_text, print_table, safe_text, time_text
+from palestra.cli.run.common import json_option, print_table
 from palestra.config.redaction import Mask, redact
+from palestra.util.figures import duration_text, number_text, time_text
+from palestra.util.safe_text import safe_text
 
 if TYPE_CHECKING:
     from rich.table import Table

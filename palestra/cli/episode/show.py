@@ -20,7 +20,9 @@ from palestra.cli.episode.commands import (
     state_option,
 )
 from palestra.cli.output import one_line_errors, print_json
-from palestra.cli.run.common import duration_text, json_option, number_text, safe_text
+from palestra.cli.run.common import json_option
+from palestra.util.figures import duration_text, number_text
+from palestra.util.safe_text import safe_text
 
 if TYPE_CHECKING:
     from palestra.config.redaction import Mask

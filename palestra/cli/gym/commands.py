@@ -18,8 +18,9 @@ import rich_click as click
 from palestra.cli.lazy import LazyCommand, LazyGroup
 from palestra.cli.options import server_options
 from palestra.cli.output import UNREACHABLE, fail, needs_extra, one_line_errors, print_json
-from palestra.cli.run.common import json_option, print_table, safe_text
+from palestra.cli.run.common import json_option, print_table
 from palestra.util.json_types import JsonObject
+from palestra.util.safe_text import safe_text
 
 if TYPE_CHECKING:
     from palestra.gym.config import GymSources

@@ -13,8 +13,9 @@ import rich_click as click
 
 from palestra.cli.lazy import LazyGroup
 from palestra.cli.output import NOT_FOUND, USAGE, fail, needs_extra, one_line_errors, print_json, print_result
-from palestra.cli.run.common import json_option, print_table, safe_text
+from palestra.cli.run.common import json_option, print_table
 from palestra.util.json_types import JsonObject
+from palestra.util.safe_text import safe_text
 
 if TYPE_CHECKING:
     from palestra.environments.platform import PlatformTask, TaskApp, TaskKey, TaskVerdict

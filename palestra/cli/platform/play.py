@@ -15,7 +15,6 @@ import msgspec
 import rich_click as click
 
 from palestra.cli.output import print_json
-from palestra.cli.run.common import safe_text
 from palestra.environments.platform import (
     APPS,
     Instance,
@@ -30,6 +29,7 @@ from palestra.environments.platform import (
 from palestra.environments.platform.expectations import change_text
 from palestra.environments.platform.task_records import FIRST_EVAL
 from palestra.util.json_types import JsonObject
+from palestra.util.safe_text import safe_text
 
 HELP = """a tool      put value=3   or   send_message to=["ann@x.org"] subject="a few words"   or   put {"value": 3}
 tools       what can be called

@@ -13,21 +13,12 @@ from msgspec import to_builtins
 
 from palestra.cli.output import needs_extra, print_json, print_result
 from palestra.cli.run import manage
-from palestra.cli.run.common import (
-    duration_text,
-    find,
-    json_option,
-    number_text,
-    print_table,
-    resume_command,
-    run_errors,
-    runs_option,
-    safe_text,
-    sparkline,
-    time_text,
-)
-from palestra.cli.run.overview import evaluation_text, is_labelled, last_values, model_name, note_text, overview
+from palestra.cli.run.common import find, json_option, print_table, run_errors, runs_option, sparkline
+from palestra.cli.run.overview import evaluation_text, note_text
+from palestra.runs.control import resume_command
+from palestra.util.figures import duration_text, number_text, time_text
 from palestra.util.json_types import JsonObject
+from palestra.util.safe_text import safe_text
 
 if TYPE_CHECKING:
     from palestra.runs.reader import RunReader
@@ -72,6 +63,7 @@ for command in (manage.stop, manage.delete, manage.tag, manage.note):
 def list_(tags: tuple[str, ...], note: str | None, root: Path, as_json: bool) -> None:
     """List the runs, newest first."""
     with run_errors():
+        from palestra.runs.overview import is_labelled, overview
         from palestra.runs.reader import list_runs
 
         rows = [row for one in list_runs(root) if is_labelled(row := overview(one), tags, note)]
@@ -100,6 +92,7 @@ def show(which: str, root: Path, as_json: bool) -> None:
     """Show how RUN, a name or a folder, was started and its state."""
     with run_errors():
         from palestra.runs.facts import summarize
+        from palestra.runs.overview import model_name
         from palestra.runs.reader import RunStatus
 
         found = find(which, root)
@@ -151,6 +144,7 @@ def compare(which: tuple[str, ...], everything: bool, root: Path, as_json: bool)
     same tasks, whether one is better."""
     with run_errors():
         from palestra.evaluation.comparison import compare_evaluations
+        from palestra.runs.overview import last_values
 
         runs = [find(one, root) for one in which]
         paired = compare_evaluations(*runs) if len(runs) == 2 else None

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import shlex
-import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,52 +47,10 @@ def find(which: str, root: Path) -> RunReader:
     return find_run(which, root)
 
 
-def short_name(run: RunReader) -> str:
-    """The shortest name that finds the run from the current folder, quoted for a shell."""
-    return shlex.quote(run.name if run.path.parent == Path("runs").absolute() else str(run.path))
-
-
-def resume_command(run: RunReader) -> str:
-    command = "eval" if run.read_about()["kind"] == "eval" else "train"
-    return f"palestra {command} --resume {short_name(run)}"
-
-
 def print_table(rows: Sequence[Sequence[str]]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def safe_text(text: str, keep: str = "\n\t") -> str:
-    """Text of models and environments in a form that is safe to print: control codes, bidirectional overrides and other
-    invisible characters become escapes, so nothing moves the cursor or imitates other text."""
-    return "".join(char if char in keep or is_visible(char) else escaped(char) for char in text)
-
-
-def is_visible(char: str) -> bool:
-    return unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-
-
-def escaped(char: str) -> str:
-    return char.encode("unicode_escape").decode("ascii")
-
-
-def number_text(value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return safe_text(str(value), keep="")
-    is_whole = math.isfinite(value) and value == int(value) and abs(value) < 1e9
-    return str(int(value)) if is_whole else f"{value:.4g}"
-
-
-def time_text(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
-
-
-def duration_text(seconds: float) -> str:
-    hours, rest = divmod(round(seconds), 3600)
-    return f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s" if rest >= 60 else f"{rest} s"
 
 
 def sparkline(values: Sequence[float | None], width: int = 40) -> str:

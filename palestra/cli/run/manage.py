@@ -12,7 +12,8 @@ import rich_click as click
 from msgspec import to_builtins
 
 from palestra.cli.output import fail, print_result
-from palestra.cli.run.common import find, json_option, resume_command, run_errors, runs_option
+from palestra.cli.run.common import find, json_option, run_errors, runs_option
+from palestra.runs.control import resume_command
 
 LOOK_EVERY_S = 0.5
 

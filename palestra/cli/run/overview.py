@@ -1,61 +1,15 @@
-"""A run in one row, as `palestra run list` shows it.
+"""The cells of `palestra run list`.
 
-Owns: which figures stand for a run. Never touches: how rows are printed.
+Owns: how long they may be. Never touches: which figures stand for a run; `runs.overview` does.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from msgspec import to_builtins
-
-from palestra.cli.run.common import number_text, safe_text
+from palestra.util.figures import number_text
 from palestra.util.json_types import JsonObject
+from palestra.util.safe_text import safe_text
 
-if TYPE_CHECKING:
-    from palestra.runs.reader import RunReader
-
-EVALUATIONS = ("eval/success", "eval/loss")
 NOTE_WIDTH = 40
-
-
-def model_name(config: JsonObject) -> str | None:
-    """The model's name in the config of a training run or an evaluation."""
-    model = config.get("model")
-    return model.get("name") if isinstance(model, dict) else model
-
-
-def overview(one: RunReader) -> JsonObject:
-    """A run in one row. A run that cannot be read gets a row with the reason, so that the others are still listed."""
-    from palestra.runs.record_files import RunError
-
-    row: JsonObject = {"name": one.name, "path": str(one.path), "status": "damaged", "kind": None, "model": None}
-    row |= {"created": None, "last_step": None, "steps": None, "reward_mean": None}
-    row |= {"eval_success": None, "eval_loss": None, "eval_step": None, "tags": [], "notes": []}
-    try:
-        about, metrics = one.read_about(), one.read_metrics()
-        row |= to_builtins(one.read_labels())
-        last = last_values(metrics)
-        evaluated = [line["step"] for line in metrics if any(line.get(name) is not None for name in EVALUATIONS)]
-        row |= {
-            "status": str(one.status()),
-            "kind": about["kind"],
-            "model": model_name(about["config"]),
-            "created": about["created"],
-            "last_step": last.get("step"),
-            "steps": about["config"].get("steps"),
-            "reward_mean": last.get("reward/mean"),
-            "eval_success": last.get("eval/success"),
-            "eval_loss": last.get("eval/loss"),
-            "eval_step": evaluated[-1] if evaluated else None,
-        }
-    except (RunError, KeyError, AttributeError, TypeError, ValueError) as error:
-        row["error"] = f"{type(error).__name__}: {error}"
-    return row
-
-
-def is_labelled(row: JsonObject, tags: tuple[str, ...], note: str | None) -> bool:
-    return set(tags) <= set(row["tags"]) and (note is None or any(note in one["text"] for one in row["notes"]))
 
 
 def note_text(notes: list[JsonObject]) -> str:
@@ -71,11 +25,3 @@ def evaluation_text(row: JsonObject) -> str:
     success, loss = row["eval_success"], row["eval_loss"]
     figure = number_text(success) if success is not None else f"loss {number_text(loss)}"
     return f"{figure} (step {row['eval_step']})"
-
-
-def last_values(metrics: list[JsonObject]) -> JsonObject:
-    """The newest value of each metric, since not every row has an evaluation."""
-    newest: JsonObject = {}
-    for row in metrics:
-        newest |= {name: value for name, value in row.items() if value is not None}
-    return {name: value for name, value in newest.items() if name not in ("time", "attempt")}

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from palestra.cli.output import print_json
-from palestra.cli.run.common import find, json_option, number_text, print_table, run_errors, runs_option, safe_text
+from palestra.cli.run.common import find, json_option, print_table, run_errors, runs_option
+from palestra.util.figures import number_text
 from palestra.util.json_types import JsonObject
+from palestra.util.safe_text import safe_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,7 +48,7 @@ def rollout() -> None:
 @json_option
 def list_(which: str, step: int | None, evals: bool, where: str | None, limit: int, root: Path, as_json: bool) -> None:
     """List the rollouts of RUN, a name or a folder."""
-    from palestra.cli.run.rollout_filter import WhereError, parse_where
+    from palestra.runs.rollout_filter import WhereError, parse_where
 
     try:
         matches = parse_where(where) if where is not None else lambda record: True
@@ -175,7 +177,8 @@ def print_messages(console: Console, record: JsonObject) -> None:
 
 
 def print_tokens(console: Console, tokens: JsonObject, folder: str | None, color: str) -> None:
-    from palestra.cli.run.token_view import LEGENDS, Color, colored, load_tokenizer, table_rows, token_cells
+    from palestra.cli.run.token_view import LEGENDS, Color, colored, table_rows
+    from palestra.runs.token_cells import load_tokenizer, token_cells
 
     tokenizer = load_tokenizer(folder)
     if tokenizer is None:

@@ -1,0 +1,140 @@
+"""The JSON API of the dashboard, version 1: what its pages show, for programs.
+
+Owns: routes, parameters and errors. Never touches: files; the functions that pages call too do.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from palestra.runs.control import request_stop
+from palestra.runs.labels import add_note, add_tag, remove_tag
+from palestra.view import run_detail
+from palestra.view.catalogue import Catalogue
+from palestra.view.charts import Axis, Window, read_board, read_series
+from palestra.view.live import follow
+
+MAX_POINTS = 5000
+router = APIRouter(prefix="/api/v1", tags=["dashboard"])
+
+
+class LabelChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One of: a tag to give, a tag to take away, a note to add."""
+
+    tag: str | None = None
+    untag: str | None = None
+    note: str | None = None
+
+
+def get_catalogue(request: Request) -> Catalogue:
+    return request.app.state.catalogue
+
+
+def get_window(
+    x: Axis = Axis.STEP,
+    low: float = -math.inf,
+    high: float = math.inf,
+    points: Annotated[int, Query(ge=10, le=MAX_POINTS)] = 1000,
+) -> Window:
+    return Window(x, low, high, points)
+
+
+Runs = Annotated[Catalogue, Depends(get_catalogue)]
+Part = Annotated[Window, Depends(get_window)]
+
+
+@router.get("/runs")
+def list_runs(
+    runs: Runs,
+    filter: str = "",  # noqa: A002
+    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+    offset: Annotated[int, Query(ge=0)] = 0,
+) -> Response:
+    """The runs, newest first, starred ones before them; `filter` as on the page."""
+    return json_response(runs.find(filter, limit, offset))
+
+
+@router.get("/runs/{run}")
+def show_run(run: str, runs: Runs) -> Response:
+    """The state of a run, how it was started, and what asks to be looked at."""
+    return json_response(run_detail.read_run(runs, run))
+
+
+@router.get("/runs/{run}/charts")
+def show_charts(run: str, runs: Runs, window: Part) -> Response:
+    """All charts of the run's page, with at most `points` points each, chosen by LTTB; `x` is `step`, `time` or
+    `tokens`, `low` and `high` bound it."""
+    return json_response(read_board(runs.metrics(runs.open(run)), window))
+
+
+@router.get("/runs/{run}/series")
+def show_series(run: str, runs: Runs, window: Part, name: Annotated[list[str], Query()]) -> Response:
+    """Metrics by name, over one axis, as `charts` has them."""
+    return json_response(read_series(runs.metrics(runs.open(run)), name[:50], window))
+
+
+@router.get("/runs/{run}/live", response_class=StreamingResponse)
+def watch_run(run: str, runs: Runs, request: Request, after: int | None = None) -> StreamingResponse:
+    """Server-sent events while the run writes: `metrics`, `state`, `gone`. Goes on behind `Last-Event-ID`, or `after`;
+    without either, from now on."""
+    found = runs.open(run)
+    known = request.headers.get("last-event-id", "")
+    position = int(known) if known.isdecimal() else after if after is not None else runs.metrics(found).offset
+    return StreamingResponse(follow(found, position), media_type="text/event-stream")
+
+
+@router.get("/runs/{run}/config")
+def show_config(run: str, runs: Runs, against: str | None = None) -> Response:
+    """The config as dotted keys; with `against`, beside that of another run."""
+    return json_response(run_detail.read_config(runs, run, against or None))
+
+
+@router.get("/runs/{run}/log")
+def show_log(run: str, runs: Runs, file: str | None = None, find: str = "") -> Response:
+    """The last lines of a log, or the last of those that have the text `find`."""
+    return json_response(run_detail.read_log(runs, run, file or None, find))
+
+
+@router.get("/runs/{run}/events")
+def show_events(run: str, runs: Runs) -> Response:
+    """What happened to the run, newest first."""
+    return json_response(run_detail.read_events(runs, run))
+
+
+@router.get("/runs/{run}/checkpoints")
+def show_checkpoints(run: str, runs: Runs) -> Response:
+    """The checkpoints that are kept, newest first, with the scores of their steps."""
+    return json_response(run_detail.read_checkpoints(runs, run))
+
+
+@router.post("/runs/{run}/labels")
+async def change_labels(run: str, runs: Runs, request: Request) -> Response:
+    """Gives the run a `tag`, takes one away (`untag`) or adds a `note`; returns its row."""
+    change = msgspec.json.decode(await request.body(), type=LabelChange)
+    return json_response(apply_labels(runs, run, change))
+
+
+@router.post("/runs/{run}/stop")
+def stop_run(run: str, runs: Runs) -> Response:
+    """Asks the run to end after its step, with a checkpoint."""
+    return json_response({"stopping": request_stop(runs.open(run))})
+
+
+def apply_labels(runs: Catalogue, name: str, change: LabelChange) -> object:
+    found = runs.open(name)
+    if change.tag:
+        add_tag(found.path, change.tag.strip())
+    if change.untag:
+        remove_tag(found.path, change.untag)
+    if change.note:
+        add_note(found.path, change.note)
+    return runs.row(found)
+
+
+def json_response(content: object) -> Response:
+    return Response(msgspec.json.encode(content, enc_hook=str), media_type="application/json")

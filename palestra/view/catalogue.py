@@ -1,0 +1,180 @@
+"""The runs of a folder: found by name, listed in rows, with what was read kept until their files change.
+
+Owns: the folder, what is kept in memory. Never touches: the layout of a run; `runs.reader` does.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from itertools import pairwise
+from pathlib import Path
+
+from msgspec import Struct
+
+from palestra.runs.overview import overview
+from palestra.runs.reader import RunNotFound, RunReader, list_runs
+from palestra.runs.record_files import RunError
+from palestra.runs.writer import NAME
+from palestra.util.json_types import JsonObject
+from palestra.util.suggest import nearest
+from palestra.view.metric_table import MetricTable
+
+STAR = "star"
+"""The tag of runs that somebody has starred."""
+CURVE_POINTS = 60
+CURVES = ("reward/mean", "eval/success", "loss/mean", "eval/loss")
+MAX_TABLES = 16  # of 100 metrics and 10,000 steps, 8 MB each
+WATCHED = ("config.json", "metrics.jsonl", "summary.json", "labels.jsonl", "lock")
+Fingerprint = tuple[int, ...]
+
+
+class RunRow(Struct, frozen=True):
+    """A run in the list of runs."""
+
+    name: str
+    status: str
+    kind: str | None
+    model: str | None
+    environments: list[str]
+    created: float | None
+    last_step: int | None
+    steps: int | None
+    reward_mean: float | None
+    eval_success: float | None
+    eval_loss: float | None
+    eval_step: int | None
+    tags: list[str]
+    notes: list[JsonObject]
+    is_starred: bool
+    curve_name: str | None
+    """The metric of `curve`: the first of reward, evaluation and loss that the run has."""
+    curve: list[float]
+    error: str | None = None
+    """Why the run cannot be read."""
+
+
+class RunPage(Struct, frozen=True):
+    """A part of the list of runs, newest first."""
+
+    runs: list[RunRow]
+    total: int
+    """How many runs fit the filter."""
+    all: int
+
+
+class Catalogue:
+    def __init__(self, root: Path) -> None:
+        self.root = root.expanduser().absolute()
+        self._rows: dict[str, tuple[Fingerprint, RunRow]] = {}
+        self._tables: OrderedDict[Path, MetricTable] = OrderedDict()
+        self._lock = threading.Lock()
+        """Protects the tables: requests are answered in threads."""
+
+    def open(self, name: str) -> RunReader:
+        """The run of this name. Raises RunNotFound; a name never leads out of the folder."""
+        if NAME.fullmatch(name) and (self.root / name / "config.json").is_file():
+            return RunReader(self.root / name)
+        near = nearest(name, [run.name for run in list_runs(self.root)])
+        hint = f"; did you mean {near}?" if near else ""
+        raise RunNotFound(f"there is no run {name[:100]!r} in {self.root}{hint}")
+
+    def metrics(self, run: RunReader) -> MetricTable:
+        """The run's metrics as they are now."""
+        with self._lock:
+            table = self._tables.pop(run.path, None) or MetricTable(run.metrics_file)
+            self._tables[run.path] = table
+            if len(self._tables) > MAX_TABLES:
+                self._tables.popitem(last=False)
+            table.refresh()
+            return table
+
+    def find(self, text: str = "", limit: int = 200, offset: int = 0) -> RunPage:
+        """The runs that fit a filter."""
+        rows = [self.row(run) for run in self._runs()]
+        found = [row for row in rows if fits(row, text)]
+        found.sort(key=lambda row: row.is_starred, reverse=True)  # stable: starred ones first, each part newest first
+        return RunPage(found[offset : offset + limit], len(found), len(rows))
+
+    def row(self, run: RunReader) -> RunRow:
+        print_now = _fingerprint(run.path)
+        known = self._rows.get(run.name)
+        if known is None or known[0] != print_now or known[1].status == "running":
+            self._rows[run.name] = known = (print_now, _read_row(run))
+        return known[1]
+
+    def _runs(self) -> list[RunReader]:
+        try:
+            return list_runs(self.root)
+        except OSError:  # a run was deleted between listing and looking at it
+            return list_runs(self.root)
+
+
+def fits(row: RunRow, text: str) -> bool:
+    """Whether a run has every word of the filter: in its name, kind, model, environments, tags or notes; `tag:x`,
+    `state:x` and `model:x` look there alone."""
+    facts = {
+        "name": row.name,
+        "state": row.status,
+        "kind": row.kind or "",
+        "model": row.model or "",
+        "env": " ".join(row.environments),
+        "tag": " ".join(row.tags),
+        "note": " ".join(str(note["text"]) for note in row.notes),
+    }
+    everything = " ".join(facts.values()).lower()
+    for word in text.lower().split():
+        where, colon, what = word.partition(":")
+        known = colon and where in facts
+        if (what not in facts[where].lower()) if known else (word not in everything):
+            return False
+    return True
+
+
+def _read_row(run: RunReader) -> RunRow:
+    row = overview(run)
+    environments: list[str] = []
+    curve_name, curve = None, []
+    try:
+        config = run.read_about().get("config") or {}
+        environments = [
+            str(one["name"]) for one in config.get("environments") or [] if isinstance(one, dict) and "name" in one
+        ]
+        table = MetricTable(run.metrics_file)
+        table.refresh()
+        curve_name = next((name for name in CURVES if table.last(name) is not None), None)
+        curve = _curve(table, curve_name) if curve_name else []
+    except (RunError, AttributeError, KeyError, TypeError) as error:
+        row.setdefault("error", str(error))
+    known = {name: row.get(name) for name in RunRow.__struct_fields__ if name in row}
+    return RunRow(
+        **{
+            **known,
+            "environments": environments,
+            "is_starred": STAR in row["tags"],
+            "curve_name": curve_name,
+            "curve": curve,
+        }
+    )
+
+
+def _curve(table: MetricTable, name: str) -> list[float]:
+    """A metric in few points, each the mean of its neighbours."""
+    values = [value for value in table.columns[name] if value == value]
+    bins = min(CURVE_POINTS, len(values))
+    cuts = [round(i * len(values) / bins) for i in range(bins + 1)]
+    return [sum(values[a:b]) / (b - a) for a, b in pairwise(cuts)]
+
+
+def _fingerprint(path: Path) -> Fingerprint:
+    """Changes whenever a file that a row is made of does."""
+    found: list[int] = []
+    for name in WATCHED:
+        try:
+            known = os.stat(path / name)  # noqa: PTH116 (a thousand runs: pathlib takes three times as long)
+        except OSError:
+            found += [0, 0]
+        else:
+            found += [known.st_mtime_ns, known.st_size]
+    return tuple(found)

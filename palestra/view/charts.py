@@ -1,0 +1,182 @@
+"""A run's charts as numbers: lines over one x-axis, with as many points as a screen can show.
+
+Owns: the x-axes, downsampling, what is drawn where nothing was planned. Never touches: files, colours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+from itertools import accumulate
+
+from msgspec import Struct
+
+from palestra.view.downsampling import pick_points
+from palestra.view.metric_table import MetricTable
+from palestra.view.metric_words import MetricWords, explain
+from palestra.view.panels import ROWS, Panel, matching
+
+TOKENS = ("batch/sampled_tokens", "batch/trained_tokens", "batch/tokens")
+"""What the x-axis `tokens` adds up: the first of these that a run has."""
+MAX_LINES = 12  # more than these cannot be told apart in one chart
+
+
+class Axis(StrEnum):
+    STEP = "step"
+    TIME = "time"
+    """Seconds since the first row of metrics."""
+    TOKENS = "tokens"
+    """Tokens that were learned from, added up."""
+
+
+class Line(Struct, frozen=True):
+    name: str
+    label: str
+    words: MetricWords | None
+    values: list[float | None]
+
+
+class Series(Struct, frozen=True):
+    """Lines over the same points."""
+
+    x: list[float]
+    steps: list[int]
+    """The step of each point."""
+    lines: list[Line]
+    is_sampled: bool
+    """Whether points were left out."""
+
+
+class Chart(Struct, frozen=True):
+    title: str
+    series: Series
+    band: list[Line]
+    """The lower and the upper edge, or nothing."""
+    is_stacked: bool
+    is_share: bool
+
+
+class ChartRow(Struct, frozen=True):
+    title: str
+    question: str
+    charts: list[Chart]
+
+
+class Board(Struct, frozen=True):
+    """All charts of a run."""
+
+    axis: Axis
+    rows: list[ChartRow]
+    others: list[str]
+    """Metrics that are in none of the charts."""
+    last_step: int | None
+    position: int
+    """Where the live stream goes on."""
+
+
+class Window(Struct, frozen=True):
+    """What is asked for: an axis, the part of it, and the number of points."""
+
+    axis: Axis = Axis.STEP
+    low: float = -math.inf
+    high: float = math.inf
+    points: int = 1000
+
+
+def read_board(table: MetricTable, window: Window) -> Board:
+    names, used, rows = table.names, set(), []
+    for row in ROWS:
+        charts = []
+        for panel in row.panels:
+            lines = matching(panel.lines, names)
+            used |= {*lines, *(panel.band or ())}
+            if chart := _chart(table, panel, lines, window):
+                charts.append(chart)
+        if charts:
+            rows.append(ChartRow(row.title, row.question, charts))
+    others = [name for name in names if name not in used]
+    return Board(window.axis, rows, others, table.steps[-1] if table.steps else None, table.offset)
+
+
+def _chart(table: MetricTable, panel: Panel, lines: Sequence[str], window: Window) -> Chart | None:
+    if panel.hides_zeros:
+        lines = [name for name in lines if any(value and not math.isnan(value) for value in table.column(name))]
+    lines = _different(table, lines)[:MAX_LINES]
+    if not lines:
+        return None
+    edges = [name for name in panel.band or () if name in table.columns]
+    series = read_series(table, [*lines, *edges], window)
+    band = series.lines[len(lines) :] if len(edges) == 2 else []
+    series = Series(series.x, series.steps, series.lines[: len(lines)], series.is_sampled)
+    is_share = panel.is_share and all(
+        0 <= value <= 1 for line in series.lines for value in line.values if value is not None
+    )
+    return Chart(panel.title, series, band, panel.is_stacked, is_share)
+
+
+def _different(table: MetricTable, names: Sequence[str]) -> list[str]:
+    """The metrics without those that repeat another, as pass@1 repeats the success."""
+    found: dict[bytes, str] = {}
+    for name in names:
+        found.setdefault(table.column(name).tobytes(), name)
+    return list(found.values())
+
+
+def read_series(table: MetricTable, names: Sequence[str], window: Window) -> Series:
+    """The metrics over one axis. Points that none of them has are left out, and of the others those that matter least
+    to the look of every line."""
+    xs = axis_values(table, window.axis)
+    columns = [table.column(name) for name in names]
+    inside = [place for place, x in enumerate(xs) if window.low <= x <= window.high]
+    inside = [place for place in inside if any(not math.isnan(column[place]) for column in columns)]
+    kept: set[int] = set()
+    share = max(3, window.points // max(1, len(names)))
+    for column in columns:
+        places = [place for place in inside if math.isfinite(column[place])]
+        chosen = pick_points([xs[place] for place in places], [column[place] for place in places], share)
+        kept |= {places[at] for at in chosen}
+    if len(inside) <= window.points:
+        kept = set(inside)
+    places = sorted(kept)
+    labels = short_labels(names)
+    return Series(
+        x=[xs[place] for place in places],
+        steps=[table.steps[place] for place in places],
+        lines=[
+            Line(name, label, explain(name), [_number(column[place]) for place in places])
+            for name, label, column in zip(names, labels, columns, strict=True)
+        ],
+        is_sampled=len(places) < len(inside),
+    )
+
+
+def axis_values(table: MetricTable, axis: Axis) -> list[float]:
+    if axis is Axis.TIME:
+        times = table.column("time")
+        begin = next((time for time in times if not math.isnan(time)), 0.0)
+        return list(accumulate((0.0 if math.isnan(time) else time - begin for time in times), max))
+    if axis is Axis.TOKENS:
+        name = next((name for name in TOKENS if table.last(name) is not None), None)
+        counts = table.column(name) if name else [0.0] * len(table.steps)
+        return list(accumulate(0.0 if math.isnan(count) else count for count in counts))
+    return [float(step) for step in table.steps]
+
+
+def short_labels(names: Sequence[str]) -> list[str]:
+    """Names without what all of them begin and end with, in words: `reward/best_of_group` as `best of group`."""
+    parts = [name.split("/") for name in names]
+    if len(parts) == 1:
+        return [parts[0][-1].replace("_", " ")]
+    begin, end = _shared(parts), _shared([part[::-1] for part in parts])
+    labels = [" ".join(part[begin : max(begin, len(part) - end)]).replace("_", " ") or "all" for part in parts]
+    return labels if len(set(labels)) == len(labels) else [name.replace("_", " ") for name in names]
+
+
+def _shared(parts: Sequence[Sequence[str]]) -> int:
+    """How many parts all of them begin with."""
+    return next((at for at, column in enumerate(zip(*parts, strict=False)) if len({*column}) > 1), min(map(len, parts)))
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,60 @@
+"""What a run writes, as server-sent events while it writes it.
+
+Owns: following the files. Never touches: the trainer, which does no work for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from palestra.runs.reader import RunReader, RunStatus
+from palestra.runs.record_files import RunError, read_added
+
+LOOK_EVERY_S = 0.5
+LOOK_SELDOM_S = 3.0  # at a run that has ended: it may be resumed
+SILENCE_S = 15.0  # proxies close a connection on which nothing comes
+
+
+async def follow(run: RunReader, position: int) -> AsyncIterator[bytes]:
+    """Events `metrics` (a row as it was written), `state` (its status) and `gone` (the run was deleted). The id of an
+    event is the place in the file behind it, where a stream that broke goes on."""
+    status: RunStatus | None = None
+    quiet_s = 0.0
+    yield b"retry: 2000\n\n"
+    while True:
+        try:
+            now, rows, position = await asyncio.to_thread(_look, run, position)
+        except (RunError, OSError):
+            yield _event("gone", {"run": run.name}, position)
+            return
+        if now is not status:
+            status = now
+            yield _event("state", {"status": now}, position)
+            quiet_s = 0.0
+        for row in rows:
+            yield _event("metrics", row, position)
+            quiet_s = 0.0
+        if quiet_s >= SILENCE_S:
+            yield b": still here\n\n"
+            quiet_s = 0.0
+        wait_s = LOOK_EVERY_S if status is RunStatus.RUNNING else LOOK_SELDOM_S
+        quiet_s += wait_s
+        await asyncio.sleep(wait_s)
+
+
+def _look(run: RunReader, position: int) -> tuple[RunStatus, list[dict[str, object]], int]:
+    if not run.config_file.is_file():
+        raise RunError(f"{run.path} is gone")
+    status = run.status()  # before the rows: the last ones are read before the end is told
+    size = run.metrics_file.stat().st_size if run.metrics_file.is_file() else 0
+    if size == position:
+        return status, [], position
+    rows, position = read_added(run.metrics_file, min(position, size))
+    return status, rows, position
+
+
+def _event(kind: str, content: object, position: int) -> bytes:
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (position, kind.encode(), msgspec.json.encode(content))

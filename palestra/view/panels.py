@@ -1,0 +1,108 @@
+"""Which charts a run's page has, in four rows: learning, health, behaviour, speed.
+
+Owns: titles, and the metrics of each chart. Never touches: their numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+
+from msgspec import Struct
+
+
+class Panel(Struct, frozen=True):
+    """A chart. In names of metrics `*` stands for one part of a name."""
+
+    title: str
+    lines: tuple[str, ...]
+    band: tuple[str, str] | None = None
+    """Metrics of the lower and upper edge of the shaded band."""
+    is_stacked: bool = False
+    is_share: bool = False
+    """Its axis goes from 0 to 1."""
+    hides_zeros: bool = False
+    """Lines that are 0 throughout are left out."""
+
+
+class PanelRow(Struct, frozen=True):
+    title: str
+    question: str
+    panels: tuple[Panel, ...]
+
+
+ROWS = (
+    PanelRow(
+        "Learning",
+        "Is it getting better?",
+        (
+            Panel("Reward", ("reward/mean", "reward/best_of_group"), band=("reward/p10", "reward/p90")),
+            Panel("Evaluation", ("eval/success", "eval/pass_at_*", "eval/reward_mean"), is_share=True),
+            Panel("Loss", ("loss/mean", "eval/loss")),
+            Panel("KL from the teacher", ("kl/teacher", "env/*/teacher_kl")),
+            Panel("Pairs ranked right", ("dpo/accuracy",), is_share=True),
+            Panel("Margin of pairs", ("dpo/margin", "dpo/chosen_reward", "dpo/rejected_reward")),
+            Panel("Evaluation by environment and level", ("eval/*/success", "eval/*/*/success"), is_share=True),
+        ),
+    ),
+    PanelRow(
+        "Health",
+        "Is the policy in good order?",
+        (
+            Panel("Sampler and trainer", ("kl/sampler_trainer_k3", "mismatch/logprob_abs_mean")),
+            Panel("Entropy", ("policy/entropy_estimate",)),
+            Panel("KL from the base model", ("kl/base",)),
+            Panel("Gradient norm", ("optim/grad_norm", "optim/grad_norm_max")),
+            Panel("Clipped tokens", ("policy/clip_fraction",), hides_zeros=True),
+            Panel("Zero-variance groups", ("rollouts/zero_variance_share",), is_share=True),
+        ),
+    ),
+    PanelRow(
+        "Behaviour",
+        "What does it do?",
+        (
+            Panel("Length in tokens", ("length/mean", "length/max")),
+            Panel("Turns", ("turns/mean",)),
+            Panel("Stop reasons", ("stop/*",), is_stacked=True, is_share=True, hides_zeros=True),
+            Panel("Failed rollouts", ("rollouts/failed", "rollouts/ungraded"), hides_zeros=True),
+            Panel(
+                "Errors of format and tools",
+                ("env/*/parse_error", "env/*/parse_error_rate", "env/*/tool_error_rate", "env/*/tool_errors"),
+                hides_zeros=True,
+            ),
+            Panel("Reward by environment and level", ("env/*/reward", "env/*/*/reward")),
+        ),
+    ),
+    PanelRow(
+        "Speed",
+        "Where does the time go?",
+        (
+            Panel(
+                "Seconds of a step",
+                ("time/collect_s", "time/score_s", "time/update_s", "time/sync_s", "time/eval_s"),
+                is_stacked=True,
+                hides_zeros=True,
+            ),
+            Panel(
+                "Tokens per second",
+                ("throughput/total_tokens_per_s", "throughput/collect_tokens_per_s", "throughput/update_tokens_per_s"),
+            ),
+            Panel("Seconds of a rollout", ("time/rollout_mean_s", "time/rollout_max_s")),
+            Panel("Staleness in versions", ("staleness/mean", "staleness/max"), hides_zeros=True),
+            Panel("Waiting for players", ("episodes/wait_mean_s",)),
+        ),
+    ),
+)
+
+
+def matching(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
+    """The names that fit, in the order of the patterns."""
+    known = list(names)
+    found = {name: None for pattern in patterns for name in known if _pattern(pattern).fullmatch(name)}
+    return list(found)
+
+
+@cache
+def _pattern(pattern: str) -> re.Pattern[str]:
+    return re.compile("[^/]+".join(map(re.escape, pattern.split("*"))))

@@ -1,0 +1,200 @@
+"""The JSON API: what the pages show, for programs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from palestra.runs.reader import RunReader
+from palestra.runs.writer import RunFolder
+from palestra.view.live import follow
+from tests.training.records import make_config
+from tests.view.folders import write_run
+
+API = "/api/v1"
+
+
+def test_runs_are_listed_starred_first_then_newest(client, root):
+    write_run(root, "second")
+    client.post(f"{API}/runs/first/labels", json={"tag": "star"})
+    page = client.get(f"{API}/runs").json()
+    assert [(row["name"], row["is_starred"]) for row in page["runs"]] == [("first", True), ("second", False)]
+    assert (page["total"], page["all"]) == (2, 2)
+    row = page["runs"][0]
+    assert (row["status"], row["last_step"], row["steps"], row["eval_success"]) == ("done", 4, 4, 0.5)
+    assert (row["curve_name"], len(row["curve"])) == ("reward/mean", 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", ["second", "first"]),
+        ("fir", ["first"]),
+        ("state:done fir", ["first"]),
+        ("tag:good", ["second"]),
+        ("good", ["second"]),
+        ("tag:fir", []),
+        ("env:math", ["second", "first"]),
+        ("a<b", []),
+    ],
+)
+def test_a_filter_finds_every_word_somewhere(client, root, text, names):
+    write_run(root, "second")
+    client.post(f"{API}/runs/second/labels", json={"tag": "good"})
+    assert [row["name"] for row in client.get(f"{API}/runs", params={"filter": text}).json()["runs"]] == names
+
+
+def test_a_row_follows_the_files(client, root):
+    with RunFolder.create(root, "live", make_config(steps=9)) as run:
+        assert client.get(f"{API}/runs/live").json()["row"]["last_step"] is None
+        run.write_metrics(1, {"reward/mean": 0.5})
+        row = client.get(f"{API}/runs/live").json()["row"]
+        assert (row["status"], row["last_step"], row["reward_mean"]) == ("running", 1, 0.5)
+    detail = client.get(f"{API}/runs/live").json()
+    assert detail["row"]["status"] == "killed"
+    assert detail["resume"].startswith("palestra train --resume ")
+
+
+def test_charts_and_series_have_the_same_numbers(client):
+    board = client.get(f"{API}/runs/first/charts").json()
+    (reward, *_) = board["rows"][0]["charts"]
+    series = client.get(f"{API}/runs/first/series", params={"name": "reward/mean"}).json()
+    assert series["lines"][0]["values"] == reward["series"]["lines"][0]["values"]
+    assert series["lines"][0]["values"] == pytest.approx([0.21, 0.22, 0.23, 0.24])
+    assert board["position"] == RunReader(client.app.state.catalogue.root / "first").metrics_file.stat().st_size
+
+
+def test_a_config_is_compared_with_another(client, root):
+    write_run(root, "second", optimizer={"lr": 0.5})
+    view = client.get(f"{API}/runs/first/config", params={"against": "second"}).json()
+    assert {entry["key"] for entry in view["entries"] if entry["differs"]} == {"optimizer.lr"}
+
+
+def test_a_log_is_searched_and_only_logs_are_shown(client):
+    assert client.get(f"{API}/runs/first/log").json()["lines"] == ["started", "4", "last line"]
+    assert client.get(f"{API}/runs/first/log", params={"find": "LAST"}).json()["lines"] == ["last line"]
+    for file in ("../config.json", "config.json", "/etc/passwd"):
+        assert client.get(f"{API}/runs/first/log", params={"file": file}).status_code == 404
+
+
+@pytest.mark.parametrize("name", ["..", "%2e%2e", "nobody", "first%2F..%2Ffirst", "a" * 300])
+def test_a_name_never_leads_out_of_the_folder(client, name):
+    answer = client.get(f"{API}/runs/{name}")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"]
+
+
+def test_an_unknown_name_gets_the_nearest(client):
+    assert "did you mean first?" in client.get(f"{API}/runs/frist").json()["error"]["message"]
+
+
+def test_labels_are_those_of_the_commands(client, root):
+    assert client.post(f"{API}/runs/first/labels", json={"tag": "good", "note": "read me"}).json()["tags"] == ["good"]
+    labels = RunReader(root / "first").read_labels()
+    assert (labels.tags, labels.notes[0].text) == (["good"], "read me")
+    client.post(f"{API}/runs/first/labels", json={"untag": "good"})
+    assert RunReader(root / "first").read_labels().tags == []
+    for body in ('{"tag": "no spaces please"}', '{"colour": 1}', "nonsense"):
+        assert client.post(f"{API}/runs/first/labels", content=body).status_code == 400
+
+
+def test_a_run_is_asked_to_stop(client, root):
+    assert client.post(f"{API}/runs/first/stop").json() == {"stopping": False}
+    with RunFolder.create(root, "live", make_config()) as run:
+        assert client.post(f"{API}/runs/live/stop").json() == {"stopping": True}
+        assert run.is_asked_to_stop
+        assert client.get(f"{API}/runs/live").json()["is_stopping"]
+
+
+def break_config(path: Path) -> None:
+    (path / "config.json").write_text('{"name": ')
+
+
+def break_metrics(path: Path) -> None:
+    with (path / "metrics.jsonl").open("ab") as stream:
+        stream.write(b'{"step": 5, "reward/me')
+
+
+def remove_metrics(path: Path) -> None:
+    (path / "metrics.jsonl").unlink()
+    (path / "events.jsonl").unlink()
+
+
+def break_rollouts(path: Path) -> None:
+    for file in (path / "rollouts").iterdir():
+        file.write_bytes(file.read_bytes()[:-9])
+
+
+def empty(path: Path) -> None:
+    for entry in path.iterdir():
+        if entry.name != "config.json":
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+
+def write_nan(path: Path) -> None:
+    with (path / "metrics.jsonl").open("ab") as stream:
+        stream.write(b'{"step": 5, "attempt": 1, "reward/mean": NaN}\n{"step": 6, "attempt": 1, "reward/mean": null}\n')
+
+
+def of_an_older_version(path: Path) -> None:
+    about = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({"config": {"model": "old"}, "kind": about["kind"]}))
+
+
+ACCIDENTS = (break_config, break_metrics, remove_metrics, break_rollouts, empty, write_nan, of_an_older_version)
+PAGES = ("", "/charts", "/config", "/log", "/events", "/checkpoints")
+
+
+@pytest.mark.parametrize("accident", ACCIDENTS, ids=lambda one: one.__name__)
+def test_a_damaged_run_is_shown_as_far_as_it_can_be_read(client, root, accident):
+    write_run(root, "second")
+    accident(root / "first")
+    rows = {row["name"]: row for row in client.get(f"{API}/runs").json()["runs"]}
+    assert rows.keys() == {"first", "second"}
+    assert rows["second"]["status"] == "done"
+    for page in PAGES:
+        answer = client.get(f"{API}/runs/first{page}")
+        assert answer.status_code in (200, 422), page
+        if answer.status_code == 422:
+            assert "config.json" in answer.json()["error"]["message"]
+    for page in ("/", *(f"/runs/first{page.replace('/charts', '')}" for page in PAGES)):
+        assert client.get(page).status_code in (200, 422)
+
+
+def collect(run, position, until):
+    async def read():
+        found = []
+        async for chunk in follow(run, position):
+            found.append(chunk.decode())
+            if until(found):
+                return found
+        return found
+
+    return asyncio.run(asyncio.wait_for(read(), 30))
+
+
+def test_what_a_run_writes_comes_as_events_that_can_be_taken_up_again(root):
+    with RunFolder.create(root, "live", make_config()) as run:
+        run.write_metrics(1, {"reward/mean": 0.1})
+        begin = run.metrics_file.stat().st_size
+        run.write_metrics(2, {"reward/mean": 0.2})
+        events = collect(run, begin, lambda found: "event: metrics" in found[-1])
+        assert "retry:" in events[0]
+        assert '"status":"running"' in events[1]
+        assert '"reward/mean":0.2' in events[-1]
+        position = int(events[-1].partition("id: ")[2].partition("\n")[0])
+        assert position == run.metrics_file.stat().st_size
+        run.write_metrics(3, {"reward/mean": 0.3})
+        again = collect(run, position, lambda found: "event: metrics" in found[-1])
+    assert '"step":3' in again[-1]
+    assert not any('"step":2' in event for event in again)
+
+
+def test_a_run_that_is_deleted_while_it_is_watched_says_so(root):
+    run = RunReader(root / "first")
+    shutil.rmtree(run.path)
+    assert "event: gone" in collect(run, 0, lambda found: len(found) > 1)[-1]

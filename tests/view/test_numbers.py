@@ -1,0 +1,158 @@
+"""Numbers of a run: read once, only what was added later, and as few points as show the same curve."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from palestra.runs.reader import RunReader
+from palestra.view.charts import Axis, Window, read_board, read_series, short_labels
+from palestra.view.downsampling import pick_points
+from palestra.view.metric_table import MetricTable
+from palestra.view.metric_words import FILE, explain
+from scripts.reference.metric_words import metric_words
+from tests.properties import examples
+from tests.view.folders import write_run
+
+numbers = st.floats(-1e6, 1e6)
+
+
+@examples(100)
+@given(ys=st.lists(numbers, max_size=300), count=st.integers(3, 60))
+def test_few_points_keep_the_ends_and_the_order(ys, count):
+    kept = pick_points(range(len(ys)), ys, count)
+    assert len(kept) == min(count, len(ys))
+    assert kept == sorted(set(kept))
+    assert not ys or (kept[0], kept[-1]) == (0, len(ys) - 1)
+
+
+def test_a_spike_among_thousands_of_points_is_kept():
+    ys = [0.0] * 10_000
+    ys[6_001] = 5.0
+    assert 6_001 in pick_points(range(10_000), ys, 500)
+
+
+rows = st.lists(
+    st.fixed_dictionaries(
+        {"step": st.integers(0, 8), "attempt": st.integers(1, 3)},
+        optional={"a": numbers, "b": numbers, "c": st.none()},
+    ),
+    max_size=30,
+)
+
+
+@examples(100)
+@given(rows=rows, cuts=st.lists(st.integers(0, 2000), max_size=5))
+def test_a_table_that_grows_with_the_file_says_what_the_reader_says(tmp_path_factory, rows, cuts):
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "config.json").write_text("{}")
+    rows = sorted(rows, key=lambda row: row["attempt"])  # attempts follow each other
+    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    table = MetricTable(folder / "metrics.jsonl")
+    for end in [*sorted(cut % (len(content) + 1) for cut in cuts), len(content)]:
+        (folder / "metrics.jsonl").write_bytes(content[:end])  # cut anywhere, also within a line
+        table.refresh()
+    expected = RunReader(folder).read_metrics()
+    assert table.steps == [row["step"] for row in expected]
+    for place, row in enumerate(expected):
+        assert table.at(place) == {name: row[name] for name in ("a", "b") if row.get(name) is not None}
+
+
+def test_a_file_that_was_replaced_is_read_anew(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    table = MetricTable(file)
+    table.refresh()
+    assert table.steps == []
+    file.write_text('{"step": 1, "a": 1}\n{"step": 2, "a": 2}\n')
+    table.refresh()
+    file.unlink()
+    table.refresh()
+    assert (table.steps, table.columns) == ([], {})
+    file.write_text('{"step": 7, "a": 3}\n')
+    table.refresh()
+    assert (table.steps, table.last("a")) == ([7], 3.0)
+
+
+def board(path: Path, window: Window = Window()):  # noqa: B008 (frozen)
+    table = MetricTable(path / "metrics.jsonl")
+    table.refresh()
+    return read_board(table, window)
+
+
+def test_the_board_has_four_rows_and_leaves_nothing_out(tmp_path):
+    found = board(write_run(tmp_path))
+    assert [row.title for row in found.rows] == ["Learning", "Health", "Behaviour", "Speed"]
+    charts = {chart.title: chart for row in found.rows for chart in row.charts}
+    assert [line.name for line in charts["Reward"].band] == ["reward/p10", "reward/p90"]
+    assert [line.label for line in charts["Stop reasons"].series.lines] == ["done", "length"]  # timeout is always 0
+    assert charts["KL from the base model"].series.lines[0].values == [0.01, 0.01]  # two of four have a number
+    assert charts["KL from the base model"].series.steps == [2, 4]
+    assert "env/math/own_metric" in found.others
+    shown = {line.name for chart in charts.values() for line in (*chart.series.lines, *chart.band)}
+    assert shown | {*found.others} >= set(RunReader(tmp_path / "first").read_metrics()[-1]) - {
+        *("step", "time", "attempt", "stop/timeout")
+    }
+
+
+def test_a_long_run_is_drawn_with_few_points_and_a_part_of_it_with_all(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    lines = (
+        json.dumps({"step": i, "attempt": 1, "time": 1000.0 + 2 * i, "reward/mean": math.sin(i / 50)})
+        for i in range(10_000)
+    )
+    file.write_text("\n".join(lines) + "\n")
+    table = MetricTable(file)
+    table.refresh()
+    whole = read_series(table, ["reward/mean"], Window(points=500))
+    assert len(whole.x) == 500
+    assert whole.is_sampled
+    part = read_series(table, ["reward/mean"], Window(low=100, high=299, points=500))
+    assert part.steps == [*range(100, 300)]
+    assert not part.is_sampled
+
+
+def test_axes_count_steps_seconds_and_tokens(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    table = MetricTable(file)
+    file.write_text(
+        "".join(
+            json.dumps({"step": i, "attempt": 1, "time": 50.0 + 10 * i, "batch/sampled_tokens": 7, "a": i}) + "\n"
+            for i in (1, 2, 3)
+        )
+    )
+    table.refresh()
+    x = {axis: read_series(table, ["a"], Window(axis)).x for axis in Axis}
+    assert x == {Axis.STEP: [1, 2, 3], Axis.TIME: [0, 10, 20], Axis.TOKENS: [7, 14, 21]}
+
+
+def test_labels_say_what_differs():
+    assert short_labels(["reward/mean", "reward/best_of_group"]) == ["mean", "best of group"]
+    assert short_labels(["eval/x/success", "eval/x/easy/success"]) == ["all", "easy"]
+    assert short_labels(["kl/base"]) == ["base"]
+
+
+def test_metrics_are_explained_in_the_words_of_the_documentation():
+    assert FILE.read_text(encoding="utf-8") == metric_words(), "renew it: python -m scripts.reference.metric_words"
+    words = {
+        name: explain(name) for name in ("reward/mean", "eval/pass_at_8", "env/x/reward", "env/x/easy/reward", "odd")
+    }
+    assert words["reward/mean"] is not None
+    assert words["reward/mean"].meaning == "mean reward of graded rollouts, before penalties"
+    assert {name: one.name for name, one in words.items() if one} == {
+        "reward/mean": "reward/mean",
+        "eval/pass_at_8": "eval/pass_at_<k>",
+        "env/x/reward": "env/<name>/reward",
+        "env/x/easy/reward": "env/<name>/<label>/reward",
+    }
+
+
+def test_the_extra_has_what_the_dashboard_imports():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extra = " ".join(project["optional-dependencies"]["view"])
+    for package in ("fastapi", "jinja2", "uvicorn", "zstandard", "httptools"):
+        assert package in extra

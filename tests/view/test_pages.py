@@ -1,0 +1,64 @@
+"""Pages without a browser: what is in them, and that text of models stays text."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from starlette.testclient import TestClient
+
+from palestra.view.app import create_app
+from palestra.view.catalogue import Catalogue
+from tests.view.folders import HOSTILE, write_run
+
+
+def test_the_list_shows_runs_with_their_curves(client):
+    page = client.get("/").text
+    assert 'href="./runs/first"' in page
+    assert re.search(r'<polyline points="1\.0,\d', page)
+    fragment = client.get("/", params={"filter": "nothing such"}, headers={"hx-request": "true"}).text
+    assert "No run fits this filter" in fragment
+    assert "<html" not in fragment
+
+
+def test_an_empty_folder_shows_the_command_to_type(tmp_path):
+    client = TestClient(create_app(Catalogue(tmp_path)), base_url="http://localhost")
+    assert f"palestra train demo runs={tmp_path}" in client.get("/").text
+
+
+def test_a_run_has_its_tabs(client):
+    page = client.get("/runs/first").text
+    for tab in ("config", "log", "events", "checkpoints", "rollouts"):
+        assert f'href="../runs/first/{tab}"' in page
+    assert 'data-api="../api/v1/runs/first"' in page
+
+
+def test_a_star_is_given_and_taken(client):
+    assert 'aria-pressed="true"' in client.post("/runs/first/star").text
+    assert 'aria-pressed="false"' in client.post("/runs/first/star").text
+
+
+def test_labels_of_a_form_come_back_in_the_head(client):
+    assert ">good<" in client.post("/runs/first/labels", data={"tag": "good"}).text
+    assert "look at &lt;b&gt; step 7" in client.post("/runs/first/labels", data={"note": "look at <b> step 7"}).text
+
+
+def test_a_missing_run_is_a_page_that_says_so(client):
+    answer = client.get("/runs/nobody")
+    assert answer.status_code == 404
+    assert "there is no run" in answer.text
+    assert "All runs" in answer.text
+
+
+@pytest.mark.parametrize("page", ["", "/config", "/log", "/events", "/checkpoints"])
+def test_text_of_models_stays_text(tmp_path, page):
+    write_run(tmp_path, text=HOSTILE, card={"license": HOSTILE})
+    client = TestClient(create_app(Catalogue(tmp_path)), base_url="http://localhost")
+    shown = client.get(f"/runs/first{page}").text
+    assert "<script>alert" not in shown
+    assert "<img src=x" not in shown
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+    if page in ("/log", "/config"):
+        assert "&lt;script&gt;alert(1)&lt;/script&gt;" in shown
+        assert "\\x1b[31mred" in shown
