@@ -62,7 +62,7 @@ def main() -> None:
     log(begin, f"{len(texts)} sessions are recorded")
     tokenizer = Tokenizer.from_file(str(EPHEBE / "tokenizer.json"))
     ids = write_tokenizer_files(args.out, tokenizer, POSITIONS)
-    model = Qwen3ForCausalLM.from_pretrained(EPHEBE, dtype=torch.float32)
+    model = Qwen3ForCausalLM.from_pretrained(EPHEBE, dtype=torch.float32).to(args.device)
     model.config.max_position_embeddings = POSITIONS
     fit(model, tokenizer, texts, args, begin)
     write_model(model, args.out, ids.turn_end, ids.end_of_text, HERE / "model_card_shell.md")
@@ -75,6 +75,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--sessions", type=int, default=24_000)
     parser.add_argument("--batch-rows", type=int, default=4)
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -152,6 +153,7 @@ def fit(
         for group in optimizer.param_groups:
             group["lr"] = args.lr * min(1.0, (step + 1) / 20) * max(0.5 * (1 + math.cos(math.pi * step / steps)), 0.02)
         batch = batch_of(prompt, rows[step * args.batch_rows : (step + 1) * args.batch_rows])
+        batch = Batch(*(one.to(args.device) for one in batch))
         loss = train_step(model, batch)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -77,7 +77,7 @@ def kill_an_agent(player: subprocess.Popen[str]) -> None:
 def test_a_run_with_claude_code_outlives_kills_of_all_its_parts(server: PuppetServer, tmp_path: Path) -> None:
     trainer = start(tmp_path, write_config(tmp_path, server), "--name", "cut")
     players = CodingRun(server, "cut")
-    words = (tmp_path, tmp_path / "tasks", "claude", "--concurrency", "2")
+    words = (tmp_path, tmp_path / "tasks", "claude", "--concurrency", "2", "--on-crash", "0")
     metrics = tmp_path / "runs" / "cut" / "metrics.jsonl"
 
     def a_tool_runs() -> bool:
