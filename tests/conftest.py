@@ -16,6 +16,7 @@ if not Path("/dev/nvidiactl").exists():
 
 import json
 import logging
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -47,11 +48,13 @@ SHARING = {
 logging.getLogger("tinker").addHandler(logging.NullHandler())
 logging.getLogger("tinker").propagate = False  # its clients beat on after their test, and would be heard in others
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it starts in the background ignore it
 gc.disable()  # what is imported and collected stays: nothing is found in it
 
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+    gc.set_threshold(10_000)  # as the server; Python's default of 700 is reached in every test
     gc.enable()
 
 

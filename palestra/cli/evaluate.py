@@ -6,6 +6,7 @@ Owns: arguments, the evaluation's folder, exit codes. Never touches: playing.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ import rich_click as click
 from palestra.cli.options import server_options
 from palestra.cli.output import FAILED, INTERRUPTED, UNREACHABLE, USAGE, fail, needs_extra, one_line_errors, print_json
 from palestra.runs.control import short_name
+from palestra.types.rollouts import CODING
 from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -34,25 +36,35 @@ SETTING = re.compile(r"[\w.]+=")
     envvar=None,
     key_envvar="OPENAI_API_KEY",
 )
+@click.option("--agent", metavar="NAME", help="Command-line agent that plays coding tasks (palestra agent list).")
 @click.option("--samples", type=int, help="Samples of each task; pass@k is reported up to this k.")
 @click.option("--tasks", type=int, help="Maximum number of tasks of each environment.")
 @click.option("--name", help="Name of the evaluation's folder in `runs`. [eval and time]")
 @click.option("--resume", metavar="RUN", help="Play what is left of this evaluation.")
 @click.option("--json", "as_json", is_flag=True, help="Print the metrics as JSON.")
 def evaluate(
-    arguments: tuple[str, ...], key: str | None, resume: str | None, as_json: bool, **flags: str | int | None
+    arguments: tuple[str, ...],
+    key: str | None,
+    agent: str | None,
+    resume: str | None,
+    as_json: bool,
+    **flags: str | int | None,
 ) -> None:
     """Evaluate a model on the held-out tasks of environments.
 
     ENV is an environment (`palestra env list`), CONFIG the YAML file of a training run, whose environments and
     evaluation settings are used, gym:NAME a resources server of a gym with its agent and rows, platform:APP an app of
-    the local platform, FILE a JSONL or Parquet file of prompts with answers. Any setting can be given as KEY=VALUE;
-    `palestra config schema eval` lists them all.
+    the local platform, FILE a JSONL or Parquet file of prompts with answers. With --agent, FILE is a folder of coding
+    tasks; without one, those that ship are played. Any setting can be given as KEY=VALUE; `palestra config schema eval`
+    lists them all.
     The result is a folder like a training run's: palestra run show, compare and rollout list read it.
     """
     overrides = [argument for argument in arguments if SETTING.match(argument)]
     names = [argument for argument in arguments if argument not in overrides]
     overrides += [f"{name}={value}" for name, value in flags.items() if value is not None]
+    if agent is not None:
+        overrides.append(f"agent.command={json.dumps([agent])}")
+        names = names or ([] if resume else [CODING])
     if resume and flags["name"]:
         raise fail("--resume continues an evaluation; --name is for a new one", USAGE)
     with needs_extra("train"):

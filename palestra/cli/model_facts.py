@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from palestra.model.errors import TokenizerError, WeightsError
-from palestra.model.loading.layer_spec import AttentionSpec
+from palestra.model.loading.layer_spec import SLIDING, UNROTATED, AttentionSpec, MlpSpec, Multipliers
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.lora.adapters import Layout
 from palestra.types import LoraConfig
@@ -77,7 +78,7 @@ class ModelFacts:
 
 def gather_facts(folder: Path) -> ModelFacts:
     spec = ModelSpec.from_folder(folder)
-    parameters = sum(_parameters_in(file) for file in _weight_files(folder))
+    parameters = sum(_parameters_in(file, spec.n_layers) for file in _weight_files(folder))
     item_bytes = DTYPE_BYTES.get(spec.dtype, 4)
     kv_bytes = spec.kv_numbers_per_token * item_bytes
     state_bytes = spec.state_bytes(item_bytes)
@@ -122,13 +123,20 @@ def _mechanisms(spec: ModelSpec) -> list[str]:
     attention = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, AttentionSpec)]
     has = {
         "mixture of experts": bool(spec.experts),
+        "sigmoid router": any(experts.router == "sigmoid" for experts in spec.experts.values()),
         "gated delta nets": bool(spec.delta_nets),
         "sliding windows": spec.sliding_window is not None,
         "norms on queries and keys": any(mixer.qk_norm for mixer in attention),
         "attention sinks": spec.has_sinks,
         "gated attention": any(mixer.is_gated for mixer in attention),
+        "positions in some layers only": any(mixer.rope == UNROTATED for mixer in attention),
+        "queries scaled by position": any(rope.query_beta for rope in spec.ropes.values()),
+        "multipliers on embeddings, residuals or logits": spec.multipliers != Multipliers(),
+        "norms behind each half of a layer": any(layer.norms != "before" for layer in spec.layers),
+        "gelu": any(isinstance(layer.mlp, MlpSpec) and layer.mlp.activation == "gelu_tanh" for layer in spec.layers),
+        "a rope of its own for windows": SLIDING in spec.ropes,
         "biases": any(mixer.qkv_bias or mixer.o_bias for mixer in attention),
-        "partial rope": spec.rope.dim < spec.head_dim,
+        "partial rope": 0 < spec.rope.dim < spec.head_dim,
         f"{spec.rope.type} rope scaling": spec.rope.type != "default",
         "norms that multiply by 1 + w": spec.has_offset_norms,
         "tied embeddings": spec.tie_embeddings,
@@ -166,7 +174,7 @@ def _weight_files(folder: Path) -> list[Path]:
     return [folder / "model.safetensors"]
 
 
-def _parameters_in(file: Path) -> int:
+def _parameters_in(file: Path, n_layers: int) -> int:
     """Number of parameters in a safetensors file, from its header alone: eight bytes of length, then JSON."""
     if not file.is_file():
         raise WeightsError(f"{file}: no such file; the model folder is incomplete, copy it again")
@@ -179,13 +187,17 @@ def _parameters_in(file: Path) -> int:
         except ValueError:
             raise WeightsError(f"{file}: not a safetensors file; copy it again") from None
     with _laid_out_as_expected(file, WeightsError):
-        return sum(math.prod(entry["shape"]) for name, entry in header.items() if _is_of_text_model(name))
+        return sum(math.prod(entry["shape"]) for name, entry in header.items() if _is_of_text_model(name, n_layers))
 
 
-def _is_of_text_model(name: str) -> bool:
+def _is_of_text_model(name: str, n_layers: int) -> bool:
     """Whether a tensor belongs to the text model, and not to what is published beside it: a vision tower, layers that
-    predict several tokens at once."""
-    return name != "__metadata__" and not name.startswith("mtp.") and "visual." not in name
+    predict several tokens at once, which may be numbered as if they were more of the others."""
+    number = re.search(r"\blayers\.(\d+)\.", name)
+    if number is not None and int(number[1]) >= n_layers:
+        return False
+    others = ("__metadata__", "mtp.", "vision_tower.", "multi_modal_projector.")
+    return not name.removeprefix("model.").startswith(others) and "visual." not in name
 
 
 def _tokenizer_vocab(file: Path) -> int | None:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from palestra.config.agents import AgentConfig
 from palestra.config.base import Config, Folder
 from palestra.config.bundled import EPHEBE
 from palestra.config.environment_entries import EnvironmentEntry, check_gyms
@@ -19,6 +20,7 @@ from palestra.config.judges import JudgeConfig, check_judges
 from palestra.config.load import Layers, merge_layers, read_file, validate
 from palestra.types import MAX_TEMPERATURE
 from palestra.types.gym import is_gym
+from palestra.types.rollouts import CODING
 from palestra.util.json_types import JsonObject
 
 
@@ -43,6 +45,8 @@ class EvaluationConfig(Config):
     """Device of a server that is started."""
     environments: list[EnvironmentEntry] = Field(min_length=1)
     """The environments to play, with their held-out tasks."""
+    agent: AgentConfig | None = None
+    """The command-line agent that plays the environment `coding`, at a server of Palestra."""
     judges: dict[str, JudgeConfig] = Field(default={})
     """Models that grade rollouts, by the names that `environments[].reward` uses."""
     tasks: PositiveInt = 100
@@ -53,12 +57,12 @@ class EvaluationConfig(Config):
     """A rollout with at least this reward counts as a success."""
     temperature: float = Field(default=1.0, ge=0, le=MAX_TEMPERATURE)
     """Sampling temperature; 0 is greedy."""
-    max_tokens: PositiveInt = 256
-    """Maximum tokens of one turn."""
+    max_tokens: PositiveInt = Field(default_factory=lambda data: 256 if data.get("agent") is None else 4096)
+    """Maximum tokens of one turn. Default: 256; of an agent's calls 4096."""
     max_context: PositiveInt = 4096
     """Maximum tokens of prompt and turns together; a rollout without room for another turn ends."""
     timeout_s: PositiveFloat = 600.0
-    """Time limit of a whole rollout."""
+    """Time limit of a whole rollout; of an agent's, `agent.timeout_s`."""
     env_timeout_s: PositiveFloat = 60.0
     """Time limit of one call into an environment."""
     concurrency: PositiveInt = 64
@@ -70,6 +74,10 @@ class EvaluationConfig(Config):
     def _is_playable(self) -> EvaluationConfig:
         check_judges(self.judges, self.environments, self.samples, "samples")
         check_gyms(self.environments, "local", "async")
+        if self.agent is None and any(entry.name == CODING for entry in self.environments):
+            raise ValueError("coding tasks are played by an agent; name one: --agent shell (palestra agent list)")
+        if self.agent is not None and not self.agent.concurrency:
+            raise ValueError("agent.concurrency is 0, and nobody else plays for an evaluation; set it to 1 or more")
         if self.api == "anthropic" and any(is_gym(entry.name) for entry in self.environments):
             raise ValueError("the servers of a gym call models by OpenAI's API; Anthropic's cannot be evaluated by one")
         return self
@@ -109,6 +117,8 @@ def _evaluation_of(content: JsonObject) -> JsonObject:
     if content.get("kind") == "eval":
         return content
     found: JsonObject = {name: content[name] for name in ("environments", "judges") if name in content}
+    if content.get("rollouts") == "agent":
+        found["agent"] = {name: value for name, value in (content.get("agent") or {}).items() if name != "train_on"}
     for section, names in FROM_TRAINING.items():
         given = content.get(section) or {}
         found |= {name: given[name] for name in names if name in given}

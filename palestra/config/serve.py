@@ -284,6 +284,8 @@ class ServeConfig(Config):
     """An SQLAlchemy URL, sqlite or postgresql. Default: SQLite in the state folder."""
     checkpoints: Folder = Field(default_factory=lambda data: data["state"] / "checkpoints")
     """Folder of the checkpoints. Default: in the state folder."""
+    runs: Folder = Path("runs")
+    """Folder of the training runs that the dashboard at /ui shows, to keys with the right `admin`."""
     models: list[ModelConfig] = Field(default=[])
     """The base models to serve. Empty: the bundled `ephebe`."""
     limits: ServeLimits = ServeLimits()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -29,12 +30,15 @@ def main() -> int:
     except msgspec.MsgspecError as e:
         return cannot_start(f"PALESTRA_WORKER is not a worker's configuration: {e}")
     try:
+        gc.disable()  # imports hold no garbage, and a search for it takes a tenth of the start
         # Not at the top: a wrong configuration is told without waiting for torch.
         from palestra.engine.backend import BackendBroken
         from palestra.engine.snapshots import OtherWeights
         from palestra.engine.torch_backend import TorchBackend, TorchConfig
         from palestra.engine.worker import EngineWorker
 
+        gc.freeze()  # nor is it looked for there later
+        gc.enable()
         lock = lock_folder(Path(config.state))
         backend = TorchBackend(TorchConfig.of(config))
     except Exception as e:

@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Protocol
 
 from palestra.endpoints.errors import EndpointSilent
 from palestra.endpoints.models import ModelEndpoint
 from palestra.evaluation.errors import EvaluationError
-from palestra.evaluation.gym_player import GymEvaluationPlayer
 from palestra.evaluation.token_counts import PROMPT_TOKENS, SAMPLED_TOKENS
 from palestra.net.chat_apis import CallAnswer
 from palestra.training.rollouts.chat_turns import ChatTurnSampler
@@ -21,6 +20,12 @@ from palestra.training.rollouts.model_calls import ModelCalls
 from palestra.training.rollouts.rollout_loop import Environments, PlayedRollout, RolloutSettings, play
 from palestra.training.rollouts.sources import blank_rollout
 from palestra.types.rollouts import GroupRequest, Rollout, Turn
+
+
+class RolloutPlayer(Protocol):
+    async def play(self, request: GroupRequest, rollout: Rollout) -> Rollout:
+        """Fills the record of a rollout."""
+        ...
 
 
 class EndpointPlayer:
@@ -32,11 +37,12 @@ class EndpointPlayer:
         environments: Environments,
         settings: RolloutSettings,
         patience_s: float,
-        gyms: Mapping[str, GymEvaluationPlayer],
+        others: Mapping[str, RolloutPlayer],
     ) -> None:
-        """`gyms` are the players of environments that gym servers play, by the environment's name."""
+        """`others` are the players of environments that are not played turn by turn here, by the environment's
+        name."""
         self._endpoint, self._environments, self._settings = endpoint, environments, settings
-        self._gyms = gyms
+        self._others = others
         self._patience_s = patience_s
         self._slots = asyncio.Semaphore(settings.concurrency)
 
@@ -45,8 +51,8 @@ class EndpointPlayer:
         rollout = blank_rollout(request, index, request.seeds[index])
         rollout.temperature = self._settings.temperature
         async with self._slots:
-            if (gym := self._gyms.get(request.task.environment)) is not None:
-                return await gym.play(request, rollout)
+            if (other := self._others.get(request.task.environment)) is not None:
+                return await other.play(request, rollout)
             session = self._environments.open(request.task)
             try:
                 async with ModelCalls(EvaluationCaller(self._endpoint, rollout, self._patience_s)) as calls:

@@ -8,6 +8,7 @@ Owns: names of environments, gyms, platform apps and files, as entries of the co
 | `gym:mcqa` | a gym's resources server with its agent and rows, by its name below the search folders |
 | `platform:keys?difficulty=0a` | tasks of an app of the local platform |
 | `file.jsonl`, `file.parquet` | questions with their answers: the environment `answers` |
+| `./my-tasks` | a folder of coding tasks, which an agent plays: the environment `coding` |
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from palestra.data.sources import SUFFIXES
 from palestra.gym.catalog import CatalogKind, config_named
 from palestra.gym.errors import GymConfigError
 from palestra.gym.search_folders import find_below, search_roots
+from palestra.types.rollouts import CODING
 from palestra.util.json_types import JsonObject
 
 GYM, PLATFORM = "gym:", "platform:"
@@ -33,6 +35,8 @@ def entry_named(name: str) -> JsonObject:
     """Returns an entry of `environments`. Raises ConfigError."""
     if name.endswith(SUFFIXES):
         return {"name": "answers", "eval_tasks": name}
+    if Path(name).is_dir():
+        return {"name": CODING, "eval_tasks": name}
     if name.startswith(PLATFORM):
         return {"name": "fleet_task", "config": {"tasks_file": name}}
     return _gym_entry(name) if name.startswith(GYM) else {"name": name}

@@ -18,6 +18,7 @@ from palestra.environments.bundled.answers import Answers
 from palestra.environments.environment_set import EnvironmentSet
 from palestra.environments.errors import JudgeError, TaskFileError
 from palestra.environments.judging import Judges
+from palestra.evaluation.agent_player import open_agent_player
 from palestra.evaluation.endpoint import EndpointPlayer
 from palestra.evaluation.errors import EvaluationError
 from palestra.evaluation.gym_player import open_gym_players
@@ -128,8 +129,9 @@ async def _play(
         async with (
             open_models([config.model], place, run.path / "engine", log, listener.note) as [endpoint],
             open_gym_players(config.environments, endpoint, settings, log.parent, listener.note) as gyms,
+            open_agent_player(config.agent, config.environments, endpoint, settings, run.path, listener.note) as agents,
         ):
-            player = EndpointPlayer(endpoint, environments, settings, config.patience_s, gyms)
+            player = EndpointPlayer(endpoint, environments, settings, config.patience_s, {**gyms, **agents})
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(player.play(request, index)) for request, index in left]
                 for task in asyncio.as_completed(tasks):

@@ -121,7 +121,9 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates the first dimensions of each head, as many as there are angles."""
-    if (n := cos.shape[-1]) < x.shape[-1]:
+    if (n := cos.shape[-1]) == 0:
+        return x
+    if n < x.shape[-1]:
         return torch.cat([apply_rope(x[..., :n], cos, sin), x[..., n:]], -1)
     if torch.is_grad_enabled() and x.requires_grad:
         return _Rope.apply(x, cos, sin)

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from palestra.model.attention.packed import Attention
 from palestra.model.attention.rope import Rotary
 from palestra.model.block_ops import BlockOps
-from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec, ExpertsSpec, MlpSpec
+from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec, ExpertsSpec, MlpSpec, Multipliers
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weights import (
     AttentionWeights,
@@ -29,6 +29,7 @@ from palestra.model.lora.linear import LoraPlan
 from palestra.model.mixers.attention import AttentionMixer
 from palestra.model.mixers.delta_net import DeltaNetMixer
 from palestra.model.mixers.inputs import MixerInputs, Recurrence
+from palestra.model.mlp.activations import activation
 from palestra.model.mlp.dense import DenseMlp
 from palestra.model.mlp.experts import ExpertsMlp
 from palestra.model.mlp.routing import Routing
@@ -44,7 +45,8 @@ class Decoder:
     def __init__(self, spec: ModelSpec, weights: DecoderWeights):
         self.spec, self.weights = spec, weights
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
-        self.rotary = Rotary.of(spec, self.device)
+        self.embedding_scale = _embedding_scale(spec.multipliers, self.dtype)
+        self.rotaries = {name: Rotary.of(rope, self.device) for name, rope in spec.ropes.items()}
         self.ops = BlockOps.of(self.device, self.dtype)
         self.mixers = [self._mixer(n) for n in range(spec.n_layers)]
         self.mlps = [self._mlp(n) for n in range(spec.n_layers)]
@@ -61,8 +63,9 @@ class Decoder:
         routing: Routing | None = None,
     ) -> Tensor:
         """Final hidden states, normalised: [tokens, hidden]. The unembedding is the caller's, in chunks."""
-        hidden, update = embedding(tokens, self.weights.embedding), None
-        inputs = MixerInputs(self.rotary.angles(positions, self.dtype), attend, recur, routing)
+        hidden, update = scaled(embedding(tokens, self.weights.embedding), self.embedding_scale), None
+        angles = {name: rotary.angles(positions, self.dtype) for name, rotary in self.rotaries.items()}
+        inputs = MixerInputs(angles, attend, recur, routing)
         for n in range(self.spec.n_layers):
             if checkpointing and torch.is_grad_enabled():
                 hidden, update = checkpoint(
@@ -76,10 +79,24 @@ class Decoder:
         self, n: int, hidden: Tensor, update: Tensor | None, inputs: MixerInputs, plan: LoraPlan
     ) -> tuple[Tensor, Tensor]:
         """The residual stream before the block's second half, and what that half adds: the next norm joins them."""
-        w, ops, eps = self.weights.layers[n], self.ops, self.spec.norm_eps
-        hidden, x = ops.add_rms_norm(hidden, update, w.input_norm, eps)
-        hidden, x = ops.add_rms_norm(hidden, self.mixers[n](x, inputs, plan), w.mlp_norm, eps)
-        return hidden, self.mlps[n](x, plan, inputs.routing)
+        w = self.weights.layers[n]
+        hidden, x = self._enter(hidden, update, w.input_norm)
+        update = self._leave(self.mixers[n](x, inputs, plan), w.mixer_out_norm)
+        hidden, x = self._enter(hidden, update, w.mlp_norm)
+        return hidden, self._leave(self.mlps[n](x, plan, inputs.routing), w.mlp_out_norm)
+
+    def _enter(self, hidden: Tensor, update: Tensor | None, norm: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The residual stream with the update, and what a half of a layer reads of it."""
+        if norm is not None:
+            return self.ops.add_rms_norm(hidden, update, norm, self.spec.norm_eps)
+        hidden = hidden if update is None else hidden + update
+        return hidden, hidden
+
+    def _leave(self, x: Tensor, norm: Tensor | None) -> Tensor:
+        """What a half of a layer adds to the residual stream."""
+        if norm is not None:
+            x = self.ops.add_rms_norm(x, None, norm, self.spec.norm_eps)[1]
+        return scaled(x, self.spec.multipliers.residual)
 
     def _mixer(self, n: int) -> AttentionMixer | DeltaNetMixer:
         match self.spec.layers[n].mixer, self.weights.layers[n].mixer:
@@ -91,8 +108,17 @@ class Decoder:
 
     def _mlp(self, n: int) -> DenseMlp | ExpertsMlp:
         match self.spec.layers[n].mlp, self.weights.layers[n].mlp:
-            case MlpSpec(), MlpWeights() as weights:
-                return DenseMlp(n, weights, self.ops)
+            case MlpSpec() as mlp, MlpWeights() as weights:
+                return DenseMlp(n, weights, activation(mlp.activation, self.ops))
             case ExpertsSpec() as experts, ExpertsWeights() as weights:
                 return ExpertsMlp(n, experts, weights, self.ops)
         raise TypeError(f"the weights of layer {n} are not those its spec asks for")
+
+
+def _embedding_scale(multipliers: Multipliers, dtype: torch.dtype) -> float:
+    scale = multipliers.embedding
+    return torch.tensor(scale, dtype=dtype).item() if multipliers.rounds_embedding else scale
+
+
+def scaled(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1.0 else x * factor

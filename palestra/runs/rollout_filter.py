@@ -40,6 +40,7 @@ FIELDS = [
     "step",
     "attempt",
     "used",
+    "advantage",
 ]
 LONGEST = 1000
 ORDER = {ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}

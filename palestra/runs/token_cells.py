@@ -31,6 +31,8 @@ class TokenCell(Struct):
     logprob: float | None = None
     advantage: float | None = None
     """None where the token was not trained on."""
+    trainer_logprob: float | None = None
+    """The trainer's, just before the update."""
 
 
 def token_cells(record: JsonObject, tokenizer: Tokenizer | None) -> list[TokenCell]:
@@ -40,6 +42,9 @@ def token_cells(record: JsonObject, tokenizer: Tokenizer | None) -> list[TokenCe
         cells += [TokenCell(token, "", TokenOrigin.OBSERVATION) for token in turn["observation"]]
         pairs = zip(turn["tokens"], turn["logprobs"], strict=False)
         cells += [TokenCell(token, "", TokenOrigin.SAMPLED, logprob) for token, logprob in pairs]
+    sampled = [cell for cell in cells if cell.origin is TokenOrigin.SAMPLED]
+    for cell, logprob in zip(sampled, record.get("trainer_logprobs") or [], strict=False):
+        cell.trainer_logprob = logprob
     for cell, advantage in zip(cells, record["advantages"] or [], strict=False):
         cell.advantage = advantage if cell.origin is TokenOrigin.SAMPLED else None
     texts = token_texts([cell.id for cell in cells], tokenizer)

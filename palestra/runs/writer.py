@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
@@ -107,22 +107,27 @@ class RunFolder(RunReader):
         self._events.append({"time": time.time(), "attempt": self.attempt, "event": EventKind(kind), **facts})
 
     def write_rollouts(
-        self, step: int, groups: Sequence[Group], sequences: Sequence[TrainSequence] | None = None
+        self,
+        step: int,
+        groups: Sequence[Group],
+        sequences: Sequence[TrainSequence] | None = None,
+        trainer_logprobs: Sequence[Sequence[float]] = (),
     ) -> None:
-        """Writes rollouts for people to read; with the trained `sequences` also every token, its logprob and its
-        advantage."""
-        advantages = None if sequences is None else {one.rollout: one.advantages for one in sequences}
+        """Writes rollouts for people to read; with the trained `sequences` also every token, its logprob, its
+        advantage and, if `trainer_logprobs` has those of each sequence's `tokens[1:]`, its logprob by the trainer."""
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        used: set[str] | None = None
-        if advantages is not None:
-            records = [
-                _token_record(row, rollout.group, step, advantages.get(row.id))
-                for rollout in rollouts
-                for row in rollout.rows
-            ]
-            write_records(self.step_file(Part.TOKENS, step), records)
-            used = {rollout.id for rollout in rollouts if any(row.id in advantages for row in rollout.rows)}
-        self._write_readable(Part.ROLLOUTS, step, rollouts, used)
+        if sequences is None:
+            self._write_readable(Part.ROLLOUTS, step, rollouts, None)
+            return
+        trained = {one.rollout: one for one in sequences}
+        scored = {one.rollout: logprobs for one, logprobs in zip(sequences, trainer_logprobs, strict=False)}
+        records = [
+            _token_record(row, rollout.group, step, trained.get(row.id), scored.get(row.id))
+            for rollout in rollouts
+            for row in rollout.rows
+        ]
+        write_records(self.step_file(Part.TOKENS, step), records)
+        self._write_readable(Part.ROLLOUTS, step, rollouts, trained)
 
     def write_eval(self, step: int, groups: Sequence[Group], metrics: Mapping[str, float]) -> None:
         self._write_readable(Part.EVAL, step, [rollout for group in groups for rollout in group.rollouts], None)
@@ -146,12 +151,11 @@ class RunFolder(RunReader):
         self._events.close()
         self._lock.close()
 
-    def _write_readable(self, part: Part, step: int, rollouts: Sequence[Rollout], used: Collection[str] | None) -> None:
+    def _write_readable(
+        self, part: Part, step: int, rollouts: Sequence[Rollout], trained: Mapping[str, TrainSequence] | None
+    ) -> None:
         about = {"step": step, "attempt": self.attempt}
-        records = [
-            {**_readable(rollout), **about, "used": None if used is None else rollout.id in used}
-            for rollout in rollouts
-        ]
+        records = [{**_readable(rollout), **about, **_use(rollout, trained)} for rollout in rollouts]
         write_records(self.step_file(part, step), records)
 
     def __enter__(self) -> Self:
@@ -227,7 +231,22 @@ def _readable(rollout: Rollout) -> JsonObject:
     }
 
 
-def _token_record(row: Branch, group: str, step: int, advantages: list[float] | None) -> JsonObject:
+def _use(rollout: Rollout, trained: Mapping[str, TrainSequence] | None) -> JsonObject:
+    """Whether a rollout was trained on, and its advantage: the mean over the tokens that were sampled."""
+    if trained is None:
+        return {"used": None, "advantage": None}
+    rows = [trained[row.id] for row in rollout.rows if row.id in trained]
+    pairs = [pair for row in rows for pair in zip(row.advantages, row.mask, strict=True)]
+    advantages = [advantage for advantage, is_sampled in pairs if is_sampled]
+    return {"used": bool(rows), "advantage": sum(advantages) / len(advantages) if advantages else None}
+
+
+def _token_record(
+    row: Branch, group: str, step: int, trained: TrainSequence | None, trainer_logprobs: Sequence[float] | None
+) -> JsonObject:
+    scored = None
+    if trained is not None and trainer_logprobs is not None:
+        scored = [one for one, is_sampled in zip(trainer_logprobs, trained.mask[1:], strict=True) if is_sampled]
     return {
         "id": row.id,
         "group": group,
@@ -244,5 +263,6 @@ def _token_record(row: Branch, group: str, step: int, advantages: list[float] | 
             }
             for turn in row.turns
         ],
-        "advantages": advantages,
+        "advantages": trained.advantages if trained else None,
+        "trainer_logprobs": scored,  # of the sampled tokens, in their order
     }

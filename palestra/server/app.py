@@ -8,7 +8,7 @@ from __future__ import annotations
 import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, RedirectResponse
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection
@@ -36,6 +36,7 @@ from palestra.server.model_api.messages import routes as anthropic_routes
 from palestra.server.model_api.messages.errors import envelope as anthropic_envelope
 from palestra.server.model_api.responses import routes as responses_routes
 from palestra.server.model_api.service import ModelApi
+from palestra.server.pages.app import MOUNT, ServerPages
 from palestra.server.services import ServerServices
 from palestra.server.tinker import routes_futures, routes_rest, routes_sampling, routes_service, routes_training
 from palestra.server.tinker.schemas import ErrorResponse
@@ -103,6 +104,8 @@ def _routed(services: ServerServices, authenticator: Authenticator) -> FastAPI:
     describe(app, episode_wire.BODIES, episode_wire.ANSWERS)
     describe(app, (), (*PLAYING_RECORDS, *ENGINE_BODIES, *ENGINE_ANSWERS))
     add_pages(app)
+    app.add_api_route(MOUNT, _to_pages, methods=["GET", "HEAD"], include_in_schema=False)
+    app.mount(MOUNT, ServerPages(services, authenticator, app.state.model_api))
     app.add_api_route("/healthz", _healthz, tags=["operations"])
     app.add_api_route("/readyz", _readyz, tags=["operations"])
     app.add_api_route("/metrics", _metrics, tags=["operations"], response_class=Response)
@@ -114,6 +117,11 @@ def _routed(services: ServerServices, authenticator: Authenticator) -> FastAPI:
     app.add_exception_handler(ClientDisconnect, _left)
     app.add_exception_handler(Exception, _broken)
     return app
+
+
+async def _to_pages() -> Response:
+    """A relative address: there may be a path before it that only a proxy knows."""
+    return RedirectResponse(f".{MOUNT}/")
 
 
 async def _healthz() -> dict[str, str]:
@@ -193,7 +201,8 @@ class BodyMiddleware:
         self.app, self.authenticator, self.max_bytes = app, authenticator, max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope) if scope["type"] == "http" else {}
+        is_checked = scope["type"] == "http" and not scope["path"].startswith(f"{MOUNT}/")  # pages limit their own
+        headers = Headers(scope=scope) if is_checked else {}
         # without these headers there is no body
         if "content-length" not in headers and "transfer-encoding" not in headers:
             await self.app(scope, receive, send)

@@ -34,6 +34,7 @@ code { background: #8882; padding: .1em .3em; border-radius: .2em }
 <h1>Palestra</h1>
 <p>A server that trains and samples language models is running here.</p>
 <ul>
+<li><a href="ui/">Dashboard</a>: runs, the server at work, episodes, a playground; where keys are needed, with a key
 <li><a href="docs">API documentation</a>, to read and to try out; <a href="openapi.json">as OpenAPI JSON</a>
 <li><a href="healthz">Health</a>: the server answers; <a href="readyz">readiness</a>: its models are loaded
 <li><a href="metrics">Metrics</a> for Prometheus; where keys are needed, with a key

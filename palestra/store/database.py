@@ -197,7 +197,7 @@ class Store:
             if not self._lock:  # a schema must not be migrated while another server uses it
                 self._database.lock(conn)
             with conn.begin():
-                schema.migrate(conn)
+                schema.bring_up_to_date(conn)
             if self._lock:
                 return conn
         except BaseException:

@@ -10,7 +10,6 @@ from functools import cache
 
 import msgspec
 from sqlalchemy import Connection, Delete, Insert, Table, bindparam, delete, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from palestra.store import tables
 from palestra.store.rows import fetch_all
@@ -53,8 +52,14 @@ def _values(row: Row) -> JsonObject:
 
 @cache
 def _upsert(table: Table, dialect: str) -> Insert:
-    insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
-    statement = insert(table)
+    if dialect == "postgresql":  # imported only where it is used: it is large
+        from sqlalchemy.dialects import postgresql
+
+        statement = postgresql.insert(table)
+    else:
+        from sqlalchemy.dialects import sqlite
+
+        statement = sqlite.insert(table)
     keys = table.primary_key.columns.keys()
     others = {name: value for name, value in statement.excluded.items() if name not in keys}
     return statement.on_conflict_do_update(index_elements=keys, set_=others)

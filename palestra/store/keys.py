@@ -34,6 +34,11 @@ def find_key(conn: Connection, key_text: str) -> Key | None:
     return fetch_one(conn, Key, select(t).where(t.c.key_hash == hash_key(key_text), t.c.revoked_at.is_(None)))
 
 
+def get_key(conn: Connection, key_id: int) -> Key | None:
+    """Returns the key with this number, unless it is revoked."""
+    return fetch_one(conn, Key, select(t).where(t.c.key_id == key_id, t.c.revoked_at.is_(None)))
+
+
 def list_keys(conn: Connection, *, revoked: bool = False) -> list[Key]:
     """Returns the keys in use, or with `revoked` all keys."""
     query = select(t).order_by(t.c.key_id)

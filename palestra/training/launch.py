@@ -102,7 +102,10 @@ async def open_session(config: RunConfig, run: RunFolder, listener: RunListener)
             folder, log = str(model_folder(config.model)), run.path / "logs" / "server.log"
             base = config.model
             server = own_server(
-                *(folder, name, run.path / "engine", log, listener.note), device=base.device, weights=base.weights
+                *(folder, name, run.path / "engine", log, listener.note),
+                device=base.device,
+                weights=base.weights,
+                runs=run.path.parent,
             )
             url = await stack.enter_async_context(server)
         else:

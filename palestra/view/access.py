@@ -9,6 +9,7 @@ import hashlib
 import hmac
 import ipaddress
 from http.cookies import CookieError, SimpleCookie
+from typing import Protocol
 from urllib.parse import quote, urlsplit
 
 from msgspec import Struct
@@ -19,7 +20,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 SAFE_METHODS = ("GET", "HEAD")
 OPEN_PATHS = ("/login", "/static/")
 """What is shown without a key."""
-MAX_BODY_BYTES = 64 << 10
+API_PATHS = ("/api/", "/v1/")
+"""What programs call, and never shows a page; a server has its own model endpoint below the second."""
+OTHER_SITE = "requests from pages of other sites are not accepted"
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -32,42 +35,77 @@ HEADERS = {
 }
 
 
+class LoginRefused(Exception):
+    """Says why a key does not open the dashboard."""
+
+
+class PageAccess(Protocol):
+    """The rules of a dashboard, as the middleware and the login page ask for them."""
+
+    @property
+    def cookie_name(self) -> str: ...
+    @property
+    def max_body_bytes(self) -> int: ...
+    @property
+    def login_words(self) -> str:
+        """Where somebody finds a key; what is between backticks becomes code."""
+        ...
+
+    def complaint(self, method: str, headers: Headers) -> str | None:
+        """What is wrong with where a request comes from; None: nothing."""
+        ...
+
+    async def admits(self, scope: Scope) -> bool:
+        """Whether a request may see what is not open to everybody."""
+        ...
+
+    async def log_in(self, key: str) -> str:
+        """The value of the cookie for this key. Raises LoginRefused."""
+        ...
+
+
 class Access(Struct, frozen=True):
-    """The rules of one dashboard."""
+    """The rules of `palestra view`: one key, or none on this machine."""
 
     key: str | None = None
     """What others have to know. Without one, only this machine is listened to."""
     hosts: tuple[str, ...] = ()
     """Host names besides this machine's own by which a browser may reach it, through a proxy."""
+    max_body_bytes: int = 64 << 10
+    login_words: str = (
+        "This dashboard is open to those who have its key. It was printed where `palestra view` was started."
+    )
 
     @property
     def cookie_name(self) -> str:
         """Of its own for each key: cookies do not tell ports apart."""
         return f"palestra_view_{_digest(self.key or '', 'name')[:8]}"
 
-    def cookie_value(self) -> str:
-        return _digest(self.key or "", "session")
+    async def log_in(self, key: str) -> str:
+        if not self._knows(key):
+            raise LoginRefused("This is not the key.")
+        return self._cookie_value()
 
-    def knows(self, key: str) -> bool:
-        return self.key is not None and hmac.compare_digest(key.encode(), self.key.encode())
-
-    def admits(self, headers: Headers) -> bool:
+    async def admits(self, scope: Scope) -> bool:
         """Whether a request has the key, or needs none."""
         if self.key is None:
             return True
+        headers = Headers(scope=scope)
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = headers.get("x-api-key") or (token.strip() if scheme.lower() == "bearer" else "")
-        if given and self.knows(given):
+        if given and self._knows(given):
             return True
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(self.cookie_name)
-        except CookieError:
-            return False
-        return cookie is not None and hmac.compare_digest(cookie.value, self.cookie_value())
+        return hmac.compare_digest(read_cookie(headers, self.cookie_name), self._cookie_value())
+
+    def _cookie_value(self) -> str:
+        return _digest(self.key or "", "session")
+
+    def _knows(self, key: str) -> bool:
+        return self.key is not None and hmac.compare_digest(key.encode(), self.key.encode())
 
     def complaint(self, method: str, headers: Headers) -> str | None:
-        """What is wrong with where a request comes from. Without a key, a page of another site must not be able to
-        read by a host name of its own; and never may it change anything."""
+        """Without a key, a page of another site must not be able to read by a host name of its own; and never may it
+        change anything."""
         host = headers.get("host", "")
         name = _host_name(host)
         if self.key is None and not _is_local(name) and name not in self.hosts:
@@ -76,13 +114,25 @@ class Access(Struct, frozen=True):
         source = urlsplit(origin).netloc if origin is not None else host
         if source != host and _host_name(source) not in self.hosts:
             return f"requests from pages of {source[:100]!r} are not accepted"
-        if method not in SAFE_METHODS and headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            return "requests from pages of other sites are not accepted"
-        return None
+        return OTHER_SITE if is_forged(method, headers) else None
+
+
+def is_forged(method: str, headers: Headers) -> bool:
+    """Whether the browser says that a page of another site wants to change something."""
+    return method not in SAFE_METHODS and headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
+
+
+def read_cookie(headers: Headers, name: str) -> str:
+    """The value of a cookie; empty if it was not sent."""
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(name)
+    except CookieError:
+        return ""
+    return found.value if found is not None and found.value.isascii() else ""
 
 
 class AccessMiddleware:
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    def __init__(self, app: ASGIApp, access: PageAccess) -> None:
         self.app, self.access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,19 +147,19 @@ class AccessMiddleware:
                     headers.setdefault(name, value)
             await send(message)
 
-        refusal = self._refusal(scope)
+        refusal = await self._refusal(scope)
         await (refusal or self.app)(scope, receive, send_with_headers)
 
-    def _refusal(self, scope: Scope) -> Response | None:
+    async def _refusal(self, scope: Scope) -> Response | None:
         headers, path = Headers(scope=scope), own_path(scope)
         if complaint := self.access.complaint(scope["method"], headers):
             return error_response(403, "forbidden", complaint)
-        length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > MAX_BODY_BYTES or "transfer-encoding" in headers:
-            return error_response(413, "too_large", f"the request is longer than {MAX_BODY_BYTES} bytes")
-        if self.access.admits(headers) or path.startswith(OPEN_PATHS):
+        length, most = headers.get("content-length", "0"), self.access.max_body_bytes
+        if not length.isdecimal() or int(length) > most or "transfer-encoding" in headers:
+            return error_response(413, "too_large", f"the request is longer than {most} bytes")
+        if path.startswith(OPEN_PATHS) or await self.access.admits(scope):
             return None
-        if path.startswith("/api/"):
+        if path.startswith(API_PATHS):
             return error_response(401, "key_needed", "a key is needed: send it as X-API-Key")
         depth = path.count("/") - 1
         here = f"{path.lstrip('/')}?{scope['query_string'].decode('latin-1')}".rstrip("?")

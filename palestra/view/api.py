@@ -10,14 +10,16 @@ from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
-from fastapi.responses import StreamingResponse
+from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from palestra.runs.control import request_stop
 from palestra.runs.labels import add_note, add_tag, remove_tag
-from palestra.view import run_detail
+from palestra.runs.reader import Part
+from palestra.view import rollout_detail, run_detail
 from palestra.view.catalogue import Catalogue
 from palestra.view.charts import Axis, Window, read_board, read_series
 from palestra.view.live import follow
+from palestra.view.rollout_list import Order, RolloutQuery, list_rollouts
 
 MAX_POINTS = 5000
 router = APIRouter(prefix="/api/v1", tags=["dashboard"])
@@ -44,8 +46,20 @@ def get_window(
     return Window(x, low, high, points)
 
 
+def get_query(
+    part: Part = Part.ROLLOUTS,
+    step: Annotated[int | None, Query(ge=0)] = None,
+    where: str = "",
+    order: Order = Order.SURPRISING,
+    offset: Annotated[int, Query(ge=0)] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 60,
+) -> RolloutQuery:
+    return RolloutQuery(part, step, where, order, offset, limit)
+
+
 Runs = Annotated[Catalogue, Depends(get_catalogue)]
-Part = Annotated[Window, Depends(get_window)]
+Shown = Annotated[Window, Depends(get_window)]
+AskedRollouts = Annotated[RolloutQuery, Depends(get_query)]
 
 
 @router.get("/runs")
@@ -66,14 +80,14 @@ def show_run(run: str, runs: Runs) -> Response:
 
 
 @router.get("/runs/{run}/charts")
-def show_charts(run: str, runs: Runs, window: Part) -> Response:
+def show_charts(run: str, runs: Runs, window: Shown) -> Response:
     """All charts of the run's page, with at most `points` points each, chosen by LTTB; `x` is `step`, `time` or
     `tokens`, `low` and `high` bound it."""
     return json_response(read_board(runs.metrics(runs.open(run)), window))
 
 
 @router.get("/runs/{run}/series")
-def show_series(run: str, runs: Runs, window: Part, name: Annotated[list[str], Query()]) -> Response:
+def show_series(run: str, runs: Runs, window: Shown, name: Annotated[list[str], Query()]) -> Response:
     """Metrics by name, over one axis, as `charts` has them."""
     return json_response(read_series(runs.metrics(runs.open(run)), name[:50], window))
 
@@ -110,6 +124,34 @@ def show_events(run: str, runs: Runs) -> Response:
 def show_checkpoints(run: str, runs: Runs) -> Response:
     """The checkpoints that are kept, newest first, with the scores of their steps."""
     return json_response(run_detail.read_checkpoints(runs, run))
+
+
+@router.get("/runs/{run}/rollouts")
+def show_rollouts(run: str, runs: Runs, query: AskedRollouts) -> Response:
+    """Rollouts of a step in groups, or of the newest steps: those that fit `where`, a condition as `palestra rollout
+    list` has it, ordered by `order`; with counts by environment, stop and error, and a histogram of rewards. `part` is
+    `rollouts` or `eval`."""
+    return json_response(list_rollouts(runs, run, query))
+
+
+@router.get("/runs/{run}/rollout")
+def show_rollout(run: str, runs: Runs, step: int, id: str, part: Part = Part.ROLLOUTS) -> Response:  # noqa: A002
+    """One rollout with its conversation, and the others of its group."""
+    return json_response(rollout_detail.read_rollout(runs, run, part, step, id))
+
+
+@router.get("/runs/{run}/tokens")
+def show_tokens(run: str, runs: Runs, step: int, id: str) -> Response:  # noqa: A002
+    """Every token of a rollout, or of a branch of one, in columns: text, origin, turn, log-probabilities of the sampler
+    and the trainer, advantage."""
+    return json_response(rollout_detail.read_tokens(runs, run, step, id))
+
+
+@router.get("/runs/{run}/test-case", response_class=PlainTextResponse)
+def show_test_case(run: str, runs: Runs, step: int, id: str, part: Part = Part.ROLLOUTS) -> Response:  # noqa: A002
+    """A rollout as Python, to begin a test of its environment with."""
+    detail = rollout_detail.read_rollout(runs, run, part, step, id)
+    return PlainTextResponse(rollout_detail.write_test_case(detail))
 
 
 @router.post("/runs/{run}/labels")

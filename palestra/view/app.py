@@ -5,6 +5,10 @@ Owns: how they are combined. Never touches: what a route does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -14,13 +18,31 @@ from starlette.exceptions import HTTPException
 from palestra import __version__
 from palestra.runs.record_files import RunError
 from palestra.runs.rollout_filter import WhereError
-from palestra.view import api, login, pages
-from palestra.view.access import Access, AccessMiddleware, error_response, own_path
+from palestra.view import api, login, pages, rollout_pages
+from palestra.view.access import API_PATHS, Access, AccessMiddleware, PageAccess, error_response, own_path
 from palestra.view.catalogue import Catalogue
-from palestra.view.rendering import FOLDER, render
+from palestra.view.rendering import FOLDER, page_templates, render
+
+PageContext = dict[str, object]
 
 
-def create_app(catalogue: Catalogue, access: Access | None = None) -> FastAPI:
+def no_server(_request: Request) -> PageContext:
+    """What every template knows: links to pages that only a server has, and who is logged in."""
+    return {"places": [], "user": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """What a server adds to the pages of run folders."""
+
+    add: Callable[[FastAPI], None]
+    """Adds routes, files and errors, before the dashboard's own."""
+    templates: Path
+    context: Callable[[Request], PageContext]
+    """In place of `no_server`."""
+
+
+def create_app(catalogue: Catalogue, access: PageAccess | None = None, extension: Extension | None = None) -> FastAPI:
     app = FastAPI(
         title="Palestra's dashboard",
         version=__version__,
@@ -30,7 +52,11 @@ def create_app(catalogue: Catalogue, access: Access | None = None) -> FastAPI:
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.catalogue, app.state.access = catalogue, access or Access()
-    for routes in (api, pages, login):
+    app.state.context = extension.context if extension else no_server
+    app.state.templates = page_templates(*([extension.templates] if extension else []))
+    if extension:
+        extension.add(app)
+    for routes in (api, pages, rollout_pages, login):
         app.include_router(routes.router)
     app.mount("/static", StaticFiles(directory=FOLDER / "static"), name="static")
     for kind in (RunError, WhereError, msgspec.DecodeError, HTTPException, RequestValidationError, OSError):
@@ -40,8 +66,11 @@ def create_app(catalogue: Catalogue, access: Access | None = None) -> FastAPI:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    status, code, message = _described(error)
-    if own_path(request.scope).startswith("/api/"):
+    return show_error(request, *_described(error))
+
+
+def show_error(request: Request, status: int, code: str, message: str) -> Response:
+    if own_path(request.scope).startswith(API_PATHS):
         return error_response(status, code, message)
     return render(request, "error.html", status, code=status, message=message)
 

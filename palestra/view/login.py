@@ -10,7 +10,7 @@ import asyncio
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
-from palestra.view.access import Access
+from palestra.view.access import LoginRefused, PageAccess
 from palestra.view.pages import Form
 from palestra.view.rendering import render
 
@@ -21,21 +21,39 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/login")
 def show_login(request: Request, next: str = "") -> Response:  # noqa: A002
-    return render(request, "login.html", next=next, is_wrong=False)
+    return _form(request, next)
 
 
 @router.post("/login")
 async def log_in(request: Request, form: Form) -> Response:
-    access: Access = request.app.state.access
-    if not access.knows(form.get("key", "")):
+    access: PageAccess = request.app.state.access
+    try:
+        value = await access.log_in(form.get("key", "").strip())
+    except LoginRefused as refused:
         await asyncio.sleep(WRONG_KEY_S)
-        return render(request, "login.html", 403, next=form.get("next", ""), is_wrong=True)
+        return _form(request, form.get("next", ""), str(refused))
     response = RedirectResponse(f"./{_own_path(form.get('next', ''))}", status_code=303)
-    is_secure = request.url.scheme == "https" or request.headers.get("x-forwarded-proto") == "https"
-    response.set_cookie(
-        access.cookie_name, access.cookie_value(), max_age=KEEP_S, httponly=True, samesite="lax", secure=is_secure
-    )
+    _set_cookie(request, response, value, KEEP_S)
     return response
+
+
+@router.post("/logout")
+async def log_out(request: Request) -> Response:
+    response = RedirectResponse("./login", status_code=303)
+    _set_cookie(request, response, "", 0)
+    return response
+
+
+def _form(request: Request, target: str, complaint: str = "") -> Response:
+    words = request.app.state.access.login_words
+    return render(request, "login.html", 403 if complaint else 200, next=target, words=words, complaint=complaint)
+
+
+def _set_cookie(request: Request, response: Response, value: str, keep_s: int) -> None:
+    """Without a path, which makes it the path of this page: the browser knows what a proxy has put before it."""
+    is_secure = request.url.scheme == "https" or request.headers.get("x-forwarded-proto") == "https"
+    name = request.app.state.access.cookie_name
+    response.set_cookie(name, value, max_age=keep_s, path=None, httponly=True, samesite="strict", secure=is_secure)
 
 
 def _own_path(path: str) -> str:

@@ -6,8 +6,8 @@ Owns: the environment of Jinja. Never touches: data.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlencode
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse
@@ -15,9 +15,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from palestra import __version__
-from palestra.util.figures import duration_text, number_text, time_text
+from palestra.util.figures import duration_text, latency_text, number_text, size_text, time_text
 from palestra.util.safe_text import safe_text
 from palestra.view.access import own_path
+from palestra.view.drawings import advantage_bars, curve_points, reward_class, span_text, waterfall
 
 FOLDER = Path(__file__).parent
 MAX_TEXT = 20_000
@@ -28,17 +29,9 @@ def render(request: Request, template: str, status: int = 200, **content: object
     path = own_path(request.scope)
     root = "../" * (path.count("/") - 1) or "./"
     known = {"root": root, "path": path, "version": __version__, "folder": str(request.app.state.catalogue.root)}
-    return HTMLResponse(TEMPLATES.get_template(template).render(**known, **content), status_code=status)
-
-
-def curve_points(values: Sequence[float], width: int, height: int) -> str:
-    """The points of a small curve, for an SVG's polyline."""
-    if len(values) < 2:
-        return ""
-    low, high = min(values), max(values)
-    scale = (height - 3) / (high - low) if high > low else 0.0
-    across = (width - 2) / (len(values) - 1)
-    return " ".join(f"{1 + i * across:.1f},{height - 1.5 - (v - low) * scale:.1f}" for i, v in enumerate(values))
+    state = request.app.state
+    page = state.templates.get_template(template).render(**known, **state.context(request), **content)
+    return HTMLResponse(page, status_code=status)
 
 
 def age_text(seconds: float | None) -> str:
@@ -65,9 +58,10 @@ def with_code(text: str) -> Markup:
     return Markup("").join(Markup("<code>{}</code>").format(p) if i % 2 else escape(p) for i, p in enumerate(parts))
 
 
-def _templates() -> Environment:
+def page_templates(*folders: Path) -> Environment:
+    """The templates of the dashboard, and of what extends it."""
     found = Environment(
-        loader=FileSystemLoader(FOLDER / "templates"),
+        loader=FileSystemLoader([*folders, FOLDER / "templates"]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -77,13 +71,17 @@ def _templates() -> Environment:
         "number": lambda value: "–" if value is None else number_text(value),
         "moment": lambda value: "–" if value is None else time_text(value),
         "duration": duration_text,
+        "seconds": lambda value: "–" if value is None else latency_text(value),
+        "bytes": size_text,
         "age": age_text,
         "text": model_text,
         "line": lambda value: safe_text(str(value), keep=""),
         "curve": curve_points,
+        "ramp": lambda reward, bins: reward_class(reward, bins[0].low, bins[-1].high) if bins else "failed",
+        "advantages": advantage_bars,
+        "waterfall": waterfall,
+        "span": span_text,
+        "query": lambda fields: urlencode({name: value for name, value in fields.items() if value != ""}),
         "code": with_code,
     }
     return found
-
-
-TEMPLATES = _templates()

@@ -203,7 +203,7 @@ def train_step(model: Qwen3ForCausalLM, batch: Packed) -> torch.Tensor:
     tokens = batch.tokens.long()
     same = batch.documents[:, :, None] == batch.documents[:, None, :]
     causal = torch.ones(WIDTH, WIDTH, dtype=torch.bool, device=tokens.device).tril()
-    with torch.autocast(tokens.device.type, torch.bfloat16):
+    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=tokens.device.type == "cuda"):
         logits = model(
             tokens, attention_mask=(same & causal)[:, None], position_ids=batch.positions.long(), use_cache=False
         ).logits

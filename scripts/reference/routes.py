@@ -29,6 +29,7 @@ from palestra.gym.servers.gymnasium import GymnasiumServer
 from palestra.gym.servers.resources import ResourcesServer
 from palestra.gym.testing import opened
 from palestra.server.app import create_app
+from palestra.server.pages.app import create_pages
 from palestra.server.services import ServerServices
 from palestra.view.app import create_app as create_view
 from palestra.view.catalogue import Catalogue
@@ -53,12 +54,16 @@ TAGS = {
 
 
 def pages(reference: Reference) -> None:
-    api = asyncio.run(_server_api())
+    api, ui = asyncio.run(_server_apis())
+    view = create_view(Catalogue(Path())).openapi()
     parts = [
         *_server(api, reference),
         "## The dashboard",
         "`palestra view`; see [Look at runs in the browser](../dashboard.md#the-json-api).",
-        _dashboard(reference),
+        _dashboard(view["paths"], reference),
+        "## The dashboard of a server",
+        "Below `/ui` of `palestra serve`, beside those above; see [The dashboard](../dashboard.md#pages-of-a-server).",
+        _dashboard({path: found for path, found in ui["paths"].items() if path not in view["paths"]}, reference),
         "## The platform",
         "`palestra platform serve`; see [The platform](../platform.md#who-may-ask-for-what) for who may call what.",
         _listed(_platform(), PLATFORM, "platform", reference),
@@ -72,14 +77,14 @@ def pages(reference: Reference) -> None:
     reference.pages["reference/routes.md"] = page("HTTP routes", INTRO, parts)
 
 
-async def _server_api() -> dict[str, Any]:
-    """Of a server without models, on an empty state folder."""
+async def _server_apis() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of a server without models, on an empty state folder, and of its pages."""
     with tempfile.TemporaryDirectory() as folder:
         async with ServerServices.open(ServeConfig(state=Path(folder))) as services:
             app: Any = create_app(services)
             while not isinstance(app, FastAPI):
                 app = app.app
-            return app.openapi()
+            return app.openapi(), create_pages(services, app.state.authenticator, app.state.model_api).openapi()
 
 
 def _server(api: dict[str, Any], reference: Reference) -> Iterator[str]:
@@ -98,9 +103,9 @@ def _server(api: dict[str, Any], reference: Reference) -> Iterator[str]:
             yield table(HEAD, found)
 
 
-def _dashboard(reference: Reference) -> str:
+def _dashboard(paths: dict[str, dict[str, Any]], reference: Reference) -> str:
     rows = []
-    for path, methods in create_view(Catalogue(Path())).openapi()["paths"].items():
+    for path, methods in paths.items():
         for method, about in methods.items():
             route = f"{method.upper()} {path}"
             text = reference.explained(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from palestra.agents import UnknownAgent, find_agent
+from palestra.agents import UnknownAgentProgram, find_agent
 from palestra.agents.installation import find_installation
 from palestra.agents.program import AgentTask
 from palestra.model.loading.puppet import Cue
@@ -43,7 +43,7 @@ def test_words_after_a_name_are_its_last_arguments() -> None:
 def test_a_line_is_for_the_shell_and_words_are_a_program() -> None:
     assert find_agent(['my-agent "$PROMPT"']).command(TOLD) == ["sh", "-c", 'my-agent "$PROMPT"']
     assert find_agent(["python3", "-m", "agent"]).command(TOLD) == ["python3", "-m", "agent"]
-    with pytest.raises(UnknownAgent, match="did you mean opencode"):
+    with pytest.raises(UnknownAgentProgram, match="did you mean opencode"):
         find_agent(["open-code"])
 
 
@@ -72,7 +72,7 @@ def test_an_installation_in_a_python_environment_shows_the_environment(tmp_path:
 
 def test_a_program_of_the_machine_needs_no_folder() -> None:
     assert find_installation("sh").folders == ()
-    with pytest.raises(UnknownAgent, match="not installed"):
+    with pytest.raises(UnknownAgentProgram, match="not installed"):
         find_installation("no-such-agent")
 
 

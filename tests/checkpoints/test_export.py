@@ -10,8 +10,6 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from peft import PeftConfig, PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from palestra.checkpoints.export import export_checkpoint
 from palestra.checkpoints.export_check import check_export
@@ -25,6 +23,8 @@ SILENT = {
     "not tied, unembedding": {"tie": False, "train_unembed": True},
     "llama": {"family": "llama", "train_unembed": True},
     "hybrid": {"family": "qwen3_5", "train_unembed": True},
+    "experts": {"family": "qwen3_moe", "train_unembed": True},
+    "gpt-oss": {"family": "gpt_oss", "train_unembed": True},
 }
 
 
@@ -48,6 +48,9 @@ def in_silence(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 @pytest.mark.parametrize("case", SILENT)
 def test_peft_loads_the_adapter_without_a_warning(case, random_model, tmp_path, caplog):
+    from peft import PeftConfig, PeftModel
+    from transformers import AutoModelForCausalLM
+
     options = dict(SILENT[case])
     train_unembed = options.pop("train_unembed", False)
     base = random_model(**options)
@@ -64,6 +67,8 @@ def test_peft_loads_the_adapter_without_a_warning(case, random_model, tmp_path, 
 
 
 def test_a_merged_model_is_whole_for_transformers(tmp_path, caplog):
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
     base = BUNDLED / EPHEBE
     write_adapter(base, tmp_path / "adapter", 3, train_unembed=True)
     export_checkpoint(tmp_path / "adapter", tmp_path / "out", "merged", base=base)
@@ -85,6 +90,8 @@ def test_a_merged_model_is_whole_for_transformers(tmp_path, caplog):
 
 
 def test_a_quantised_base_is_exported_as_a_plain_model(random_model, tmp_path, caplog):
+    from transformers import AutoModelForCausalLM
+
     base = write_fp8(random_model(), tmp_path / "base-fp8")
     write_adapter(base, tmp_path / "adapter", 3)
     export_checkpoint(tmp_path / "adapter", tmp_path / "out", "merged", base=base)

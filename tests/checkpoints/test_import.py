@@ -13,9 +13,7 @@ import pytest
 import tinker
 import torch
 from click.testing import CliRunner, Result
-from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 from palestra.cli import main
 from palestra.config.bundled import BUNDLED, EPHEBE
@@ -36,6 +34,10 @@ def client(server) -> tinker.ServiceClient:
 
 def make_adapter(folder: Path, **options: Any) -> list[float]:
     """Writes an adapter by PEFT, and returns what it says about TOKENS there."""
+
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
     torch.manual_seed(3)
     base = AutoModelForCausalLM.from_pretrained(BUNDLED / EPHEBE, dtype=torch.float32)
     config = LoraConfig(**{"r": 4, "lora_alpha": 12, "target_modules": ALL, "init_lora_weights": False, **options})

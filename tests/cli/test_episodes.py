@@ -185,7 +185,7 @@ def test_watch_shows_counts_until_it_is_stopped(arena, run):
             while b" 12 " not in watching.stdout.readline():
                 assert watching.poll() is None
             watching.send_signal(signal.SIGINT)
-            _, complaints = watching.communicate(timeout=20)
+            _, complaints = watching.communicate(timeout=60)
         finally:
             watching.kill()
     assert (watching.returncode, complaints) == (0, b"")

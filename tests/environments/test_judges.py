@@ -23,6 +23,7 @@ from palestra.environments.judge_check import agreement, read_gold
 from palestra.environments.judge_prompts import read_ranking, read_score, score_request
 from palestra.environments.judging import CACHE, Judges
 from palestra.model.loading.puppet import Cue, make_puppet
+from palestra.runs.reader import Part
 from palestra.runs.writer import RunFolder
 from palestra.training.listener import Silence
 from palestra.types.rollouts import Group, Rollout, RolloutStop, Task
@@ -308,3 +309,18 @@ def test_an_evaluation_is_graded_by_its_judge(endpoint, ephebe_url, tmp_path):
         summary = asyncio.run(evaluate(config, run, Silence(), KEY))
     assert summary["last"]["eval/reward_mean"] >= 0.5
     assert len((run.path / "judge-calls.jsonl").read_text().splitlines()) >= 1
+
+
+def test_rollouts_that_a_gym_plays_are_graded_by_a_judge_beside_the_gyms_own_reward(endpoint, ephebe_url, tmp_path):
+    from palestra.evaluation.named import entry_named
+    from palestra.evaluation.run import evaluate
+
+    settings = judged_config(endpoint, ephebe_url, tmp_path, model="ephebe", tasks=2, samples=2, max_tokens=16)
+    settings["environments"] = [entry_named("gym:mcqa") | {"reward": {"judge": "sums", "own_weight": 1.0}}]
+    config = load_evaluation_config([], [], [], settings)
+    with RunFolder.create(config.runs, "judged-gym", config) as run:
+        asyncio.run(evaluate(config, run, Silence(), KEY))
+    records = run.read_rollouts(0, Part.EVAL)
+    assert [one["environment"] for one in records] == ["gym:mcqa"] * 4
+    assert all(one["reward"] == 0.5 + one["judgement"]["own_reward"] for one in records)
+    assert all(one["judgement"]["answer"] == PLAIN for one in records)

@@ -273,6 +273,15 @@ SUPPORTED = (
     "qwen3_next",
     "gpt_oss",
     "gpt_oss_mxfp4",
+    "ministral3",
+    "phi3",
+    "olmo2",
+    "olmo3",
+    "smollm3",
+    "granite",
+    "seed_oss",
+    "gemma3",
+    "glm4_moe",
 )
 """Families that must pass; the others are not supported yet and are refused by name."""
 

@@ -25,6 +25,19 @@ LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "origi
 YARN = {"factor": 4.0, "original_max_position_embeddings": 32}
 GQA_FREE = {"num_key_value_heads": 4}
 
+MINISTRAL_ROPE = {"rope_type": "yarn", "rope_theta": 1e6, "llama_4_scaling_beta": 0.5} | YARN
+LONGROPE = {
+    "max_position_embeddings": 512,
+    "original_max_position_embeddings": 128,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.75,
+        "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5],
+        "long_factor": [2.0, 2.2, 2.6, 3.2, 4.0, 5.0],
+        "original_max_position_embeddings": 128,
+    },
+}
 CASES: dict[str, dict] = {
     "qwen3": {"family": "qwen3"},
     "qwen3-tied": {"family": "qwen3", "tie": True},
@@ -71,17 +84,34 @@ CASES: dict[str, dict] = {
     "qwen3_next": {"family": "qwen3_next", "overrides": {"linear_num_key_heads": 2}},
     "gpt_oss": {"family": "gpt_oss", "overrides": {"sliding_window": 8}},
     "qwen3_moe-shares": {"family": "qwen3_moe", "tie": True, "overrides": {"norm_topk_prob": False}},
+    "ministral3": {"family": "ministral3", "overrides": {"rope_parameters": MINISTRAL_ROPE}},
+    "phi3": {"family": "phi3"},
+    "phi3-longrope": {"family": "phi3", "overrides": LONGROPE},
+    "olmo2": {"family": "olmo2", "overrides": {"attention_bias": True}},
+    "olmo3": {"family": "olmo3", "overrides": {"sliding_window": 8}},
+    "smollm3": {"family": "smollm3", "tie": True},
+    "granite": {"family": "granite"},
+    "granite-tied": {"family": "granite", "tie": True},
+    "gemma3": {"family": "gemma3", "tie": True, "overrides": {"sliding_window": 8, "query_pre_attn_scalar": 24}},
+    "glm4_moe": {"family": "glm4_moe", "overrides": {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5}},
+    "seed_oss": {"family": "seed_oss", "overrides": {"attention_out_bias": True}},
     "mistral": {"family": "mistral", "overrides": {"sliding_window": 8}},
     "mistral-full": {"family": "mistral", "overrides": {"sliding_window": None}},
 }
 FAMILIES = [
     "qwen3",
     *(pytest.param(one, marks=pytest.mark.slow) for one in ("qwen2", "llama2", "mistral")),
+    *(pytest.param(one, marks=pytest.mark.slow) for one in ("ministral3", "phi3", "olmo2", "olmo3", "smollm3")),
+    *(pytest.param(one, marks=pytest.mark.slow) for one in ("granite", "seed_oss", "gemma3", "glm4_moe")),
     "qwen3_5",
     "qwen3_moe",
 ]
 
-every_case = pytest.mark.parametrize("case", CASES)
+SLOW = {"ministral3", "phi3", "olmo2", "granite-tied", "seed_oss"}
+"""Each of their mechanisms has another case in the everyday suite, and `families_check` has them all."""
+every_case = pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow) if case in SLOW else case for case in CASES]
+)
 
 
 @every_case

@@ -28,6 +28,7 @@ def test_qwen3_5_is_what_transformers_computes():
     assert verdict == "ok", notes
 
 
+@pytest.mark.slow
 def test_qwen3_moe_is_what_transformers_computes():
     verdict, notes = families_check.check("qwen3_moe_mixed", seed=0, lora=True)
     assert verdict == "ok", notes

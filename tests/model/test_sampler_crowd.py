@@ -20,6 +20,11 @@ MODELS = {
     "qwen3_moe": {"family": "qwen3_moe"},
     "gpt_oss": {"family": "gpt_oss", "overrides": {"sliding_window": 9}},
 }
+MORE = {
+    "olmo3": {"family": "olmo3", "overrides": {"sliding_window": 9}},
+    "smollm3": {"family": "smollm3"},
+    "ministral3": {"family": "ministral3", "context": 1024},
+}
 
 
 def tokens_of(result: SampleResult) -> list[list[int]]:
@@ -163,12 +168,12 @@ def test_any_mix_of_requests_gives_each_what_it_gets_alone(get_bench, model, **m
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", MODELS | MORE)
 @pytest.mark.usefixtures("small_chunks")
 @examples(400, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(**MIXES)
 def test_many_mixes_of_requests_give_each_what_it_gets_alone(get_bench, model, **mix):
-    check_mix(get_bench(**MODELS[model]), **mix)
+    check_mix(get_bench(**(MODELS | MORE)[model]), **mix)
 
 
 def is_cut_at_an_edge(bench, owner, request, sample, one, other) -> bool:

@@ -28,6 +28,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.waiting import PATIENCE_S, until
+from tests.warm_start import WarmProcess, start_palestra
 
 if TYPE_CHECKING:
     import tinker
@@ -58,7 +59,7 @@ class Server:
         self.overrides = [*overrides, *(f"{name}={json.dumps(value)}" for name, value in settings.items())]
         self.flags = list(flags)
         self.url, self.port = "", 0
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: WarmProcess | None = None
         self.environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         self._seen: dict[int, psutil.Process] = {}
         """Every process that was ever ours."""
@@ -92,11 +93,9 @@ class Server:
         ]
         with self.log.open("ab") as out:
             self._log_start = out.tell()
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "palestra.cli", *args, "--state", str(self.state), *self.flags, *self.overrides],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
+            self.process = start_palestra(
+                *(*args, "--state", str(self.state), *self.flags, *self.overrides),
+                output=out,
                 cwd=self.folder,
                 env=self.environment,
             )

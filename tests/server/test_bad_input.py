@@ -237,6 +237,7 @@ def test_a_pass_that_fails_leaves_no_gradient(api: Raw) -> None:
 # Large bodies
 
 
+@pytest.mark.slow
 def test_a_hundred_megabytes_are_answered(model: Model) -> None:
     noise = b"\xff" * 100_000_000
     refused(model.send_bytes(noise))
@@ -772,7 +773,7 @@ def test_what_is_made_while_its_session_ends_does_not_stay(api: Raw, busy_server
 
 
 def test_a_session_without_heartbeats_expires(make_server: MakeServer) -> None:
-    server = make_server(session_timeout_s=4, session_check_s=0.5)
+    server = make_server(session_timeout_s=8, session_check_s=0.5)
     api = Raw(server)
     lively = api.session()
     model = api.model(rank=64)

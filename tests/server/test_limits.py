@@ -107,7 +107,7 @@ def test_the_sdk_waits_for_room_to_sample_by_itself(tight_server: Any) -> None:
     prompt, params = types.ModelInput.from_ints([5, 6, 7]), types.SamplingParams(max_tokens=3)
     with standstill(tight_server):
         futures = [sampler.sample(prompt, 1, params) for _ in range(3 * MAX_SAMPLES)]
-        tight_server.until(lambda: 'status="429"' in tight_server.metrics(), timeout_s=20)
+        tight_server.until(lambda: 'status="429"' in tight_server.metrics())
     assert all(len(future.result(timeout=60).sequences) == 1 for future in futures)
     client.close("success").result()
 
@@ -165,9 +165,9 @@ def test_results_are_kept_for_the_configured_time(tight_server: Any, api: Raw) -
     assert "metrics" in api.result(trained)
     assert "metrics" in api.result(trained)
     unread = ok(model.step())
-    tight_server.until(lambda: api.retrieve(trained["request_id"]).status_code == 404, timeout_s=15)
-    tight_server.until(lambda: api.retrieve(unread["request_id"]).status_code == 404, timeout_s=15)
-    tight_server.until(lambda: api.retrieve(sampled["request_id"]).status_code == 410, timeout_s=15)
+    tight_server.until(lambda: api.retrieve(trained["request_id"]).status_code == 404)
+    tight_server.until(lambda: api.retrieve(unread["request_id"]).status_code == 404)
+    tight_server.until(lambda: api.retrieve(sampled["request_id"]).status_code == 410)
     refused(model.send_pass(seq_id=1), said="too late")  # and never runs twice
     model.works()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ import msgspec
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Connection, MetaData, Table, select, text
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, MetaData, Table, inspect, select, text
 
 from palestra.store import Store, StoreError, StoreLocked, StoreTooNew, schema, tables
 from palestra.store.dialects import database_of
@@ -24,8 +27,49 @@ def differences(conn: Connection) -> list[object]:
     return list(compare_metadata(MigrationContext.configure(conn, opts=options), tables.metadata))
 
 
-def test_migrated_schema_is_the_declared_one(store: Store) -> None:
-    assert store.read_now(differences) == []
+def test_new_and_migrated_databases_have_the_declared_tables(database_url: str) -> None:
+    engine = database_of(database_url).writer()
+    with engine.connect() as conn:
+        with conn.begin():
+            schema.bring_up_to_date(conn)
+            new, declared = reflected(conn), differences(conn)
+            for table in new:
+                conn.execute(text(f"DROP TABLE {table} {'CASCADE' if engine.name == 'postgresql' else ''}"))
+        with conn.begin():
+            schema.migrate(conn)
+            assert schema.is_current(conn)
+            assert reflected(conn) == new
+            assert declared == differences(conn) == []
+    engine.dispose()
+
+
+def reflected(conn: Connection) -> dict[str, object]:
+    """Everything that the database knows about its tables: Alembic does not compare names of constraints."""
+    found = inspect(conn)
+    looks = (
+        *(found.get_columns, found.get_pk_constraint, found.get_foreign_keys),
+        *(found.get_unique_constraints, found.get_check_constraints, found.get_indexes),
+    )
+    return {table: [in_order(look(table)) for look in looks] for table in sorted(found.get_table_names())}
+
+
+def in_order(parts: Any) -> list[str]:
+    return sorted(map(str, parts if isinstance(parts, list) else [parts]))
+
+
+def test_versions_are_those_of_the_migrations() -> None:
+    script = ScriptDirectory(str(schema.MIGRATIONS))
+    assert [step.revision for step in script.walk_revisions()] == schema.VERSIONS[::-1]
+
+
+def test_alembic_is_imported_for_older_databases_only(tmp_path: Path) -> None:
+    opened = f"""import sys
+from palestra.store import Store
+for _ in range(2):
+    Store.open("sqlite:///{tmp_path}/x.db").close_now()
+assert "alembic" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", opened], check=True, timeout=100)
 
 
 def test_migrating_again_changes_nothing(store: Store) -> None:

@@ -1,9 +1,8 @@
-"""`palestra chat` as the real program: on a terminal, on a pipe, with real servers and tools."""
+"""`palestra chat` with real servers and tools; on a terminal and on a pipe as the real program."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from click.testing import CliRunner, Result
 
+from palestra.cli import main
 from palestra.model.loading.puppet import Cue, make_puppet
 from tests.server.conftest import Server
 from tests.terminal import palestra_in_terminal
@@ -41,20 +42,16 @@ def puppet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Puppet]:
         yield server
 
 
-def once(*args: object, said: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "palestra.cli", "chat", *map(str, args)],
-        input=said,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **environment},
-        check=False,
-    )
+def once(*args: object, **environment: str) -> Result:
+    """In this process, which has imported most of it already."""
+    done = CliRunner().invoke(main, ["chat", *map(str, args)], env=environment)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done
 
 
 def test_message_on_a_pipe_is_answered_once(puppet):
-    done = once("puppet", "--server", puppet.url, said="hi\n")
+    command = [sys.executable, "-m", "palestra.cli", "chat", "puppet", "--server", puppet.url]
+    done = subprocess.run(command, input="hi\n", capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "Hello there.\n", "")
 
 
@@ -87,6 +84,9 @@ def test_conversation_keeps_exactly_what_was_said(puppet, tmp_path):
             terminal.see("\n> ")
         terminal.type("two \\\nlines")
         terminal.see("Hello there.\n> ")
+        assert "\x1b[?2004h" in terminal.raw  # the terminal is asked to say what is pasted
+        terminal.type("\x1b[200~three\npasted\nlines\x1b[201~")
+        terminal.see("Hello there.\n> ")
         terminal.type(f"/save {saved}")
         terminal.see("saved")
         terminal.type("/quit")
@@ -95,7 +95,7 @@ def test_conversation_keeps_exactly_what_was_said(puppet, tmp_path):
     system = {"role": "system", "content": "Be kind."}
     assert [one["content"] for one in talks[0]] == ["Be kind.", "hi", "Hello there.", "now the second time", "Again."]
     assert talks[1] == [system]
-    assert talks[2][1]["content"] == "two \nlines"
+    assert [one["content"] for one in talks[2][1::2]] == ["two \nlines", "three\npasted\nlines"]
     assert "there is nothing to take back" in terminal.text
     assert "unknown command /nothing" in terminal.text
 
@@ -182,7 +182,7 @@ def test_anthropics_api_is_spoken(puppet):
     assert (found["text"], found["stop"]) == ("Hello there.", "stop")
     assert min(found["prompt_tokens"], found["sampled_tokens"]) > 0
     refused = once(*options, "--logprobs")
-    assert (refused.returncode, "no log-probabilities" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "no log-probabilities" in refused.stderr) == (2, True)
 
 
 def test_server_is_started_if_none_runs_and_ends_with_the_chat(tmp_path):
@@ -210,7 +210,7 @@ def test_checkpoint_of_a_run_is_talked_to(run_training, tmp_path):
     for name, options in {f"{run.path}@last": (), address: ("--server", server)}.items():
         done = once(name, "What is 2 + 2?", "--max-tokens", 4, "--json", *options)
         assert json.loads(done.stdout)["sampled_tokens"] > 0, done.stderr
-    assert once(f"{run.path}@9", "hi").returncode == 3
+    assert once(f"{run.path}@9", "hi").exit_code == 3
 
 
 @pytest.mark.parametrize(
@@ -227,13 +227,13 @@ def test_checkpoint_of_a_run_is_talked_to(run_training, tmp_path):
 )
 def test_mistakes_are_one_clear_line(args, code, said):
     done = once(*args, TINKER_BASE_URL=NOBODY)
-    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+    assert (done.exit_code, said in done.stderr) == (code, True), done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_unknown_model_at_a_server_is_named(puppet):
     done = once("other", "hi", "--server", puppet.url)
-    assert (done.returncode, "'other'" in done.stderr) == (3, True), done.stderr
+    assert (done.exit_code, "'other'" in done.stderr) == (3, True), done.stderr
 
 
 def test_error_in_a_conversation_does_not_end_it(puppet):

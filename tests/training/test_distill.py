@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from palestra.config import ConfigError
 from palestra.config.bundled import bundled_model
@@ -62,6 +61,9 @@ def make_config(**settings: Any) -> DistillConfig:
 
 def teacher_scores(tokens: list[int]) -> list[float]:
     """The base model's logprobs of all tokens but the first, by transformers."""
+
+    from transformers import AutoModelForCausalLM
+
     model = AutoModelForCausalLM.from_pretrained(bundled_model("ephebe"), dtype=torch.float32)
     with torch.no_grad():
         scores = model(torch.tensor([tokens[:-1]])).logits[0].log_softmax(-1)

@@ -10,6 +10,12 @@ from palestra.runs.reader import Part, RunStatus
 from tests.training.trainers import TOOLS
 
 LEARNING = {"rollout": {"group_size": 8, "groups_per_step": 8}, "eval": {"every": 8, "tasks": 96}, "steps": 8}
+QUICKLY = {
+    "rollout": {"group_size": 8, "groups_per_step": 4},
+    "optimizer": {"lr": 4e-3},
+    "eval": {"every": 6, "tasks": 96},
+    "steps": 6,
+}
 HEALTH = [
     *("reward/mean", "reward/p10", "reward/p90", "kl/sampler_trainer", "kl/base", "mismatch/logprob_abs_max"),
     *("policy/entropy_estimate", "policy/clip_fraction", "optim/grad_norm", "staleness/max"),
@@ -21,12 +27,17 @@ CHANCE = 2 * math.sqrt(0.25 / 96)  # two standard errors of an evaluation
 
 
 @pytest.mark.parametrize(
-    "asynchronous", [pytest.param(False, id="sync"), pytest.param(True, id="async", marks=pytest.mark.slow)]
+    ("environment", "asynchronous", "settings"),
+    [
+        pytest.param("arithmetic", False, QUICKLY, id="arithmetic-sync"),
+        pytest.param("arithmetic", True, LEARNING, id="arithmetic-async", marks=pytest.mark.slow),
+        pytest.param("stockroom", False, LEARNING, id="stockroom-sync", marks=pytest.mark.slow),
+        pytest.param("stockroom", True, LEARNING, id="stockroom-async", marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("environment", ["arithmetic", pytest.param("stockroom", marks=pytest.mark.slow)])
-def test_reward_rises(run_training, environment, asynchronous):
+def test_reward_rises(run_training, environment, asynchronous, settings):
     run = run_training(
-        "learns", environments=[{"name": environment}], asynchronous={"enabled": asynchronous}, **LEARNING
+        "learns", environments=[{"name": environment}], asynchronous={"enabled": asynchronous}, **settings
     )
     evals = [row["eval/success"] for row in run.read_metrics() if "eval/success" in row]
     assert len(evals) == 2

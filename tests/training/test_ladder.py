@@ -37,7 +37,7 @@ def test_each_phase_runs_once_and_the_curve_is_told(tmp_path):
     code, said, wrong = run_ladder(tmp_path, *TINY)
     assert code == 1, wrong  # nobody climbs in one step
     assert said.startswith("loading Palestra\nuntrained: up to 1 steps\nloading ephebe\n")
-    assert all(line in said for line in ("starting the server for this run", "eval: 0 of 4\n"))
+    assert all(line in said for line in ("starting the server of ephebe", "eval: 0 of 4\n"))
     assert "It has not got there" in said
     assert all(word in said for word in (*LEVELS, "untrained", "imitation", "GRPO 1", "1 tasks of each level"))
     assert len((tmp_path / "climbed" / "keys" / "imitation" / "data.jsonl").read_text().splitlines()) == 16

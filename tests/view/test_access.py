@@ -79,7 +79,7 @@ def test_the_key_opens_a_browser_by_a_cookie(keyed):
     assert (right.status_code, right.headers["location"]) == (303, "./runs/first")
     cookie = right.headers["set-cookie"].lower()
     assert "httponly" in cookie
-    assert "samesite=lax" in cookie
+    assert "samesite=strict" in cookie
     assert "a-long-key" not in cookie
     assert keyed.get("/runs/first").status_code == 200
 

@@ -39,6 +39,7 @@ HELP = "\n".join(
     [
         *(f"{name:<11} {what}" for name, what in COMMANDS.items()),
         "Ctrl-C stops an answer. A line that ends with \\ goes on in the next one; one that begins with // is text.",
+        "Lines that are pasted together are one message.",
     ]
 )
 TASK_HELP = "an empty line asks the task's own question, and plays it to its end"
@@ -78,8 +79,9 @@ class ChatLoop:
 
     def run(self) -> None:
         """Talks until the person ends it."""
-        import readline  # noqa: F401 - `input` edits lines and remembers them with it
+        import readline  # `input` edits lines and remembers them with it
 
+        readline.parse_and_bind("set enable-bracketed-paste on")  # several lines that are pasted are one message
         has_task = bool(self._conversations[0].question)
         click.echo(f"{' and '.join(self._names)}; /help lists the commands{f', {TASK_HELP}' if has_task else ''}")
         while (line := _read_line()) is not None:

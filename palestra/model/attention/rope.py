@@ -9,31 +9,50 @@ import torch
 from torch import Tensor
 
 from palestra.model.loading.layer_spec import RopeSpec
-from palestra.model.loading.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Angles:
+    """What positions do to queries and keys."""
+
+    turn: tuple[Tensor, Tensor]
+    """cos and sin for both halves of a head, the first half's sin negated: [tokens, 1, rotated dimensions]."""
+    query_scale: Tensor | None = None
+    """What multiplies queries: [tokens, 1, 1]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
     inverse_frequencies: Tensor
     """One for each pair of rotated dimensions, float32."""
-    attention_scale: float
-    """yarn multiplies cos and sin by this."""
+    attention_scale: float = 1.0
+    """yarn and longrope multiply cos and sin by this."""
+    is_wide: bool = False
+    """cos and sin are float32, whatever the model's type."""
+    query_beta: float = 0.0
+    query_length: int = 1
+    """Queries are multiplied by 1 + beta ln(1 + position // length)."""
 
     @classmethod
-    def of(cls, spec: ModelSpec, device: torch.device | str = "cpu") -> Rotary:
-        frequencies, scale = _SCALINGS[spec.rope.type](spec.rope, spec.rope.dim)
-        return cls(frequencies.to(device), scale)
+    def of(cls, rope: RopeSpec, device: torch.device | str = "cpu") -> Rotary:
+        frequencies, scale = _SCALINGS[rope.type](rope, rope.dim)
+        length = rope.parameters.get("original_max_position_embeddings", 1)
+        return cls(frequencies.to(device), scale, rope.is_wide, rope.query_beta, length)
 
-    def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin for both halves of a head, the first half's sin negated: [tokens, 1, rotated dimensions]."""
+    def angles(self, positions: Tensor, dtype: torch.dtype) -> Angles:
         angles = positions.to(torch.float32)[:, None] * self.inverse_frequencies
         cos, sin = angles.cos() * self.attention_scale, angles.sin() * self.attention_scale
-        return torch.cat([cos, cos], -1).to(dtype)[:, None], torch.cat([-sin, sin], -1).to(dtype)[:, None]
+        both = torch.cat([cos, cos], -1)[:, None], torch.cat([-sin, sin], -1)[:, None]
+        turn = both if self.is_wide else (both[0].to(dtype), both[1].to(dtype))
+        return Angles(turn, self._query_scale(positions).to(dtype) if self.query_beta else None)
+
+    def _query_scale(self, positions: Tensor) -> Tensor:
+        return (1 + self.query_beta * torch.log1p((positions // self.query_length).float()))[:, None, None]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates the two halves of each head of x, [tokens, heads, head_dim], by `Rotary.angles`."""
-    return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin)
+    return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)
 
 
 def _plain(rope: RopeSpec, dim: int) -> Tensor:
@@ -57,6 +76,16 @@ def _llama3(rope: RopeSpec, dim: int) -> tuple[Tensor, float]:
     wavelength = 2 * math.pi / plain
     kept = ((context / wavelength - low) / (high - low)).clamp(0.0, 1.0)
     return (1 - kept) * plain / p["factor"] + kept * plain, 1.0
+
+
+def _longrope(rope: RopeSpec, dim: int) -> tuple[Tensor, float]:
+    """With the factors of sequences up to the original length; longer ones are not served, see `RopeSpec`."""
+    p = rope.parameters
+    scale = p.get("attention_factor")
+    if scale is None:
+        grown = math.log(max(p["factor"], 1.0)) / math.log(p["original_max_position_embeddings"])
+        scale = math.sqrt(1 + grown)
+    return _plain(rope, dim) / torch.tensor(p["short_factor"], dtype=torch.float32), float(scale)
 
 
 def _yarn(rope: RopeSpec, dim: int) -> tuple[Tensor, float]:
@@ -90,4 +119,4 @@ def _yarn_attention_scale(p: dict) -> float:
     return mscale(1.0)
 
 
-_SCALINGS = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn}
+_SCALINGS = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope}

@@ -47,13 +47,13 @@ class ConfigFields:
             raise UnsupportedModel(f"{self.source}: field {name!r} must be a positive whole number, found {value!r}")
         return value
 
-    def one_of(self, name: str, other: str) -> int:
-        """A field that has two spellings; the default stands under the first."""
-        given = [spelling for spelling in (name, other) if self._config.get(spelling) is not None]
-        if len(given) == 2 and self._config[name] != self._config[other]:
-            raise UnsupportedModel(
-                f"{self.source}: {name} ({self._config[name]!r}) and {other} ({self._config[other]!r}) contradict"
-            )
+    def one_of(self, name: str, *others: str) -> int:
+        """A field that has several spellings; the default stands under the first."""
+        given = [spelling for spelling in (name, *others) if self._config.get(spelling) is not None]
+        for other in given[1:]:
+            if self._config[given[0]] != self._config[other]:
+                first, second = (f"{n} ({self._config[n]!r})" for n in (given[0], other))
+                raise UnsupportedModel(f"{self.source}: {first} and {second} contradict")
         return self.integer(given[0] if given else name)
 
     def number(self, name: str, default: float) -> float:

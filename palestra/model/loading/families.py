@@ -7,16 +7,14 @@ files, weights.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 from palestra.model.errors import UnsupportedModel
+from palestra.model.loading import family_layers as build
 from palestra.model.loading.config_fields import Config, ConfigFields
-from palestra.model.loading.layer_spec import GATE_SLOPE, AttentionSpec, DeltaNetSpec, ExpertsSpec, LayerSpec, MlpSpec
+from palestra.model.loading.family_layers import Layers
+from palestra.model.loading.layer_spec import Multipliers
 from palestra.util.suggest import nearest
-
-Layers = tuple[LayerSpec, ...]
-FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,111 +24,27 @@ class Family:
     """Each layer of a config with so many layers."""
     defaults: Config = field(default_factory=dict)
     """What an absent field means to the transformers class, where that is not what it means to Llama's."""
+    activation: tuple[str, str] = ("hidden_act", "silu")
+    """The field that names the activation, and what it has to say, if there is one."""
+    rope_names: dict[str, str] = field(default_factory=dict)
+    """Rope types that this family has beside the usual ones, by what its files call them."""
     has_partial_rope: bool = False
+    has_local_rope: bool = False
+    """Layers with a window have a rope of their own, which is not scaled."""
+    has_wide_rope: bool = False
+    """Cosines and sines stay in float32."""
+    has_query_scaling: bool = False
+    """Queries grow with the logarithm of their position (`llama_4_scaling_beta`)."""
+    has_wide_norms: bool = False
+    """Norms multiply in float32, before the result is rounded."""
     has_offset_norms: bool = False
     """Norms multiply by 1 + their weight, in float32. Not so the delta net's own norm."""
-
-
-def _llama(config: ConfigFields, n: int) -> Layers:
-    has_bias = config.flag("attention_bias")
-    mixer = AttentionSpec(qkv_bias=has_bias, o_bias=has_bias)
-    return (LayerSpec(mixer, MlpSpec(has_bias=config.flag("mlp_bias"))),) * n
-
-
-def _mistral(config: ConfigFields, n: int) -> Layers:
-    return tuple(LayerSpec(AttentionSpec(window=window)) for window in _windows(config, [SLIDING] * n))
-
-
-def _qwen2(config: ConfigFields, n: int) -> Layers:
-    return tuple(LayerSpec(AttentionSpec(window=window, qkv_bias=True)) for window in _qwen_windows(config, n))
-
-
-def _qwen3(config: ConfigFields, n: int) -> Layers:
-    has_bias = config.flag("attention_bias")
-    return tuple(
-        LayerSpec(AttentionSpec(window=window, qkv_bias=has_bias, o_bias=has_bias, qk_norm=True))
-        for window in _qwen_windows(config, n)
-    )
-
-
-def _qwen3_moe(config: ConfigFields, n: int) -> Layers:
-    return _with_experts(config, _qwen3(config, n), _experts(config, normalises=config.flag("norm_topk_prob")))
-
-
-def _qwen3_5(config: ConfigFields, n: int, *, is_interleaved: bool = False) -> Layers:
-    has_bias = config.flag("attention_bias")
-    attention = LayerSpec(AttentionSpec(qkv_bias=has_bias, o_bias=has_bias, qk_norm=True, is_gated=True))
-    delta_net = LayerSpec(
-        DeltaNetSpec(
-            n_key_heads=config.integer("linear_num_key_heads"),
-            n_value_heads=config.integer("linear_num_value_heads"),
-            key_dim=config.integer("linear_key_head_dim"),
-            value_dim=config.integer("linear_value_head_dim"),
-            conv_kernel=config.integer("linear_conv_kernel_dim"),
-            is_interleaved=is_interleaved,
-        )
-    )
-    _require_whole_groups(config)
-    interval = config.integer("full_attention_interval")
-    made = ["full_attention" if (i + 1) % interval == 0 else "linear_attention" for i in range(n)]
-    by_kind = {"full_attention": attention, "linear_attention": delta_net}
-    return tuple(by_kind[kind] for kind in config.layer_types(n, by_kind, made))
-
-
-def _qwen3_5_moe(config: ConfigFields, n: int) -> Layers:
-    return _with_experts(config, _qwen3_5(config, n), _experts(config, normalises=True, has_shared=True))
-
-
-def _qwen3_next(config: ConfigFields, n: int) -> Layers:
-    experts = _experts(config, normalises=config.flag("norm_topk_prob"), has_shared=True)
-    return _with_experts(config, _qwen3_5(config, n, is_interleaved=True), experts)
-
-
-def _gpt_oss(config: ConfigFields, n: int) -> Layers:
-    has_bias = config.flag("attention_bias")
-    n_experts, per_token = _expert_counts(config)
-    if (slope := config.number("swiglu_alpha", GATE_SLOPE)) != GATE_SLOPE:
-        raise UnsupportedModel(f"{config.source}: swiglu_alpha is {slope}; supported: {GATE_SLOPE}")
-    size, limit = config.integer("intermediate_size"), config.number("swiglu_limit", 7.0)
-    experts = ExpertsSpec(n_experts, per_token, size, normalises=True, has_bias=True, limit=limit, is_interleaved=True)
-    return tuple(
-        LayerSpec(AttentionSpec(window=window, qkv_bias=has_bias, o_bias=has_bias, has_sinks=True), experts)
-        for window in _windows(config, [FULL if i % 2 else SLIDING for i in range(n)])
-    )
-
-
-def _experts(config: ConfigFields, *, normalises: bool, has_shared: bool = False) -> ExpertsSpec:
-    n_experts, per_token = _expert_counts(config)
-    shared_size = config.integer("shared_expert_intermediate_size") if has_shared else 0
-    return ExpertsSpec(n_experts, per_token, config.integer("moe_intermediate_size"), normalises, shared_size)
-
-
-def _expert_counts(config: ConfigFields) -> tuple[int, int]:
-    """How many experts there are, and how many of them a token visits."""
-    n_experts = config.one_of("num_experts", "num_local_experts")
-    per_token = config.one_of("num_experts_per_tok", "experts_per_token")
-    if per_token > n_experts:
-        raise UnsupportedModel(
-            f"{config.source}: num_experts_per_tok ({per_token}) is more than there are experts ({n_experts})"
-        )
-    return n_experts, per_token
-
-
-def _with_experts(config: ConfigFields, layers: Layers, experts: ExpertsSpec) -> Layers:
-    """Experts in each layer that the config does not name as dense."""
-    step, dense = config.integer("decoder_sparse_step", default=1), config.get("mlp_only_layers") or []
-    if not isinstance(dense, list) or not all(isinstance(i, int) and 0 <= i < len(layers) for i in dense):
-        raise UnsupportedModel(
-            f"{config.source}: mlp_only_layers ({dense!r}) must be numbers of its {len(layers)} layers"
-        )
-    return tuple(
-        layer if i in dense or (i + 1) % step else replace(layer, mlp=experts) for i, layer in enumerate(layers)
-    )
+    multipliers: Callable[[ConfigFields], Multipliers] = lambda config: Multipliers()
 
 
 _QWEN3_MOE = Family(
     "qwen3_moe",
-    _qwen3_moe,
+    build.qwen3_moe,
     defaults={
         "vocab_size": 151936,
         "hidden_size": 2048,
@@ -166,7 +80,7 @@ _HYBRID_MOE = _HYBRID | {
 }
 _QWEN3_5 = Family(
     "qwen3_5",
-    _qwen3_5,
+    build.qwen3_5,
     defaults=_HYBRID
     | {
         "vocab_size": 248320,
@@ -180,7 +94,7 @@ _QWEN3_5 = Family(
 )
 _QWEN3_5_MOE = Family(
     "qwen3_5_moe",
-    _qwen3_5_moe,
+    build.qwen3_5_moe,
     defaults=_HYBRID_MOE
     | {"vocab_size": 248320, "num_hidden_layers": 40, "num_experts_per_tok": 8, "num_experts": 256},
     has_partial_rope=True,
@@ -188,7 +102,7 @@ _QWEN3_5_MOE = Family(
 )
 _QWEN3_NEXT = Family(
     "qwen3_next",
-    _qwen3_next,
+    build.qwen3_next,
     defaults=_HYBRID_MOE
     | {
         "vocab_size": 151936,
@@ -204,7 +118,7 @@ _QWEN3_NEXT = Family(
 
 _GPT_OSS = Family(
     "gpt_oss",
-    _gpt_oss,
+    build.gpt_oss,
     defaults={
         "vocab_size": 201088,
         "hidden_size": 2880,
@@ -231,11 +145,154 @@ _GPT_OSS = Family(
     },
 )
 
+_MINISTRAL3 = Family(
+    "ministral3",
+    build.mistral,
+    defaults={
+        "vocab_size": 131072,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 34,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16384,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
+    has_query_scaling=True,
+)
+_PHI3 = Family(
+    "phi3",
+    build.phi3,
+    defaults={
+        "vocab_size": 32064,
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+    },
+    rope_names={"longrope": "longrope", "su": "longrope", "yarn": "longrope"},  # "su" and "yarn": at first
+    has_partial_rope=True,
+)
+_OLMO = {
+    "vocab_size": 50304,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+}
+"""What the transformers classes of OLMo 2 and 3 have in common."""
+_SMOLLM3 = Family(
+    "smollm3",
+    build.smollm3,
+    defaults={
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+        "rope_theta": 2e6,
+        "no_rope_layer_interval": 4,
+        "tie_word_embeddings": True,
+    },
+)
+_GRANITE = Family(
+    "granite",
+    build.granite,
+    defaults={
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    },
+    multipliers=build.granite_multipliers,
+)
+_SEED_OSS = Family(
+    "seed_oss",
+    build.seed_oss,
+    defaults={
+        "vocab_size": 155136,
+        "hidden_size": 4096,
+        "intermediate_size": 27648,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 80,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 524288,
+        "attention_bias": True,
+    },
+)
+_GEMMA3 = Family(
+    "gemma3",
+    build.gemma3,
+    defaults={
+        "vocab_size": 262208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "tie_word_embeddings": True,
+    },
+    activation=("hidden_activation", "gelu_pytorch_tanh"),
+    has_local_rope=True,
+    has_offset_norms=True,
+    multipliers=build.gemma_multipliers,
+)
+_GLM4_MOE = Family(
+    "glm4_moe",
+    build.glm4_moe,
+    defaults={
+        "vocab_size": 151552,
+        "hidden_size": 4096,
+        "intermediate_size": 10944,
+        "num_hidden_layers": 46,
+        "num_attention_heads": 96,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5,
+        "moe_intermediate_size": 1408,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+    },
+    has_partial_rope=True,
+)
+
 FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": Family("llama", _llama),
-    "MistralForCausalLM": Family("mistral", _mistral, defaults={"sliding_window": 4096}),
-    "Qwen2ForCausalLM": Family("qwen2", _qwen2, defaults={"sliding_window": 4096}),
-    "Qwen3ForCausalLM": Family("qwen3", _qwen3, defaults={"sliding_window": 4096}),
+    "LlamaForCausalLM": Family("llama", build.llama),
+    "MistralForCausalLM": Family("mistral", build.mistral, defaults={"sliding_window": 4096}),
+    "Qwen2ForCausalLM": Family("qwen2", build.qwen2, defaults={"sliding_window": 4096}),
+    "Qwen3ForCausalLM": Family("qwen3", build.qwen3, defaults={"sliding_window": 4096}),
     "Qwen3MoeForCausalLM": _QWEN3_MOE,
     "Qwen3_5ForConditionalGeneration": _QWEN3_5,
     "Qwen3_5ForCausalLM": _QWEN3_5,
@@ -243,7 +300,29 @@ FAMILIES: dict[str, Family] = {
     "Qwen3_5MoeForCausalLM": _QWEN3_5_MOE,
     "Qwen3NextForCausalLM": _QWEN3_NEXT,
     "GptOssForCausalLM": _GPT_OSS,
+    "Ministral3ForCausalLM": _MINISTRAL3,
+    "Phi3ForCausalLM": _PHI3,
+    "Olmo2ForCausalLM": Family("olmo2", build.olmo2, defaults=_OLMO, has_wide_rope=True, has_wide_norms=True),
+    "Olmo3ForCausalLM": Family(
+        "olmo3",
+        build.olmo3,
+        defaults=_OLMO | {"sliding_window": 4096, "rope_theta": 5e5, "rope_local_base_freq": 5e5},
+        has_local_rope=True,
+        has_wide_rope=True,
+        has_wide_norms=True,
+    ),
+    "SmolLM3ForCausalLM": _SMOLLM3,
+    "GraniteForCausalLM": _GRANITE,
+    "SeedOssForCausalLM": _SEED_OSS,
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": _GEMMA3,
+    "Glm4MoeForCausalLM": _GLM4_MOE,
 }
+
+WRAPPERS = {
+    "Mistral3ForConditionalGeneration": {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"},
+}
+"""Architectures around text models of several families, by the `model_type` of these."""
 
 
 def family_of(config: Config, source: str) -> tuple[str, Family]:
@@ -252,10 +331,22 @@ def family_of(config: Config, source: str) -> tuple[str, Family]:
     for name in named:
         if name in FAMILIES:
             return name, FAMILIES[name]
-    found = ", ".join(map(repr, named)) or "nothing"
+        if name in WRAPPERS:
+            return name, _wrapped(name, config, source)
+    found, known = ", ".join(map(repr, named)) or "nothing", ", ".join([*FAMILIES, *WRAPPERS])
     raise UnsupportedModel(
-        f"{source}: field 'architectures' names {found}; supported: {', '.join(FAMILIES)}{_nearest(named, config)}"
+        f"{source}: field 'architectures' names {found}; supported: {known}{_nearest(named, config)}"
     )
+
+
+def _wrapped(name: str, config: Config, source: str) -> Family:
+    text = config.get("text_config")
+    kind = text.get("model_type") if isinstance(text, dict) else None
+    if kind not in WRAPPERS[name]:
+        raise UnsupportedModel(
+            f"{source}: {name} around a text model of type {kind!r}; supported: {', '.join(WRAPPERS[name])}"
+        )
+    return FAMILIES[WRAPPERS[name][kind]]
 
 
 LACKING = {
@@ -263,10 +354,6 @@ LACKING = {
     "ssm_state_size": "Mamba layers",
     "mamba_num_heads": "Mamba layers",
     "final_logit_softcapping": "soft-capped logits",
-    "query_pre_attn_scalar": "Gemma's scaling of queries",
-    "no_rope_layers": "layers without positions",
-    "n_group": "routers that choose groups of experts",
-    "embedding_multiplier": "multipliers on embeddings and residuals",
     "parallel_attn": "attention and MLP side by side",
 }
 """Mechanisms that no family here has, by fields of config.json that tell of them."""
@@ -281,28 +368,3 @@ def _nearest(named: list[str], config: Config) -> str:
     fields = config | (text if isinstance(text, dict) else {})
     lacking = dict.fromkeys(what for field, what in LACKING.items() if fields.get(field) is not None)
     return f"; the nearest is {near}{', which lacks ' + ' and '.join(lacking) if lacking else ''}"
-
-
-def _require_whole_groups(config: ConfigFields) -> None:
-    keys, values = (config.integer(f"linear_num_{x}_heads") for x in ("key", "value"))
-    if values % keys:
-        raise UnsupportedModel(
-            f"{config.source}: linear_num_value_heads ({values}) is not a multiple of linear_num_key_heads ({keys})"
-        )
-
-
-def _qwen_windows(config: ConfigFields, n: int) -> list[int | None]:
-    if not config.flag("use_sliding_window"):
-        return [None] * n
-    first = config.get("max_window_layers", 28)
-    return _windows(config, [SLIDING if i >= first else FULL for i in range(n)])
-
-
-def _windows(config: ConfigFields, made: list[str]) -> list[int | None]:
-    """The window of each layer. `made` are their kinds, unless the config says of each what it does."""
-    window: Any = config.get("sliding_window")
-    if window is None:
-        return [None] * len(made)
-    if not isinstance(window, int) or window < 1:
-        raise UnsupportedModel(f"{config.source}: sliding_window ({window!r}) must be a positive whole number")
-    return [window if kind == SLIDING else None for kind in config.layer_types(len(made), (SLIDING, FULL), made)]

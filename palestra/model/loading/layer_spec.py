@@ -5,9 +5,18 @@ Owns: the shapes and options of each mechanism. Never touches: config files, wei
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Kinds of attention layers, as configs name them; each may have a rope of its own."""
+UNROTATED = "none"
+"""The rope of layers that know no positions."""
+Activation = Literal["silu", "gelu_tanh"]
+"""What the gate of a feed-forward network goes through."""
+Router = Literal["softmax", "sigmoid"]
+"""What makes weights of a router's scores. With sigmoids, a bias on each expert has a say in the choice only."""
 GATE_SLOPE = 1.702  # of gpt-oss's activation: with it x sigmoid(slope x) is close to GELU
 
 
@@ -19,6 +28,15 @@ class RopeSpec:
     """Dimensions of a head that are rotated: the first ones."""
     parameters: dict[str, Any]
     """The raw fields of the scaling (factor, low_freq_factor, beta_fast, …)."""
+    is_wide: bool = False
+    """Cosines and sines stay in float32, whatever the model's type."""
+    query_beta: float = 0.0
+    """Queries are multiplied by 1 + beta ln(1 + position // original length)."""
+
+    @property
+    def max_positions(self) -> float:
+        """Where its frequencies end: behind the original length, longrope would need others for the whole sequence."""
+        return self.parameters["original_max_position_embeddings"] if self.type == "longrope" else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +47,14 @@ class AttentionSpec:
     """How many tokens back a position sees; None is all of them."""
     qkv_bias: bool = False
     o_bias: bool = False
-    qk_norm: bool = False
-    """Queries and keys are normalised per head."""
+    qk_norm: Literal["head", "row"] | None = None
+    """Queries and keys are normalised, per head or over all heads at once."""
+    rope: str = FULL
+    """Which of the model's ropes rotates queries and keys."""
+    scale: float | None = None
+    """What multiplies the scores; None: head_dim ** -0.5."""
+    is_fused: bool = False
+    """Files have q, k and v as rows of one `qkv_proj`."""
     is_gated: bool = False
     """`q_proj` holds a gate beside each head's queries; its sigmoid multiplies what the head returns."""
     has_sinks: bool = False
@@ -74,9 +98,12 @@ class DeltaNetSpec:
 
 @dataclass(frozen=True, slots=True)
 class MlpSpec:
-    """Dense SwiGLU."""
+    """Dense, gated feed-forward network."""
 
+    activation: Activation = "silu"
     has_bias: bool = False
+    is_fused: bool = False
+    """Files have gate and up as rows of one `gate_up_proj`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +118,14 @@ class ExpertsSpec:
     normalises: bool
     """The weights of the chosen experts sum to 1; otherwise they are their shares among all experts."""
     shared_size: int = 0
-    """Width of an expert that every token visits, behind a gate of its own; 0: there is none."""
+    """Width of an expert that every token visits; 0: there is none."""
+    is_shared_gated: bool = True
+    """That expert is behind a gate of its own."""
+    router: Router = "softmax"
+    groups: tuple[int, int] = (1, 1)
+    """Into how many groups the router divides the experts, and from how many of these a token may choose."""
+    scale: float = 1.0
+    """Multiplies the weights of the chosen experts."""
     has_bias: bool = False
     """Router and experts add biases."""
     limit: float | None = None
@@ -99,8 +133,26 @@ class ExpertsSpec:
     is_interleaved: bool = False
     """Files have all matrices transposed, and rows of gate and up by turns."""
 
+    @property
+    def shared_name(self) -> str:
+        return "shared_expert" if self.is_shared_gated else "shared_experts"
+
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
     mixer: AttentionSpec | DeltaNetSpec
     mlp: MlpSpec | ExpertsSpec = MlpSpec()
+    norms: Literal["before", "after", "around"] = "before"
+    """Whether a half of the layer normalises what it reads, what it adds to the residual stream, or both."""
+
+
+@dataclass(frozen=True, slots=True)
+class Multipliers:
+    """Constants on the way through the decoder."""
+
+    embedding: float = 1.0
+    rounds_embedding: bool = False
+    """That factor is rounded to the model's type before it multiplies."""
+    residual: float = 1.0
+    """Multiplies what each half of a layer adds."""
+    logits: float = 1.0

@@ -1,6 +1,6 @@
 """Random models in real Hugging Face folders, for tests, benchmarks and demos.
 
-Owns: shapes, config.json, generation_config.json, seeded weights. Never touches: transformers, other model modules.
+Owns: names of weights, their seeded numbers, the files. Never touches: transformers, other model modules.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
 
+from palestra.model.loading.random_config import SHAPES, is_hybrid, pick, random_config
 from palestra.model.loading.random_tokenizer import write_tokenizer
-
-T = TypeVar("T")
-
 
 Kind = Literal["embedding", "projection", "norm", "offset_norm", "bias", "conv", "log_decay"]
 
@@ -31,124 +29,13 @@ class Parameter:
     kind: Kind
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocab: int
-    tie: bool
-    max_positions: int = 4096
-    experts: tuple[int, int, int] = (8, 2, 48)
-    """In families that have experts: how many, how many of them for a token, and their width."""
-
-
-SHAPES = {
-    "micro": Shape(64, 2, 4, 2, 16, 128, 512, tie=False),
-    "tiny": Shape(256, 4, 4, 2, 64, 768, 4096, tie=True, experts=(16, 4, 192)),
-    "small": Shape(640, 12, 10, 5, 64, 1920, 8192, tie=True, experts=(32, 4, 480)),
-    # The published Qwen3 sizes.
-    "qwen3-0.6b": Shape(1024, 28, 16, 8, 128, 3072, 151936, tie=True, max_positions=40960),
-    "qwen3-4b": Shape(2560, 36, 32, 8, 128, 9728, 151936, tie=True, max_positions=40960),
-    "qwen3-8b": Shape(4096, 36, 32, 8, 128, 12288, 151936, tie=False, max_positions=40960),
-    "qwen3-30b-a3b": Shape(2048, 48, 32, 4, 128, 6144, 151936, tie=False, max_positions=40960, experts=(128, 8, 768)),
-    # The published Qwen3.5 sizes.
-    "qwen3.5-4b": Shape(2560, 32, 16, 4, 256, 9216, 248320, tie=True, max_positions=262144),
-    "qwen3.5-9b": Shape(4096, 32, 16, 4, 256, 12288, 248320, tie=False, max_positions=262144),
-    "gpt-oss-20b": Shape(2880, 24, 64, 8, 64, 2880, 201088, tie=False, max_positions=131072, experts=(32, 4, 2880)),
-    "qwen3.5-35b-a3b": Shape(2048, 40, 16, 2, 256, 512, 248320, tie=False, max_positions=262144, experts=(256, 8, 512)),
-}
-
-FAMILIES: dict[str, dict[str, Any]] = {
-    "qwen3": {
-        "architectures": ["Qwen3ForCausalLM"],
-        "attention_bias": False,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6,
-        "sliding_window": None,
-        "use_sliding_window": False,
-    },
-    "qwen2": {
-        "architectures": ["Qwen2ForCausalLM"],
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6,
-        "sliding_window": None,
-        "use_sliding_window": False,
-    },
-    "llama": {
-        "architectures": ["LlamaForCausalLM"],
-        "attention_bias": False,
-        "mlp_bias": False,
-        "pretraining_tp": 1,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1e4,
-    },
-    "mistral": {
-        "architectures": ["MistralForCausalLM"],
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1e4,
-        "sliding_window": 64,  # short enough that a test prompt notices it
-    },
-    "qwen3_5": {
-        "architectures": ["Qwen3_5ForCausalLM"],
-        "attention_bias": False,
-        "linear_conv_kernel_dim": 4,
-        "model_type": "qwen3_5_text",
-        "partial_rotary_factor": 0.25,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e7,
-    },
-    "qwen3_moe": {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "attention_bias": False,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "norm_topk_prob": True,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6,
-        "sliding_window": None,
-        "use_sliding_window": False,
-    },
-    "qwen3_5_moe": {
-        "architectures": ["Qwen3_5MoeForCausalLM"],
-        "attention_bias": False,
-        "linear_conv_kernel_dim": 4,
-        "model_type": "qwen3_5_moe_text",
-        "partial_rotary_factor": 0.25,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e7,
-    },
-    "qwen3_next": {
-        "architectures": ["Qwen3NextForCausalLM"],
-        "attention_bias": False,
-        "decoder_sparse_step": 1,
-        "linear_conv_kernel_dim": 4,
-        "mlp_only_layers": [],
-        "norm_topk_prob": True,
-        "partial_rotary_factor": 0.25,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e7,
-    },
-    "gpt_oss": {
-        "architectures": ["GptOssForCausalLM"],
-        "attention_bias": True,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 150000.0,
-        "sliding_window": 64,  # 128 in the published ones, which a test prompt would not notice
-        "swiglu_limit": 7.0,
-    },
-}
-"""What differs between the families in config.json, with the values their published models use."""
-
-HYBRID = frozenset({"qwen3_5", "qwen3_5_moe", "qwen3_next"})
-SPARSE = frozenset({"qwen3_moe", "qwen3_5_moe", "qwen3_next", "gpt_oss"})
-YARN_FACTOR = 32
-
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+OLMO = frozenset({"olmo2", "olmo3"})
+NORMS_BEFORE = ("input_layernorm", "post_attention_layernorm")
+NORMS_AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
+GEMMA3 = "gemma3_text"
+NORMS = dict.fromkeys(OLMO, NORMS_AFTER) | {GEMMA3: (*NORMS_BEFORE, "pre_feedforward_layernorm", NORMS_AFTER[1])}
 LOGIT_STD = 2.5  # 0.02 initialisation leaves logits within 0.3 of each other; this gives an entropy near ln(vocab) - 3
 
 
@@ -172,10 +59,10 @@ def make_random_model(
     """
     if context is not None and context < 1:
         raise ValueError(f"context must be at least 1, not {context}")
-    sizes = _pick("shape", SHAPES, shape)
+    sizes = pick("shape", SHAPES, shape)
     sizes = replace(sizes, max_positions=context or sizes.max_positions)
     config = random_config(family, sizes, vocab_size, tie, overrides)
-    torch_dtype = _pick("dtype", DTYPES, dtype)
+    torch_dtype = pick("dtype", DTYPES, dtype)
     if shards < 1:
         raise ValueError(f"shards must be at least 1, not {shards}")
     _split(list(parameters_of(config)), shards)  # refuses too many shards before anything is written
@@ -192,117 +79,29 @@ def make_random_model(
     return folder
 
 
-def _pick(what: str, table: dict[str, T], name: str) -> T:
-    if name not in table:
-        raise ValueError(f"unknown {what} '{name}'; known: {', '.join(table)}")
-    return table[name]
-
-
-def random_config(
-    family: str,
-    shape: Shape,
-    vocab_size: int | None = None,
-    tie: bool | None = None,
-    overrides: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """What config.json says of such a model, but for its tokens and its dtype."""
-    overrides = overrides or {}
-    config = (
-        {"model_type": family}
-        | _pick("family", FAMILIES, family)
-        | {
-            "attention_dropout": 0.0,
-            "head_dim": shape.head_dim,
-            "hidden_act": "silu",
-            "hidden_size": shape.hidden,
-            "initializer_range": 0.02,
-            "intermediate_size": shape.intermediate,
-            "max_position_embeddings": shape.max_positions,
-            "num_attention_heads": shape.heads,
-            "num_hidden_layers": shape.layers,
-            "num_key_value_heads": shape.kv_heads,
-            "tie_word_embeddings": shape.tie if tie is None else tie,
-            "use_cache": True,
-            "vocab_size": shape.vocab if vocab_size is None else vocab_size,
-        }
-    )
-    theta = config.pop("rope_theta")
-    if not overrides.keys() & {"rope_theta", "rope_scaling"}:
-        config["rope_parameters"] = {"rope_theta": theta, "rope_type": "default"}
-        if factor := config.pop("partial_rotary_factor", None):
-            config["rope_parameters"]["partial_rotary_factor"] = factor
-        if family == "gpt_oss":
-            config["rope_parameters"] |= _yarn(shape)
-    if family in HYBRID:
-        config |= _delta_nets(shape)
-    if family in SPARSE:
-        names = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
-        if family == "gpt_oss":
-            names = ("num_local_experts", "num_experts_per_tok", "intermediate_size")
-        config |= dict(zip(names, shape.experts, strict=True))
-    if family in HYBRID & SPARSE:
-        config["shared_expert_intermediate_size"] = config["moe_intermediate_size"]
-    config |= overrides
-    if family in ("qwen2", "qwen3"):
-        config.setdefault("max_window_layers", config["num_hidden_layers"])
-        config.setdefault("layer_types", _layer_types(config))
-    return config
-
-
-def _is_hybrid(config: dict[str, Any]) -> bool:
-    return "linear_num_key_heads" in config
-
-
-def _delta_nets(shape: Shape) -> dict[str, Any]:
-    """Every fourth layer attends, or the last one of a small model; heads as in the published sizes."""
-    interval = min(4, shape.layers)
-    kinds = ["full_attention" if (i + 1) % interval == 0 else "linear_attention" for i in range(shape.layers)]
-    return {
-        "layer_types": kinds,
-        "linear_key_head_dim": shape.head_dim // 2,
-        "linear_num_key_heads": shape.heads,
-        "linear_num_value_heads": 2 * shape.heads,
-        "linear_value_head_dim": shape.head_dim // 2,
-    }
-
-
-def _yarn(shape: Shape) -> dict[str, Any]:
-    return {
-        "rope_type": "yarn",
-        "factor": float(YARN_FACTOR),
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "truncate": False,
-        "original_max_position_embeddings": shape.max_positions // YARN_FACTOR,
-    }
-
-
-def _layer_types(config: dict[str, Any]) -> list[str]:
-    first_windowed = config["max_window_layers"] if config["use_sliding_window"] else config["num_hidden_layers"]
-    return [
-        "sliding_attention" if layer >= first_windowed else "full_attention"
-        for layer in range(config["num_hidden_layers"])
-    ]
-
-
 def parameters_of(config: dict[str, Any]) -> Iterator[Parameter]:
     """Names and shapes as the family's published checkpoints have them."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
-    norm = "offset_norm" if _is_hybrid(config) else "norm"
+    norm = "offset_norm" if is_hybrid(config) or config["model_type"] == GEMMA3 else "norm"
     mlp_bias = bool(config.get("mlp_bias"))
     yield Parameter("model.embed_tokens.weight", (config["vocab_size"], hidden), "embedding")
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
-        yield Parameter(f"{prefix}.input_layernorm.weight", (hidden,), norm)
-        yield Parameter(f"{prefix}.post_attention_layernorm.weight", (hidden,), norm)
+        for name in NORMS.get(config["model_type"], NORMS_BEFORE):
+            yield Parameter(f"{prefix}.{name}.weight", (hidden,), norm)
         if (config.get("layer_types") or {layer: None})[layer] == "linear_attention":
             yield from _delta_net_parameters(config, f"{prefix}.linear_attn")
         else:
             yield from _attention_parameters(config, f"{prefix}.self_attn", norm)
         if config["model_type"] == "gpt_oss":
             yield from _gpt_oss_parameters(config, prefix)
+        elif "n_routed_experts" in config and layer >= config["first_k_dense_replace"]:
+            yield from _sigmoid_expert_parameters(config, f"{prefix}.mlp")
         elif "num_experts" in config and layer not in config.get("mlp_only_layers", ()):
             yield from _expert_parameters(config, f"{prefix}.mlp")
+        elif config["model_type"] == "phi3":
+            yield Parameter(f"{prefix}.mlp.gate_up_proj.weight", (2 * inner, hidden), "projection")
+            yield Parameter(f"{prefix}.mlp.down_proj.weight", (hidden, inner), "projection")
         else:
             yield from _mlp_parameters(f"{prefix}.mlp", hidden, inner, mlp_bias)
     yield Parameter("model.norm.weight", (hidden,), norm)
@@ -313,14 +112,22 @@ def parameters_of(config: dict[str, Any]) -> Iterator[Parameter]:
 def _attention_parameters(config: dict[str, Any], prefix: str, norm: Kind) -> Iterator[Parameter]:
     hidden, dim, family = config["hidden_size"], config["head_dim"], config["model_type"]
     queries, keys = (config[f"num_{x}_heads"] * dim for x in ("attention", "key_value"))
-    gated = queries * (2 if _is_hybrid(config) else 1)
+    gated = queries * (2 if is_hybrid(config) else 1)
     bias = bool(config.get("attention_bias"))
     qkv_bias = family == "qwen2" or bias
-    if family in ("qwen3", "qwen3_moe") or _is_hybrid(config):
+    if family == "phi3":
+        yield Parameter(f"{prefix}.qkv_proj.weight", (queries + 2 * keys, hidden), "projection")
+        yield Parameter(f"{prefix}.o_proj.weight", (hidden, queries), "projection")
+        return
+    if family in OLMO:
+        yield Parameter(f"{prefix}.q_norm.weight", (queries,), norm)
+        yield Parameter(f"{prefix}.k_norm.weight", (keys,), norm)
+    elif family in ("qwen3", "qwen3_moe", GEMMA3) or is_hybrid(config) or config.get("use_qk_norm"):
         yield Parameter(f"{prefix}.q_norm.weight", (dim,), norm)
         yield Parameter(f"{prefix}.k_norm.weight", (dim,), norm)
     shapes = {"q": (gated, hidden), "k": (keys, hidden), "v": (keys, hidden), "o": (hidden, queries)}
-    yield from _projections(prefix, shapes, {"q": qkv_bias, "k": qkv_bias, "v": qkv_bias, "o": bias})
+    o_bias = bool(config.get("attention_out_bias", bias)) and family != "glm4_moe"
+    yield from _projections(prefix, shapes, {"q": qkv_bias, "k": qkv_bias, "v": qkv_bias, "o": o_bias})
 
 
 def _mlp_parameters(prefix: str, hidden: int, inner: int, has_bias: bool = False) -> Iterator[Parameter]:
@@ -340,6 +147,15 @@ def _expert_parameters(config: dict[str, Any], prefix: str) -> Iterator[Paramete
     if shared := config.get("shared_expert_intermediate_size"):
         yield from _mlp_parameters(f"{prefix}.shared_expert", hidden, shared)
         yield Parameter(f"{prefix}.shared_expert_gate.weight", (1, hidden), "projection")
+
+
+def _sigmoid_expert_parameters(config: dict[str, Any], prefix: str) -> Iterator[Parameter]:
+    hidden, n, size = config["hidden_size"], config["n_routed_experts"], config["moe_intermediate_size"]
+    yield Parameter(f"{prefix}.gate.weight", (n, hidden), "projection")
+    yield Parameter(f"{prefix}.gate.e_score_correction_bias", (n,), "bias")
+    for expert in range(n):
+        yield from _mlp_parameters(f"{prefix}.experts.{expert}", hidden, size)
+    yield from _mlp_parameters(f"{prefix}.shared_experts", hidden, size * config["n_shared_experts"])
 
 
 def _gpt_oss_parameters(config: dict[str, Any], prefix: str) -> Iterator[Parameter]:

@@ -13,11 +13,19 @@ from typing import Any
 
 from palestra.model.errors import UnsupportedModel
 from palestra.model.loading.config_fields import Config, ConfigFields
-from palestra.model.loading.families import Family, family_of
-from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec, ExpertsSpec, LayerSpec, RopeSpec
+from palestra.model.loading.families import family_of
+from palestra.model.loading.layer_spec import (
+    FULL,
+    AttentionSpec,
+    DeltaNetSpec,
+    ExpertsSpec,
+    LayerSpec,
+    Multipliers,
+    RopeSpec,
+)
 from palestra.model.loading.packed_files import FP8_BLOCK, PACKED_TYPES
+from palestra.model.loading.rope_fields import read_ropes
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 STATE_BYTES = 4  # recurrent states are float32
 
 
@@ -37,8 +45,11 @@ class ModelSpec:
     """Width inside of dense feed-forward layers; 0 where every layer has experts."""
     max_positions: int
     norm_eps: float
+    has_wide_norms: bool
     has_offset_norms: bool
-    rope: RopeSpec
+    ropes: dict[str, RopeSpec]
+    """By the kind of attention layers they belong to; see `AttentionSpec.rope`."""
+    multipliers: Multipliers
     tie_embeddings: bool
     eos_token_ids: tuple[int, ...]
     dtype: str
@@ -47,6 +58,11 @@ class ModelSpec:
     @property
     def n_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def rope(self) -> RopeSpec:
+        """That of layers that see everything, or of any if there are none."""
+        return self.ropes.get(FULL) or next(iter(self.ropes.values()))
 
     @property
     def q_size(self) -> int:
@@ -98,7 +114,8 @@ class ModelSpec:
 
     @property
     def n_parameters(self) -> int:
-        mixers = sum(self._mixer_parameters(layer) + 2 * self.hidden_size for layer in self.layers)
+        norms = sum(4 if layer.norms == "around" else 2 for layer in self.layers) * self.hidden_size
+        mixers = sum(self._mixer_parameters(layer) for layer in self.layers) + norms
         mlps = sum(self._mlp_parameters(layer) for layer in self.layers)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
         return mixers + mlps + embeddings + self.hidden_size
@@ -120,8 +137,9 @@ class ModelSpec:
         h, mlp = self.hidden_size, layer.mlp
         if not isinstance(mlp, ExpertsSpec):
             return 3 * h * self.intermediate_size
-        shared = h * (3 * mlp.shared_size + 1) if mlp.shared_size else 0
-        return mlp.n_experts * h * (3 * mlp.size + 1) + shared
+        shared = h * (3 * mlp.shared_size + mlp.is_shared_gated) if mlp.shared_size else 0
+        biases = mlp.n_experts if mlp.router == "sigmoid" else 0
+        return mlp.n_experts * h * (3 * mlp.size + 1) + shared + biases
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> ModelSpec:
@@ -142,7 +160,7 @@ class ModelSpec:
     def from_config(cls, config: Config, *, source: str = "config.json", eos: Any = None) -> ModelSpec:
         architecture, family = family_of(config, source)
         fields = ConfigFields.of_text(config, source, family.defaults)
-        _refuse_unsupported(fields)
+        _refuse_unsupported(fields, *family.activation)
         n_heads = fields.integer("num_attention_heads")
         hidden_size = fields.integer("hidden_size")
         n_layers = fields.integer("num_hidden_layers")
@@ -153,6 +171,8 @@ class ModelSpec:
                 f"{source}: num_attention_heads ({n_heads}) is not a multiple of num_key_value_heads ({n_kv_heads})"
             )
         layers = family.layers(fields, n_layers)
+        max_positions = fields.integer("max_position_embeddings", default=2048)
+        ropes = read_ropes(fields, family, layers, head_dim)
         is_sparse = all(isinstance(layer.mlp, ExpertsSpec) for layer in layers)
         return cls(
             architecture=architecture,
@@ -164,22 +184,24 @@ class ModelSpec:
             n_kv_heads=n_kv_heads,
             head_dim=head_dim,
             intermediate_size=0 if is_sparse else fields.integer("intermediate_size"),
-            max_positions=fields.integer("max_position_embeddings", default=2048),
+            max_positions=int(min(max_positions, *(rope.max_positions for rope in ropes.values()))),
             norm_eps=fields.number("rms_norm_eps", default=1e-6),
+            has_wide_norms=family.has_wide_norms,
             has_offset_norms=family.has_offset_norms,
-            rope=_rope(fields, family, head_dim),
+            ropes=ropes,
+            multipliers=family.multipliers(fields),
             tie_embeddings=fields.flag("tie_word_embeddings"),
             eos_token_ids=_token_ids(eos if eos is not None else fields.get("eos_token_id")),
             dtype=str(fields.get("dtype") or fields.get("torch_dtype") or "float32"),
         )
 
 
-def _refuse_unsupported(fields: ConfigFields) -> None:
+def _refuse_unsupported(fields: ConfigFields, field: str, activation: str) -> None:
     if quantised := fields.get("quantization_config"):
         _refuse_packing(fields.source, quantised)
-    activation = fields.get("hidden_act", "silu")
-    if activation != "silu":
-        raise UnsupportedModel(f"{fields.source}: hidden_act is {activation!r}; supported: 'silu'")
+    found = fields.get(field, activation)
+    if found != activation:
+        raise UnsupportedModel(f"{fields.source}: {field} is {found!r}; supported: {activation!r}")
 
 
 def _refuse_packing(source: str, quantised: Any) -> None:
@@ -195,31 +217,6 @@ def _refuse_packing(source: str, quantised: Any) -> None:
             f"{source}: field 'quantization_config': weight_block_size is {block!r}; "
             f"supported: [{FP8_BLOCK}, {FP8_BLOCK}]"
         )
-
-
-def _rope(fields: ConfigFields, family: Family, head_dim: int) -> RopeSpec:
-    # transformers 5 writes rope_parameters; older files have rope_theta beside rope_scaling.
-    source, raw = fields.source, fields.get("rope_parameters") or fields.get("rope_scaling") or {}
-    if not isinstance(raw, dict):
-        raise UnsupportedModel(f"{source}: field 'rope_parameters' must be an object, found {raw!r}")
-    raw = dict(raw)
-    kind = raw.get("rope_type") or raw.get("type") or "default"
-    if kind not in ROPE_TYPES:
-        raise UnsupportedModel(f"{source}: rope type {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
-    factor = raw.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0))
-    if factor != 1.0 and not family.has_partial_rope:
-        raise UnsupportedModel(f"{source}: field 'partial_rotary_factor': only 1.0 is supported")
-    if not isinstance(factor, int | float) or not 0 < factor <= 1 or int(head_dim * factor) % 2:
-        raise UnsupportedModel(f"{source}: partial_rotary_factor ({factor!r}) must rotate an even part of a head")
-    theta = raw.get("rope_theta", fields.get("rope_theta", 10000.0))
-    needed = {"linear": ["factor"], "yarn": ["factor"], "llama3": ["factor", "low_freq_factor", "high_freq_factor"]}
-    for name in needed.get(kind, []):
-        if name not in raw:
-            raise UnsupportedModel(f"{source}: rope type {kind!r} needs the field {name!r}")
-    if "original_max_position_embeddings" not in raw:
-        original = fields.get("original_max_position_embeddings") or fields.get("max_position_embeddings", 2048)
-        raw["original_max_position_embeddings"] = original
-    return RopeSpec(type=kind, theta=float(theta), dim=int(head_dim * factor), parameters=raw)
 
 
 def _token_ids(value: Any) -> tuple[int, ...]:

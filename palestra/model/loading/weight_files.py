@@ -30,6 +30,7 @@ from palestra.model.loading.safetensors_file import SafetensorsFile
 
 PREFIXES = ("model.", "model.language_model.", "language_model.model.")
 """What the names of the text model's tensors begin with, by who wraps it."""
+HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 
 
 class WeightFiles:
@@ -70,6 +71,11 @@ class WeightFiles:
     def prefix(self) -> str:
         """What the names of the decoder's tensors begin with."""
         return next((p for p in PREFIXES if f"{p}embed_tokens.weight" in self.file_of), PREFIXES[0])
+
+    @property
+    def head(self) -> str:
+        """The name of the unembedding, which some wrappers put among the text model's tensors."""
+        return next((name for name in HEADS if name in self), HEADS[0])
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
         """A weight; one that the files keep in 4 or 8 bits is dequantised."""

@@ -26,6 +26,17 @@ from palestra.model.quantised.packed import FrozenWeight, as_stack
 log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+NORMS = {
+    "before": {"input": "input_layernorm", "mlp": "post_attention_layernorm"},
+    "after": {"mixer_out": "post_attention_layernorm", "mlp_out": "post_feedforward_layernorm"},
+    "around": {
+        "input": "input_layernorm",
+        "mixer_out": "post_attention_layernorm",
+        "mlp": "pre_feedforward_layernorm",
+        "mlp_out": "post_feedforward_layernorm",
+    },
+}
+"""What files call a layer's norms, by their places."""
 Parts = Sequence[tuple[str, int]]
 """Projections that share an input, with their output sizes."""
 
@@ -41,6 +52,8 @@ class AttentionWeights:
     o_bias: Tensor | None
     sinks: Tensor | None = None
     """[heads], float32."""
+    row_norms: tuple[Tensor, Tensor] | None = None
+    """Those of q and of k where they are normalised over all heads."""
 
 
 @dataclass(slots=True)
@@ -89,10 +102,12 @@ class ExpertsWeights:
 
 @dataclass(slots=True)
 class LayerWeights:
-    input_norm: Tensor
+    input_norm: Tensor | None
     mixer: AttentionWeights | DeltaNetWeights
-    mlp_norm: Tensor
+    mixer_out_norm: Tensor | None
+    mlp_norm: Tensor | None
     mlp: MlpWeights | ExpertsWeights
+    mlp_out_norm: Tensor | None
 
 
 @dataclass(slots=True)
@@ -176,31 +191,38 @@ class _Reader:
         return DecoderWeights(
             embedding=embedding,
             layers=[self.layer(n) for n in range(spec.n_layers)],
-            norm=self.norm(f"{self.prefix}norm.weight", spec.hidden_size),
-            unembedding=embedding if spec.tie_embeddings else self.get("lm_head.weight", *size),
+            norm=self.last_norm(f"{self.prefix}norm.weight", spec.hidden_size),
+            unembedding=embedding if spec.tie_embeddings else self.get(self.files.head, *size),
         )
 
     def layer(self, n: int) -> LayerWeights:
         h, layer, name = self.spec.hidden_size, self.spec.layers[n], f"{self.prefix}layers.{n}"
         mixer, mlp = layer.mixer, layer.mlp
+        norms = {place: self.norm(f"{name}.{norm}.weight", h) for place, norm in NORMS[layer.norms].items()}
         return LayerWeights(
-            input_norm=self.norm(f"{name}.input_layernorm.weight", h),
+            input_norm=norms.get("input"),
             mixer=self.attention(f"{name}.self_attn", mixer)
             if isinstance(mixer, AttentionSpec)
             else self.delta_net(f"{name}.linear_attn", mixer),
-            mlp_norm=self.norm(f"{name}.post_attention_layernorm.weight", h),
+            mixer_out_norm=norms.get("mixer_out"),
+            mlp_norm=norms.get("mlp"),
             mlp=self.dense(f"{name}.mlp", self.spec.intermediate_size, mlp)
             if isinstance(mlp, MlpSpec)
             else self.experts(f"{name}.mlp", mlp),
+            mlp_out_norm=norms.get("mlp_out"),
         )
 
     def attention(self, name: str, mixer: AttentionSpec) -> AttentionWeights:
         spec, h, q, kv = self.spec, self.spec.hidden_size, self.spec.q_size, self.spec.kv_size
         qkv = [("q_proj", q * (1 + mixer.is_gated)), ("k_proj", kv), ("v_proj", kv)]
-        qk_norm = None
-        if mixer.qk_norm:
+        if mixer.is_fused:
+            qkv = [("qkv_proj", q + 2 * kv)]
+        qk_norm = row_norms = None
+        if mixer.qk_norm == "head":
             q_norm, k_norm = (self.norm(f"{name}.{x}_norm.weight", spec.head_dim) for x in "qk")
             qk_norm = joined([q_norm.expand(spec.n_heads, -1), k_norm.expand(spec.n_kv_heads, -1)])
+        elif mixer.qk_norm == "row":
+            row_norms = self.norm(f"{name}.q_norm.weight", q), self.norm(f"{name}.k_norm.weight", kv)
         return AttentionWeights(
             qkv=self.products.read([(f"{name}.{part}.weight", n) for part, n in qkv], h),
             qkv_bias=self.biases(name, qkv, mixer.qkv_bias),
@@ -208,6 +230,7 @@ class _Reader:
             o=self.product(f"{name}.o_proj.weight", h, q),
             o_bias=self.biases(name, [("o_proj", h)], mixer.o_bias),
             sinks=self.get(f"{name}.sinks", spec.n_heads, dtype=torch.float32) if mixer.has_sinks else None,
+            row_norms=row_norms,
         )
 
     def delta_net(self, name: str, mixer: DeltaNetSpec) -> DeltaNetWeights:
@@ -234,6 +257,8 @@ class _Reader:
 
     def dense(self, name: str, size: int, mlp: MlpSpec) -> MlpWeights:
         h, gate_up = self.spec.hidden_size, [("gate_proj", size), ("up_proj", size)]
+        if mlp.is_fused:
+            gate_up = [("gate_up_proj", 2 * size)]
         return MlpWeights(
             gate_up=self.products.read([(f"{name}.{part}.weight", n) for part, n in gate_up], h),
             gate_up_bias=self.biases(name, gate_up, mlp.has_bias),
@@ -248,10 +273,15 @@ class _Reader:
         gate_up, down = self.expert_stacks(f"{name}.experts", mlp)
         return ExpertsWeights(
             router=self.get(f"{name}.gate.weight", mlp.n_experts, h),
+            router_bias=self.get(f"{name}.gate.e_score_correction_bias", mlp.n_experts, dtype=torch.float32)
+            if mlp.router == "sigmoid"
+            else None,
             gate_up=gate_up,
             down=down,
-            shared=self.dense(f"{name}.shared_expert", mlp.shared_size, MlpSpec()) if is_shared else None,
-            shared_gate=self.get(f"{name}.shared_expert_gate.weight", 1, h) if is_shared else None,
+            shared=self.dense(f"{name}.{mlp.shared_name}", mlp.shared_size, MlpSpec()) if is_shared else None,
+            shared_gate=self.get(f"{name}.shared_expert_gate.weight", 1, h)
+            if is_shared and mlp.is_shared_gated
+            else None,
         )
 
     def interleaved_experts(self, name: str, mlp: ExpertsSpec) -> ExpertsWeights:
@@ -286,10 +316,16 @@ class _Reader:
         return place
 
     def norm(self, name: str, size: int) -> Tensor:
-        """A norm's factors: in float32 where one was added, since the sum has more digits than a half holds."""
-        if not self.spec.has_offset_norms:
-            return self.get(name, size)
-        return changed(self.get(name, size, dtype=torch.float32), lambda w: w + 1.0)
+        """A norm's factors: in float32 where the family multiplies before it rounds, and where one is added, since the
+        sum has more digits than a half holds."""
+        if self.spec.has_offset_norms:
+            return changed(self.get(name, size, dtype=torch.float32), lambda w: w + 1.0)
+        return self.get(name, size, dtype=torch.float32 if self.spec.has_wide_norms else None)
+
+    def last_norm(self, name: str, size: int) -> Tensor:
+        """The norm before the unembedding. Its factors include that of the logits."""
+        factor = self.spec.multipliers.logits
+        return self.norm(name, size) if factor == 1.0 else changed(self.norm(name, size).float(), lambda w: w * factor)
 
     def stack(self, name: str, outputs: tuple[int, int], inputs: int, stored: Transposed) -> FrozenWeight:
         return as_stack(self.products.read([(name, outputs)], inputs, stored), outputs[0])

@@ -101,8 +101,9 @@ def save_adapter(
     if parameters:
         config["target_parameters"] = parameters
     if wholes:
-        config["rank_pattern"] = {name: n * rank for name, n in wholes.items()}
-        config["alpha_pattern"] = {name: n * alpha for name, n in wholes.items()}
+        patterns = _patterns(wholes, modules)
+        config["rank_pattern"] = {name: n * rank for name, n in patterns.items()}
+        config["alpha_pattern"] = {name: n * alpha for name, n in patterns.items()}
     with whole_folder(new_folder(folder)) as temporary:
         (temporary / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         metadata = {"format": "pt"} | ({TRAINED_ON: trained_on} if trained_on else {})
@@ -233,6 +234,16 @@ def _n_parts(name: str) -> int:
     return 2 if name == GATE_UP else len(WHOLES.get(name, (name,)))
 
 
+def _patterns(wholes: dict[str, int], modules: list[str]) -> dict[str, int]:
+    """PEFT takes the first pattern that matches. It warns of one for a parameter, which it uses, unless a module fits,
+    too: so such a pattern names a module that has a pattern of its own before it."""
+    plain = next((name for name in modules if name not in wholes), None)
+    if plain is None or GATE_UP not in wholes:
+        return wholes
+    others = {name: n for name, n in wholes.items() if name != GATE_UP}
+    return {plain: 1, f"{GATE_UP}|{plain}": wholes[GATE_UP], **others}
+
+
 def _modules(raw: dict[str, Any], file: Path) -> set[str]:
     modules = raw["target_modules"] or []
     if parameters := raw.get("target_parameters"):
@@ -255,7 +266,7 @@ def _refuse_patterns(raw: dict[str, Any], file: Path, rank: int, alpha: float) -
     """Ranks of their own are understood for the matrices that we would write so."""
     ranks, alphas = (raw.get(field) or {} for field in ("rank_pattern", "alpha_pattern"))
     for name in ranks | alphas:
-        own, n = (ranks.get(name, rank), alphas.get(name, alpha)), _n_parts(name)
+        own, n = (ranks.get(name, rank), alphas.get(name, alpha)), _n_parts(name.partition("|")[0])
         if own not in ((rank, alpha), (n * rank, n * alpha)):
             field = "rank_pattern" if name in ranks else "alpha_pattern"
             raise AdapterError(f"{file}: field {field!r} is {raw[field]!r}; supported: {{}}")

@@ -147,11 +147,11 @@ def _mlp_sites(spec: ModelSpec, n: int, layer: LayerSpec, config: LoraConfig) ->
     """Routers and the gate of a shared expert are not trained. Experts have Tinker's names: w1 is gate, w3 is up."""
     h, name, mlp = spec.hidden_size, f"model.layers.{n}.mlp", layer.mlp
     if not isinstance(mlp, ExpertsSpec):
-        return _dense_sites(n, "", name, h, spec.intermediate_size)
+        return _dense_sites(n, "", name, h, spec.intermediate_size, is_fused=mlp.is_fused)
     every, i = mlp.n_experts, mlp.size
     a_of_up, b_of_down = (every, every) if config.per_expert else (1, 1)
     gate_up = [(f"{name}.experts.w1", i), (f"{name}.experts.w3", i)]
-    shared = _dense_sites(n, "shared_", f"{name}.shared_expert", h, mlp.shared_size) if mlp.shared_size else []
+    shared = _dense_sites(n, "shared_", f"{name}.{mlp.shared_name}", h, mlp.shared_size) if mlp.shared_size else []
     return [
         ((n, "gate_up"), h, gate_up, (a_of_up, every)),
         ((n, "down"), i, [(f"{name}.experts.w2", h)], (every, b_of_down)),
@@ -159,8 +159,8 @@ def _mlp_sites(spec: ModelSpec, n: int, layer: LayerSpec, config: LoraConfig) ->
     ]
 
 
-def _dense_sites(n: int, kind: str, name: str, h: int, i: int) -> list[SiteShape]:
-    gate_up = [(f"{name}.gate_proj", i), (f"{name}.up_proj", i)]
+def _dense_sites(n: int, kind: str, name: str, h: int, i: int, *, is_fused: bool = False) -> list[SiteShape]:
+    gate_up = [(f"{name}.gate_up_proj", 2 * i)] if is_fused else [(f"{name}.gate_proj", i), (f"{name}.up_proj", i)]
     return [((n, f"{kind}gate_up"), h, gate_up, None), ((n, f"{kind}down"), i, [(f"{name}.down_proj", h)], None)]
 
 
@@ -170,6 +170,8 @@ def _mixer_sites(spec: ModelSpec, n: int, layer: LayerSpec) -> list[tuple[str, i
     if isinstance(mixer, AttentionSpec):
         name = f"model.layers.{n}.self_attn"
         qkv = [(f"{name}.q_proj", q * (1 + mixer.is_gated)), (f"{name}.k_proj", kv), (f"{name}.v_proj", kv)]
+        if mixer.is_fused:
+            qkv = [(f"{name}.qkv_proj", q + 2 * kv)]
         return [("qkv", h, qkv), ("o", q, [(f"{name}.o_proj", h)])]
     name, keys, values = f"model.layers.{n}.linear_attn", mixer.key_size, mixer.value_size
     if mixer.is_interleaved:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from palestra.model.loading.weight_files import PREFIXES, WeightFiles
+from palestra.model.loading.weight_files import HEADS, PREFIXES, WeightFiles
 from palestra.model.loading.weights import by_turns
 from palestra.model.lora.adapter_files import adapter_matrices, new_folder
 from palestra.model.lora.adapter_names import HEAD, WHOLES
@@ -36,7 +36,7 @@ def export_merged(adapter: Adapter, base: str | Path, folder: str | Path, *, sha
     base, matrices = Path(base), adapter_matrices(adapter)
     config = json.loads((base / "config.json").read_text())
     with whole_folder(new_folder(folder)) as temporary, WeightFiles(base) as files:
-        head = f"{HEAD}.weight"
+        head = files.head
         untied = f"{HEAD}.lora_A.weight" in matrices and _untie(config)
         names = [n for n in files if not (untied and n == head)]  # some tied folders hold a copy
         sources = {name: name for name in names}
@@ -112,7 +112,7 @@ def _forget_packing(config: dict[str, Any]) -> None:
 
 def _change(name: str, prefix: str, matrices: Mapping[str, Tensor], layout: Layout) -> Tensor | None:
     """What the adapter adds to a tensor of the files, before scaling; None: nothing."""
-    module = name.removesuffix(".weight")
+    module = HEAD if name in HEADS else name.removesuffix(".weight")
     if module.startswith(prefix):
         module = PREFIXES[0] + module.removeprefix(prefix)
     if found := _EXPERTS.fullmatch(module):

@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from palestra.model.attention.packed import Attention
+from palestra.model.attention.rope import Angles
 from palestra.model.mlp.routing import Routing
 
 
@@ -22,7 +23,8 @@ class Recurrence(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MixerInputs:
-    angles: tuple[Tensor, Tensor]
+    angles: dict[str, Angles]
+    """By the rope's name in `ModelSpec.ropes`."""
     attend: Attention
     recur: Recurrence | None
     """None for models without a recurrence."""

@@ -30,7 +30,7 @@ class ExpertsMlp:
     def __init__(self, n: int, spec: ExpertsSpec, weights: ExpertsWeights, ops: BlockOps):
         self.n, self.spec, self.weights = n, spec, weights
         self.activate = ops.swiglu if spec.limit is None else partial(clamped_swiglu, limit=spec.limit)
-        self.shared = None if weights.shared is None else DenseMlp(n, weights.shared, ops, kind="shared_")
+        self.shared = None if weights.shared is None else DenseMlp(n, weights.shared, ops.swiglu, kind="shared_")
 
     def __call__(self, x: Tensor, plan: LoraPlan, routing: Routing | None = None) -> Tensor:
         """`routing`, if given, records which experts the rows visit, and may prescribe them."""
@@ -45,9 +45,10 @@ class ExpertsMlp:
             y = _ExpertsFunction.apply(x, weights, plan.anchor, pairs)
         else:
             y = pairs.forward(x, weights)[0]
-        if self.shared is None or self.weights.shared_gate is None:
+        if self.shared is None:
             return y
-        return y + torch.sigmoid(linear(x, self.weights.shared_gate)) * self.shared(x, plan)
+        shared, gate = self.shared(x, plan), self.weights.shared_gate
+        return y + (shared if gate is None else torch.sigmoid(linear(x, gate)) * shared)
 
 
 @dataclass(frozen=True, slots=True)

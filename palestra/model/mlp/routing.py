@@ -19,6 +19,7 @@ from torch.nn.functional import embedding_bag, grouped_mm, linear
 from palestra.model.loading.layer_spec import ExpertsSpec
 
 FEW_ROWS = 8
+SUM_EPS = 1e-20  # what transformers adds to the sum of sigmoids before it divides
 GROUPED_ALIGNMENT = 16  # bytes: what torch's grouped product asks of every row and matrix
 
 
@@ -28,6 +29,8 @@ def choose_experts(
     """Weights (float32) and numbers of each row's experts, [rows, experts per token]. Rows of `replayed` that are not
     -1 name the experts that were chosen before; what these weigh is the router's to say, now as then."""
     logits = _RouterLogits.apply(x, router)
+    if spec.router == "sigmoid":
+        return _choose_by_sigmoid(logits, bias, spec, replayed)
     if bias is not None:
         logits = logits + bias
     chosen, numbers = logits.topk(spec.per_token, dim=-1)
@@ -37,6 +40,26 @@ def choose_experts(
     if spec.normalises:
         return torch.softmax(chosen, -1), numbers
     return torch.exp(chosen - logits.logsumexp(-1, keepdim=True)), numbers
+
+
+def _choose_by_sigmoid(
+    logits: Tensor, bias: Tensor | None, spec: ExpertsSpec, replayed: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    scores = torch.sigmoid(logits)
+    ranked = scores.detach() if bias is None else scores.detach() + bias
+    n, kept = spec.groups
+    if kept < n:  # those groups whose best two experts have the largest sums
+        grouped = ranked.unflatten(-1, (n, -1))
+        dropped = grouped.topk(2, -1).values.sum(-1).topk(n - kept, -1, largest=False).indices
+        mask = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter(-1, dropped, True)
+        ranked = grouped.masked_fill(mask[..., None], -torch.inf).flatten(-2)
+    numbers = ranked.topk(spec.per_token, dim=-1).indices
+    if replayed is not None:
+        numbers = torch.where(replayed < 0, numbers, replayed)
+    weights = scores.gather(-1, numbers)
+    if spec.normalises:
+        weights = weights / (weights.sum(-1, keepdim=True) + SUM_EPS)
+    return weights * spec.scale, numbers
 
 
 class _RouterLogits(Function):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 
 from palestra.config.serve import ServeConfig
+from palestra.server.core.activity import Activity
 from palestra.server.core.checkpoints import CheckpointFiles
 from palestra.server.core.disk_health import DiskHealth
 from palestra.server.core.futures import RequestKind, TrainFuture
@@ -31,6 +32,7 @@ class Core:
     def __init__(self, config: ServeConfig, store: Store, journals: tuple[Journal, Journal], secret: str):
         self.config, self.store, self.secret = config, store, secret
         self.metrics = Metrics()
+        self.activity = Activity(self.metrics)
         self.observer = CallObserver.of(self.metrics, config.otlp_endpoint)
         self.sessions = TinkerSessions()
         self.checkpoints = CheckpointFiles(store, config.checkpoints, keep_deleted_s=config.keep_deleted_s)
@@ -68,7 +70,7 @@ class Core:
         )
         self.training.hooks.update(dict.fromkeys(saving, self.checkpoints.on_saved))
         self.training.hooks[RequestKind.CREATE_MODEL] = self._on_created
-        self.metrics.watch_queues(self._queues)
+        self.metrics.watch_queues(self.queues)
         self.metrics.watch_journal(
             lambda: JournalState(sum(j.size_bytes for j in journals), sum(len(j.segments()) for j in journals))
         )
@@ -104,7 +106,7 @@ class Core:
         if failed and model is not None:
             self.training.drop(model, failed)
 
-    def _queues(self) -> list[RequestQueueState]:
+    def queues(self) -> list[RequestQueueState]:
         now = time.monotonic()
         train: dict[str, list[float]] = {w.name: [] for w in self.all_workers}
         sample: dict[str, list[float]] = {w.name: [] for w in self.all_workers}

@@ -1,4 +1,4 @@
-"""Recurring work: writing heartbeats to the database, deleting old results and runs, expiring sessions.
+"""Recurring work: writing heartbeats, deleting old results and runs, expiring sessions, reading metrics.
 
 Owns: when it runs. Never touches: how long things are kept, which the config says.
 """
@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 import structlog
 from sqlalchemy import Connection
 
+from palestra.server.core.activity import EVERY_S
 from palestra.server.core.core import Core
 from palestra.server.core.sessions import TinkerSession
 from palestra.server.core.teardown import end_session
@@ -33,7 +34,7 @@ class Maintenance:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        works = (self._flush_often, self._sweep_often, self._expire_often)
+        works = (self._flush_often, self._sweep_often, self._expire_often, self._record_often)
         tasks = [asyncio.create_task(work(), name=work.__name__) for work in works]
         try:
             yield
@@ -56,6 +57,11 @@ class Maintenance:
         while True:
             await asyncio.sleep(FLUSH_S)
             await self.flush()
+
+    async def _record_often(self) -> None:
+        while True:
+            self._core.activity.record(self._core.queues())
+            await asyncio.sleep(EVERY_S)
 
     async def _sweep_often(self) -> None:
         core, config = self._core, self._core.config

@@ -5,7 +5,7 @@ Owns: names, labels, buckets, adding up counts of workers that restart. Never to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -99,6 +99,12 @@ class Metrics:
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
+
+    def read(self, names: Collection[str]) -> Iterator[tuple[str, dict[str, str], float]]:
+        """Yields name, labels and value of samples with these names, as they are in Prometheus' format."""
+        for metric in self.registry.restricted_registry(names).collect():
+            for sample in metric.samples:
+                yield sample.name, sample.labels, sample.value
 
     # Requests and calls
 

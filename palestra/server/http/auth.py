@@ -23,7 +23,7 @@ from palestra.server.core.callers import ANYBODY, EPISODE_PREFIX, TRAINERS, Atte
 from palestra.server.core.errors import Refusal
 from palestra.store import Store
 from palestra.store.keys import find_key, list_keys
-from palestra.store.records import Rights
+from palestra.store.records import Key, Rights
 
 CACHE_S = 2.0  # a revoked key works no longer than this
 CACHE_SIZE = 4096
@@ -43,10 +43,12 @@ class Authenticator:
         self._known: dict[str, tuple[float, Caller | None]] = {}
         self._has_keys: tuple[float, bool] = (-math.inf, False)
         self._looking: asyncio.Future[bool] | None = None
+        self.last_uses: dict[int, float] = {}
+        """When each key was used last, since the server has started."""
 
     async def admit(self, connection: HTTPConnection, *, rights: tuple[Rights, ...] = TRAINERS) -> Caller:
         headers, came_at = connection.headers, time.monotonic()
-        self._check_origin(headers)
+        self.check_origin(headers)
         # What is read from here on is recent enough, however long the database takes.
         while (caller := self._identify(headers, came_at)) is None:
             await self._learn(_key_in(headers))
@@ -58,7 +60,7 @@ class Authenticator:
         """Also accepts the key of an attempt."""
         return as_player(await self.admit(connection, rights=(*rights, Rights.EPISODE)))
 
-    def _check_origin(self, headers: Mapping[str, str]) -> None:
+    def check_origin(self, headers: Mapping[str, str]) -> None:
         """Refuses requests that a web page in the user's browser makes under another host name, if there are no
         keys."""
         address = headers.get("host", "")
@@ -106,6 +108,11 @@ class Authenticator:
         if len(self._known) >= CACHE_SIZE:
             self._known.clear()
         self._known[name] = (now, None if record is None else Caller(record.owner, record.rights, record))
+        if record is not None:
+            self.note_use(record)
+
+    def note_use(self, key: Key) -> None:
+        self.last_uses[key.key_id] = time.time()
 
     async def _keys_exist(self) -> bool:
         """Whether there are keys, including revoked ones: revoking the last key must not open the server to

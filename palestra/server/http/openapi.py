@@ -36,15 +36,15 @@ def answer_of(record: type[msgspec.Struct]) -> Responses:
 
 
 def describe(app: FastAPI, bodies: Iterable[Any], answers: Iterable[Any]) -> None:
-    """Adds the schemas of these types to the app's OpenAPI. Bodies have no other fields."""
-    read = msgspec.json.schema_components(bodies, ref_template=RECORDS + "{name}")[1]
-    components = msgspec.json.schema_components(answers, ref_template=RECORDS + "{name}")[1]
-    for schema in read.values():
-        if "properties" in schema:
-            schema["additionalProperties"] = False
+    """Adds the schemas of these types to the app's OpenAPI, when somebody asks for it. Bodies have no other fields."""
     made = app.openapi
 
     def openapi() -> JsonObject:
+        read = msgspec.json.schema_components(bodies, ref_template=RECORDS + "{name}")[1]
+        components = msgspec.json.schema_components(answers, ref_template=RECORDS + "{name}")[1]
+        for schema in read.values():
+            if "properties" in schema:
+                schema["additionalProperties"] = False
         document = made()
         document["components"]["schemas"].update(components | read)
         return document

@@ -115,7 +115,7 @@ class GrpoLoop:
         metrics["optim/lr"] = learning_rate(self._config.optimizer, version, self._config.steps)
         for take_metrics in self._parts.reporters:
             metrics |= take_metrics()
-        await self._record(groups, batch, metrics)
+        await self._record(groups, batch, updates, metrics)
         if teaches_nothing(batch):
             self._warn(advise(groups, batch, self._config))
         return sampler
@@ -170,10 +170,13 @@ class GrpoLoop:
             self._listener.stage(Stage.UPDATE, len(updates), len(batch.minibatches))
         return updates
 
-    async def _record(self, groups: list[Group], batch: TrainingBatch, metrics: dict[str, float]) -> None:
+    async def _record(
+        self, groups: list[Group], batch: TrainingBatch, updates: list[PolicyUpdate], metrics: dict[str, float]
+    ) -> None:
         """Writes a step before its checkpoint: after a kill a step may be written twice, but it is never missing."""
         done, session = self._state.step, self._session
-        session.run.write_rollouts(done, groups, batch.sequences if self._config.keep_tokens else None)
+        scored = [logprobs for update in updates for logprobs in update.logprobs]
+        session.run.write_rollouts(done, groups, batch.sequences if self._config.keep_tokens else None, scored)
         session.run.write_metrics(done, metrics)
         await session.track(done, metrics)
         if self._is_due(self._config.checkpoint.every):

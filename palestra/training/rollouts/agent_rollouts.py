@@ -5,41 +5,47 @@ Owns: building these from the config. Never touches: playing, episodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from palestra.agents import AgentPlayer
 from palestra.coding import read_tasks
+from palestra.config.agents import AgentConfig
+from palestra.config.environment_entries import EnvironmentEntry
 from palestra.config.train import GrpoConfig
 from palestra.environments.coding import task_folders
 from palestra.episodes import AsyncEpisodeClient, SamplingBounds
 from palestra.sandbox import SandboxError
+from palestra.training.rollouts.rollout_loop import RolloutSettings
 from palestra.training.rollouts.sync_collector import TrainingError
 from palestra.types.episodes import OutOfBounds
+from palestra.types.rollouts import CODING
 
 RECORDS = "agent"
 """The folder in a run's folder where records of episodes are kept."""
 SIDE = "side"
 
 
-def agent_player(config: GrpoConfig, client: AsyncEpisodeClient, run: Path) -> AgentPlayer:
-    """Raises TrainingError if the agent cannot play here."""
-    tasks = [task for entry in config.environments for folder in task_folders(entry) for task in read_tasks(folder)]
+def agent_player(
+    agent: AgentConfig, entries: Sequence[EnvironmentEntry], client: AsyncEpisodeClient, records: Path
+) -> AgentPlayer:
+    """Returns a player of the coding tasks of these entries. Raises TrainingError if the agent cannot play here."""
+    coding = [entry for entry in entries if entry.name == CODING]
+    tasks = [task for entry in coding for folder in task_folders(entry) for task in read_tasks(folder)]
     try:
-        return AgentPlayer(config.agent, {task.id: task for task in tasks}, run / RECORDS, client)
+        return AgentPlayer(agent, {task.id: task for task in tasks}, records, client)
     except (SandboxError, LookupError) as error:
         raise TrainingError(f"the agent cannot play here: {error}") from error
 
 
-def agent_sampling(config: GrpoConfig) -> SamplingBounds:
+def agent_sampling(settings: RolloutSettings) -> SamplingBounds:
     """An agent chooses its own temperature and filters; the run's hold instead, for evaluations too."""
-    rollout = config.rollout
     return SamplingBounds(
-        min_temperature=rollout.temperature,
-        max_temperature=rollout.temperature,
-        min_top_p=rollout.top_p,
+        min_temperature=settings.temperature,
+        max_temperature=settings.temperature,
+        min_top_p=settings.top_p,
         can_filter=False,
-        max_tokens=rollout.max_tokens,
+        max_tokens=settings.max_tokens,
         outside=OutOfBounds.CLAMP,
     )
 

@@ -56,7 +56,7 @@ class EpisodeReader:
         rollout.metrics = dict(result.metrics)
         rollout.seconds = max(0.0, (info.ended_at or 0.0) - (info.claimed_at or info.ended_at or 0.0))
         rollout.messages = self._messages(rollout, request, result)
-        _grade(rollout, result)
+        grade_rollout(rollout, result)
         return rollout
 
     def _branch(self, trajectory: EpisodeTrajectory, newest: int) -> Branch:
@@ -94,7 +94,8 @@ class EpisodeReader:
         return messages
 
 
-def _grade(rollout: Rollout, result: EpisodeResult) -> None:
+def grade_rollout(rollout: Rollout, result: EpisodeResult) -> None:
+    """Notes what an episode's result says of the rollout: its reward, or why it has none."""
     if result.error is not None:
         kind = result.error.type
         rollout.error = " ".join(f"{kind}: {result.error.message}".split())[:ERROR_LENGTH]

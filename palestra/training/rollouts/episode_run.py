@@ -20,7 +20,7 @@ from palestra.episodes.client import api
 from palestra.episodes.client.players import AsyncPlayer
 from palestra.training.aliases import api_key
 from palestra.training.policy import PolicySampler
-from palestra.training.rollouts.agent_rollouts import agent_player, agent_sampling, trained_branches
+from palestra.training.rollouts.agent_rollouts import RECORDS, agent_player, agent_sampling, trained_branches
 from palestra.training.rollouts.episode_log import EpisodeLog, refused_to_us
 from palestra.training.rollouts.episode_names import GroupIdentity, GroupNames
 from palestra.training.rollouts.episode_player import EnvironmentPlayer, sampling_tags
@@ -167,7 +167,7 @@ class EpisodeRun:
 
     def _player(self, client: AsyncEpisodeClient, config: GrpoConfig, environments: EnvironmentSet) -> AsyncPlayer:
         if config.rollouts == "agent":
-            return agent_player(config, client, self._session.run.path)
+            return agent_player(config.agent, config.environments, client, self._session.run.path / RECORDS)
         return EnvironmentPlayer(environments, RolloutSettings.of(config.rollout))
 
     async def _play(self, client: AsyncEpisodeClient, player: AsyncPlayer, count: int) -> None:
@@ -187,7 +187,7 @@ def run_settings(config: GrpoConfig, known: RunSettings) -> RunSettings:
         max_lag=config.asynchronous.max_staleness,
         lease_s=config.episodes.lease_s,
         max_attempts=config.episodes.max_attempts,
-        sampling=agent_sampling(config) if config.rollouts == "agent" else known.sampling,
+        sampling=agent_sampling(RolloutSettings.of(config.rollout)) if config.rollouts == "agent" else known.sampling,
     )
 
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import anthropic
 import httpx
 import openai
 import pytest
 
 from tests.gym.models.scripted import listening, model
 from tests.server.model_api.conftest import Ephebe, ephebe
+
+if TYPE_CHECKING:
+    import anthropic
 
 __all__ = ["ephebe"]
 
@@ -31,6 +34,8 @@ class Policy:
         return openai.OpenAI(base_url=f"{self.url}{prefix}/v1", api_key="unused", max_retries=0, timeout=60)
 
     def anthropic(self, prefix: str = "") -> anthropic.Anthropic:
+        import anthropic
+
         return anthropic.Anthropic(base_url=self.url + prefix, api_key="unused", max_retries=0, timeout=60)
 
     def upstream_calls(self) -> int:

@@ -20,9 +20,9 @@ Close = Callable[[Tensor, Tensor], None]
 
 SHAPES = [
     ([5, 70, 3], 4, 2, 16, None),
-    ([67], 6, 2, 24, None),
+    pytest.param([67], 6, 2, 24, None, marks=pytest.mark.slow),
     ([90, 9], 4, 4, 16, 20),
-    ([70, 9], 4, 2, 256, None),
+    pytest.param([70, 9], 4, 2, 256, None, marks=pytest.mark.slow),
 ]
 
 

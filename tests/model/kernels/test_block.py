@@ -50,7 +50,7 @@ def test_the_last_norm_has_no_residual_gradient(device: str, dtype: torch.dtype,
 
 @pytest.mark.parametrize(
     ("dim", "turned", "heads", "norm"),
-    [(16, 16, (4, 2, 2), "half"), (24, 24, (3, 1, 1), None), (16, 4, (2, 1, 1), "wide")],
+    [(16, 16, (4, 2, 2), "half"), (24, 24, (3, 1, 1), None), (16, 4, (2, 1, 1), "wide"), (16, 0, (2, 1, 1), "half")],
 )
 def test_heads_are_normalised_and_rotated(
     dim: int,
@@ -67,7 +67,7 @@ def test_heads_are_normalised_and_rotated(
     weight = torch.randn(heads[0] + heads[1], dim, device=device, dtype=torch.float32 if norm == "wide" else dtype)
     weight = weight if norm else None
     rotary = Rotary(10000.0 ** (-torch.arange(0, turned, 2, device=device).float() / turned), 1.0)
-    angles = rotary.angles(torch.arange(4, device=device) * 3, dtype)
+    angles = rotary.angles(torch.arange(4, device=device) * 3, dtype).turn
     found = block.rotate_heads(qkv, weight, angles, EPS, heads)
     wide = qkv.detach().float().requires_grad_()
     plain = None if weight is None else weight.float()

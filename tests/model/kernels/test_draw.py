@@ -91,7 +91,7 @@ def test_the_nucleus_is_the_smallest_set_that_is_likely_enough(values: list[floa
     assert above < top_p + 1e-5
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("value", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)])
 def test_a_row_that_is_not_a_number_ends_and_leaves_the_others_alone(logits: torch.Tensor, value: float) -> None:
     rows = [row(i, top_p=0.9) for i in range(6)]
     before = draw(logits, rows).read()

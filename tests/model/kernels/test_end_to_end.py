@@ -38,9 +38,8 @@ def open_side(folder: Path, dtype: str, device: str) -> Side:
     return Side(Trainer(model.decoder, pool), adapters)
 
 
-@pytest.mark.parametrize(
-    "family", ["qwen3", *(pytest.param(one, marks=pytest.mark.slow) for one in ("qwen3_5", "qwen3_moe"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "qwen3_moe"])
 @pytest.mark.usefixtures("with_kernels")
 def test_gradients_agree_with_float32(
     random_model: Callable[..., Path], family: str, device: str, dtype: torch.dtype

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from palestra.model.loading.puppet import OTHERWISE, Cue, ScriptError, make_puppet, read_script
 
@@ -20,6 +19,8 @@ SCRIPT = [
 
 @pytest.fixture(scope="module")
 def answer(tmp_path_factory):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     folder = make_puppet(tmp_path_factory.mktemp("puppet"), SCRIPT)
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
 

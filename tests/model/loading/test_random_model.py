@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from palestra.model.loading.random_model import SHAPES, make_random_model
 
@@ -49,6 +48,15 @@ VARIANTS = {
     "qwen3_moe": {"family": "qwen3_moe"},
     "qwen3_5_moe": {"family": "qwen3_5_moe"},
     "qwen3_next": {"family": "qwen3_next"},
+    "ministral3": {"family": "ministral3"},
+    "phi3": {"family": "phi3"},
+    "olmo2": {"family": "olmo2"},
+    "olmo3": {"family": "olmo3"},
+    "smollm3": {"family": "smollm3"},
+    "granite": {"family": "granite"},
+    "gemma3": {"family": "gemma3"},
+    "glm4_moe": {"family": "glm4_moe"},
+    "seed_oss": {"family": "seed_oss"},
     "sharded": {"family": "qwen3", "shards": 3},
 }
 
@@ -62,6 +70,8 @@ TEXTS = [
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_transformers_loads_every_weight_and_no_other(random_model, variant):
+    from transformers import AutoModelForCausalLM
+
     folder = random_model(**VARIANTS[variant])
     model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not any(report.values()), report
@@ -71,6 +81,8 @@ def test_transformers_loads_every_weight_and_no_other(random_model, variant):
 
 
 def test_overrides_arrive_in_the_config(random_model):
+    from transformers import AutoConfig
+
     config = AutoConfig.from_pretrained(random_model(**VARIANTS["llama-linear-old-keys"]))
     assert config.rope_parameters["factor"] == 2.0
     assert config.rope_parameters["rope_theta"] == 2e4
@@ -88,6 +100,8 @@ def test_norms_and_biases_are_not_neutral(random_model):
 
 
 def test_bfloat16_is_stored_as_such(random_model):
+    from transformers import AutoModelForCausalLM
+
     folder = random_model(dtype="bfloat16")
     assert {tensor.dtype for tensor in load_file(folder / "model.safetensors").values()} == {torch.bfloat16}
     assert AutoModelForCausalLM.from_pretrained(folder).dtype == torch.bfloat16
@@ -124,6 +138,8 @@ def test_writing_again_leaves_no_shard_behind(tmp_path):
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "mistral", "qwen3_5"])
 def test_tokenizer_gives_back_what_it_was_given(random_model, family):
+    from transformers import AutoTokenizer
+
     folder = random_model(family=family)
     tokenizer, raw = AutoTokenizer.from_pretrained(folder), Tokenizer.from_file(str(folder / "tokenizer.json"))
     for text in TEXTS:
@@ -133,6 +149,8 @@ def test_tokenizer_gives_back_what_it_was_given(random_model, family):
 
 
 def test_control_tokens_are_single_and_markup_survives_decoding(random_model):
+    from transformers import AutoTokenizer
+
     tokenizer = AutoTokenizer.from_pretrained(random_model())
     for token in ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</tool_call>"):
         assert len(tokenizer.encode(token)) == 1
@@ -148,6 +166,8 @@ def test_unused_rows_pad_a_vocabulary_the_corpus_cannot_fill(random_model):
 
 
 def test_chat_template_renders_roles_tools_and_calls(random_model):
+    from transformers import AutoTokenizer
+
     tokenizer = AutoTokenizer.from_pretrained(random_model())
     add = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
     call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
@@ -175,6 +195,8 @@ def test_chat_template_renders_roles_tools_and_calls(random_model):
 
 
 def test_longer_conversation_begins_with_the_shorter_one(random_model):
+    from transformers import AutoTokenizer
+
     tokenizer = AutoTokenizer.from_pretrained(random_model())
     messages = [
         {"role": "user", "content": "Hello"},

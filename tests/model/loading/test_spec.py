@@ -6,6 +6,7 @@ import pytest
 
 from palestra.model import ModelSpec, UnsupportedModel
 from palestra.model.loading.families import FAMILIES
+from palestra.model.loading.layer_spec import AttentionSpec
 
 WRAPPER = "Qwen3_5ForConditionalGeneration"
 
@@ -79,12 +80,89 @@ def test_gpt_oss_alone_means_the_published_120b():
     assert 1.1e11 < spec.n_parameters < 1.2e11
 
 
+@pytest.mark.parametrize(
+    "architecture",
+    ["Ministral3", "Phi3", "Olmo2", "Olmo3", "SmolLM3", "Granite", "SeedOss", "Gemma3", "Glm4Moe"],
+)
+def test_absent_fields_of_later_families_mean_what_the_class_says(architecture):
+    import transformers
+
+    heads = {"head_dim": 128} if architecture == "Glm4Moe" else {}  # the class's own default has half a pair to rotate
+    spec = ModelSpec.from_config({"architectures": [f"{architecture}ForCausalLM"]} | heads)
+    truth = getattr(transformers, f"{architecture}TextConfig", getattr(transformers, f"{architecture}Config"))()
+    assert (spec.vocab_size, spec.hidden_size, spec.intermediate_size) == (
+        truth.vocab_size,
+        truth.hidden_size,
+        truth.intermediate_size,
+    )
+    assert (spec.n_layers, spec.n_heads, spec.n_kv_heads) == (
+        truth.num_hidden_layers,
+        truth.num_attention_heads,
+        truth.num_key_value_heads,
+    )
+    assert (spec.max_positions, spec.norm_eps) == (truth.max_position_embeddings, truth.rms_norm_eps)
+    assert spec.tie_embeddings == truth.tie_word_embeddings
+    ropes = truth.rope_parameters
+    ropes = ropes if "full_attention" in ropes else {"full_attention": ropes}
+    for kind, rope in ropes.items():
+        found = spec.ropes[kind]
+        assert (found.type, found.theta) == (rope.get("rope_type") or rope["type"], rope["rope_theta"])
+    kinds = ["full_attention" if window is None else "sliding_attention" for window in spec.windows]
+    assert getattr(truth, "layer_types", None) in (None, kinds)
+    rotated = [layer.mixer.rope != "none" for layer in spec.layers if isinstance(layer.mixer, AttentionSpec)]
+    assert getattr(truth, "no_rope_layers", None) in (None, [int(is_rotated) for is_rotated in rotated])
+
+
+def test_gemma_3_4b_says_five_fields_and_means_the_rest():
+    rope = {"factor": 8.0, "rope_type": "linear"}
+    sizes = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    spec = ModelSpec.from_config(
+        {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": sizes | {"rope_scaling": rope}}
+    )
+    assert 3.8e9 < spec.n_parameters < 3.9e9
+    assert (spec.windows[4:6], spec.tie_embeddings) == ((1024, None), True)
+    full, local = spec.ropes["full_attention"], spec.ropes["sliding_attention"]
+    assert (full.type, full.theta, local.type, local.theta) == ("linear", 1e6, "default", 1e4)
+
+
+def test_longrope_ends_where_its_short_factors_end():
+    """Phi-3-mini-128k: behind the original length the whole sequence would need other frequencies."""
+    rope = {"type": "su", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+    spec = ModelSpec.from_config(
+        {"architectures": ["Phi3ForCausalLM"], "max_position_embeddings": 131072, "rope_scaling": rope}
+    )
+    assert (spec.rope.type, spec.max_positions, spec.rope.parameters["factor"]) == ("longrope", 4096, 32)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]}, "must name all 36 layers"),
+        ({"architectures": ["SmolLM3ForCausalLM"], "use_sliding_window": True}, "use_sliding_window is not supported"),
+        ({"architectures": ["Gemma3ForCausalLM"], "final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0"),
+        ({"architectures": ["Gemma3ForCausalLM"], "hidden_activation": "gelu"}, "supported: 'gelu_pytorch_tanh'"),
+        ({"architectures": ["Glm4MoeForCausalLM"], "n_group": 3}, r"n_group \(3\) must divide the 128 experts"),
+        ({"architectures": ["Glm4MoeForCausalLM"], "first_k_dense_replace": -1}, "must be a number of layers"),
+        ({"architectures": ["GraniteForCausalLM"], "logits_scaling": 0}, "'logits_scaling' must not be 0"),
+        (
+            {"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "longrope", "short_factor": [1.0]}},
+            "short_factor must be a list of 48 numbers",
+        ),
+        ({"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "longrope"}}, "needs the field 'short_factor"),
+        ({"architectures": ["Olmo3ForCausalLM"], "rope_parameters": {"full_attention": 3}}, "must be an object"),
+    ],
+)
+def test_odd_field_of_a_later_family_is_named(fields, message):
+    with pytest.raises(UnsupportedModel, match=message):
+        ModelSpec.from_config(fields)
+
+
 def test_another_slope_of_gpt_oss_activation_is_refused():
     with pytest.raises(UnsupportedModel, match=r"swiglu_alpha is 1\.5; supported: 1\.702"):
         ModelSpec.from_config({"architectures": ["GptOssForCausalLM"], "swiglu_alpha": 1.5})
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_moe", "qwen3_5_moe", "qwen3_next"])
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_moe", "qwen3_5_moe", "qwen3_next", "granite", "gemma3"])
 def test_counted_parameters_are_those_of_the_files(random_model, family):
     from safetensors.torch import load_file
 
@@ -96,6 +174,7 @@ def test_counted_parameters_are_those_of_the_files(random_model, family):
 
 def test_every_architecture_has_a_family_of_its_own_name():
     names = {"llama", "mistral", "qwen2", "qwen3", "qwen3_5", "qwen3_moe", "qwen3_5_moe", "qwen3_next", "gpt_oss"}
+    names |= {"ministral3", "phi3", "olmo2", "olmo3", "smollm3", "granite", "seed_oss", "gemma3", "glm4_moe"}
     assert {family.name for family in FAMILIES.values()} == names
 
 

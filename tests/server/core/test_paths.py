@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from string import ascii_letters, digits
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,8 +22,8 @@ from palestra.server.core.wire_errors import WireError
 from palestra.server.tinker.rest_objects import REST_TYPES
 from palestra.store.records import CheckpointKind
 
-words = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True)
-names = st.from_regex(r"[A-Za-z0-9._-]{1,128}", fullmatch=True).filter(lambda n: n not in (".", ".."))
+words = st.text(f"{ascii_letters}{digits}_-", min_size=1, max_size=64)
+names = st.text(f"{ascii_letters}{digits}._-", min_size=1, max_size=128).filter(lambda n: n not in (".", ".."))
 numbers = st.integers(0, MAX_SEQ)
 models = st.builds(ModelId, words, numbers)
 samplers = st.builds(SamplerId, words, numbers)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 
@@ -30,6 +29,8 @@ def params_of(api: Api, lease: Any) -> list[Any]:
 
 
 def test_what_is_outside_is_refused_with_the_bounds(alice: Api) -> None:
+    import anthropic
+
     lease = lease_with(alice, min_temperature=0.5, max_temperature=1.0, min_top_p=0.9, max_n=2, can_filter=False)
     with player(lease, max_retries=3) as client:
         for request, words in (
@@ -58,6 +59,8 @@ def test_what_is_outside_is_refused_with_the_bounds(alice: Api) -> None:
 
 @pytest.mark.parametrize("allowed", [False, True])
 def test_tools_of_the_vendor_are_left_out_or_refused_as_the_run_says(alice: Api, allowed: bool) -> None:
+    import anthropic
+
     search: Any = [{"type": "web_search_20250305", "name": "web_search"}]
     lease = lease_with(alice, can_leave_out_tools=allowed)
     url = lease["base_url"].removesuffix("/v1")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import anthropic
 import httpx
 import openai
 import pytest
@@ -62,6 +61,8 @@ def test_its_traces_stay_readable_by_the_owner_and_by_nobody_else(alice: Api, bo
 
 
 def test_every_dialect_is_of_the_attempt_and_answered_by_the_runs_model(alice: Api) -> None:
+    import anthropic
+
     alice.put_run(model="ephebe")
     alice.register()
     lease = alice.claim_one()
@@ -206,7 +207,7 @@ def test_a_lease_that_is_lost_is_fenced_off(alice: Api) -> None:
     """The late one's tokens and reward come to nothing."""
     alice.put_run(backoff_s=0.0)
     alice.register()
-    first = alice.claim_one(lease_s=1)
+    first = alice.claim_one(lease_s=3)
     with player(first) as client:
         lost = say(client, TWO)
     second = alice.claim_one(wait_s=30)

@@ -10,7 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import jsonschema
 import openai
 import pytest
@@ -280,6 +279,8 @@ def test_a_stream_says_what_the_plain_answer_says(families: Families, call: dict
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_anthropics_client_goes_on_token_for_token(families: Families, call: dict[str, Any], streams: bool) -> None:
+    import anthropic
+
     client = anthropic.Anthropic(base_url=families.url, api_key="tml-test", max_retries=0, timeout=60)
     tools = [{"name": t["function"]["name"], "input_schema": t["function"]["parameters"]} for t in CLOSED]
     history, before = list(HELLO), list[int]()

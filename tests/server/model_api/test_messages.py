@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pytest
 from pydantic import BaseModel
 
 from tests.server.model_api.conftest import MODEL, Ephebe
 from tests.server.model_api.stockroom import STOCK, SYSTEM, TOOLS, answered
+
+if TYPE_CHECKING:
+    import anthropic
 
 ASKED: Any = {"role": "user", "content": "How many cups and hats are there together?"}
 STOCKROOM: dict[str, Any] = {
@@ -34,6 +36,8 @@ def claude(ephebe: Ephebe) -> Iterator[anthropic.Anthropic]:
 
 
 def client_of(ephebe: Ephebe, path: str = "", **options: Any) -> anthropic.Anthropic:
+    import anthropic
+
     given = {"api_key": "tml-test", "max_retries": 0, "timeout": 60} | options
     return anthropic.Anthropic(base_url=ephebe.url + path, **given)
 
@@ -185,6 +189,8 @@ def test_a_client_that_leaves_its_stream_stops_the_sampling(claude: anthropic.An
 
 
 def test_async_clients_stream_too(ephebe: Ephebe) -> None:
+    import anthropic
+
     async def talk() -> tuple[str, Any, Any]:
         options: dict[str, Any] = {"base_url": ephebe.url, "api_key": "tml-test", "max_retries": 0}
         async with anthropic.AsyncAnthropic(**options) as client:
@@ -203,6 +209,8 @@ def test_async_clients_stream_too(ephebe: Ephebe) -> None:
 
 
 def test_the_sdks_own_tool_runner_works(claude: anthropic.Anthropic) -> None:
+    import anthropic
+
     @anthropic.beta_tool
     def count(item: str) -> str:
         return str(STOCK.get(item, 0))
@@ -297,6 +305,8 @@ REFUSED: list[tuple[dict[str, Any], str, str | None]] = [
 def test_refusals_have_anthropics_envelope(
     claude: anthropic.Anthropic, options: dict[str, Any], said: str, code: str | None, stream: bool
 ) -> None:
+    import anthropic
+
     messages = options.get("messages", "Hi")
     others = {name: value for name, value in options.items() if name != "messages"}
     with pytest.raises(anthropic.BadRequestError) as refused:
@@ -308,6 +318,8 @@ def test_refusals_have_anthropics_envelope(
 
 
 def test_an_unknown_model_is_not_found(claude: anthropic.Anthropic) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.NotFoundError, match="'gpt-9' does not exist") as refused:
         say(claude, "Hi", model="gpt-9")
     assert (refused.value.type, refused.value.error_code) == ("not_found_error", "model_not_found")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from anthropic.lib.streaming._messages import accumulate_event
-from anthropic.types import Message, RawMessageStreamEvent
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
@@ -33,7 +32,6 @@ from palestra.server.model_api.messages.stream import lines
 from palestra.store.traces import TurnKey
 from palestra.types.sampling import SampledSequence, SampleResult, StopReason
 
-EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 CALL: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
 PROMPT = [1, 2, 3]
 NOBODY: Any = None  # no token is named
@@ -80,12 +78,21 @@ def written(events: AsyncGenerator[ChatEvent, None], call: MessagesRequest) -> l
     return response
 
 
+@functools.cache
+def events() -> TypeAdapter[Any]:
+    from anthropic.types import RawMessageStreamEvent
+
+    return TypeAdapter(RawMessageStreamEvent)
+
+
 def folded(told: list[dict[str, Any]]) -> dict[str, Any]:
+    from anthropic.lib.streaming._messages import accumulate_event
+
     snapshot: Any = None
     buffers: dict[int, bytes] = {}
     for one in told:
         if one["type"] != "ping":
-            event = EVENT.validate_python(one)
+            event = events().validate_python(one)
             snapshot = accumulate_event(event=event, current_snapshot=snapshot, json_bufs=buffers)
     return snapshot.to_dict()
 
@@ -94,6 +101,8 @@ def folded(told: list[dict[str, Any]]) -> dict[str, Any]:
 def test_a_stream_put_together_is_the_plain_answer(
     said: list[Any], finish: ChatFinishReason, stop: str | int | None, shows_thinking: bool
 ) -> None:
+    from anthropic.types import Message
+
     thinking = {"type": "adaptive", "display": "summarized" if shows_thinking else "omitted"}
     call = MessagesRequest.model_validate(CALL | {"thinking": thinking})
     answer = answer_of(said, finish, stop)

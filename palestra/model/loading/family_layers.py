@@ -1,0 +1,261 @@
+"""From a family's config.json to its layers: which mechanisms each of them combines.
+
+Owns: one function per family. Never touches: defaults of absent fields, files, weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from palestra.model.errors import UnsupportedModel
+from palestra.model.loading.config_fields import ConfigFields
+from palestra.model.loading.layer_spec import (
+    FULL,
+    GATE_SLOPE,
+    SLIDING,
+    UNROTATED,
+    AttentionSpec,
+    DeltaNetSpec,
+    ExpertsSpec,
+    LayerSpec,
+    MlpSpec,
+    Multipliers,
+)
+
+Layers = tuple[LayerSpec, ...]
+
+
+def llama(config: ConfigFields, n: int) -> Layers:
+    has_bias = config.flag("attention_bias")
+    mixer = AttentionSpec(qkv_bias=has_bias, o_bias=has_bias)
+    return (LayerSpec(mixer, MlpSpec(has_bias=config.flag("mlp_bias"))),) * n
+
+
+def mistral(config: ConfigFields, n: int) -> Layers:
+    return tuple(LayerSpec(AttentionSpec(window=window)) for window in _windows(config, [SLIDING] * n))
+
+
+def qwen2(config: ConfigFields, n: int) -> Layers:
+    return tuple(LayerSpec(AttentionSpec(window=window, qkv_bias=True)) for window in _qwen_windows(config, n))
+
+
+def qwen3(config: ConfigFields, n: int) -> Layers:
+    has_bias = config.flag("attention_bias")
+    return tuple(
+        LayerSpec(AttentionSpec(window=window, qkv_bias=has_bias, o_bias=has_bias, qk_norm="head"))
+        for window in _qwen_windows(config, n)
+    )
+
+
+def qwen3_moe(config: ConfigFields, n: int) -> Layers:
+    return _with_experts(config, qwen3(config, n), _experts(config, normalises=config.flag("norm_topk_prob")))
+
+
+def qwen3_5(config: ConfigFields, n: int, *, is_interleaved: bool = False) -> Layers:
+    has_bias = config.flag("attention_bias")
+    attention = LayerSpec(AttentionSpec(qkv_bias=has_bias, o_bias=has_bias, qk_norm="head", is_gated=True))
+    delta_net = LayerSpec(
+        DeltaNetSpec(
+            n_key_heads=config.integer("linear_num_key_heads"),
+            n_value_heads=config.integer("linear_num_value_heads"),
+            key_dim=config.integer("linear_key_head_dim"),
+            value_dim=config.integer("linear_value_head_dim"),
+            conv_kernel=config.integer("linear_conv_kernel_dim"),
+            is_interleaved=is_interleaved,
+        )
+    )
+    _require_whole_groups(config)
+    interval = config.integer("full_attention_interval")
+    made = ["full_attention" if (i + 1) % interval == 0 else "linear_attention" for i in range(n)]
+    by_kind = {"full_attention": attention, "linear_attention": delta_net}
+    return tuple(by_kind[kind] for kind in config.layer_types(n, by_kind, made))
+
+
+def qwen3_5_moe(config: ConfigFields, n: int) -> Layers:
+    return _with_experts(config, qwen3_5(config, n), _experts(config, normalises=True, has_shared=True))
+
+
+def qwen3_next(config: ConfigFields, n: int) -> Layers:
+    experts = _experts(config, normalises=config.flag("norm_topk_prob"), has_shared=True)
+    return _with_experts(config, qwen3_5(config, n, is_interleaved=True), experts)
+
+
+def gpt_oss(config: ConfigFields, n: int) -> Layers:
+    has_bias = config.flag("attention_bias")
+    n_experts, per_token = _expert_counts(config)
+    if (slope := config.number("swiglu_alpha", GATE_SLOPE)) != GATE_SLOPE:
+        raise UnsupportedModel(f"{config.source}: swiglu_alpha is {slope}; supported: {GATE_SLOPE}")
+    size, limit = config.integer("intermediate_size"), config.number("swiglu_limit", 7.0)
+    experts = ExpertsSpec(n_experts, per_token, size, normalises=True, has_bias=True, limit=limit, is_interleaved=True)
+    return tuple(
+        LayerSpec(AttentionSpec(window=window, qkv_bias=has_bias, o_bias=has_bias, has_sinks=True), experts)
+        for window in _windows(config, [FULL if i % 2 else SLIDING for i in range(n)])
+    )
+
+
+def phi3(config: ConfigFields, n: int) -> Layers:
+    return tuple(
+        LayerSpec(AttentionSpec(window=window, is_fused=True), MlpSpec(is_fused=True))
+        for window in _windows(config, [SLIDING] * n)
+    )
+
+
+def olmo2(config: ConfigFields, n: int) -> Layers:
+    has_bias = config.flag("attention_bias")
+    return (LayerSpec(AttentionSpec(qkv_bias=has_bias, o_bias=has_bias, qk_norm="row"), norms="after"),) * n
+
+
+def olmo3(config: ConfigFields, n: int) -> Layers:
+    """Three layers with a window, then one without; the window's rope is not scaled."""
+    windows = _windows(config, [FULL if (i + 1) % 4 == 0 else SLIDING for i in range(n)])
+    return tuple(
+        replace(layer, mixer=replace(layer.mixer, window=window, rope=FULL if window is None else SLIDING))
+        for layer, window in zip(olmo2(config, n), windows, strict=True)
+    )
+
+
+def smollm3(config: ConfigFields, n: int) -> Layers:
+    interval = config.integer("no_rope_layer_interval")
+    rotated = config.get("no_rope_layers") or [(i + 1) % interval for i in range(n)]
+    if not isinstance(rotated, list) or len(rotated) < n:
+        raise UnsupportedModel(f"{config.source}: no_rope_layers, where given, must name all {n} layers")
+    if config.flag("use_sliding_window"):
+        raise UnsupportedModel(f"{config.source}: use_sliding_window is not supported in this family")
+    return tuple(
+        replace(layer, mixer=replace(layer.mixer, rope=FULL if rotated[i] else UNROTATED))
+        for i, layer in enumerate(llama(config, n))
+    )
+
+
+def granite(config: ConfigFields, n: int) -> Layers:
+    scale = config.number("attention_multiplier", 1.0)
+    return tuple(replace(layer, mixer=replace(layer.mixer, scale=scale)) for layer in llama(config, n))
+
+
+def granite_multipliers(config: ConfigFields) -> Multipliers:
+    if (divisor := config.number("logits_scaling", 1.0)) == 0:
+        raise UnsupportedModel(f"{config.source}: field 'logits_scaling' must not be 0")
+    return Multipliers(
+        embedding=config.number("embedding_multiplier", 1.0),
+        residual=config.number("residual_multiplier", 1.0),
+        logits=1.0 / divisor,
+    )
+
+
+def seed_oss(config: ConfigFields, n: int) -> Layers:
+    mixer = AttentionSpec(qkv_bias=config.flag("attention_bias"), o_bias=config.flag("attention_out_bias"))
+    return (LayerSpec(mixer, MlpSpec(has_bias=config.flag("mlp_bias"))),) * n
+
+
+def gemma3(config: ConfigFields, n: int) -> Layers:
+    """Five layers with a window, then one without."""
+    for name in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
+        if config.get(name):
+            raise UnsupportedModel(f"{config.source}: {name} is {config.get(name)!r}, which is not supported")
+    has_bias, interval = config.flag("attention_bias"), config.integer("sliding_window_pattern")
+    scale = config.integer("query_pre_attn_scalar") ** -0.5
+    mixer = AttentionSpec(qkv_bias=has_bias, o_bias=has_bias, qk_norm="head", scale=scale)
+    windows = _windows(config, [FULL if (i + 1) % interval == 0 else SLIDING for i in range(n)])
+    return tuple(
+        LayerSpec(
+            replace(mixer, window=window, rope=FULL if window is None else SLIDING),
+            MlpSpec(activation="gelu_tanh"),
+            norms="around",
+        )
+        for window in windows
+    )
+
+
+def gemma_multipliers(config: ConfigFields) -> Multipliers:
+    return Multipliers(embedding=config.integer("hidden_size") ** 0.5, rounds_embedding=True)
+
+
+def glm4_moe(config: ConfigFields, n: int) -> Layers:
+    qk_norm = "head" if config.flag("use_qk_norm") else None
+    layer = LayerSpec(AttentionSpec(qkv_bias=config.flag("attention_bias"), qk_norm=qk_norm))
+    return _behind_dense(config, (layer,) * n, _sigmoid_experts(config))
+
+
+def _sigmoid_experts(config: ConfigFields) -> ExpertsSpec:
+    n_experts, per_token = _expert_counts(config)
+    size, groups = config.integer("moe_intermediate_size"), config.integer("n_group", default=1)
+    kept = config.integer("topk_group", default=1)
+    if n_experts % groups or kept > groups:
+        raise UnsupportedModel(
+            f"{config.source}: n_group ({groups}) must divide the {n_experts} experts, and be no less than "
+            f"topk_group ({kept})"
+        )
+    return ExpertsSpec(
+        n_experts,
+        per_token,
+        size,
+        normalises=config.flag("norm_topk_prob"),
+        shared_size=size * config.integer("n_shared_experts"),
+        is_shared_gated=False,
+        router="sigmoid",
+        groups=(groups, kept),
+        scale=config.number("routed_scaling_factor", 1.0),
+    )
+
+
+def _behind_dense(config: ConfigFields, layers: Layers, experts: ExpertsSpec) -> Layers:
+    """Experts in each layer behind the first ones."""
+    first = config.get("first_k_dense_replace", 0)
+    if not isinstance(first, int) or first < 0:
+        raise UnsupportedModel(f"{config.source}: first_k_dense_replace ({first!r}) must be a number of layers")
+    return tuple(layer if i < first else replace(layer, mlp=experts) for i, layer in enumerate(layers))
+
+
+def _experts(config: ConfigFields, *, normalises: bool, has_shared: bool = False) -> ExpertsSpec:
+    n_experts, per_token = _expert_counts(config)
+    shared_size = config.integer("shared_expert_intermediate_size") if has_shared else 0
+    return ExpertsSpec(n_experts, per_token, config.integer("moe_intermediate_size"), normalises, shared_size)
+
+
+def _expert_counts(config: ConfigFields) -> tuple[int, int]:
+    """How many experts there are, and how many of them a token visits."""
+    n_experts = config.one_of("num_experts", "num_local_experts", "n_routed_experts")
+    per_token = config.one_of("num_experts_per_tok", "experts_per_token")
+    if per_token > n_experts:
+        raise UnsupportedModel(
+            f"{config.source}: num_experts_per_tok ({per_token}) is more than there are experts ({n_experts})"
+        )
+    return n_experts, per_token
+
+
+def _with_experts(config: ConfigFields, layers: Layers, experts: ExpertsSpec) -> Layers:
+    """Experts in each layer that the config does not name as dense."""
+    step, dense = config.integer("decoder_sparse_step", default=1), config.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(i, int) and 0 <= i < len(layers) for i in dense):
+        raise UnsupportedModel(
+            f"{config.source}: mlp_only_layers ({dense!r}) must be numbers of its {len(layers)} layers"
+        )
+    return tuple(
+        layer if i in dense or (i + 1) % step else replace(layer, mlp=experts) for i, layer in enumerate(layers)
+    )
+
+
+def _require_whole_groups(config: ConfigFields) -> None:
+    keys, values = (config.integer(f"linear_num_{x}_heads") for x in ("key", "value"))
+    if values % keys:
+        raise UnsupportedModel(
+            f"{config.source}: linear_num_value_heads ({values}) is not a multiple of linear_num_key_heads ({keys})"
+        )
+
+
+def _qwen_windows(config: ConfigFields, n: int) -> list[int | None]:
+    if not config.flag("use_sliding_window"):
+        return [None] * n
+    first = config.get("max_window_layers", 28)
+    return _windows(config, [SLIDING if i >= first else FULL for i in range(n)])
+
+
+def _windows(config: ConfigFields, made: list[str]) -> list[int | None]:
+    """The window of each layer. `made` are their kinds, unless the config says of each what it does."""
+    window: Any = config.get("sliding_window")
+    if window is None:
+        return [None] * len(made)
+    if not isinstance(window, int) or window < 1:
+        raise UnsupportedModel(f"{config.source}: sliding_window ({window!r}) must be a positive whole number")
+    return [window if kind == SLIDING else None for kind in config.layer_types(len(made), (SLIDING, FULL), made)]

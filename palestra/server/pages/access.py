@@ -1,0 +1,125 @@
+"""Who may look at the pages of a server: those who may use its API, in a browser by a cookie.
+
+Owns: the cookie, and what it proves. Never touches: keys and the rule where none is needed; `http.auth` has them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from typing import Annotated
+
+from fastapi import Depends, Request
+from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
+from starlette.types import Scope
+
+from palestra.server.core.callers import TRAINERS, Caller
+from palestra.server.core.errors import Refusal
+from palestra.server.http.auth import CACHE_S, CACHE_SIZE, Authenticator
+from palestra.store import Store
+from palestra.store.keys import find_key, get_key
+from palestra.store.records import Key, Rights
+from palestra.view.access import OTHER_SITE, LoginRefused, is_forged, read_cookie
+
+LOOKERS = (*TRAINERS, Rights.METRICS)
+LOGIN_S = 30 * 86400
+MAX_DIGITS = 10  # of a key's number, which is an integer in the database
+CALLER = "palestra.caller"
+"""Where the caller is in the scope of a request that was admitted."""
+
+
+class ServerAccess:
+    """The rules of view's middleware, and in place of the server's authenticator on routes that pages share with the
+    API."""
+
+    max_body_bytes = 4 << 20  # a long conversation of the playground
+    login_words = "Open to those who have a key of this server: `palestra key create` beside it makes one."
+
+    def __init__(self, authenticator: Authenticator, store: Store, secret: str):
+        self._authenticator, self._store = authenticator, store
+        self._secret = hashlib.sha256(b"page cookies\0" + secret.encode()).digest()
+        self.cookie_name = f"palestra_ui_{self._mac('name')[:8]}"  # cookies do not tell the ports of a host apart
+        self._known: dict[str, tuple[float, Caller | None]] = {}
+
+    def complaint(self, method: str, headers: Headers) -> str | None:
+        try:
+            self._authenticator.check_origin(headers)
+        except Refusal as refusal:
+            return refusal.detail
+        return OTHER_SITE if is_forged(method, headers) else None
+
+    async def admits(self, scope: Scope) -> bool:
+        try:
+            caller = await self._identify(HTTPConnection(scope))
+        except Refusal:
+            return False
+        scope[CALLER] = caller
+        return True
+
+    async def log_in(self, key: str) -> str:
+        found = await self._store.read(lambda conn: find_key(conn, key))
+        if found is None:
+            raise LoginRefused("This key is not valid, or was revoked.")
+        if found.rights not in LOOKERS:
+            raise LoginRefused(f"This key has the right '{found.rights}'; pages need {' or '.join(LOOKERS)}.")
+        return self._cookie(found, int(time.time()) + LOGIN_S)
+
+    async def admit(self, connection: HTTPConnection, *, rights: tuple[Rights, ...] = TRAINERS) -> Caller:
+        """The caller whom the middleware has found, as `Authenticator.admit` returns it."""
+        caller: Caller = connection.scope[CALLER]
+        if caller.right not in rights:
+            raise Refusal(403, f"this key has the right '{caller.right}'; this page needs {' or '.join(rights)}")
+        return caller
+
+    async def admit_player(self, connection: HTTPConnection, *, rights: tuple[Rights, ...]) -> Caller:
+        return await self.admit(connection, rights=rights)
+
+    async def _identify(self, connection: HTTPConnection) -> Caller:
+        """By the cookie if it is good; else by a key as for the API, or by the rule where none is needed."""
+        cookie = read_cookie(connection.headers, self.cookie_name)
+        caller = await self._by_cookie(cookie) if cookie else None
+        return caller or await self._authenticator.admit(connection, rights=LOOKERS)
+
+    async def _by_cookie(self, cookie: str) -> Caller | None:
+        now = time.monotonic()
+        looked_at, caller = self._known.get(cookie, (-CACHE_S, None))
+        if now - looked_at < CACHE_S:
+            return caller
+        number, _, rest = cookie.partition(".")
+        until = rest.partition(".")[0]
+        caller = None
+        if number.isdecimal() and len(number) < MAX_DIGITS and until.isdecimal() and int(until) > time.time():
+            key = await self._store.read(lambda conn: get_key(conn, int(number)))
+            if key is not None and hmac.compare_digest(self._cookie(key, int(until)), cookie):
+                caller = Caller(key.owner, key.rights, key)
+                self._authenticator.note_use(key)
+        if len(self._known) >= CACHE_SIZE:
+            self._known.clear()
+        self._known[cookie] = (now, caller)
+        return caller
+
+    def _cookie(self, key: Key, until: int) -> str:
+        """Names the key and proves that somebody has had it, but does not contain it. It ends with the key."""
+        return f"{key.key_id}.{until}.{self._mac(f'{key.key_hash} {until}')}"
+
+    def _mac(self, text: str) -> str:
+        return hmac.new(self._secret, text.encode(), hashlib.sha256).hexdigest()
+
+
+def caller_of(request: Request) -> Caller:
+    return request.scope[CALLER]
+
+
+async def _trainer(request: Request) -> Caller:
+    return await request.app.state.authenticator.admit(request)
+
+
+async def _admin(request: Request) -> Caller:
+    return await request.app.state.authenticator.admit(request, rights=(Rights.ADMIN,))
+
+
+LookerNow = Annotated[Caller, Depends(caller_of)]
+TrainerNow = Annotated[Caller, Depends(_trainer)]
+AdminNow = Annotated[Caller, Depends(_admin)]

@@ -1,0 +1,103 @@
+"""The dashboard as a part of the server: the pages of run folders with the server's own, mounted below `/ui`.
+
+Owns: how they are combined, and which of them a caller finds. Never touches: what a route does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastapi import FastAPI, Request
+from fastapi.responses import RedirectResponse, Response
+from fastapi.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
+
+from palestra.server.core.callers import TRAINERS, Caller
+from palestra.server.core.errors import Refusal, not_kept
+from palestra.server.core.wire_errors import WireError
+from palestra.server.http.auth import Authenticator
+from palestra.server.model_api.chat import routes as openai_routes
+from palestra.server.model_api.service import ModelApi
+from palestra.server.pages import playground_routes, server_routes
+from palestra.server.pages.access import CALLER, AdminNow, ServerAccess
+from palestra.server.services import ServerServices
+from palestra.store.errors import StoreError
+from palestra.store.records import Rights
+from palestra.view.access import own_path
+from palestra.view.api import get_catalogue
+from palestra.view.app import Extension, PageContext, create_app, show_error
+from palestra.view.catalogue import Catalogue
+
+MOUNT = "/ui"
+FOLDER = Path(__file__).parent
+EVERYBODY, ADMINS = (*TRAINERS, Rights.METRICS), (Rights.ADMIN,)
+PLACES = (
+    ("Runs", "", ADMINS),
+    ("Server", "server", EVERYBODY),
+    ("Playground", "playground", TRAINERS),
+)
+"""Title, path and who may see it: whoever may call what is behind it."""
+
+
+class ServerPages:
+    """Made at the first request: most servers are never looked at, and templates take their time."""
+
+    def __init__(self, services: ServerServices, authenticator: Authenticator, model_api: ModelApi):
+        self._parts = services, authenticator, model_api
+        self._app: FastAPI | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._app is None:
+            self._app = create_pages(*self._parts)
+        await self._app(scope, receive, send)
+
+
+def create_pages(services: ServerServices, authenticator: Authenticator, model_api: ModelApi) -> FastAPI:
+    access = ServerAccess(authenticator, services.store, services.core.secret)
+
+    def add(app: FastAPI) -> None:
+        app.state.core, app.state.episodes, app.state.model_api = services.core, services.episodes, model_api
+        app.state.store, app.state.last_uses = services.store, authenticator.last_uses
+        app.state.authenticator, app.state.max_body_bytes = access, access.max_body_bytes
+        app.dependency_overrides[get_catalogue] = _runs
+        for routes in (server_routes, playground_routes):
+            app.include_router(routes.api)
+            app.include_router(routes.pages)
+        app.include_router(openai_routes.router, prefix="/v1", include_in_schema=False)
+        app.mount("/static/server", StaticFiles(directory=FOLDER / "static"))
+        app.add_exception_handler(Refusal, _refused)
+        app.add_exception_handler(StoreError, _refused)
+        app.add_exception_handler(WireError, _refused)
+
+    return create_app(Catalogue(services.config.runs), access, Extension(add, FOLDER / "templates", _context))
+
+
+def _runs(request: Request, caller: AdminNow) -> Catalogue:
+    """The server's folder of runs, which belong to nobody: an admin sees them all, others see none."""
+    return request.app.state.catalogue
+
+
+def _context(request: Request) -> PageContext:
+    caller: Caller | None = request.scope.get(CALLER)
+    here = own_path(request.scope).split("/")[1]
+    places = [
+        {"title": title, "path": path, "is_here": here == path or (not path and here == "runs")}
+        for title, path, rights in PLACES
+        if caller is not None and caller.right in rights
+    ]
+    return {"places": places, "user": caller.key.name if caller is not None and caller.key is not None else ""}
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    match error:
+        case StoreError():
+            refusal = not_kept(error)
+        case WireError():
+            refusal = Refusal(error.status, str(error))
+        case _:
+            assert isinstance(error, Refusal)
+            refusal = error
+    if own_path(request.scope) == "/" and refusal.status == 403:
+        return RedirectResponse("./server", status_code=303)
+    code = getattr(refusal, "code", None) or {403: "forbidden", 404: "not_found"}.get(refusal.status, "refused")
+    return show_error(request, refusal.status, code, refusal.detail)

@@ -1,0 +1,135 @@
+"""The playground: chats with models in the browser, over the same endpoint that programs use; and a call's trace.
+
+Owns: which models are offered, the pages. Never touches: sampling; the browser calls the model endpoint.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import HTMLResponse
+from msgspec import Struct
+
+from palestra.server.core.callers import Caller
+from palestra.server.core.paths import TinkerPath
+from palestra.server.model_api.service import ModelApi
+from palestra.server.pages.access import TrainerNow
+from palestra.store import Store
+from palestra.store.checkpoints import list_checkpoints
+from palestra.store.records import CheckpointKind
+from palestra.util.json_types import JsonObject
+from palestra.view.api import json_response
+from palestra.view.messages import show_messages
+from palestra.view.rendering import render
+
+MAX_CHECKPOINTS = 200
+MAX_TRACES = 100
+MAX_TOKENS = 4000  # of one answer that are shown
+LOWEST_LOGPROB = -6.0  # what is rarer looks the same
+LEVELS = 8
+
+api = APIRouter(prefix="/api/v1", tags=["playground"])
+pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+
+
+class PlaygroundModel(Struct, frozen=True):
+    """A model to talk to."""
+
+    id: str
+    """Its name for the model endpoint."""
+    kind: str
+    """base, alias or checkpoint."""
+    about: str
+    """What an alias points at, or when and from what a checkpoint was made."""
+
+
+class ShownToken(Struct, frozen=True):
+    text: str
+    logprob: float
+    level: int
+    """0 to 8: the higher, the less likely."""
+
+
+@api.get("/playground/models")
+async def list_playground_models(request: Request, caller: TrainerNow) -> Response:
+    """What the caller can talk to: base models, aliases such as `policy`, and checkpoints for sampling, newest
+    first."""
+    return json_response(await _models(request, caller))
+
+
+@pages.get("/playground")
+async def playground_page(request: Request, caller: TrainerNow, model: str = "", beside: str = "") -> HTMLResponse:
+    models = await _models(request, caller)
+    known = {one.id for one in models}
+    chosen = [
+        PlaygroundModel(name, "named", "") for name in dict.fromkeys((model, beside)) if name and name not in known
+    ]
+    return render(request, "playground.html", models=[*models, *chosen], model=model, beside=beside)
+
+
+@pages.get("/traces")
+async def traces_page(request: Request, caller: TrainerNow) -> HTMLResponse:
+    service: ModelApi = request.app.state.model_api
+    found = await service.traces.page(caller, MAX_TRACES, 0, None)
+    return render(request, "traces.html", traces=found["data"], total=found["total"])
+
+
+@pages.get("/traces/{trace_id}")
+async def trace_page(request: Request, caller: TrainerNow, trace_id: str, turn: int | None = None) -> HTMLResponse:
+    service: ModelApi = request.app.state.model_api
+    trace = await service.traces.one(caller, trace_id)
+    turns = [{**one, "strips": await _strips(service, caller, one)} for one in trace["turns"]]
+    shown = {"messages": show_messages(_conversation(turns, turn))}
+    return render(request, "trace.html", trace=trace, turns=turns, shown=shown)
+
+
+async def _models(request: Request, caller: Caller) -> list[PlaygroundModel]:
+    service: ModelApi = request.app.state.model_api
+    store: Store = request.app.state.store
+    served = [
+        PlaygroundModel(target.name, "base", "")
+        if target.alias is None
+        else PlaygroundModel(target.name, "alias", target.alias.model)
+        for target in await service.models.listed(caller)
+    ]
+    found = await store.read(
+        lambda conn: list_checkpoints(conn, owner=caller.owner, alive_at=time.time(), limit=MAX_CHECKPOINTS)
+    )
+    saved = [
+        PlaygroundModel(str(TinkerPath(row.model_id, row.kind, row.name)), "checkpoint", row.base_model)
+        for row in found.items
+        if row.kind is CheckpointKind.SAMPLER
+    ]
+    return served + saved
+
+
+async def _strips(service: ModelApi, caller: Caller, turn: JsonObject) -> list[list[ShownToken]]:
+    """The tokens of each answer."""
+    tokenizer = await service.models.tokenizer(await service.models.find(caller, turn["base_model"]))
+    return [
+        [
+            ShownToken(tokenizer.decode([token], skip_special=False), logprob, _level(logprob))
+            for token, logprob in zip(sample["tokens"][:MAX_TOKENS], sample["logprobs"], strict=False)
+        ]
+        for sample in turn["samples"]
+    ]
+
+
+def _conversation(turns: Sequence[JsonObject], number: int | None) -> list[JsonObject]:
+    """The messages up to a turn, or the last one. A turn has those that its parent does not have; a trace branches
+    where a conversation was continued twice."""
+    known = {one["number"]: one for one in turns}
+    turn = known.get(turns[-1]["number"] if number is None else number)
+    messages: list[JsonObject] = list(turn["answers"]) if turn else []
+    while turn:
+        parent = known.get(turn["parent"])
+        before = [parent["answers"][turn["parent_sample"]]] if parent else []
+        messages = [*before, *turn["messages"], *messages]
+        turn = parent
+    return messages
+
+
+def _level(logprob: float) -> int:
+    return round(LEVELS * min(1.0, max(0.0, logprob / LOWEST_LOGPROB)))

@@ -1,0 +1,238 @@
+"""The server as its page shows it: engines, calls, models in training, charts of the last minutes.
+
+Owns: what is shown to whom. Never touches: how it is counted; the core does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from palestra import __version__
+from palestra.server.core.activity import (
+    LATENCY_S,
+    RATE_S,
+    Activity,
+    CallReading,
+    EngineReading,
+    ServerReading,
+    grown,
+    quantile,
+    rate,
+)
+from palestra.server.core.callers import Caller
+from palestra.server.core.core import Core
+from palestra.server.core.models import TrackedModel
+from palestra.server.core.workers import WorkerHandle
+from palestra.store.records import Rights
+
+MAX_MODELS = 500
+
+
+class EngineState(Struct, frozen=True, kw_only=True):
+    """A base model and the engine that serves it. What follows `sampler` is there for keys that may read metrics."""
+
+    name: str
+    names: list[str]
+    is_up: bool
+    device: str | None
+    dtype: str | None
+    parameters: int | None
+    max_positions: int | None
+    sampler: str
+    """torch or vllm."""
+    trained_per_s: float | None = None
+    """Tokens that went through training passes, each second, over the last 10 s."""
+    sampled_per_s: float | None = None
+    models: int | None = None
+    waiting_train: int | None = None
+    """Training calls without a result, and how long the oldest has waited."""
+    waiting_train_s: float | None = None
+    waiting_sample: int | None = None
+    waiting_sample_s: float | None = None
+    running_samples: int | None = None
+    batch_models: float | None = None
+    """Models that share a training micro-batch, on average over the last 5 minutes."""
+    batch_rows: float | None = None
+    """Rows of a sampling step, likewise."""
+    kv_used: float | None = None
+    token_gap_p95_s: float | None = None
+    adapter_bytes: int | None = None
+    kept_samplers: int | None = None
+    sampler_bytes: int | None = None
+    snapshots: int | None = None
+    optim_steps: int | None = None
+    tokens_trained: int | None = None
+    tokens_sampled: int | None = None
+    restarts: dict[str, int] = {}
+    samples_lost: int | None = None
+
+
+class CallState(Struct, frozen=True, kw_only=True):
+    """A type of call over the last 5 minutes. Times are in seconds; None without a call."""
+
+    base_model: str
+    type: str
+    per_s: float
+    compute_p50_s: float | None
+    compute_p95_s: float | None
+    overhead_p50_s: float | None
+    """Time from submission to result, without the computation."""
+    overhead_p95_s: float | None
+    failed: int
+    """Calls since the start that ended otherwise than well."""
+
+
+class TenantModel(Struct, frozen=True, kw_only=True):
+    """A model in training."""
+
+    model_id: str
+    owner: str
+    base_model: str
+    rank: int
+    pending: int
+    requests: int
+    last_request_at: float
+
+
+class ServerState(Struct, frozen=True, kw_only=True):
+    version: str
+    started_at: float
+    troubles: list[str]
+    """Why the server is not ready; empty: it is."""
+    sees_all: bool
+    """Whether the figures of all owners are included."""
+    engines: list[EngineState]
+    calls: list[CallState]
+    models: list[TenantModel]
+    """In training: the caller's, or all of them for an admin; the most recently used first."""
+    models_total: int
+    sessions: int
+    """Sessions of clients that are alive, of the same owners."""
+    sampling_sessions: int
+
+
+def sees_all(caller: Caller) -> bool:
+    """Whether the metrics are for this caller: they contain all owners."""
+    return caller.right in (Rights.ADMIN, Rights.METRICS)
+
+
+async def read_server(core: Core, caller: Caller) -> ServerState:
+    has_figures = sees_all(caller)
+    models = _theirs(caller, core.training.models.values())
+    models.sort(key=lambda model: model.last_request_at, reverse=True)
+    owners = None if caller.right is Rights.ADMIN else caller.owner
+    now = core.activity.read(core.queues())
+    return ServerState(
+        version=__version__,
+        started_at=core.activity.started_at,
+        troubles=await _troubles(core, has_figures),
+        sees_all=has_figures,
+        engines=[_engine(core, worker, now if has_figures else None) for worker in core.all_workers],
+        calls=_calls(core.activity, now) if has_figures else [],
+        models=[_model(model) for model in models[:MAX_MODELS]],
+        models_total=len(models),
+        sessions=sum(owners in (None, one.owner) for one in core.sessions.active.values()),
+        sampling_sessions=sum(owners in (None, one.owner) for one in core.sampling.samplers.values()),
+    )
+
+
+def _theirs(caller: Caller, models: Iterable[TrackedModel]) -> list[TrackedModel]:
+    return [one for one in models if caller.right is Rights.ADMIN or one.owner == caller.owner]
+
+
+async def _troubles(core: Core, sees_all: bool) -> list[str]:
+    samplers = core.sampling.runners
+    found = [
+        f"{worker.name}: the engine is not running"
+        for worker in core.all_workers
+        if not (worker.link.is_up and samplers[worker].is_up)
+    ]
+    return found + (await core.disks.troubles() if sees_all else [])
+
+
+def _model(model: TrackedModel) -> TenantModel:
+    return TenantModel(
+        model_id=model.model_id,
+        owner=model.owner,
+        base_model=model.base_model,
+        rank=model.lora.rank,
+        pending=sum(not future.is_done for future in model.futures.values()),
+        requests=model.next_seq,
+        last_request_at=model.last_request_at,
+    )
+
+
+def _engine(core: Core, worker: WorkerHandle, now: ServerReading | None) -> EngineState:
+    card = worker.card
+    plain = EngineState(
+        name=worker.name,
+        names=[name for name, one in core.workers.items() if one is worker],
+        is_up=worker.link.is_up and core.sampling.runners[worker].is_up,
+        device=card.device if card else None,
+        dtype=card.dtype if card else None,
+        parameters=card.parameters if card else None,
+        max_positions=card.max_positions if card else None,
+        sampler=next((one.sampler for one in core.config.models if one.name[0] == worker.name), "torch"),
+    )
+    return plain if now is None else _with_figures(plain, core.activity, now)
+
+
+def _with_figures(plain: EngineState, activity: Activity, now: ServerReading) -> EngineState:
+    reading = now.engines.get(plain.name, EngineReading())
+    recent, earlier = activity.before(RATE_S), activity.before(LATENCY_S)
+
+    def counted(field: str) -> int:
+        return int(reading.values.get(field, 0))
+
+    def mean(total: str, count: str) -> float | None:
+        """How large batches were."""
+        if earlier is None:
+            return None
+        batches = rate(earlier, now, plain.name, count)
+        return rate(earlier, now, plain.name, total) / batches if batches else None
+
+    figures = {
+        "trained_per_s": rate(recent, now, plain.name, "tokens_trained") if recent else 0.0,
+        "sampled_per_s": rate(recent, now, plain.name, "tokens_sampled") if recent else 0.0,
+        "waiting_train": reading.waiting.get("train", 0),
+        "waiting_train_s": reading.oldest_s.get("train", 0.0),
+        "waiting_sample": reading.waiting.get("sample", 0),
+        "waiting_sample_s": reading.oldest_s.get("sample", 0.0),
+        "batch_models": mean("train_batch_models", "train_batches"),
+        "batch_rows": mean("sample_rows", "sample_steps"),
+        "kv_used": reading.values.get("kv_used", 0.0),
+        "token_gap_p95_s": reading.values.get("token_gap_p95_s", 0.0),
+        "restarts": reading.restarts,
+        "samples_lost": reading.samples_lost,
+    }
+    counts = ("models", "running_samples", "adapter_bytes", "kept_samplers", "sampler_bytes", "snapshots")
+    counts += ("optim_steps", "tokens_trained", "tokens_sampled")
+    known = {name: getattr(plain, name) for name in EngineState.__struct_fields__}
+    return EngineState(**{**known, **figures, **{name: counted(name) for name in counts}})
+
+
+def _calls(activity: Activity, now: ServerReading) -> list[CallState]:
+    earlier = activity.before(LATENCY_S)
+    if earlier is None:
+        return []
+    found = [
+        _call(name, earlier.calls.get(name, CallReading()), call, now.at - earlier.at)
+        for name, call in sorted(now.calls.items())
+    ]
+    return [call for call in found if call.per_s or call.failed]
+
+
+def _call(name: tuple[str, str], old: CallReading, new: CallReading, seconds: float) -> CallState:
+    compute, overhead = grown(old.compute, new.compute), grown(old.overhead, new.overhead)
+    return CallState(
+        base_model=name[0],
+        type=name[1],
+        per_s=(sum(new.outcomes.values()) - sum(old.outcomes.values())) / seconds,
+        compute_p50_s=quantile(compute, 0.5),
+        compute_p95_s=quantile(compute, 0.95),
+        overhead_p50_s=quantile(overhead, 0.5),
+        overhead_p95_s=quantile(overhead, 0.95),
+        failed=sum(count for outcome, count in new.outcomes.items() if outcome != "ok"),
+    )

@@ -1,0 +1,160 @@
+"""One rollout: what was said, how it was graded, its siblings, its tokens.
+
+Owns: what the page of a rollout shows. Never touches: HTML.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+
+from msgspec import Struct
+
+from palestra.runs.reader import Part, RunNotFound, RunReader
+from palestra.runs.record_files import read_records
+from palestra.runs.token_cells import TokenOrigin, load_tokenizer, token_cells
+from palestra.util.json_types import JsonObject
+from palestra.util.safe_text import safe_text
+from palestra.view.catalogue import Catalogue
+from palestra.view.messages import ShownMessage, content_text, show_messages
+from palestra.view.rollout_list import read_step
+
+ORIGINS = list(TokenOrigin)
+
+
+class Sibling(Struct, frozen=True):
+    id: str
+    index: int
+    reward: float | None
+    stop: str
+    advantage: float | None
+
+
+class RolloutDetail(Struct, frozen=True):
+    run: str
+    part: Part
+    step: int
+    record: JsonObject
+    """As it was written."""
+    messages: list[ShownMessage]
+    siblings: list[Sibling]
+    """All rollouts of its group, itself among them."""
+    previous: str | None
+    next: str | None
+    token_rows: list[str]
+    """Ids of the conversations whose tokens are kept: the rollout's own, and branches."""
+
+
+class TokenColumns(Struct, frozen=True):
+    """Tokens in columns of equal length."""
+
+    id: str
+    ids: list[int]
+    texts: list[str]
+    """The text that each token adds, with control characters written out."""
+    origins: list[int]
+    """0: of the prompt, 1: an observation, 2: sampled."""
+    turns: list[int]
+    """The turn of each token; 0 for the prompt."""
+    logprobs: list[float | None]
+    trainer_logprobs: list[float | None]
+    advantages: list[float | None]
+    has_texts: bool
+    """False if the tokenizer is not at hand; then texts are ids."""
+
+
+def read_rollout(catalogue: Catalogue, name: str, part: Part, step: int, rollout_id: str) -> RolloutDetail:
+    run = catalogue.open(name)
+    record = _find(run, part, step, rollout_id)
+    others = [one for one in read_step(run, part, step) if one.get("group") == record.get("group")]
+    siblings = sorted((_sibling(one) for one in others), key=lambda one: one.index)
+    place = next((at for at, one in enumerate(siblings) if one.id == rollout_id), 0)
+    return RolloutDetail(
+        run=name,
+        part=part,
+        step=step,
+        record=record,
+        messages=show_messages(record.get("messages") or []),
+        siblings=siblings,
+        previous=siblings[place - 1].id if place > 0 else None,
+        next=siblings[place + 1].id if place + 1 < len(siblings) else None,
+        token_rows=_token_rows(run, part, step, record),
+    )
+
+
+def read_tokens(catalogue: Catalogue, name: str, step: int, row_id: str) -> TokenColumns:
+    """The tokens of a rollout, or of a branch of one. Raises RunNotFound if none are kept."""
+    run = catalogue.open(name)
+    record = run.find_tokens(row_id, step)
+    if record is None:
+        raise RunNotFound(
+            f"no tokens of {row_id[:100]!r} are kept; keep_tokens in the config keeps them, evaluations have none"
+        )
+    facts = run.read_about().get("facts") or {}
+    tokenizer = _tokenizer(facts.get("tokenizer"))
+    cells = token_cells(record, tokenizer)
+    return TokenColumns(
+        id=row_id,
+        ids=[cell.id for cell in cells],
+        texts=[safe_text(cell.text) for cell in cells],
+        origins=[ORIGINS.index(cell.origin) for cell in cells],
+        turns=_turns(record),
+        logprobs=[cell.logprob for cell in cells],
+        trainer_logprobs=[cell.trainer_logprob for cell in cells],
+        advantages=[cell.advantage for cell in cells],
+        has_texts=tokenizer is not None,
+    )
+
+
+def write_test_case(detail: RolloutDetail) -> str:
+    """The rollout as Python, to begin a test of its environment with."""
+    record = detail.record
+    answers = [
+        content_text(one)
+        for one in record.get("messages") or []
+        if isinstance(one, dict) and one.get("role") == "assistant"
+    ]
+    facts = {name: record.get(name) for name in ("environment", "task", "seed", "stop", "reward")}
+    lines = [f"# Rollout {record['id']} of step {detail.step} of the run {detail.run}."]
+    lines += [f"{name} = {value!r}" for name, value in facts.items()]
+    lines += [f"messages = {_python(record.get('messages') or [])}", f"answers = {_python(answers)}"]
+    return "\n".join(lines) + "\n"
+
+
+def _python(value: object) -> str:
+    shown = json.dumps(value, indent=4, ensure_ascii=True, default=str)
+    return shown if not any(word in shown for word in ("null", "true", "false")) else repr(value)
+
+
+def _find(run: RunReader, part: Part, step: int, rollout_id: str) -> JsonObject:
+    read_step(run, part, step)  # says which steps there are, if not this one
+    for record in read_records(run.step_file(part, step), rollout_id):
+        if record.get("id") == rollout_id:
+            return record
+    raise RunNotFound(f"there is no rollout {rollout_id[:100]!r} in step {step} of {run.name}")
+
+
+def _sibling(record: JsonObject) -> Sibling:
+    return Sibling(
+        str(record.get("id")),
+        int(record.get("index") or 0),
+        record.get("reward"),
+        str(record.get("stop")),
+        record.get("advantage"),
+    )
+
+
+def _token_rows(run: RunReader, part: Part, step: int, record: JsonObject) -> list[str]:
+    if part is not Part.ROLLOUTS or not run.step_file(Part.TOKENS, step).is_file():
+        return []
+    rollout_id = str(record["id"])
+    branches = [f"{rollout_id}.{number}" for number in range(1, int(record.get("branches") or 0) + 1)]
+    return [rollout_id, *branches]
+
+
+def _turns(record: JsonObject) -> list[int]:
+    lengths = [len(record["prompt"]), *(len(turn["observation"]) + len(turn["tokens"]) for turn in record["turns"])]
+    return [number for number, length in enumerate(lengths) for _ in range(length)]
+
+
+_tokenizer = lru_cache(maxsize=8)(load_tokenizer)

@@ -1,0 +1,291 @@
+"""Rollouts of a step, or of many: filtered, counted, in groups.
+
+Owns: facets, the histogram, the order of groups. Never touches: conversations and tokens; `rollout_detail` does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import StrEnum
+from functools import lru_cache
+from pathlib import Path
+from statistics import fmean, pstdev
+
+from msgspec import Struct
+
+from palestra.runs.reader import Part, RunReader
+from palestra.runs.record_files import read_records
+from palestra.runs.rollout_filter import parse_where
+from palestra.util.json_types import JsonObject
+from palestra.view.catalogue import Catalogue
+from palestra.view.messages import content_text
+
+MAX_SCANNED = 20_000
+"""Rollouts that are looked at if no step is named, newest first."""
+BINS = 12
+SNIPPET = 140
+FACETS = ("environment", "stop", "error", "used")
+
+
+class Order(StrEnum):
+    SURPRISING = "surprising"
+    """Groups first in which one rollout differs most from the others."""
+    WORST = "worst"
+    BEST = "best"
+    SPREAD = "spread"
+    LONGEST = "longest"
+    PLAYED = "played"
+    """As they were played."""
+
+
+class GroupRow(Struct, frozen=True):
+    """Rollouts of one task."""
+
+    id: str
+    step: int
+    task: str
+    environment: str
+    prompt: str
+    rollouts: list[JsonObject]
+    mean: float | None
+    spread: float | None
+    surprise: float
+    """How far the rollout that differs most is from the group's mean, in standard deviations."""
+    stops: dict[str, int]
+
+
+class FacetValue(Struct, frozen=True):
+    text: str
+    count: int
+    where: str
+    """The condition that chooses it."""
+
+
+class Facet(Struct, frozen=True):
+    name: str
+    values: list[FacetValue]
+
+
+class Bin(Struct, frozen=True):
+    low: float
+    high: float
+    count: int
+    where: str
+
+
+class RolloutList(Struct, frozen=True):
+    run: str
+    part: Part
+    step: int | None
+    """None: the newest steps."""
+    steps: list[int]
+    """Steps that have rollouts."""
+    where: str
+    order: Order
+    groups: list[GroupRow]
+    total_groups: int
+    total: int
+    """Rollouts that fit."""
+    scanned: int
+    is_cut: bool
+    """Whether older steps were not looked at."""
+    facets: list[Facet]
+    rewards: list[Bin]
+    mean: float | None
+
+
+class RolloutQuery(Struct, frozen=True):
+    """What is asked for."""
+
+    part: Part = Part.ROLLOUTS
+    step: int | None = None
+    where: str = ""
+    order: Order = Order.SURPRISING
+    offset: int = 0
+    limit: int = 60
+
+
+def list_rollouts(catalogue: Catalogue, name: str, query: RolloutQuery) -> RolloutList:
+    """Raises WhereError if the condition is none, RunNotFound if the step has no rollouts."""
+    run = catalogue.open(name)
+    matches = parse_where(query.where) if query.where.strip() else lambda _: True
+    steps = run.steps(query.part)
+    records, is_cut = _read(run, query, steps)
+    found = [record for record in records if matches(record)]
+    groups = _groups(found)
+    groups.sort(key=ORDERS[query.order])
+    rewards = [record["reward"] for record in found if _is_number(record.get("reward"))]
+    return RolloutList(
+        run=name,
+        part=query.part,
+        step=query.step,
+        steps=steps,
+        where=query.where,
+        order=query.order,
+        groups=groups[query.offset : query.offset + query.limit],
+        total_groups=len(groups),
+        total=len(found),
+        scanned=len(records),
+        is_cut=is_cut,
+        facets=_facets(found, query.where),
+        rewards=_histogram(rewards, query.where),
+        mean=fmean(rewards) if rewards else None,
+    )
+
+
+def read_step(run: RunReader, part: Part, step: int) -> Sequence[JsonObject]:
+    """Rollouts of a step without their conversations, but with how they begin and end; read once while the file stays
+    as it is."""
+    file = run.step_file(part, step)
+    if not file.is_file():
+        run.read_rollouts(step, part)  # says which steps there are
+    return _slim(file, file.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _slim(file: Path, _changed: int) -> tuple[JsonObject, ...]:
+    return tuple(_without_messages(record) for record in read_records(file))
+
+
+def _without_messages(record: JsonObject) -> JsonObject:
+    messages = [one for one in record.get("messages") or [] if isinstance(one, dict)]
+    asked = [one for one in messages if one.get("role") == "user"] or messages
+    said = [one for one in messages if one.get("role") == "assistant"]
+    kept = {name: value for name, value in record.items() if name != "messages"}
+    return {**kept, "prompt": _snippet(asked[:1]), "answer": _snippet(said[-1:], end=True)}
+
+
+def _snippet(messages: Sequence[JsonObject], *, end: bool = False) -> str:
+    text = " ".join(content_text(messages[0])[-4000 if end else 0 :][:4000].split()) if messages else ""
+    if len(text) <= SNIPPET:
+        return text
+    return f"…{text[1 - SNIPPET :]}" if end else f"{text[: SNIPPET - 1]}…"
+
+
+def _read(run: RunReader, query: RolloutQuery, steps: Sequence[int]) -> tuple[list[JsonObject], bool]:
+    if query.step is not None:
+        return list(read_step(run, query.part, query.step)), False
+    records: list[JsonObject] = []
+    for at, step in enumerate(reversed(steps), 1):
+        records += read_step(run, query.part, step)
+        if len(records) >= MAX_SCANNED:
+            return records, at < len(steps)
+    return records, False
+
+
+def _groups(records: Iterable[JsonObject]) -> list[GroupRow]:
+    found: dict[tuple[object, object], list[JsonObject]] = {}
+    for record in records:
+        found.setdefault((record.get("step"), record.get("group")), []).append(record)
+    return [_group(rollouts) for rollouts in found.values()]
+
+
+def _group(rollouts: list[JsonObject]) -> GroupRow:
+    first = rollouts[0]
+    rewards = [float(one["reward"]) for one in rollouts if _is_number(one.get("reward"))]
+    mean, spread = (fmean(rewards), pstdev(rewards)) if rewards else (None, None)
+    surprise = max(abs(reward - mean) for reward in rewards) / spread if mean is not None and spread else 0.0
+    return GroupRow(
+        id=str(first.get("group")),
+        step=int(first.get("step") or 0),
+        task=str(first.get("task")),
+        environment=str(first.get("environment")),
+        prompt=str(first.get("prompt")),
+        rollouts=sorted(rollouts, key=lambda one: one.get("index") or 0),
+        mean=mean,
+        spread=spread,
+        surprise=surprise,
+        stops=dict(Counter(str(one.get("stop")) for one in rollouts).most_common()),
+    )
+
+
+ORDERS: dict[Order, Callable[[GroupRow], float]] = {
+    Order.SURPRISING: lambda group: -group.surprise,
+    Order.WORST: lambda group: math.inf if group.mean is None else group.mean,
+    Order.BEST: lambda group: math.inf if group.mean is None else -group.mean,
+    Order.SPREAD: lambda group: -(group.spread or 0.0),
+    Order.LONGEST: lambda group: -max(one.get("tokens") or 0 for one in group.rollouts),
+    Order.PLAYED: lambda group: 0.0,
+}
+
+
+def _facets(records: Sequence[JsonObject], where: str) -> list[Facet]:
+    found = [*(_facet(name, records, where) for name in FACETS), _lengths(records, where)]
+    return [facet for facet in found if facet is not None]
+
+
+def _lengths(records: Sequence[JsonObject], where: str) -> Facet | None:
+    """Rollouts by their sampled tokens: the shorter half, the longer half, and the longest tenth."""
+    lengths = sorted(record["tokens"] for record in records if _is_number(record.get("tokens")))
+    if len(lengths) < 10 or lengths[0] == lengths[-1]:
+        return None
+    half, most = lengths[len(lengths) // 2], lengths[len(lengths) * 9 // 10]
+    values = [FacetValue(f"under {half}", sum(one < half for one in lengths), _and(where, f"tokens<{half}"))]
+    for edge in dict.fromkeys((half, most)):
+        count = sum(one >= edge for one in lengths)
+        values.append(FacetValue(f"{edge} and more", count, _and(where, f"tokens>={edge}")))
+    return Facet("tokens", values)
+
+
+def _facet(name: str, records: Sequence[JsonObject], where: str) -> Facet | None:
+    """The values of a field with their counts; none if all rollouts have the same."""
+    counts = Counter(_facet_text(name, record.get(name)) for record in records)
+    if len(counts) < 2:
+        return None
+    conditions = {text: _condition(name, text) for text, _ in counts.most_common(8)}
+    values = [FacetValue(text, counts[text], _and(where, condition)) for text, condition in conditions.items()]
+    return Facet(name, values)
+
+
+def _facet_text(name: str, value: object) -> str:
+    if name == "error":
+        return "with an error" if value else "without"
+    if name == "used":
+        return "unknown" if value is None else "trained on" if value else "not trained on"
+    return str(value)
+
+
+def _condition(name: str, text: str) -> str:
+    match name, text:
+        case "error", "with an error":
+            return "error!=None"
+        case "error", _:
+            return "error=None"
+        case "used", "unknown":
+            return "used=None"
+        case "used", _:
+            return "used=1" if text == "trained on" else "used=0"
+    return f"{name}={text!r}"
+
+
+def _and(where: str, condition: str) -> str:
+    where = where.strip()
+    if not where or condition in where.split(" and "):
+        return where or condition
+    return f"({where}) and {condition}" if " or " in where else f"{where} and {condition}"
+
+
+def _histogram(rewards: Sequence[float], where: str) -> list[Bin]:
+    """Few different rewards get a bar each; else the range is cut into equal parts."""
+    if not rewards:
+        return []
+    values = sorted(set(rewards))
+    if len(values) <= BINS:
+        counts = Counter(rewards)
+        return [Bin(value, value, counts[value], _and(where, f"reward={value:.12g}")) for value in values]
+    return list(_equal_bins(rewards, values[0], values[-1], where))
+
+
+def _equal_bins(rewards: Sequence[float], low: float, high: float, where: str) -> Iterator[Bin]:
+    width = (high - low) / BINS
+    counts = Counter(min(BINS - 1, int((reward - low) / width)) for reward in rewards)
+    for at in range(BINS):
+        begin, end = low + at * width, low + (at + 1) * width
+        upper = f"reward<={high:.12g}" if at == BINS - 1 else f"reward<{end:.12g}"
+        yield Bin(begin, end, counts[at], _and(where, f"reward>={begin:.12g} and {upper}"))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -1,0 +1,203 @@
+"""From a step to its groups, to a rollout, to a token."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from starlette.testclient import TestClient
+
+from palestra.runs.reader import Part, RunReader
+from palestra.runs.writer import RunFolder
+from palestra.training.batches.grpo_batch import build_batch
+from palestra.view.app import create_app
+from palestra.view.catalogue import Catalogue
+from palestra.view.messages import PieceKind, show_messages
+from tests.training.records import make_config, make_group
+from tests.view.folders import HOSTILE, write_run
+
+API = "/api/v1/runs/first"
+
+
+def rollouts(client, **query):
+    answer = client.get(f"{API}/rollouts", params=query)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_groups_have_their_rewards_spread_and_stops(client):
+    found = rollouts(client, step=2, order="played")
+    assert (found["total"], found["total_groups"], found["steps"]) == (12, 3, [1, 2, 3, 4])
+    first, second, third = found["groups"]
+    assert [one["reward"] for one in first["rollouts"]] == [1.0, 0.0, 0.0, 0.0]
+    assert (first["mean"], round(first["spread"], 3), first["stops"]) == (0.25, 0.433, {"done": 4})
+    assert (second["spread"], second["surprise"]) == (0.0, 0.0)
+    assert third["stops"] == {"done": 3, "env_failed": 1}
+    assert first["prompt"].startswith("What is 2 + 2?")
+    assert "messages" not in first["rollouts"][0]
+
+
+def test_the_most_surprising_group_comes_first(client):
+    def first_to_last(order):
+        return [group["id"] for group in rollouts(client, step=1, order=order)["groups"]]
+
+    assert first_to_last("surprising") == ["g1a", "g1c", "g1b"]
+    assert first_to_last("best") == ["g1b", "g1c", "g1a"]
+    assert first_to_last("worst") == ["g1a", "g1c", "g1b"]
+
+
+def test_conditions_are_those_of_the_command(client):
+    assert rollouts(client, step=1, where="reward>=1 and group='g1a'")["total"] == 1
+    assert rollouts(client, step=1, where="metrics.parse_error>0")["total"] == 3
+    answer = client.get(f"{API}/rollouts", params={"where": "rewrd<1"})
+    assert answer.status_code == 400
+    assert "did you mean 'reward'?" in answer.json()["error"]["message"]
+
+
+def test_each_facet_and_each_bar_chooses_as_many_as_it_says(client):
+    for where in ("", "tokens>0 or reward=1"):
+        found = rollouts(client, step=1, where=where)
+        assert {facet["name"] for facet in found["facets"]} == {"stop", "error", "used", "tokens"}
+        values = [value for facet in found["facets"] for value in facet["values"]]
+        for value in (*values, *found["rewards"]):
+            assert rollouts(client, step=1, where=value["where"])["total"] == value["count"], value
+
+
+def test_without_a_step_all_are_searched_newest_first(client):
+    found = rollouts(client, order="played")
+    assert (found["total"], found["is_cut"]) == (48, False)
+    assert [group["step"] for group in found["groups"]][:3] == [4, 4, 4]
+    assert rollouts(client, part="eval")["total"] == 2
+
+
+def test_many_rewards_are_put_into_equal_bins(tmp_path):
+    config = make_config(steps=1)
+    with RunFolder.create(tmp_path, "first", config) as run:
+        groups = [make_group("g", [i / 40 for i in range(41)])]
+        run.write_rollouts(1, groups, build_batch(groups, config).sequences)
+    client = TestClient(create_app(Catalogue(tmp_path)), base_url="http://localhost")
+    bins = rollouts(client, step=1)["rewards"]
+    assert (len(bins), sum(one["count"] for one in bins)) == (12, 41)
+    for one in bins:
+        assert rollouts(client, step=1, where=one["where"])["total"] == one["count"]
+
+
+def test_a_rollout_has_its_conversation_and_its_group(client):
+    found = client.get(f"{API}/rollout", params={"step": 1, "id": "g1a-1"}).json()
+    assert (found["record"]["reward"], found["previous"], found["next"]) == (0.0, "g1a-0", "g1a-2")
+    assert [one["reward"] for one in found["siblings"]] == [1.0, 0.0, 0.0, 0.0]
+    kinds = [[piece["kind"] for piece in message["pieces"]] for message in found["messages"]]
+    assert kinds == [["text"], ["text"], ["reasoning", "text", "call"], ["result"], ["text"]]
+    assert found["token_rows"] == ["g1a-1"]
+
+
+def test_advantages_and_the_trainers_logprobs_are_kept_with_a_step(tmp_path):
+    config = make_config(steps=1)
+    with RunFolder.create(tmp_path, "first", config) as run:
+        groups = [make_group("g", [1.0, 0.0])]
+        sequences = build_batch(groups, config).sequences
+        scored = [[-0.25] * (len(sequence.tokens) - 1) for sequence in sequences]
+        run.write_rollouts(1, groups, sequences, scored)
+        trained = [sequence.advantages[-1] for sequence in sequences]
+        assert trained[0] == -trained[1] > 0
+        assert [one["advantage"] for one in run.read_rollouts(1)] == pytest.approx(trained)
+        run.write_rollouts(2, groups)
+        assert {one["advantage"] for one in run.read_rollouts(2)} == {None}
+    client = TestClient(create_app(Catalogue(tmp_path)), base_url="http://localhost")
+    tokens = client.get(f"{API}/tokens", params={"step": 1, "id": "g-0"}).json()
+    assert tokens["ids"] == [1, 2, 10, 11, 12]
+    assert tokens["origins"] == [0, 0, 2, 2, 2]
+    assert tokens["turns"] == [0, 0, 1, 1, 1]
+    assert tokens["logprobs"] == [None, None, -0.5, -0.5, -0.5]
+    assert tokens["trainer_logprobs"] == [None, None, -0.25, -0.25, -0.25]
+    assert tokens["advantages"][:2] == [None, None]
+    assert tokens["advantages"][2:] == pytest.approx([trained[0]] * 3)
+    assert (tokens["texts"][0], tokens["has_texts"]) == ("<1>", False)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"step": 1, "id": "nobody"},
+        {"step": 99, "id": "g1a-1"},
+        {"step": 4, "id": "g1a-1"},
+        {"part": "eval", "step": 1, "id": "e-0"},
+    ],
+)
+def test_what_is_not_there_is_said(client, query):
+    for path in (f"{API}/rollout", "/runs/first/rollout", f"{API}/tokens"):
+        assert client.get(path, params=query).status_code == 404, path
+
+
+def test_the_page_of_groups_leads_to_each_rollout(client):
+    page = client.get("/runs/first/rollouts", params={"step": 1}).text
+    links = re.findall(r'href="(rollout\?part=rollouts&amp;step=1&amp;id=[^"]+)"', page)
+    assert len(links) == 12
+    for link in links:
+        assert client.get(f"/runs/first/{link.replace('&amp;', '&')}").status_code == 200
+    assert "step 4" in client.get("/runs/first/rollouts").text  # the newest
+    wrong = client.get("/runs/first/rollouts", params={"where": "reward <"})
+    assert wrong.status_code == 400
+    assert "is not a condition" in wrong.text
+
+
+def test_two_rollouts_are_read_side_by_side(client):
+    page = client.get("/runs/first/rollout", params={"step": 1, "id": "g1a-0", "beside": "g1a-1"}).text
+    assert page.count('<section class="transcript"') == 2
+
+
+def test_a_test_case_is_python_with_the_answers(client):
+    text = client.get(f"{API}/test-case", params={"step": 1, "id": "g1a-0"}).text
+    found: dict[str, object] = {}
+    exec(text, found)  # noqa: S102 (our own text)
+    assert (found["task"], found["reward"], found["answers"]) == ("t", 1.0, ["<think>easy</think>4", "4 0"])
+
+
+def test_hostile_conversations_stay_text(tmp_path):
+    write_run(tmp_path, text=HOSTILE)
+    client = TestClient(create_app(Catalogue(tmp_path)), base_url="http://localhost")
+    for page in (
+        "rollouts?step=1",
+        "rollouts?every=1",
+        "rollout?step=1&id=g1a-0",
+        "rollout?step=1&id=g1c-3&beside=g1a-1",
+    ):
+        shown = client.get(f"/runs/first/{page}").text
+        assert "&lt;script&gt;" in shown
+        assert not re.search(r"<script>|<img|\x1b|\u202e", shown), page
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [None, 3, "text"],
+        [{}],
+        [{"role": "assistant", "content": None}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:x"}}, {"text": "hi"}, 5]}],
+        [{"role": "assistant", "content": "<think>never closed"}],
+        [{"role": "assistant", "content": "<tool_call>{broken</tool_call><tool_call>[1]</tool_call>"}],
+        [{"role": "assistant", "tool_calls": ["odd", {"function": {"name": "f", "arguments": "{}"}}]}],
+        [{"role": "tool", "content": {"a": 1}, "name": "f"}],
+    ],
+)
+def test_any_message_can_be_shown(messages):
+    shown = show_messages(messages)
+    assert len(shown) == sum(isinstance(one, dict) for one in messages)
+    json.dumps([[piece.text for piece in one.pieces] for one in shown])
+
+
+def test_only_who_calls_tools_has_calls():
+    text = 'Call so: <tool_call>{"name": "count"}</tool_call>'
+    system, assistant = show_messages([{"role": role, "content": text} for role in ("system", "assistant")])
+    assert [piece.kind for piece in system.pieces] == [PieceKind.TEXT]
+    assert [piece.kind for piece in assistant.pieces] == [PieceKind.TEXT, PieceKind.CALL]
+
+
+def test_a_step_that_is_written_again_is_read_again(client, root):
+    assert rollouts(client, step=1)["total"] == 12
+    run = RunReader(root / "first")
+    run.step_file(Part.ROLLOUTS, 1).unlink()
+    with RunFolder.open(run.path) as again:
+        again.write_rollouts(1, [make_group("new", [1.0])])
+    assert rollouts(client, step=1)["total"] == 1
