@@ -102,8 +102,7 @@ class ModelConfig(Config):
     """A base model and the settings of its worker process."""
 
     path: Folder
-    """The model's folder; or a Hugging Face id, for its folder in the local cache; or a bundled model: `ephebe`,
-    `ephebe-shell`."""
+    """The model's folder; or a Hugging Face id, for its folder in the local cache; or the bundled `ephebe`."""
     name: Names = Field(default_factory=lambda data: [data["path"].name])
     """Names of the model for clients; the first is its main name. Default: the folder's name, or the id."""
     device: str = "auto"

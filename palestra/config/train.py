@@ -60,7 +60,7 @@ class TrainModel(Config):
 
     name: str = EPHEBE
     """Name of the model at the server. Without `server`: a model folder, a Hugging Face id in the local cache, or the
-    bundled `ephebe` or `ephebe-shell`."""
+    bundled `ephebe`."""
     tokenizer: Folder | None = None
     """A folder with tokenizer.json and a chat template. Default: the model's own; needed for a server on another
     machine."""

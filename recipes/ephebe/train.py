@@ -14,7 +14,7 @@ import shutil
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,7 +59,7 @@ def main() -> None:
     log(begin, f"packed into {len(packed.tokens)} rows")
     model = Qwen3ForCausalLM(shape(ids.turn_end, ids.end_of_text)).to(args.device)
     fit(model, packed, args, begin)
-    write_model(model, args.out, ids.turn_end, ids.end_of_text, HERE / "model_card.md")
+    write_model(model, args.out, ids.turn_end, ids.end_of_text)
     log(begin, f"written to {args.out}")
 
 
@@ -97,7 +97,6 @@ def shape(end: int, pad: int) -> Qwen3Config:
 # Conversations to rows
 
 
-@cache
 def chat_template() -> jinja2.Template:
     env = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
     env.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
@@ -214,7 +213,7 @@ def train_step(model: Qwen3ForCausalLM, batch: Packed) -> torch.Tensor:
     return loss.detach()
 
 
-def write_model(model: Qwen3ForCausalLM, folder: Path, end: int, pad: int, card: Path) -> None:
+def write_model(model: Qwen3ForCausalLM, folder: Path, end: int, pad: int) -> None:
     tensors = {
         name: tensor.detach().to("cpu", torch.bfloat16).contiguous()
         for name, tensor in model.state_dict().items()
@@ -229,7 +228,7 @@ def write_model(model: Qwen3ForCausalLM, folder: Path, end: int, pad: int, card:
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     generation = {"eos_token_id": [end, pad], "pad_token_id": pad, "do_sample": True, "temperature": 1.0}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
-    shutil.copyfile(card, folder / "README.md")
+    shutil.copyfile(HERE / "model_card.md", folder / "README.md")
 
 
 def log(begin: float, text: str) -> None:
