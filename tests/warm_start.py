@@ -92,6 +92,7 @@ def main() -> None:
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests; this ends with them
     requests, telling = socket.socket(fileno=os.dup(0)), dict[int, int]()
     while True:
         ready, _, _ = select.select([requests, woken], [], [])
@@ -104,7 +105,8 @@ def main() -> None:
         if not message:
             return
         if (pid := os.fork()) == 0:
-            for fd in (requests.fileno(), woken, wakes, *telling.values()):
+            requests.close()
+            for fd in (woken, wakes, *telling.values()):
                 os.close(fd)
             _become(json.loads(message), fds)
             sys.modules["palestra.cli.__main__"].run()
@@ -132,6 +134,7 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
     """Makes of a copy of the parent what was asked for."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, fd in enumerate(fds):
         if number < 3:
             os.dup2(fd, number)

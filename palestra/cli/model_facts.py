@@ -124,6 +124,7 @@ def _mechanisms(spec: ModelSpec) -> list[str]:
     has = {
         "mixture of experts": bool(spec.experts),
         "sigmoid router": any(experts.router == "sigmoid" for experts in spec.experts.values()),
+        "latent attention": spec.kv_sides == 1,
         "gated delta nets": bool(spec.delta_nets),
         "sliding windows": spec.sliding_window is not None,
         "norms on queries and keys": any(mixer.qk_norm for mixer in attention),
@@ -136,7 +137,7 @@ def _mechanisms(spec: ModelSpec) -> list[str]:
         "gelu": any(isinstance(layer.mlp, MlpSpec) and layer.mlp.activation == "gelu_tanh" for layer in spec.layers),
         "a rope of its own for windows": SLIDING in spec.ropes,
         "biases": any(mixer.qkv_bias or mixer.o_bias for mixer in attention),
-        "partial rope": 0 < spec.rope.dim < spec.head_dim,
+        "partial rope": spec.kv_sides == 2 and 0 < spec.rope.dim < spec.head_dim,
         f"{spec.rope.type} rope scaling": spec.rope.type != "default",
         "norms that multiply by 1 + w": spec.has_offset_norms,
         "tied embeddings": spec.tie_embeddings,
@@ -157,9 +158,10 @@ def _expert_facts(spec: ModelSpec) -> ExpertFacts | None:
 
 
 def _layer_kinds(spec: ModelSpec) -> dict[str, int]:
+    kind = "attention" if spec.kv_sides == 2 else "latent attention"
     windowed = sum(window is not None for window in spec.windows)
     counts = {
-        "attention": len(spec.attention_layers) - windowed,
+        kind: len(spec.attention_layers) - windowed,
         "windowed attention": windowed,
         "gated delta net": len(spec.delta_nets),
     }

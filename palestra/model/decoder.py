@@ -16,19 +16,28 @@ from torch.utils.checkpoint import checkpoint
 from palestra.model.attention.packed import Attention
 from palestra.model.attention.rope import Rotary
 from palestra.model.block_ops import BlockOps
-from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec, ExpertsSpec, MlpSpec, Multipliers
+from palestra.model.loading.layer_spec import (
+    AttentionSpec,
+    DeltaNetSpec,
+    ExpertsSpec,
+    LatentAttentionSpec,
+    MlpSpec,
+    Multipliers,
+)
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weights import (
     AttentionWeights,
     DecoderWeights,
     DeltaNetWeights,
     ExpertsWeights,
+    LatentAttentionWeights,
     MlpWeights,
 )
 from palestra.model.lora.linear import LoraPlan
 from palestra.model.mixers.attention import AttentionMixer
 from palestra.model.mixers.delta_net import DeltaNetMixer
 from palestra.model.mixers.inputs import MixerInputs, Recurrence
+from palestra.model.mixers.latent_attention import LatentAttentionMixer
 from palestra.model.mlp.activations import activation
 from palestra.model.mlp.dense import DenseMlp
 from palestra.model.mlp.experts import ExpertsMlp
@@ -98,10 +107,12 @@ class Decoder:
             x = self.ops.add_rms_norm(x, None, norm, self.spec.norm_eps)[1]
         return scaled(x, self.spec.multipliers.residual)
 
-    def _mixer(self, n: int) -> AttentionMixer | DeltaNetMixer:
+    def _mixer(self, n: int) -> AttentionMixer | LatentAttentionMixer | DeltaNetMixer:
         match self.spec.layers[n].mixer, self.weights.layers[n].mixer:
             case AttentionSpec() as mixer, AttentionWeights() as weights:
                 return AttentionMixer(n, self.spec, mixer, weights, self.ops)
+            case LatentAttentionSpec() as mixer, LatentAttentionWeights() as weights:
+                return LatentAttentionMixer(n, self.spec, mixer, weights, self.ops)
             case DeltaNetSpec() as mixer, DeltaNetWeights() as weights:
                 return DeltaNetMixer(n, self.spec, mixer, weights, self.ops)
         raise TypeError(f"the weights of layer {n} are not those its spec asks for")

@@ -36,7 +36,7 @@ from palestra.server.model_api.messages import routes as anthropic_routes
 from palestra.server.model_api.messages.errors import envelope as anthropic_envelope
 from palestra.server.model_api.responses import routes as responses_routes
 from palestra.server.model_api.service import ModelApi
-from palestra.server.pages.app import MOUNT, ServerPages
+from palestra.server.pages.mount import MOUNT, ServerPages
 from palestra.server.services import ServerServices
 from palestra.server.tinker import routes_futures, routes_rest, routes_sampling, routes_service, routes_training
 from palestra.server.tinker.schemas import ErrorResponse

@@ -121,3 +121,39 @@ def test_both_contenders_are_given_the_same_tasks_in_the_same_order() -> None:
     assert len(one) == 48
     assert [task.id for task in one] == [task.id for task in same]
     assert [task.id for task in one] != [task.id for task in other]
+
+
+def test_episodes_that_trl_plays_are_graded_and_masked_as_ours() -> None:
+    from palestra.chat import ChatTokenizer
+    from palestra.config.bundled import BUNDLED, EPHEBE
+    from palestra.environments.bundled.stockroom_tasks import solve
+
+    jobs, peer = importlib.import_module("peers.reward_job"), importlib.import_module("peers.trl_grpo")
+    shared = {"device": "cpu", "lr": 1e-3, "steps": 1, "every": 1, "folder": "", "micro_batch": 8, "seed": 0}
+    job = jobs.Job(task="stockroom", model=str(BUNDLED / EPHEBE), **shared)
+    tasks, tokenizer = list(job.tasks()), ChatTokenizer.load(BUNDLED / EPHEBE)
+
+    class PerfectPolicy:
+        """Says in each turn what solves the task; the last episode is cut in its first turn."""
+
+        def __init__(self) -> None:
+            self.turn = 0
+
+        def _generate_single_turn(self, contexts: list[list[int]], *_: Any) -> tuple[list[list[int]], None]:
+            playing = [task for task in tasks[:4] if self.turn < len(solve(task))]
+            said = [[*tokenizer.encode_text(solve(task)[self.turn]), tokenizer.turn_end] for task in playing]
+            if self.turn == 0:
+                said.append(tokenizer.encode_text("How"))
+            assert len(said) == len(contexts)
+            self.turn += 1
+            return said, None
+
+    rollouts = peer.Rollouts(job, tasks)
+    prompts = [[{**message, peer.TASK: place} for message in tasks[place].prompt] for place in range(5)]
+    played = rollouts(prompts, PerfectPolicy())
+    assert played["episode_reward"] == [1.0, 1.0, 1.0, 1.0, 0.0]
+    for task, said, mask in zip(tasks[:4], played["completion_ids"], played["env_mask"], strict=False):
+        spoken = [token for token, own in zip(said, mask, strict=True) if own]
+        assert tokenizer.decode(spoken) == "".join(solve(task))
+        assert "Tool result: " in tokenizer.decode([token for token, own in zip(said, mask, strict=True) if not own])
+    assert rollouts.sampled == sum(map(sum, played["env_mask"]))

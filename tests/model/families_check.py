@@ -282,6 +282,8 @@ SUPPORTED = (
     "seed_oss",
     "gemma3",
     "glm4_moe",
+    "glm4_moe_lite",
+    "deepseek_v3",
 )
 """Families that must pass; the others are not supported yet and are refused by name."""
 

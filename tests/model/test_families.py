@@ -94,6 +94,9 @@ CASES: dict[str, dict] = {
     "granite-tied": {"family": "granite", "tie": True},
     "gemma3": {"family": "gemma3", "tie": True, "overrides": {"sliding_window": 8, "query_pre_attn_scalar": 24}},
     "glm4_moe": {"family": "glm4_moe", "overrides": {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5}},
+    "glm4_moe_lite": {"family": "glm4_moe_lite"},
+    "glm4_moe_lite-whole-queries": {"family": "glm4_moe_lite", "overrides": {"q_lora_rank": None}},
+    "deepseek_v3": {"family": "deepseek_v3"},
     "seed_oss": {"family": "seed_oss", "overrides": {"attention_out_bias": True}},
     "mistral": {"family": "mistral", "overrides": {"sliding_window": 8}},
     "mistral-full": {"family": "mistral", "overrides": {"sliding_window": None}},
@@ -102,12 +105,15 @@ FAMILIES = [
     "qwen3",
     *(pytest.param(one, marks=pytest.mark.slow) for one in ("qwen2", "llama2", "mistral")),
     *(pytest.param(one, marks=pytest.mark.slow) for one in ("ministral3", "phi3", "olmo2", "olmo3", "smollm3")),
-    *(pytest.param(one, marks=pytest.mark.slow) for one in ("granite", "seed_oss", "gemma3", "glm4_moe")),
+    *(
+        pytest.param(one, marks=pytest.mark.slow)
+        for one in ("granite", "seed_oss", "gemma3", "glm4_moe", "glm4_moe_lite")
+    ),
     "qwen3_5",
     "qwen3_moe",
 ]
 
-SLOW = {"ministral3", "phi3", "olmo2", "granite-tied", "seed_oss"}
+SLOW = {"ministral3", "phi3", "olmo2", "granite-tied", "seed_oss", "glm4_moe_lite"}
 """Each of their mechanisms has another case in the everyday suite, and `families_check` has them all."""
 every_case = pytest.mark.parametrize(
     "case", [pytest.param(case, marks=pytest.mark.slow) if case in SLOW else case for case in CASES]

@@ -24,7 +24,7 @@ from palestra.training.listener import Silence
 from tests.training.test_resume import write_config
 from tests.training.test_sft import an_sft_config
 from tests.training.test_sft import start as start_sft
-from tests.training.trainers import start, wait_for_steps
+from tests.training.trainers import FEW, start, wait_for_steps
 
 ARITHMETIC = [{"name": "arithmetic"}]
 HI: list[Any] = [{"role": "user", "content": "What is 2 + 3?"}]
@@ -74,7 +74,8 @@ def logprobs(turn: dict[str, Any]) -> list[float]:
 
 def test_an_agent_samples_the_newest_weights_during_the_run_and_after_it(ephebe_url, run_training):
     agent = Agent(ephebe_url, "mine")
-    run = run_training("named", agent, alias="mine", steps=3, environments=ARITHMETIC, checkpoint={"every": 3})
+    settings = {"environments": ARITHMETIC, "rollout": FEW, "checkpoint": {"every": 3}}
+    run = run_training("named", agent, alias="mine", steps=3, **settings)
     weights = [turn["weights"] for turn in agent.turns]
     assert len(set(weights)) == 3
     assert agent.notes[-2:] == [
@@ -95,7 +96,9 @@ def test_an_agent_samples_the_newest_weights_during_the_run_and_after_it(ephebe_
 
 
 def test_an_interrupted_run_says_how_to_go_on_and_leaves_its_weights_under_the_name(ephebe_url, tmp_path):
-    config = write_config(tmp_path, server=ephebe_url, environments=ARITHMETIC, alias="stopped", steps=1000)
+    config = write_config(
+        tmp_path, server=ephebe_url, environments=ARITHMETIC, alias="stopped", steps=1000, rollout=FEW
+    )
     process = start(tmp_path, config, "--name", "stopped")
     wait_for_steps(tmp_path, "stopped", 1, process)
     process.send_signal(signal.SIGINT)
@@ -117,7 +120,7 @@ def test_a_run_that_publishes_nothing_is_named_when_it_is_over(ephebe_url, tmp_p
 
 def test_a_run_may_have_no_alias(ephebe_url, run_training):
     before = Agent(ephebe_url, "").get("/aliases")
-    run_training("nameless", alias=None, steps=1, environments=ARITHMETIC)
+    run_training("nameless", alias=None, steps=1, environments=ARITHMETIC, rollout=FEW)
     assert Agent(ephebe_url, "").get("/aliases") == before
 
 

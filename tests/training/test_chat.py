@@ -16,6 +16,7 @@ from palestra.cli import main
 from palestra.model.loading.puppet import Cue, make_puppet
 from tests.server.conftest import Server
 from tests.terminal import palestra_in_terminal
+from tests.training.trainers import FEW
 
 NOBODY = "http://127.0.0.1:9"
 COUNT = '<tool_call>{"name": "count", "arguments": {"item": "cards"}}</tool_call>'
@@ -204,7 +205,7 @@ def test_running_server_that_has_the_model_is_used(puppet):
 
 
 def test_checkpoint_of_a_run_is_talked_to(run_training, tmp_path):
-    run = run_training("trained", steps=1)
+    run = run_training("trained", steps=1, rollout=FEW)
     address = json.loads(next(iter((run.path / "checkpoints").glob("step_*.json"))).read_text())["address"]
     server = run.read_about()["config"]["server"]
     for name, options in {f"{run.path}@last": (), address: ("--server", server)}.items():

@@ -10,6 +10,7 @@ import palestra.runs
 from palestra.cli import main
 from palestra.runs import RunStatus
 from palestra.training.listener import Silence
+from tests.training.trainers import FEW
 
 
 def call(*args: object) -> Result:
@@ -17,7 +18,7 @@ def call(*args: object) -> Result:
 
 
 def test_checkpoint_of_a_server_is_exported_and_deleted(run_training, ephebe_url, tmp_path):
-    run = run_training("saved", steps=1)
+    run = run_training("saved", steps=1, rollout=FEW)
     at = ("--server", ephebe_url, "--json")
     (saved,) = json.loads(call("list", run.path, "--json").stdout)
     assert (saved["step"], saved["server"], saved["folder"]) == (1, ephebe_url, None)
@@ -48,7 +49,7 @@ class Exporting(Silence):
 
 def test_a_checkpoint_is_exported_while_its_run_goes_on(run_training, tmp_path):
     listener = Exporting(tmp_path / "runs" / "going", tmp_path / "out")
-    run = run_training("going", listener, steps=2, checkpoint={"every": 1})
+    run = run_training("going", listener, steps=2, checkpoint={"every": 1}, rollout=FEW)
     assert (listener.status, run.status()) == (RunStatus.RUNNING, RunStatus.DONE)
     config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "ephebe"

@@ -27,7 +27,7 @@ from palestra.training.teacher_endpoint import EndpointTeacher
 from palestra.training.teacher_vocabulary import check_by_scores
 from tests.training.records import group_of, make_rollout, make_turn
 from tests.training.scripted import chat_tokenizer
-from tests.training.trainers import SMALL, kill, merged, start, train, wait_for_steps
+from tests.training.trainers import FEW, SMALL, kill, merged, start, train, wait_for_steps
 
 DISTILL = {"kind": "distill", "rollout": {"group_size": 2, "groups_per_step": 8}, "optimizer": {"lr": 3e-3}}
 
@@ -39,7 +39,7 @@ def taught(ephebe_url: str, tmp_path_factory: pytest.TempPathFactory) -> RunFold
     from palestra.training.listener import Silence
 
     settings = {"server": ephebe_url, "runs": str(tmp_path_factory.mktemp("taught")), "name": "taught", "steps": 4}
-    config = load_train_config([], [], merged(SMALL, {**settings, "optimizer": {"lr": 1e-2}}))
+    config = load_train_config([], [], merged(SMALL, {**settings, "rollout": FEW, "optimizer": {"lr": 1e-2}}))
     with RunFolder.create(config.runs, "taught", config) as folder:
         asyncio.run(run(config, folder, Silence()))
     return folder

@@ -27,7 +27,7 @@ from palestra.training.rollouts.episode_player import EnvironmentPlayer
 from palestra.training.rollouts.rollout_loop import RolloutSettings
 from palestra.training.rollouts.sync_collector import TrainingError
 from tests.training.test_resume import servers_of
-from tests.training.trainers import SMALL, finish, kill, merged, start, wait_for_steps
+from tests.training.trainers import FEW, SMALL, finish, kill, merged, start, wait_for_steps
 
 SUMS = {"environments": [{"name": "arithmetic"}], "rollouts": "episodes"}
 KEY = "tml-local"
@@ -134,7 +134,7 @@ def test_records_are_those_of_a_run_that_plays_alone(run_training):
 
 
 def test_asynchronous_runs_take_groups_of_bounded_age(run_training):
-    run = run_training("ahead", steps=3, asynchronous={"enabled": True, "in_flight": "drop"}, **SUMS)
+    run = run_training("ahead", steps=3, rollout=FEW, asynchronous={"enabled": True, "in_flight": "drop"}, **SUMS)
     ages = [row["staleness/max"] for row in run.read_metrics()]
     assert max(ages) == 1  # it did play ahead
     assert run.status() is RunStatus.DONE

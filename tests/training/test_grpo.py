@@ -7,7 +7,7 @@ import math
 import pytest
 
 from palestra.runs.reader import Part, RunStatus
-from tests.training.trainers import TOOLS
+from tests.training.trainers import FEW, TOOLS
 
 LEARNING = {"rollout": {"group_size": 8, "groups_per_step": 8}, "eval": {"every": 8, "tasks": 96}, "steps": 8}
 QUICKLY = {
@@ -62,7 +62,7 @@ def test_trained_tokens_are_the_sampled_ones(run_training):
     from palestra.chat import ChatTokenizer
     from palestra.config.bundled import BUNDLED, EPHEBE
 
-    run = run_training("tokens", steps=1, **TOOLS)
+    run = run_training("tokens", steps=1, rollout=FEW, **TOOLS)
     tokenizer = ChatTokenizer.load(BUNDLED / EPHEBE)
     records = {record["id"]: record for record in run.read_rollouts(1)}
     used = [record for record in run.read_tokens(1) if record["advantages"]]

@@ -15,7 +15,7 @@ from palestra.runs.reader import RunReader, RunStatus
 from palestra.runs.writer import RunFolder
 from palestra.training import guard
 from tests.episodes.client.faults import Answer, FaultServer, Garbage, Hang
-from tests.training.trainers import SMALL, merged, start, train, wait_for_steps
+from tests.training.trainers import FEW, SMALL, merged, start, train, wait_for_steps
 
 ENVIRONMENTS = """
 import random, time
@@ -306,7 +306,7 @@ def test_slow_tasks_are_trained_on_as_often_as_fast_ones_in_async_mode(folder, e
 
 def test_a_resume_that_fails_leaves_the_saved_config(folder, ephebe_url, monkeypatch):
     monkeypatch.setattr(guard, "REACH_S", 0.3)
-    config = write(server=ephebe_url, environments=[{"name": "arithmetic"}], steps=2)
+    config = write(server=ephebe_url, environments=[{"name": "arithmetic"}], steps=2, rollout=FEW)
     assert train(config, "--name", "kept", "--display", "none")[0] == 0
     code, said = train("--resume", "kept", "server=http://127.0.0.1:1", "steps=3")
     assert code == 4, said

@@ -15,7 +15,7 @@ from palestra.environments.task_order import TaskOrder
 from palestra.runs.reader import RunReader, RunStatus
 from palestra.training.rollouts.requests import RequestMaker
 from palestra.types.rollouts import Task
-from tests.training.trainers import SMALL, TOOLS, finish, kill, merged, start, train, wait_for_steps
+from tests.training.trainers import FEW, SMALL, TOOLS, finish, kill, merged, start, train, wait_for_steps
 
 
 def write_config(folder: Path, **settings: Any) -> str:
@@ -30,7 +30,7 @@ def curve(folder: Path, name: str) -> list[tuple[float, float]]:
 
 def test_a_killed_run_resumes_on_the_undisturbed_curve(ephebe_url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config = write_config(tmp_path, server=ephebe_url, steps=4)
+    config = write_config(tmp_path, server=ephebe_url, steps=4, rollout=FEW)
     code, said = train(config, "--name", "whole")
     assert code == 0, said
     process = start(tmp_path, config, "--name", "cut")

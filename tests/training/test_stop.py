@@ -15,7 +15,7 @@ from palestra.runs.reader import RunReader, RunStatus
 from palestra.runs.writer import RunFolder
 from palestra.training import launch
 from palestra.training.listener import Silence
-from tests.training.trainers import SMALL, finish, merged, start, train, wait_for_steps
+from tests.training.trainers import FEW, SMALL, finish, merged, start, train, wait_for_steps
 
 
 class Stopping(Silence):
@@ -34,9 +34,9 @@ class Stopping(Silence):
 
 
 def test_a_run_ends_after_its_step_with_a_checkpoint_and_can_go_on(run_training, tmp_path, monkeypatch):
-    whole = [row["reward/mean"] for row in run_training("whole", steps=3).read_metrics()]
+    whole = [row["reward/mean"] for row in run_training("whole", steps=2, rollout=FEW).read_metrics()]
     listener = Stopping(tmp_path / "runs" / "cut")
-    run = run_training("cut", listener, steps=3)
+    run = run_training("cut", listener, steps=2, rollout=FEW)
     assert run.status() is RunStatus.STOPPED
     assert [row["step"] for row in run.read_metrics()] == [1]
     events = [(event["event"], event.get("step", event.get("status"))) for event in run.read_events()]

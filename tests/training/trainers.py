@@ -22,6 +22,8 @@ SMALL = {
     "checkpoint": {"every": 2},
 }
 """A GRPO run of less than a second for each step."""
+FEW = {"groups_per_step": 2}
+"""`rollout=FEW`: half as many rollouts, where their number does not matter."""
 TOOLS = {"environments": [{"name": "stockroom"}]}
 """Rollouts of several turns, which take a few times as long."""
 

@@ -29,12 +29,12 @@ BLOCK_WASTE = 1.4  # a block may read this many positions per real one, before a
 
 class KVCache:
     """For each layer that attends, [kv heads * pages, page_size, head_dim]: a gather of pages is a gather of rows, at
-    memcpy speed."""
+    memcpy speed. Keys and values have one each, unless values are keys (latent attention)."""
 
     def __init__(self, spec: ModelSpec, n_pages: int, page_size: int, *, dtype: torch.dtype, device: torch.device):
         self.spec, self.n_pages, self.page_size = spec, n_pages, page_size
         layers = spec.attention_layers
-        shape = (len(layers), 2, spec.n_kv_heads * n_pages, page_size, spec.head_dim)
+        shape = (len(layers), spec.kv_sides, spec.n_kv_heads * n_pages, page_size, spec.head_dim)
         self.dtype = dtype
         self._pages = torch.empty(shape, dtype=dtype, device=device)
         self._layers = dict(zip(layers, self._pages, strict=True))
@@ -53,6 +53,7 @@ class KVCache:
 
     def by_head(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values as [kv heads, positions, head_dim]."""
+        assert self.spec.kv_sides == 2, "the kernels do not attend to compressed rows"
         keys, values = self._layers[layer].view(2, self.spec.n_kv_heads, -1, self.spec.head_dim)
         return keys, values
 
@@ -65,14 +66,13 @@ class KVCache:
         return to_device((self._heads * self.page_size + slots).ravel(), self._pages.device)
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        for kept, x in zip(self._by_slot[layer], (k, v), strict=True):
+        for kept, x in zip(self._by_slot[layer], (k, v)[: self.spec.kv_sides], strict=True):
             kept.index_copy_(0, slots, x.transpose(0, 1).flatten(0, 1))
 
     def read(self, layer: int, rows: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """Keys and values of gathered pages, as [n, positions, head_dim]."""
-        k, v = self._by_page[layer]
-        shape = (n, -1, self.spec.head_dim)
-        return k.index_select(0, rows).view(shape), v.index_select(0, rows).view(shape)
+        sides = [side.index_select(0, rows).view(n, -1, self.spec.head_dim) for side in self._by_page[layer]]
+        return sides[0], sides[-1]
 
     def clear(self, pages: NDArray) -> None:
         """Zeroes pages that get a new owner. What was there (NaN, if a tenant's weights were ruined) would reach

@@ -287,6 +287,57 @@ _GLM4_MOE = Family(
     },
     has_partial_rope=True,
 )
+_GLM4_MOE_LITE = Family(
+    "glm4_moe_lite",
+    build.glm4_moe_lite,
+    defaults={
+        "vocab_size": 154880,
+        "hidden_size": 2048,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 47,
+        "num_attention_heads": 20,
+        "max_position_embeddings": 202752,
+        "rms_norm_eps": 1e-5,
+        "q_lora_rank": 768,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+        "moe_intermediate_size": 1536,
+        "num_experts": 64,
+        "num_experts_per_tok": 4,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.8,
+    },
+)
+_DEEPSEEK_V3 = Family(
+    "deepseek_v3",
+    build.deepseek_v3,
+    defaults={
+        "vocab_size": 129280,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "max_position_embeddings": 4096,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "moe_intermediate_size": 2048,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "n_shared_experts": 1,
+        "n_group": 8,
+        "topk_group": 4,
+        "first_k_dense_replace": 3,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+    },
+)
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family("llama", build.llama),
@@ -317,6 +368,8 @@ FAMILIES: dict[str, Family] = {
     "Gemma3ForCausalLM": _GEMMA3,
     "Gemma3ForConditionalGeneration": _GEMMA3,
     "Glm4MoeForCausalLM": _GLM4_MOE,
+    "Glm4MoeLiteForCausalLM": _GLM4_MOE_LITE,
+    "DeepseekV3ForCausalLM": _DEEPSEEK_V3,
 }
 
 WRAPPERS = {
@@ -350,7 +403,6 @@ def _wrapped(name: str, config: Config, source: str) -> Family:
 
 
 LACKING = {
-    "kv_lora_rank": "multi-head latent attention",
     "ssm_state_size": "Mamba layers",
     "mamba_num_heads": "Mamba layers",
     "final_logit_softcapping": "soft-capped logits",

@@ -5,6 +5,7 @@ Owns: one function per family. Never touches: defaults of absent fields, files, 
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from palestra.model.loading.layer_spec import (
     AttentionSpec,
     DeltaNetSpec,
     ExpertsSpec,
+    LatentAttentionSpec,
     LayerSpec,
     MlpSpec,
     Multipliers,
@@ -175,6 +177,46 @@ def glm4_moe(config: ConfigFields, n: int) -> Layers:
     qk_norm = "head" if config.flag("use_qk_norm") else None
     layer = LayerSpec(AttentionSpec(qkv_bias=config.flag("attention_bias"), qk_norm=qk_norm))
     return _behind_dense(config, (layer,) * n, _sigmoid_experts(config))
+
+
+def glm4_moe_lite(config: ConfigFields, n: int) -> Layers:
+    layers, experts = (LayerSpec(_latent_attention(config)),) * n, _sigmoid_experts(config)
+    kinds = config.get("mlp_layer_types")
+    if kinds is None:
+        return _behind_dense(config, layers, experts)
+    if not isinstance(kinds, list) or len(kinds) != n or not set(kinds) <= {"dense", "sparse"}:
+        raise UnsupportedModel(
+            f"{config.source}: mlp_layer_types must say of all {n} layers if they are dense or sparse"
+        )
+    return tuple(
+        replace(layer, mlp=experts) if kind == "sparse" else layer for layer, kind in zip(layers, kinds, strict=True)
+    )
+
+
+def deepseek_v3(config: ConfigFields, n: int) -> Layers:
+    return _behind_dense(config, (LayerSpec(_latent_attention(config)),) * n, _sigmoid_experts(config))
+
+
+def _latent_attention(config: ConfigFields) -> LatentAttentionSpec:
+    nope, turned = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
+    return LatentAttentionSpec(
+        q_rank=None if config.get("q_lora_rank") is None else config.integer("q_lora_rank"),
+        kv_rank=config.integer("kv_lora_rank"),
+        rope_dim=turned,
+        nope_dim=nope,
+        value_dim=config.integer("v_head_dim"),
+        scale=(nope + turned) ** -0.5 * _latent_scale(config) ** 2,
+        has_bias=config.flag("attention_bias"),
+        is_paired=bool(config.get("rope_interleave", True)),
+    )
+
+
+def _latent_scale(config: ConfigFields) -> float:
+    """What scaled ropes multiply queries and keys by, beside what they do to cosines and sines."""
+    rope: Any = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    is_scaled = isinstance(rope, dict) and (rope.get("rope_type") or rope.get("type") or "default") != "default"
+    weight = rope.get("mscale_all_dim") if is_scaled else None
+    return 0.1 * weight * math.log(rope["factor"]) + 1.0 if weight and rope.get("factor", 1.0) > 1 else 1.0
 
 
 def _sigmoid_experts(config: ConfigFields) -> ExpertsSpec:

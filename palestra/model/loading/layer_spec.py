@@ -62,6 +62,35 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentAttentionSpec:
+    """Attention whose keys and values are made of one compressed row for all heads; that row is what is cached."""
+
+    q_rank: int | None
+    """Width that queries are compressed to; None: they are not."""
+    kv_rank: int
+    rope_dim: int
+    """Rotated dimensions of a head; those of the keys are shared by all heads."""
+    nope_dim: int
+    """Dimensions of a head that know no positions."""
+    value_dim: int
+    scale: float
+    has_bias: bool = False
+    """On the compressing projections and on the last one."""
+    is_paired: bool = True
+    """Rotated dimensions stand in pairs, and not in halves."""
+    rope: str = FULL
+
+    @property
+    def row_size(self) -> int:
+        """Numbers that are cached of a token: the compressed row, and the rotated part of its keys."""
+        return self.kv_rank + self.rope_dim
+
+    @property
+    def qk_dim(self) -> int:
+        return self.nope_dim + self.rope_dim
+
+
+@dataclass(frozen=True, slots=True)
 class DeltaNetSpec:
     """Gated delta net: a causal convolution, then a recurrence over a matrix per head."""
 
@@ -140,7 +169,7 @@ class ExpertsSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    mixer: AttentionSpec | DeltaNetSpec
+    mixer: AttentionSpec | LatentAttentionSpec | DeltaNetSpec
     mlp: MlpSpec | ExpertsSpec = MlpSpec()
     norms: Literal["before", "after", "around"] = "before"
     """Whether a half of the layer normalises what it reads, what it adds to the residual stream, or both."""

@@ -188,6 +188,31 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "topk_group": 1,
         "use_qk_norm": False,
     },
+    "glm4_moe_lite": {
+        "architectures": ["Glm4MoeLiteForCausalLM"],
+        "attention_bias": False,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "routed_scaling_factor": 1.8,
+        "topk_group": 1,
+    },
+    "deepseek_v3": {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "attention_bias": False,
+        "first_k_dense_replace": 1,
+        "n_group": 4,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_nextn_predict_layers": 0,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e4,
+        "routed_scaling_factor": 2.5,
+        "topk_group": 2,
+    },
     "seed_oss": {
         "architectures": ["SeedOssForCausalLM"],
         "attention_bias": True,
@@ -201,9 +226,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """What differs between the families in config.json, with the values their published models use."""
 
 HYBRID = frozenset({"qwen3_5", "qwen3_5_moe", "qwen3_next"})
-SPARSE = frozenset({"qwen3_moe", "qwen3_5_moe", "qwen3_next", "gpt_oss", "glm4_moe"})
+SPARSE = frozenset({"qwen3_moe", "qwen3_5_moe", "qwen3_next", "gpt_oss", "glm4_moe", "glm4_moe_lite", "deepseek_v3"})
+SIGMOID = frozenset({"glm4_moe", "glm4_moe_lite", "deepseek_v3"})
+LATENT = frozenset({"glm4_moe_lite", "deepseek_v3"})
 YARN: dict[str, dict[str, Any]] = {
     "gpt_oss": {"truncate": False},
+    "deepseek_v3": {"mscale": 1.0, "mscale_all_dim": 1.0},
     "ministral3": {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
 }
 """Families whose published models have this rope scaling, and what they add to it."""
@@ -263,13 +291,16 @@ def random_config(
         config |= _delta_nets(shape)
     if family in SPARSE:
         names = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
-        if family == "glm4_moe":
+        if family in SIGMOID:
             names = ("n_routed_experts", *names[1:])
         if family == "gpt_oss":
             names = ("num_local_experts", "num_experts_per_tok", "intermediate_size")
         config |= dict(zip(names, shape.experts, strict=True))
     if family in HYBRID & SPARSE:
         config["shared_expert_intermediate_size"] = config["moe_intermediate_size"]
+    if family in LATENT:
+        del config["head_dim"]
+        config |= _latents(shape)
     if family == "gemma3":
         config["query_pre_attn_scalar"] = shape.head_dim
     if family in ("olmo3", "gemma3"):
@@ -296,6 +327,17 @@ def _delta_nets(shape: Shape) -> dict[str, Any]:
         "linear_num_key_heads": shape.heads,
         "linear_num_value_heads": 2 * shape.heads,
         "linear_value_head_dim": shape.head_dim // 2,
+    }
+
+
+def _latents(shape: Shape) -> dict[str, Any]:
+    return {
+        "kv_lora_rank": shape.hidden // 4,
+        "num_key_value_heads": shape.heads,
+        "q_lora_rank": 3 * shape.hidden // 8,
+        "qk_nope_head_dim": shape.head_dim,
+        "qk_rope_head_dim": shape.head_dim // 2,
+        "v_head_dim": 3 * shape.head_dim // 4,
     }
 
 

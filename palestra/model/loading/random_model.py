@@ -91,6 +91,8 @@ def parameters_of(config: dict[str, Any]) -> Iterator[Parameter]:
             yield Parameter(f"{prefix}.{name}.weight", (hidden,), norm)
         if (config.get("layer_types") or {layer: None})[layer] == "linear_attention":
             yield from _delta_net_parameters(config, f"{prefix}.linear_attn")
+        elif "kv_lora_rank" in config:
+            yield from _latent_parameters(config, f"{prefix}.self_attn")
         else:
             yield from _attention_parameters(config, f"{prefix}.self_attn", norm)
         if config["model_type"] == "gpt_oss":
@@ -128,6 +130,28 @@ def _attention_parameters(config: dict[str, Any], prefix: str, norm: Kind) -> It
     shapes = {"q": (gated, hidden), "k": (keys, hidden), "v": (keys, hidden), "o": (hidden, queries)}
     o_bias = bool(config.get("attention_out_bias", bias)) and family != "glm4_moe"
     yield from _projections(prefix, shapes, {"q": qkv_bias, "k": qkv_bias, "v": qkv_bias, "o": o_bias})
+
+
+def _latent_parameters(config: dict[str, Any], prefix: str) -> Iterator[Parameter]:
+    hidden, heads, kv, turned = (
+        config[f] for f in ("hidden_size", "num_attention_heads", "kv_lora_rank", "qk_rope_head_dim")
+    )
+    plain, values, q = config["qk_nope_head_dim"], config["v_head_dim"], config["q_lora_rank"]
+    shapes = {
+        "q_a_proj": (q, hidden),
+        "q_b_proj": (heads * (plain + turned), q),
+        "kv_a_proj_with_mqa": (kv + turned, hidden),
+        "kv_b_proj": (heads * (plain + values), kv),
+        "o_proj": (hidden, heads * values),
+    }
+    if q is None:
+        del shapes["q_a_proj"], shapes["q_b_proj"]
+        shapes["q_proj"] = (heads * (plain + turned), hidden)
+    else:
+        yield Parameter(f"{prefix}.q_a_layernorm.weight", (q,), "norm")
+    yield Parameter(f"{prefix}.kv_a_layernorm.weight", (kv,), "norm")
+    for name, shape in shapes.items():
+        yield Parameter(f"{prefix}.{name}.weight", shape, "projection")
 
 
 def _mlp_parameters(prefix: str, hidden: int, inner: int, has_bias: bool = False) -> Iterator[Parameter]:

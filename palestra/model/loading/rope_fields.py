@@ -10,7 +10,15 @@ from typing import Any
 from palestra.model.errors import UnsupportedModel
 from palestra.model.loading.config_fields import Config, ConfigFields
 from palestra.model.loading.families import Family
-from palestra.model.loading.layer_spec import FULL, SLIDING, UNROTATED, AttentionSpec, LayerSpec, RopeSpec
+from palestra.model.loading.layer_spec import (
+    FULL,
+    SLIDING,
+    UNROTATED,
+    AttentionSpec,
+    LatentAttentionSpec,
+    LayerSpec,
+    RopeSpec,
+)
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 NEEDED = {
@@ -34,12 +42,13 @@ def read_ropes(
         _require_object(fields, raw)
         _require_object(fields, local)
     parameters = {FULL: raw, SLIDING: local if family.has_local_rope else raw}
-    kinds = dict.fromkeys(layer.mixer.rope for layer in layers if isinstance(layer.mixer, AttentionSpec))
+    dims = {layer.mixer.rope: head_dim for layer in layers if isinstance(layer.mixer, AttentionSpec)}
+    dims |= {layer.mixer.rope: layer.mixer.rope_dim for layer in layers if isinstance(layer.mixer, LatentAttentionSpec)}
     return {
         kind: RopeSpec("default", 1.0, 0, {})
         if kind == UNROTATED
-        else _rope(fields, family, dict(parameters[kind]), head_dim)
-        for kind in kinds or (FULL,)
+        else _rope(fields, family, dict(parameters[kind]), dim)
+        for kind, dim in (dims or {FULL: head_dim}).items()
     }
 
 

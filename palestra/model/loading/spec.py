@@ -19,6 +19,7 @@ from palestra.model.loading.layer_spec import (
     AttentionSpec,
     DeltaNetSpec,
     ExpertsSpec,
+    LatentAttentionSpec,
     LayerSpec,
     Multipliers,
     RopeSpec,
@@ -88,7 +89,13 @@ class ModelSpec:
     @cached_property
     def attention_layers(self) -> tuple[int, ...]:
         """Numbers of the layers that have keys and values."""
-        return tuple(n for n, layer in enumerate(self.layers) if isinstance(layer.mixer, AttentionSpec))
+        attention = AttentionSpec | LatentAttentionSpec
+        return tuple(n for n, layer in enumerate(self.layers) if isinstance(layer.mixer, attention))
+
+    @cached_property
+    def kv_sides(self) -> int:
+        """2: the cache has keys and values; 1: it has compressed rows, which are both."""
+        return 1 if any(isinstance(layer.mixer, LatentAttentionSpec) for layer in self.layers) else 2
 
     @cached_property
     def delta_nets(self) -> dict[int, DeltaNetSpec]:
@@ -98,7 +105,7 @@ class ModelSpec:
     @property
     def kv_numbers_per_token(self) -> int:
         """Numbers that the KV cache holds of a token."""
-        return 2 * len(self.attention_layers) * self.kv_size
+        return self.kv_sides * len(self.attention_layers) * self.kv_size
 
     def state_bytes(self, item_bytes: int) -> int:
         """Recurrent states of one sequence; the inputs of convolutions are kept in the model's own type."""
@@ -130,8 +137,17 @@ class ModelSpec:
         mixer = layer.mixer
         if isinstance(mixer, AttentionSpec):
             return self.hidden_size * ((2 + mixer.is_gated) * self.q_size + 2 * self.kv_size)
+        if isinstance(mixer, LatentAttentionSpec):
+            return self._latent_parameters(mixer)
         products = self.hidden_size * (mixer.conv_size + 2 * mixer.value_size + 2 * mixer.n_value_heads)
         return products + mixer.conv_kernel * mixer.conv_size + 2 * mixer.n_value_heads + mixer.value_dim
+
+    def _latent_parameters(self, mixer: LatentAttentionSpec) -> int:
+        h, heads = self.hidden_size, self.n_heads
+        values = heads * mixer.value_dim
+        kv = h * mixer.row_size + mixer.kv_rank * (heads * mixer.nope_dim + values + 1)
+        queries = heads * mixer.qk_dim
+        return kv + h * values + (h * queries if mixer.q_rank is None else mixer.q_rank * (h + queries + 1))
 
     def _mlp_parameters(self, layer: LayerSpec) -> int:
         h, mlp = self.hidden_size, layer.mlp
@@ -161,16 +177,9 @@ class ModelSpec:
         architecture, family = family_of(config, source)
         fields = ConfigFields.of_text(config, source, family.defaults)
         _refuse_unsupported(fields, *family.activation)
-        n_heads = fields.integer("num_attention_heads")
         hidden_size = fields.integer("hidden_size")
-        n_layers = fields.integer("num_hidden_layers")
-        n_kv_heads = fields.integer("num_key_value_heads", default=n_heads)
-        head_dim = fields.integer("head_dim", default=hidden_size // n_heads)
-        if n_heads % n_kv_heads:
-            raise UnsupportedModel(
-                f"{source}: num_attention_heads ({n_heads}) is not a multiple of num_key_value_heads ({n_kv_heads})"
-            )
-        layers = family.layers(fields, n_layers)
+        layers = family.layers(fields, fields.integer("num_hidden_layers"))
+        n_heads, n_kv_heads, head_dim = _heads(fields, layers)
         max_positions = fields.integer("max_position_embeddings", default=2048)
         ropes = read_ropes(fields, family, layers, head_dim)
         is_sparse = all(isinstance(layer.mlp, ExpertsSpec) for layer in layers)
@@ -194,6 +203,20 @@ class ModelSpec:
             eos_token_ids=_token_ids(eos if eos is not None else fields.get("eos_token_id")),
             dtype=str(fields.get("dtype") or fields.get("torch_dtype") or "float32"),
         )
+
+
+def _heads(fields: ConfigFields, layers: tuple[LayerSpec, ...]) -> tuple[int, int, int]:
+    """Heads of queries, heads of keys and values, and their width. Compressed rows are one head for all queries."""
+    n_heads = fields.integer("num_attention_heads")
+    for layer in layers:
+        if isinstance(layer.mixer, LatentAttentionSpec):
+            return n_heads, 1, layer.mixer.row_size
+    n_kv_heads = fields.integer("num_key_value_heads", default=n_heads)
+    if n_heads % n_kv_heads:
+        raise UnsupportedModel(
+            f"{fields.source}: num_attention_heads ({n_heads}) is not a multiple of num_key_value_heads ({n_kv_heads})"
+        )
+    return n_heads, n_kv_heads, fields.integer("head_dim", default=fields.integer("hidden_size") // n_heads)
 
 
 def _refuse_unsupported(fields: ConfigFields, field: str, activation: str) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from palestra.model.errors import WeightsError
-from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec, ExpertsSpec, MlpSpec
+from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec, ExpertsSpec, LatentAttentionSpec, MlpSpec
 from palestra.model.loading.product_reader import ProductReader, Rows, Transposed
 from palestra.model.loading.progress import LoadProgress
 from palestra.model.loading.quantised_cache import QuantisedCache
@@ -54,6 +54,23 @@ class AttentionWeights:
     """[heads], float32."""
     row_norms: tuple[Tensor, Tensor] | None = None
     """Those of q and of k where they are normalised over all heads."""
+
+
+@dataclass(slots=True)
+class LatentAttentionWeights:
+    compress: FrozenWeight
+    """Compressed queries (or queries), compressed keys and values, and the rotated part of keys, stacked."""
+    compress_bias: Tensor | None
+    q_norm: Tensor | None
+    """None, as is `q_up`, where queries are not compressed."""
+    q_up: FrozenWeight | None
+    kv_norm: Tensor
+    keys: Tensor
+    """[heads, nope_dim, kv_rank]: from compressed rows to keys."""
+    values: Tensor
+    """[heads, value_dim, kv_rank]"""
+    o: FrozenWeight
+    o_bias: Tensor | None
 
 
 @dataclass(slots=True)
@@ -103,7 +120,7 @@ class ExpertsWeights:
 @dataclass(slots=True)
 class LayerWeights:
     input_norm: Tensor | None
-    mixer: AttentionWeights | DeltaNetWeights
+    mixer: AttentionWeights | LatentAttentionWeights | DeltaNetWeights
     mixer_out_norm: Tensor | None
     mlp_norm: Tensor | None
     mlp: MlpWeights | ExpertsWeights
@@ -201,15 +218,42 @@ class _Reader:
         norms = {place: self.norm(f"{name}.{norm}.weight", h) for place, norm in NORMS[layer.norms].items()}
         return LayerWeights(
             input_norm=norms.get("input"),
-            mixer=self.attention(f"{name}.self_attn", mixer)
-            if isinstance(mixer, AttentionSpec)
-            else self.delta_net(f"{name}.linear_attn", mixer),
+            mixer=self.mixer(name, mixer),
             mixer_out_norm=norms.get("mixer_out"),
             mlp_norm=norms.get("mlp"),
             mlp=self.dense(f"{name}.mlp", self.spec.intermediate_size, mlp)
             if isinstance(mlp, MlpSpec)
             else self.experts(f"{name}.mlp", mlp),
             mlp_out_norm=norms.get("mlp_out"),
+        )
+
+    def mixer(
+        self, name: str, mixer: AttentionSpec | LatentAttentionSpec | DeltaNetSpec
+    ) -> AttentionWeights | LatentAttentionWeights | DeltaNetWeights:
+        match mixer:
+            case AttentionSpec():
+                return self.attention(f"{name}.self_attn", mixer)
+            case LatentAttentionSpec():
+                return self.latent_attention(f"{name}.self_attn", mixer)
+            case DeltaNetSpec():
+                return self.delta_net(f"{name}.linear_attn", mixer)
+
+    def latent_attention(self, name: str, m: LatentAttentionSpec) -> LatentAttentionWeights:
+        heads, h = self.spec.n_heads, self.spec.hidden_size
+        q = ("q_proj", heads * m.qk_dim) if m.q_rank is None else ("q_a_proj", m.q_rank)
+        compress = [q, ("kv_a_proj_with_mqa", m.row_size)]
+        kv_up = self.get(f"{name}.kv_b_proj.weight", heads * (m.nope_dim + m.value_dim), m.kv_rank)
+        keys, values = kv_up.unflatten(0, (heads, -1)).split([m.nope_dim, m.value_dim], 1)
+        return LatentAttentionWeights(
+            compress=self.products.read([(f"{name}.{part}.weight", n) for part, n in compress], h),
+            compress_bias=self.biases(name, compress, m.has_bias),
+            q_norm=None if m.q_rank is None else self.norm(f"{name}.q_a_layernorm.weight", m.q_rank),
+            q_up=None if m.q_rank is None else self.product(f"{name}.q_b_proj.weight", heads * m.qk_dim, m.q_rank),
+            kv_norm=self.norm(f"{name}.kv_a_layernorm.weight", m.kv_rank),
+            keys=keys.contiguous(),
+            values=values.contiguous(),
+            o=self.product(f"{name}.o_proj.weight", h, heads * m.value_dim),
+            o_bias=self.biases(name, [("o_proj", h)], m.has_bias),
         )
 
     def attention(self, name: str, mixer: AttentionSpec) -> AttentionWeights:

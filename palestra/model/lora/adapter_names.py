@@ -20,7 +20,7 @@ Matrices = dict[str, Tensor]
 """By module, then ".lora_A.weight" or ".lora_B.weight"."""
 
 PREFIX = "base_model.model."
-ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj"})
+ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "qkv_proj", "q_a_proj", "kv_a_proj_with_mqa", "o_proj"})
 DELTA_NET = frozenset({"in_proj_q", "in_proj_k", "in_proj_v", "in_proj_z", "out_proj", "in_proj_qkv", "in_proj_qkvz"})
 EXPERTS = frozenset({"w1", "w2", "w3"})
 DENSE = frozenset({"gate_proj", "up_proj", "gate_up_proj", "down_proj"})

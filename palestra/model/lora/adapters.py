@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from palestra.model.errors import AdapterError
-from palestra.model.loading.layer_spec import AttentionSpec, ExpertsSpec, LayerSpec
+from palestra.model.loading.layer_spec import AttentionSpec, ExpertsSpec, LatentAttentionSpec, LayerSpec
 from palestra.model.loading.spec import ModelSpec
 from palestra.types import LoraConfig
 
@@ -60,7 +60,7 @@ class Site:
 SiteName = tuple[int, str]
 """(layer, one of SITE_KINDS), or UNEMBED."""
 UNEMBED: SiteName = (-1, "unembed")
-SITE_KINDS = ("qkv", "o", "gate_up", "down", "z", "shared_gate_up", "shared_down")
+SITE_KINDS = ("qkv", "o", "gate_up", "down", "z", "shared_gate_up", "shared_down", "q_up")
 LARGE_ROW = 64 << 20  # numbers; 256 MB. Most adapters of dense models are smaller, those of experts larger
 SITE_ENTRIES = 4  # one A, and B matrices of up to three projections
 
@@ -173,6 +173,15 @@ def _mixer_sites(spec: ModelSpec, n: int, layer: LayerSpec) -> list[tuple[str, i
         if mixer.is_fused:
             qkv = [(f"{name}.qkv_proj", q + 2 * kv)]
         return [("qkv", h, qkv), ("o", q, [(f"{name}.o_proj", h)])]
+    if isinstance(mixer, LatentAttentionSpec):
+        name = f"model.layers.{n}.self_attn"
+        q_a = (
+            (f"{name}.q_proj", spec.n_heads * mixer.qk_dim)
+            if mixer.q_rank is None
+            else (f"{name}.q_a_proj", mixer.q_rank)
+        )
+        compress = [q_a, (f"{name}.kv_a_proj_with_mqa", mixer.row_size)]
+        return [("qkv", h, compress), ("o", spec.n_heads * mixer.value_dim, [(f"{name}.o_proj", h)])]
     name, keys, values = f"model.layers.{n}.linear_attn", mixer.key_size, mixer.value_size
     if mixer.is_interleaved:
         joined = [(f"{name}.in_proj_qkvz", mixer.conv_size + values)]

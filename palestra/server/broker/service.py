@@ -21,6 +21,7 @@ from palestra.server.broker.push_retries import RetriedPushes
 from palestra.server.broker.timelines import Timelines
 from palestra.server.core.observer import CallObserver
 from palestra.store import Store
+from palestra.types.episode_wire import Cancel
 from palestra.types.episodes import ClaimBlocker, RunInfo
 
 
@@ -61,6 +62,27 @@ class EpisodeService:
         full = self.backpressure.full().get(self.broker.board.engine_of(owner, info.run))
         reason = info.held or (f"{ClaimBlocker.ENGINE_FULL}: {full}" if full else "")
         return replace(info, calls_running=self.calls.running[owner, info.run], held=reason)
+
+    async def cancel(self, owner: str, request: Cancel) -> int:
+        """Cancels episodes or groups of a run and returns the number of episodes."""
+        cancelled = await self.broker.do_in_parts(
+            lambda board, now: board.cancel_in_parts(
+                owner,
+                request.run,
+                now,
+                episode_ids=request.episode_ids,
+                group_ids=request.group_ids,
+                reason=request.reason,
+            )
+        )
+        self.broker.observer.changed("episodes cancelled", owner, request.run, count=cancelled, reason=request.reason)
+        return cancelled
+
+    async def requeue(self, owner: str, episode_ids: Sequence[str]) -> int:
+        """Puts parked episodes back into the queue."""
+        requeued = await self.broker.do(lambda board, now: board.requeue(owner, episode_ids, now))
+        self.broker.observer.requeued(owner, episode_ids)
+        return requeued
 
     def begin_shutdown(self) -> None:
         self.broker.begin_shutdown()

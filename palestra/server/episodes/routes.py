@@ -199,19 +199,11 @@ async def get_run(run: RunName, episodes: EpisodesNow, caller: Trainer) -> Respo
 async def cancel(request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
     """Cancel episodes or groups; their players learn it with the next heartbeat, call or end."""
     body = await read_record(request, w.Cancel)
-    cancelled = await episodes.broker.do_in_parts(
-        lambda board, now: board.cancel_in_parts(
-            caller.owner, body.run, now, episode_ids=body.episode_ids, group_ids=body.group_ids, reason=body.reason
-        )
-    )
-    episodes.broker.observer.changed("episodes cancelled", caller.owner, body.run, count=cancelled, reason=body.reason)
-    return json_response(w.Cancelled(cancelled))
+    return json_response(w.Cancelled(await episodes.cancel(caller.owner, body)))
 
 
 @router.post("/requeue", openapi_extra=body_of(w.Requeue), responses=answer_of(w.Requeued))
 async def requeue(request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
     """Put parked episodes back into the queue."""
     body = await read_record(request, w.Requeue)
-    requeued = await episodes.broker.do(lambda board, now: board.requeue(caller.owner, body.episode_ids, now))
-    episodes.broker.observer.requeued(caller.owner, body.episode_ids)
-    return json_response(w.Requeued(requeued))
+    return json_response(w.Requeued(await episodes.requeue(caller.owner, body.episode_ids)))

@@ -10,7 +10,6 @@ from pathlib import Path
 from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
-from starlette.types import Receive, Scope, Send
 
 from palestra.server.core.callers import TRAINERS, Caller
 from palestra.server.core.errors import Refusal, not_kept
@@ -18,7 +17,7 @@ from palestra.server.core.wire_errors import WireError
 from palestra.server.http.auth import Authenticator
 from palestra.server.model_api.chat import routes as openai_routes
 from palestra.server.model_api.service import ModelApi
-from palestra.server.pages import playground_routes, server_routes
+from palestra.server.pages import episode_routes, key_routes, playground_routes, server_routes
 from palestra.server.pages.access import CALLER, AdminNow, ServerAccess
 from palestra.server.services import ServerServices
 from palestra.store.errors import StoreError
@@ -28,28 +27,16 @@ from palestra.view.api import get_catalogue
 from palestra.view.app import Extension, PageContext, create_app, show_error
 from palestra.view.catalogue import Catalogue
 
-MOUNT = "/ui"
 FOLDER = Path(__file__).parent
 EVERYBODY, ADMINS = (*TRAINERS, Rights.METRICS), (Rights.ADMIN,)
 PLACES = (
     ("Runs", "", ADMINS),
     ("Server", "server", EVERYBODY),
+    ("Episodes", "episodes", TRAINERS),
     ("Playground", "playground", TRAINERS),
+    ("Keys", "keys", ADMINS),
 )
 """Title, path and who may see it: whoever may call what is behind it."""
-
-
-class ServerPages:
-    """Made at the first request: most servers are never looked at, and templates take their time."""
-
-    def __init__(self, services: ServerServices, authenticator: Authenticator, model_api: ModelApi):
-        self._parts = services, authenticator, model_api
-        self._app: FastAPI | None = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._app is None:
-            self._app = create_pages(*self._parts)
-        await self._app(scope, receive, send)
 
 
 def create_pages(services: ServerServices, authenticator: Authenticator, model_api: ModelApi) -> FastAPI:
@@ -60,7 +47,7 @@ def create_pages(services: ServerServices, authenticator: Authenticator, model_a
         app.state.store, app.state.last_uses = services.store, authenticator.last_uses
         app.state.authenticator, app.state.max_body_bytes = access, access.max_body_bytes
         app.dependency_overrides[get_catalogue] = _runs
-        for routes in (server_routes, playground_routes):
+        for routes in (server_routes, episode_routes, playground_routes, key_routes):
             app.include_router(routes.api)
             app.include_router(routes.pages)
         app.include_router(openai_routes.router, prefix="/v1", include_in_schema=False)

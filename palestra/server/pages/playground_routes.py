@@ -12,6 +12,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 from msgspec import Struct
 
+from palestra.chat import ChatTokenizer
+from palestra.server.broker.service import EpisodeService
 from palestra.server.core.callers import Caller
 from palestra.server.core.paths import TinkerPath
 from palestra.server.model_api.service import ModelApi
@@ -47,8 +49,9 @@ class PlaygroundModel(Struct, frozen=True):
 
 class ShownToken(Struct, frozen=True):
     text: str
-    logprob: float
-    level: int
+    logprob: float | None = None
+    """None: a whole answer in which something is masked."""
+    level: int = 0
     """0 to 8: the higher, the less likely."""
 
 
@@ -80,7 +83,7 @@ async def traces_page(request: Request, caller: TrainerNow) -> HTMLResponse:
 async def trace_page(request: Request, caller: TrainerNow, trace_id: str, turn: int | None = None) -> HTMLResponse:
     service: ModelApi = request.app.state.model_api
     trace = await service.traces.one(caller, trace_id)
-    turns = [{**one, "strips": await _strips(service, caller, one)} for one in trace["turns"]]
+    turns = [{**one, "strips": await _strips(request, caller, one)} for one in trace["turns"]]
     shown = {"messages": show_messages(_conversation(turns, turn))}
     return render(request, "trace.html", trace=trace, turns=turns, shown=shown)
 
@@ -105,15 +108,22 @@ async def _models(request: Request, caller: Caller) -> list[PlaygroundModel]:
     return served + saved
 
 
-async def _strips(service: ModelApi, caller: Caller, turn: JsonObject) -> list[list[ShownToken]]:
+async def _strips(request: Request, caller: Caller, turn: JsonObject) -> list[list[ShownToken]]:
     """The tokens of each answer."""
-    tokenizer = await service.models.tokenizer(await service.models.find(caller, turn["base_model"]))
+    models = request.app.state.model_api.models
+    tokenizer = await models.tokenizer(await models.find(caller, turn["base_model"]))
+    return [await _strip(request.app.state.episodes, tokenizer, sample) for sample in turn["samples"]]
+
+
+async def _strip(episodes: EpisodeService, tokenizer: ChatTokenizer, sample: JsonObject) -> list[ShownToken]:
+    tokens = sample["tokens"][:MAX_TOKENS]
+    text = tokenizer.decode(tokens, skip_special=False)
+    (masked,) = await episodes.masking.of([text])
+    if masked != text:
+        return [ShownToken(masked)]
     return [
-        [
-            ShownToken(tokenizer.decode([token], skip_special=False), logprob, _level(logprob))
-            for token, logprob in zip(sample["tokens"][:MAX_TOKENS], sample["logprobs"], strict=False)
-        ]
-        for sample in turn["samples"]
+        ShownToken(tokenizer.decode([token], skip_special=False), logprob, _level(logprob))
+        for token, logprob in zip(tokens, sample["logprobs"], strict=False)
     ]
 
 

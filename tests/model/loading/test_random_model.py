@@ -56,6 +56,8 @@ VARIANTS = {
     "granite": {"family": "granite"},
     "gemma3": {"family": "gemma3"},
     "glm4_moe": {"family": "glm4_moe"},
+    "glm4_moe_lite": {"family": "glm4_moe_lite"},
+    "deepseek_v3": {"family": "deepseek_v3"},
     "seed_oss": {"family": "seed_oss"},
     "sharded": {"family": "qwen3", "shards": 3},
 }

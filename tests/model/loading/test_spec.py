@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from palestra.model import ModelSpec, UnsupportedModel
+from palestra.model.attention.kv_cache import KVCache
 from palestra.model.loading.families import FAMILIES
 from palestra.model.loading.layer_spec import AttentionSpec
 
@@ -82,7 +84,19 @@ def test_gpt_oss_alone_means_the_published_120b():
 
 @pytest.mark.parametrize(
     "architecture",
-    ["Ministral3", "Phi3", "Olmo2", "Olmo3", "SmolLM3", "Granite", "SeedOss", "Gemma3", "Glm4Moe"],
+    [
+        "Ministral3",
+        "Phi3",
+        "Olmo2",
+        "Olmo3",
+        "SmolLM3",
+        "Granite",
+        "SeedOss",
+        "Gemma3",
+        "Glm4Moe",
+        "Glm4MoeLite",
+        "DeepseekV3",
+    ],
 )
 def test_absent_fields_of_later_families_mean_what_the_class_says(architecture):
     import transformers
@@ -95,10 +109,11 @@ def test_absent_fields_of_later_families_mean_what_the_class_says(architecture):
         truth.hidden_size,
         truth.intermediate_size,
     )
+    n_kv_heads = 1 if spec.kv_sides == 1 else truth.num_key_value_heads
     assert (spec.n_layers, spec.n_heads, spec.n_kv_heads) == (
         truth.num_hidden_layers,
         truth.num_attention_heads,
-        truth.num_key_value_heads,
+        n_kv_heads,
     )
     assert (spec.max_positions, spec.norm_eps) == (truth.max_position_embeddings, truth.rms_norm_eps)
     assert spec.tie_embeddings == truth.tie_word_embeddings
@@ -125,6 +140,18 @@ def test_gemma_3_4b_says_five_fields_and_means_the_rest():
     assert (full.type, full.theta, local.type, local.theta) == ("linear", 1e6, "default", 1e4)
 
 
+def test_compressed_rows_are_what_is_cached_of_a_token():
+    """As published: 576 numbers in each layer, whatever the number of heads."""
+    spec = ModelSpec.from_config({"architectures": ["DeepseekV3ForCausalLM"]})
+    assert spec.kv_numbers_per_token == 61 * 576
+    assert 670e9 < spec.n_parameters < 672e9
+    flash = ModelSpec.from_config({"architectures": ["Glm4MoeLiteForCausalLM"]})
+    assert flash.kv_numbers_per_token == 47 * 576
+    assert 29e9 < flash.n_parameters < 31e9
+    cache = KVCache(flash, 2, 8, dtype=torch.bfloat16, device=torch.device("meta"))
+    assert cache._pages.numel() == 2 * 8 * flash.kv_numbers_per_token
+
+
 def test_longrope_ends_where_its_short_factors_end():
     """Phi-3-mini-128k: behind the original length the whole sequence would need other frequencies."""
     rope = {"type": "su", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
@@ -143,6 +170,8 @@ def test_longrope_ends_where_its_short_factors_end():
         ({"architectures": ["Gemma3ForCausalLM"], "hidden_activation": "gelu"}, "supported: 'gelu_pytorch_tanh'"),
         ({"architectures": ["Glm4MoeForCausalLM"], "n_group": 3}, r"n_group \(3\) must divide the 128 experts"),
         ({"architectures": ["Glm4MoeForCausalLM"], "first_k_dense_replace": -1}, "must be a number of layers"),
+        ({"architectures": ["Glm4MoeLiteForCausalLM"], "mlp_layer_types": ["dense"]}, "of all 47 layers if they are"),
+        ({"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 0}, "'kv_lora_rank' must be a positive whole"),
         ({"architectures": ["GraniteForCausalLM"], "logits_scaling": 0}, "'logits_scaling' must not be 0"),
         (
             {"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "longrope", "short_factor": [1.0]}},
@@ -162,7 +191,9 @@ def test_another_slope_of_gpt_oss_activation_is_refused():
         ModelSpec.from_config({"architectures": ["GptOssForCausalLM"], "swiglu_alpha": 1.5})
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_moe", "qwen3_5_moe", "qwen3_next", "granite", "gemma3"])
+@pytest.mark.parametrize(
+    "family", ["qwen3_5", "qwen3_moe", "qwen3_5_moe", "qwen3_next", "granite", "gemma3", "deepseek_v3"]
+)
 def test_counted_parameters_are_those_of_the_files(random_model, family):
     from safetensors.torch import load_file
 
@@ -174,7 +205,19 @@ def test_counted_parameters_are_those_of_the_files(random_model, family):
 
 def test_every_architecture_has_a_family_of_its_own_name():
     names = {"llama", "mistral", "qwen2", "qwen3", "qwen3_5", "qwen3_moe", "qwen3_5_moe", "qwen3_next", "gpt_oss"}
-    names |= {"ministral3", "phi3", "olmo2", "olmo3", "smollm3", "granite", "seed_oss", "gemma3", "glm4_moe"}
+    names |= {
+        "ministral3",
+        "phi3",
+        "olmo2",
+        "olmo3",
+        "smollm3",
+        "granite",
+        "seed_oss",
+        "gemma3",
+        "glm4_moe",
+        "glm4_moe_lite",
+        "deepseek_v3",
+    }
     assert {family.name for family in FAMILIES.values()} == names
 
 

@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from palestra.model import AdapterPool, UnsupportedModel, export_merged, load_adapter, load_model, save_adapter
+from palestra.model.attention.packed import PackedAttention
+from palestra.model.lora.linear import LoraPlan
 
 WRAPPER = "Mistral3ForConditionalGeneration"
 slow = pytest.mark.slow
@@ -20,6 +22,7 @@ slow = pytest.mark.slow
     [
         "phi3",
         "granite",
+        "deepseek_v3",
         *(
             pytest.param(one, marks=slow)
             for one in ("ministral3", "olmo3", "smollm3", "seed_oss", "gemma3", "glm4_moe")
@@ -46,11 +49,16 @@ def test_fused_projections_are_trained_as_one(get_bench):
     assert names == {"qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head"}
 
 
-@pytest.mark.parametrize("weights", ["int8", "nf4"])
-def test_fused_projections_are_kept_in_few_bits(get_bench, weights):
-    bench = get_bench(family="phi3")
+@pytest.mark.parametrize("family", ["phi3", "deepseek_v3"])
+@pytest.mark.parametrize(("weights", "bound"), [("int8", 0.1), ("nf4", 0.6)])
+def test_stacked_projections_are_kept_in_few_bits(get_bench, family, weights, bound):
+    bench = get_bench(family=family)
     packed = load_model(bench.model.folder, weights=weights)
-    assert packed.decoder.weights.layers[0].mixer.qkv.shape == bench.model.decoder.weights.layers[0].mixer.qkv.shape
+    tokens = torch.arange(3, 40)
+    attend = PackedAttention([len(tokens)], packed.spec.windows)
+    with torch.no_grad():
+        hidden = [m.decoder(tokens, torch.arange(37), attend, LoraPlan()) for m in (bench.model, packed)]
+    assert 0 < (hidden[0] - hidden[1]).norm() < bound * hidden[0].norm()
 
 
 @pytest.fixture

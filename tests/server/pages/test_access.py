@@ -9,7 +9,7 @@ import pytest
 
 from tests.waiting import until
 
-PAGES = ("/server", "/playground", "/traces")
+PAGES = ("/server", "/episodes", "/playground", "/traces", "/keys")
 
 
 def test_without_a_key_pages_lead_to_the_login_and_programs_get_401(open_browser):
@@ -87,8 +87,8 @@ def test_runs_are_for_admins(keyed, open_browser):
 @pytest.mark.parametrize(
     ("name", "places"),
     [
-        ("carol", ["Runs", "Server", "Playground"]),
-        ("alice", ["Server", "Playground"]),
+        ("carol", ["Runs", "Server", "Episodes", "Playground", "Keys"]),
+        ("alice", ["Server", "Episodes", "Playground"]),
         ("prometheus", ["Server"]),
     ],
 )
