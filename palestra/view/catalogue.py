@@ -11,7 +11,7 @@ from collections import OrderedDict
 from itertools import pairwise
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, ValidationError, convert
 
 from palestra.runs.overview import overview
 from palestra.runs.reader import RunNotFound, RunReader, list_runs
@@ -81,18 +81,17 @@ class Catalogue:
         raise RunNotFound(f"there is no run {name[:100]!r} in {self.root}{hint}")
 
     def metrics(self, run: RunReader) -> MetricTable:
-        """The run's metrics as they are now."""
+        """The run's metrics as they are now, in a table that later calls leave as it is."""
         with self._lock:
-            table = self._tables.pop(run.path, None) or MetricTable(run.metrics_file)
+            table = (self._tables.pop(run.path, None) or MetricTable(run.metrics_file)).updated()
             self._tables[run.path] = table
             if len(self._tables) > MAX_TABLES:
                 self._tables.popitem(last=False)
-            table.refresh()
             return table
 
     def find(self, text: str = "", limit: int = 200, offset: int = 0) -> RunPage:
         """The runs that fit a filter."""
-        rows = [self.row(run) for run in self._runs()]
+        rows = [self.row(run) for run in list_runs(self.root)]
         found = [row for row in rows if fits(row, text)]
         found.sort(key=lambda row: row.is_starred, reverse=True)  # stable: starred ones first, each part newest first
         return RunPage(found[offset : offset + limit], len(found), len(rows))
@@ -103,12 +102,6 @@ class Catalogue:
         if known is None or known[0] != print_now or known[1].status == "running":
             self._rows[run.name] = known = (print_now, _read_row(run))
         return known[1]
-
-    def _runs(self) -> list[RunReader]:
-        try:
-            return list_runs(self.root)
-        except OSError:  # a run was deleted between listing and looking at it
-            return list_runs(self.root)
 
 
 def fits(row: RunRow, text: str) -> bool:
@@ -148,15 +141,12 @@ def _read_row(run: RunReader) -> RunRow:
     except (RunError, AttributeError, KeyError, TypeError) as error:
         row.setdefault("error", str(error))
     known = {name: row.get(name) for name in RunRow.__struct_fields__ if name in row}
-    return RunRow(
-        **{
-            **known,
-            "environments": environments,
-            "is_starred": STAR in row["tags"],
-            "curve_name": curve_name,
-            "curve": curve,
-        }
-    )
+    made = {"environments": environments, "is_starred": STAR in row["tags"], "curve_name": curve_name, "curve": curve}
+    try:
+        return convert({**known, **made}, RunRow)
+    except ValidationError as error:
+        damaged = dict.fromkeys(known) | {"name": run.name, "status": "damaged", "tags": [], "notes": []}
+        return convert({**damaged, **made, "is_starred": False, "error": f"{run.config_file}: {error}"}, RunRow)
 
 
 def _curve(table: MetricTable, name: str) -> list[float]:

@@ -15,6 +15,7 @@ from palestra.runs.record_files import read_added
 from palestra.util.json_types import JsonObject
 
 NOT_METRICS = frozenset({"step", "attempt"})
+MAX_STEP = 1 << 53  # what is larger is no step, and charts could not place it
 
 
 class MetricTable:
@@ -31,6 +32,20 @@ class MetricTable:
         """How far the file was read."""
         self._attempt: object = None
         self._inode: int | None = None
+
+    def updated(self) -> MetricTable:
+        """This table if the file is as it was, else a newer one: whoever reads this one meanwhile sees no change."""
+        try:
+            known = self._file.stat()
+        except OSError:
+            return MetricTable(self._file)
+        if known.st_ino == self._inode and known.st_size == self.offset:
+            return self
+        newer = MetricTable(self._file)
+        newer.steps, newer.offset, newer._attempt, newer._inode = [*self.steps], self.offset, self._attempt, self._inode
+        newer.columns = {name: column[:] for name, column in self.columns.items()}
+        newer.refresh()
+        return newer
 
     def refresh(self) -> None:
         """Reads what the trainer has written since the last call."""
@@ -69,7 +84,7 @@ class MetricTable:
 
     def _add(self, row: JsonObject) -> None:
         step = row.get("step")
-        if not isinstance(step, int):
+        if not isinstance(step, int) or abs(step) > MAX_STEP:
             return
         if row.get("attempt") != self._attempt:
             self._attempt = row.get("attempt")
@@ -84,9 +99,17 @@ class MetricTable:
                 continue
             if name not in self.columns:
                 self.columns[name] = array("d", [math.nan]) * len(self.steps)
-            self.columns[name][place] = value
+            self.columns[name][place] = _double(value)
 
     def _cut(self, length: int) -> None:
         del self.steps[length:]
         for column in self.columns.values():
             del column[length:]
+
+
+def _double(value: float) -> float:
+    """The number as a column keeps it; JSON may have integers that no float can hold."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan

@@ -87,7 +87,7 @@ def read_run(catalogue: Catalogue, name: str) -> RunDetail:
         command=facts.get("command"),
         git_commit=facts.get("git_commit"),
         seconds=_seconds(table, events, status),
-        attempts=max((int(event.get("attempt", 1)) for event in events), default=1),
+        attempts=max(map(_attempt, events), default=1),
         is_stopping=run.is_asked_to_stop and status is RunStatus.RUNNING,
         resume=resume_command(run) if status.can_resume and "kind" in about else None,
         warnings=find_warnings(table, status, run.path),
@@ -143,7 +143,7 @@ def read_checkpoints(catalogue: Catalogue, name: str) -> list[CheckpointRow]:
 
 def _about(run: RunReader) -> JsonObject:
     about = run.read_about()
-    if not isinstance(about, dict):
+    if not isinstance(about, dict) or not all(isinstance(about.get(part) or {}, dict) for part in ("config", "facts")):
         raise RunError(f"{run.config_file}: not the config of a run")
     return about
 
@@ -153,13 +153,18 @@ def _seconds(table: MetricTable, events: list[JsonObject], status: RunStatus) ->
     signs: dict[int, list[float]] = {}
     for event in events:
         if isinstance(event.get("time"), int | float):
-            signs.setdefault(int(event.get("attempt", 1)), []).append(float(event["time"]))
+            signs.setdefault(_attempt(event), []).append(float(event["time"]))
     newest = max(signs, default=1)
     if status is RunStatus.RUNNING:
         signs.setdefault(newest, []).append(time.time())
     elif (last := table.last("time")) is not None:
         signs.setdefault(newest, []).append(last)
     return sum(max(times) - min(times) for times in signs.values())
+
+
+def _attempt(event: JsonObject) -> int:
+    number = event.get("attempt")
+    return number if isinstance(number, int) else 1
 
 
 def _end_of(file: Path) -> tuple[str, bool]:
