@@ -19,6 +19,7 @@ from palestra.cli.lazy import LazyCommand, LazyGroup
         LazyCommand(
             "tasks", "palestra.cli.agent_tasks:tasks", "List coding tasks and whether they can be played here."
         ),
+        LazyCommand("warm-up", "palestra.cli.agent_tasks:warm_up", "Make warm-up tasks, the easiest level."),
         LazyCommand("verify", "palestra.cli.agent_tasks:verify", "Play the solution of coding tasks, and judge it."),
     ],
 )

@@ -1,4 +1,4 @@
-"""`palestra agent tasks`, `verify` and `convert`: coding tasks without an agent.
+"""`palestra agent tasks`, `verify`, `convert` and `warm-up`: coding tasks without an agent.
 
 Owns: arguments and printing. Never touches: reading and judging tasks.
 """
@@ -132,3 +132,17 @@ def convert(rows: Path, folder: Path, repositories: Path, runner: str | None, im
             click.echo(made)
             count += 1
     click.echo(f"{count} tasks were made; to try them: palestra agent verify {folder}", err=True)
+
+
+@click.command("warm-up")
+@click.argument("folder", type=FOLDER)
+@click.option("--count", type=click.IntRange(1), default=240, show_default=True, help="Number of tasks.")
+@click.option("--first", type=click.IntRange(0), default=0, show_default=True, help="Number of the first task.")
+@click.option("--held-out", is_flag=True, help="Tasks for evaluation, about files that no other task names.")
+def warm_up(folder: Path, count: int, first: int, held_out: bool) -> None:
+    """Make task folders in FOLDER of the easiest level: each asks for one short command of the shell. A task depends on
+    its number alone."""
+    from palestra.coding.warm_up import write_warm_up
+
+    made = write_warm_up(folder, count, first, held_out=held_out)
+    click.echo(f"{len(made)} tasks are in {folder}; to try them: palestra agent verify {folder}")

@@ -130,7 +130,8 @@ class CodingTask:
     @property
     def level(self) -> str:
         """The task's level or difficulty, in the words of its author; empty if it has none."""
-        return str(self.metadata.get("level") or self.metadata.get("difficulty") or "")
+        found = (self.metadata.get(key) for key in ("level", "difficulty"))
+        return next((str(one) for one in found if one not in (None, "")), "")
 
     @property
     def tags(self) -> list[str]:

@@ -10,13 +10,13 @@ as the task has them, and the tests are put in last.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from palestra.coding import parts
 from palestra.coding.errors import BrokenWork, TaskError, VerifierError
+from palestra.coding.scratch import scratch_folder
 from palestra.coding.task import CodingTask, RewardPart
 from palestra.coding.work import AgentWork, changes
 from palestra.sandbox import Sandbox, SandboxError
@@ -41,8 +41,8 @@ async def verify(task: CodingTask, sandbox: Sandbox) -> CodingVerdict:
     values: dict[str, float] = {}
     named: dict[str, float] = {}
     logs: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="palestra-verify-") as folder:
-        work = await _taken(task, sandbox, Path(folder))
+    with scratch_folder() as folder:
+        work = await _taken(task, sandbox, folder)
         for part in task.parts:
             found = await _judged(part, work)
             values[part.name] = found.value
@@ -58,8 +58,8 @@ async def verify(task: CodingTask, sandbox: Sandbox) -> CodingVerdict:
 async def diff(task: CodingTask, sandbox: Sandbox) -> str:
     """Returns what changed in the working folder since the task began, as a patch. Raises VerifierError and
     SandboxError as `verify` does."""
-    with tempfile.TemporaryDirectory(prefix="palestra-diff-") as folder:
-        work = await _taken(task, sandbox, Path(folder))
+    with scratch_folder() as folder:
+        work = await _taken(task, sandbox, folder)
         try:
             return await changes(work)
         except BrokenWork:

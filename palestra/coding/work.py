@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shlex
 import tarfile
-import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from palestra.coding.dockerfile import folder_files
 from palestra.coding.environment import prepare, put
 from palestra.coding.errors import BrokenWork, TaskError
+from palestra.coding.scratch import scratch_folder
 from palestra.coding.task import CodingTask, TaskFile
 from palestra.sandbox import Sandbox, SandboxEnded, SandboxError, SandboxSpec, SandboxUnavailable
 from palestra.sandbox.spec import MIB
@@ -26,6 +26,7 @@ MOST_BYTES = 256 * MIB
 IGNORED = ("__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache", "node_modules")
 """Folders that tools leave, which are nobody's work."""
 PATCH_S = 120.0
+NO_BASE = 99  # a status that git and tar do not end with
 EXCLUDED = " ".join(f"':(exclude,glob)**/{one}/**'" for one in IGNORED)
 GIT = "git --git-dir=/tmp/base.git --work-tree=. -c core.quotePath=false -c user.name=base -c user.email=base@localhost"
 
@@ -88,13 +89,13 @@ class AgentWork:
         return any(fnmatch(PurePosixPath(path).name, pattern) for pattern in self.task.protect)
 
     async def _restore_from(self, archive: Path, sandbox: Sandbox) -> None:
-        with tarfile.open(archive) as packed, tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(archive) as packed, scratch_folder() as folder:
             files: list[TaskFile] = []
             for number, entry in enumerate(packed):
                 path = f"{self.task.workdir}/{entry.name}"
                 content = packed.extractfile(entry) if entry.isfile() and self._is_ours(path) else None
                 if content is not None:
-                    (copied := Path(folder) / str(number)).write_bytes(content.read())
+                    (copied := folder / str(number)).write_bytes(content.read())
                     files.append(TaskFile(copied, path))
             await put(sandbox, files)
 
@@ -111,10 +112,11 @@ async def changes(work: AgentWork) -> str:
         begin = f"{GIT} init -q && {add} && {GIT} commit -q --allow-empty -m base"
         replace_all = "find . -mindepth 1 -delete && tar -x -o"
         show = f"{add} && {GIT} diff --cached --no-color --no-ext-diff --no-textconv --binary HEAD"
-        for command, data in ((begin, b""), (replace_all, work.archive.read_bytes()), (show, b"")):
-            done = await sandbox.exec(command, stdin=data, max_output=MOST_BYTES)
-            if done.status:
-                words = done.stderr.decode(errors="replace").strip().splitlines() or [f"status {done.status}"]
-                kind = TaskError if command is begin else BrokenWork
-                raise kind(f"the changes cannot be compared: {words[-1]}")
+        # In one go: entering a sandbox takes longer than all of it.
+        command = f"{{ {begin}; }} </dev/null || exit {NO_BASE}; {replace_all} && {show}"
+        done = await sandbox.exec(command, stdin=work.archive.read_bytes(), max_output=MOST_BYTES)
+        if done.status:
+            words = done.stderr.decode(errors="replace").strip().splitlines() or [f"status {done.status}"]
+            kind = TaskError if done.status == NO_BASE else BrokenWork
+            raise kind(f"the changes cannot be compared: {words[-1]}")
         return done.text

@@ -14,21 +14,23 @@ from pathlib import Path
 from palestra.util.locks import FileLock, Locked
 
 LOCK = "owner.lock"
+SANDBOXES = "sandboxes"
 
 
-def base() -> Path:
+def base(kind: str = SANDBOXES) -> Path:
     """Returns where the folders of this user are."""
-    return Path(tempfile.gettempdir()) / f"palestra-sandboxes-{os.getuid()}"
+    return Path(tempfile.gettempdir()) / f"palestra-{kind}-{os.getuid()}"
 
 
 class OwnedFolder:
     """A folder that is locked by this process for as long as it lives. Raises OSError."""
 
-    def __init__(self) -> None:
-        base().mkdir(mode=0o700, exist_ok=True)
-        if base().lstat().st_uid != os.getuid():
-            raise PermissionError(f"{base()} belongs to somebody else")
-        self.path = base() / uuid.uuid4().hex
+    def __init__(self, kind: str = SANDBOXES) -> None:
+        parent = base(kind)
+        parent.mkdir(mode=0o700, exist_ok=True)
+        if parent.lstat().st_uid != os.getuid():
+            raise PermissionError(f"{parent} belongs to somebody else")
+        self.path = parent / uuid.uuid4().hex
         self.path.mkdir(mode=0o700)
         self._lock = FileLock(self.path / LOCK)
 
@@ -37,9 +39,9 @@ class OwnedFolder:
         self._lock.release()
 
 
-def abandoned() -> list[Path]:
+def abandoned(kind: str = SANDBOXES) -> list[Path]:
     """Returns the folders whose owners have ended."""
-    return [folder for folder in base().glob("*") if (folder / LOCK).exists() and not _is_held(folder / LOCK)]
+    return [folder for folder in base(kind).glob("*") if (folder / LOCK).exists() and not _is_held(folder / LOCK)]
 
 
 def _is_held(lock: Path) -> bool:

@@ -18,6 +18,7 @@ from palestra.runs.reader import Part
 from palestra.view import rollout_detail, run_detail
 from palestra.view.catalogue import Catalogue
 from palestra.view.charts import Axis, Window, read_board, read_series
+from palestra.view.comparison import compare_charts, compare_runs
 from palestra.view.live import follow
 from palestra.view.rollout_list import Order, RolloutQuery, list_rollouts
 
@@ -185,6 +186,19 @@ def apply_labels(runs: Catalogue, name: str, change: LabelChange) -> object:
     if change.note:
         add_note(found.path, change.note)
     return runs.row(found)
+
+
+@router.get("/compare")
+def show_comparison(runs: Runs, run: Annotated[list[str], Query()]) -> Response:
+    """Two to eight runs beside each other: where their configs differ, their newest metrics, and tasks of their last
+    evaluations that one solved and another did not."""
+    return json_response(compare_runs(runs, run))
+
+
+@router.get("/compare/charts")
+def show_compared_charts(runs: Runs, window: Shown, run: Annotated[list[str], Query()]) -> Response:
+    """A chart for each of the metrics looked at first, with a line for each of the runs."""
+    return json_response(compare_charts(runs, run, window))
 
 
 def json_response(content: object) -> Response:

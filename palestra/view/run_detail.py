@@ -13,12 +13,12 @@ from msgspec import Struct
 
 from palestra.runs.control import resume_command
 from palestra.runs.facts import flatten
+from palestra.runs.metric_table import MetricTable
 from palestra.runs.reader import Part, RunNotFound, RunReader, RunStatus
 from palestra.runs.record_files import RunError
 from palestra.runs.saved_checkpoints import best_of, list_checkpoints
 from palestra.util.json_types import JsonObject
 from palestra.view.catalogue import Catalogue, RunRow
-from palestra.view.metric_table import MetricTable
 from palestra.view.run_warnings import RunWarning, find_warnings
 
 LOG_LINES = 500
