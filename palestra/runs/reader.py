@@ -108,7 +108,12 @@ class RunReader:
 
     def read_about(self) -> Row:
         """`config` as the run had it, `facts` about where it ran, `created`, `kind`."""
-        return read_json(self.config_file)
+        about = read_json(self.config_file)
+        if not isinstance(about, dict) or not all(
+            isinstance(about.get(part) or {}, dict) for part in ("config", "facts")
+        ):
+            raise RunError(f"{self.config_file}: not the config of a run")
+        return about
 
     def read_summary(self) -> Row:
         return read_json(self.summary_file) if self.summary_file.is_file() else {}

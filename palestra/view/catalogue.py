@@ -70,7 +70,8 @@ class Catalogue:
     def __init__(self, root: Path) -> None:
         self.root = root.expanduser().absolute()
         self._index = RowIndex(self.root)
-        self._rows = {name: (known, _decode(row)) for name, (known, row) in self._index.load().items()}
+        kept = {name: (known, _decode(row)) for name, (known, row) in self._index.load().items()}
+        self._rows = {name: (known, row) for name, (known, row) in kept.items() if row is not None}
         self._tables: OrderedDict[Path, MetricTable] = OrderedDict()
         self._lock = threading.Lock()
         """Protects the tables: requests are answered in threads."""
@@ -107,7 +108,9 @@ class Catalogue:
         print_now = _fingerprint(run.path)
         known = self._rows.get(run.name)
         if known is None or known[0] != print_now or known[1].status == RunStatus.RUNNING:
-            self._rows[run.name] = known = (print_now, self._read_row(run))
+            read = (print_now, self._read_row(run))
+            if read != known:  # the index stores what is new here
+                self._rows[run.name] = known = read
         return known[1]
 
     def _read_row(self, run: RunReader) -> RunRow:
@@ -156,8 +159,12 @@ def fits(row: RunRow, text: str) -> bool:
     return True
 
 
-def _decode(row: bytes) -> RunRow:
-    return msgspec.json.decode(row, type=RunRow)
+def _decode(row: bytes) -> RunRow | None:
+    """A row of the index; None if it is none, such as one with a number that JSON does not have."""
+    try:
+        return msgspec.json.decode(row, type=RunRow)
+    except (msgspec.DecodeError, TypeError):
+        return None
 
 
 def _curve(table: MetricTable, name: str) -> list[float]:

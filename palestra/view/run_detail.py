@@ -14,7 +14,7 @@ from msgspec import Struct
 from palestra.runs.control import resume_command
 from palestra.runs.facts import flatten
 from palestra.runs.metric_table import MetricTable
-from palestra.runs.reader import Part, RunNotFound, RunReader, RunStatus
+from palestra.runs.reader import Part, RunNotFound, RunStatus
 from palestra.runs.record_files import RunError
 from palestra.runs.saved_checkpoints import best_of, list_checkpoints
 from palestra.util.json_types import JsonObject
@@ -77,7 +77,7 @@ class CheckpointRow(Struct, frozen=True):
 def read_run(catalogue: Catalogue, name: str) -> RunDetail:
     run = catalogue.open(name)
     row, table = catalogue.row(run), catalogue.metrics(run)
-    about, events = _about(run), run.read_events()
+    about, events = run.read_about(), run.read_events()
     facts = about.get("facts") or {}
     status = run.status()
     return RunDetail(
@@ -99,12 +99,12 @@ def read_run(catalogue: Catalogue, name: str) -> RunDetail:
 def read_config(catalogue: Catalogue, name: str, against: str | None = None) -> ConfigView:
     """The run's config as dotted keys, beside that of another run if one is named."""
     run = catalogue.open(name)
-    about = _about(run)
+    about = run.read_about()
     mine = flatten(about.get("config") or {})
     if against is None:
         entries = [ConfigEntry(key, value) for key, value in mine.items()]
     else:
-        other = flatten(_about(catalogue.open(against)).get("config") or {})
+        other = flatten(catalogue.open(against).read_about().get("config") or {})
         keys = [*mine, *(key for key in other if key not in mine)]
         entries = [ConfigEntry(key, mine.get(key), other.get(key), mine.get(key) != other.get(key)) for key in keys]
     facts = {key: value for key, value in (about.get("facts") or {}).items() if key != "packages"}
@@ -139,13 +139,6 @@ def read_checkpoints(catalogue: Catalogue, name: str) -> list[CheckpointRow]:
         CheckpointRow(one.name, one.step, one.address, one.server, one.scores, one.step == best, one.folder is not None)
         for one in reversed(found)
     ]
-
-
-def _about(run: RunReader) -> JsonObject:
-    about = run.read_about()
-    if not isinstance(about, dict) or not all(isinstance(about.get(part) or {}, dict) for part in ("config", "facts")):
-        raise RunError(f"{run.config_file}: not the config of a run")
-    return about
 
 
 def _seconds(table: MetricTable, events: list[JsonObject], status: RunStatus) -> float:
