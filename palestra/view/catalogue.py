@@ -70,7 +70,8 @@ class Catalogue:
     def __init__(self, root: Path) -> None:
         self.root = root.expanduser().absolute()
         self._index = RowIndex(self.root)
-        self._rows = {name: (known, _decode(row)) for name, (known, row) in self._index.load().items()}
+        kept = {name: (known, _decode(row)) for name, (known, row) in self._index.load().items()}
+        self._rows = {name: (known, row) for name, (known, row) in kept.items() if row is not None}
         self._tables: OrderedDict[Path, MetricTable] = OrderedDict()
         self._lock = threading.Lock()
         """Protects the tables: requests are answered in threads."""
@@ -84,18 +85,17 @@ class Catalogue:
         raise RunNotFound(f"there is no run {name[:100]!r} in {self.root}{hint}")
 
     def metrics(self, run: RunReader) -> MetricTable:
-        """The run's metrics as they are now."""
+        """The run's metrics as they are now, in a table that later calls leave as it is."""
         with self._lock:
-            table = self._tables.pop(run.path, None) or MetricTable(run.metrics_file)
+            table = (self._tables.pop(run.path, None) or MetricTable(run.metrics_file)).updated()
             self._tables[run.path] = table
             if len(self._tables) > MAX_TABLES:
                 self._tables.popitem(last=False)
-            table.refresh()
             return table
 
     def find(self, text: str = "", limit: int = 200, offset: int = 0) -> RunPage:
         """The runs that fit a filter."""
-        runs = self._runs()
+        runs = list_runs(self.root)
         known = dict(self._rows)
         rows = [self.row(run) for run in runs]
         new = {run.name: self._rows[run.name] for run in runs if self._rows[run.name] is not known.get(run.name)}
@@ -108,7 +108,9 @@ class Catalogue:
         print_now = _fingerprint(run.path)
         known = self._rows.get(run.name)
         if known is None or known[0] != print_now or known[1].status == RunStatus.RUNNING:
-            self._rows[run.name] = known = (print_now, self._read_row(run))
+            read = (print_now, self._read_row(run))
+            if read != known:  # the index stores what is new here
+                self._rows[run.name] = known = read
         return known[1]
 
     def _read_row(self, run: RunReader) -> RunRow:
@@ -127,13 +129,13 @@ class Catalogue:
         row = overview(run, table)
         known: JsonObject = {name: row.get(name) for name in RunRow.__struct_fields__ if name in row}
         known |= {"environments": environments, "is_starred": STAR in row["tags"]}
-        return RunRow(**known | {"curve_name": curve_name, "curve": curve})
-
-    def _runs(self) -> list[RunReader]:
+        known |= {"curve_name": curve_name, "curve": curve}
         try:
-            return list_runs(self.root)
-        except OSError:  # a run was deleted between listing and looking at it
-            return list_runs(self.root)
+            return msgspec.convert(known, RunRow)
+        except msgspec.ValidationError as error:
+            known = dict.fromkeys(known) | {"name": run.name, "status": "damaged", "tags": [], "notes": []}
+            known |= {"environments": environments, "is_starred": False, "curve": curve}
+            return msgspec.convert({**known, "error": f"{run.config_file}: {error}"}, RunRow)
 
 
 def fits(row: RunRow, text: str) -> bool:
@@ -157,8 +159,12 @@ def fits(row: RunRow, text: str) -> bool:
     return True
 
 
-def _decode(row: bytes) -> RunRow:
-    return msgspec.json.decode(row, type=RunRow)
+def _decode(row: bytes) -> RunRow | None:
+    """A row of the index; None if it is none, such as one with a number that JSON does not have."""
+    try:
+        return msgspec.json.decode(row, type=RunRow)
+    except (msgspec.DecodeError, TypeError):
+        return None
 
 
 def _curve(table: MetricTable, name: str) -> list[float]:
