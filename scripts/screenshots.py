@@ -13,10 +13,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
-
-from playwright.sync_api import sync_playwright
 
 from palestra.runs.reader import Part, RunReader
 
@@ -30,11 +29,12 @@ def main() -> None:
     if not (folder / name).is_dir():
         subprocess.run(["palestra", "train", "demo", f"runs={folder}", "--name", name], check=True)
     IMAGES.mkdir(exist_ok=True)
-    with served(folder) as address, sync_playwright() as playwright:
+    sync_api: Any = import_module("playwright.sync_api")  # make screenshots installs it
+    with served(folder) as address, sync_api.sync_playwright() as playwright:
         program = next(path for one in BROWSERS if (path := shutil.which(one)))
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         for scheme, pages in pages_of(RunReader(folder / name)).items():
-            context = browser.new_context(base_url=address, viewport=SIZE, color_scheme=scheme)  # pyright: ignore
+            context = browser.new_context(base_url=address, viewport=SIZE, color_scheme=scheme)
             page = context.new_page()
             for image, path in pages.items():
                 page.goto(path, wait_until="networkidle" if "/rollout?" in path else "load")
