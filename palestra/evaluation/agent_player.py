@@ -10,13 +10,12 @@ import hashlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from msgspec import Struct
 
-from palestra.agents import AgentPlayer
 from palestra.agents.endings import attempt_of
 from palestra.config.agents import AgentConfig
 from palestra.config.environment_entries import EnvironmentEntry
@@ -38,7 +37,7 @@ from palestra.training.rollouts.agent_rollouts import RECORDS, agent_player, age
 from palestra.training.rollouts.episode_rollouts import grade_rollout
 from palestra.training.rollouts.rollout_loop import RolloutSettings
 from palestra.types import StopReason
-from palestra.types.episodes import EpisodeKind
+from palestra.types.episodes import EpisodeKind, GroupState
 from palestra.types.rollouts import CODING, GroupRequest, Rollout, RolloutStop, Turn
 from palestra.types.timelines import CallSpan
 
@@ -48,17 +47,23 @@ ATTEMPTS = 3  # of an episode that was given back, such as one whose sandbox cou
 
 
 class _Ended(Struct, frozen=True):
-    """An episode that has ended; without a result it was given back too often."""
+    """An episode that has ended; without a result, `why` says the reason."""
 
     result: EpisodeResult | None
-    calls: Sequence[CallSpan]
-    seconds: float
+    calls: Sequence[CallSpan] = ()
+    seconds: float = 0.0
+    why: str = ""
 
 
 class AgentEvaluationPlayer:
     """Plays coding tasks. One task runs `work`."""
 
-    def __init__(self, run: AsyncRun, client: AsyncEpisodeClient, agent: AgentPlayer) -> None:
+    def __init__(
+        self,
+        run: AsyncRun,
+        client: AsyncEpisodeClient,
+        agent: Callable[[AsyncEpisode], Awaitable[EpisodeResult | None]],
+    ) -> None:
         self._run, self._client, self._agent = run, client, agent
         self._waiting: dict[str, asyncio.Future[_Ended]] = {}
         """By the ids of their groups, each of which is one episode."""
@@ -78,6 +83,7 @@ class AgentEvaluationPlayer:
 
     async def work(self, concurrency: int) -> None:
         """Plays whatever is registered, until it is cancelled."""
+        watching = asyncio.create_task(self._watch(), name="episodes that end without a player")
         try:
             options = {"run": self._run.name, "concurrency": concurrency, "claim_s": CLAIM_S, "drain_s": 0.0}
             await play_async(self._client, self._play_episode, **options)
@@ -85,6 +91,16 @@ class AgentEvaluationPlayer:
             for ended in self._waiting.values():
                 if not ended.done():
                     ended.set_exception(EvaluationError(f"episodes cannot be claimed: {error}"))
+        finally:
+            watching.cancel()
+
+    async def _watch(self) -> None:
+        """Ends the wait for episodes that nobody will play any more, such as those that somebody has cancelled."""
+        with suppress(EpisodeClientError):  # the player hears of a server that is gone
+            async for group in self._run.groups(tokens=False):
+                ended = self._waiting.get(group.group_id)
+                if group.state is GroupState.DROPPED and ended is not None and not ended.done():
+                    ended.set_result(_Ended(None, why=f"dropped by the server: {group.reason}"))
 
     async def close(self) -> None:
         """Cancels what was not played; a server that is gone needs no message."""
@@ -106,7 +122,8 @@ class AgentEvaluationPlayer:
         if result is None:
             self._given_back[episode.group_id] += 1
         if not ended.done() and (result is not None or self._given_back[episode.group_id] == ATTEMPTS):
-            ended.set_result(_Ended(result, calls, time.monotonic() - began))
+            why = f"given back {ATTEMPTS} times; the log says why" if result is None else ""
+            ended.set_result(_Ended(result, calls, time.monotonic() - began, why))
         return result
 
     async def _calls(self, episode: AsyncEpisode) -> Sequence[CallSpan]:
@@ -118,7 +135,7 @@ def _fill(rollout: Rollout, request: GroupRequest, ended: _Ended) -> None:
     rollout.seconds = ended.seconds
     rollout.messages = list(request.task.prompt)
     if ended.result is None:
-        rollout.stop, rollout.error = RolloutStop.LOST, f"given back {ATTEMPTS} times; the log says why"
+        rollout.stop, rollout.error = RolloutStop.LOST, ended.why
         return
     own = [call for call in ended.calls if not call.agent]
     if own:

@@ -16,6 +16,7 @@ from palestra.runs.control import request_stop
 from palestra.runs.labels import add_note, add_tag, remove_tag
 from palestra.runs.reader import Part
 from palestra.view import rollout_detail, run_detail
+from palestra.view.access import PageAccess
 from palestra.view.catalogue import Catalogue
 from palestra.view.charts import Axis, Window, read_board, read_series
 from palestra.view.comparison import compare_charts, compare_runs
@@ -109,7 +110,9 @@ def watch_run(
         if after is not None
         else runs.metrics(found).offset
     )
-    return StreamingResponse(follow(found, position), media_type="text/event-stream")
+    access: PageAccess = request.app.state.access
+    events = follow(found, position, lambda: access.admits(request.scope))
+    return StreamingResponse(events, media_type="text/event-stream")
 
 
 @router.get("/runs/{run}/config")

@@ -109,7 +109,7 @@ class Catalogue:
         known = self._rows.get(run.name)
         if known is None or known[0] != print_now or known[1].status == RunStatus.RUNNING:
             read = (print_now, self._read_row(run))
-            if read != known:  # the index stores what is new here
+            if known is None or read != known:  # the index stores what is new here
                 self._rows[run.name] = known = read
         return known[1]
 

@@ -6,7 +6,7 @@ Owns: following the files. Never touches: the trainer, which does no work for it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
 
@@ -18,13 +18,20 @@ LOOK_SELDOM_S = 3.0  # at a run that has ended: it may be resumed
 SILENCE_S = 15.0  # proxies close a connection on which nothing comes
 
 
-async def follow(run: RunReader, position: int) -> AsyncIterator[bytes]:
+async def _always() -> bool:
+    return True
+
+
+async def follow(
+    run: RunReader, position: int, is_admitted: Callable[[], Awaitable[bool]] = _always
+) -> AsyncIterator[bytes]:
     """Events `metrics` (a row as it was written), `state` (its status) and `gone` (the run was deleted). The id of an
-    event is the place in the file behind it, where a stream that broke goes on."""
+    event is the place in the file behind it, where a stream that broke goes on. It ends when its reader may look no
+    longer, as after a key was revoked."""
     status: RunStatus | None = None
     quiet_s = 0.0
     yield b"retry: 2000\n\n"
-    while True:
+    while await is_admitted():
         before = position
         try:
             now, rows, position = await asyncio.to_thread(_look, run, position)

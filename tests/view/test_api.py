@@ -250,6 +250,18 @@ def test_a_stream_that_breaks_between_two_rows_goes_on_before_the_second(root):
     assert again
 
 
+def test_a_stream_ends_with_the_right_to_look(root):
+    rights = iter([True, False])
+
+    async def is_admitted() -> bool:
+        return next(rights)
+
+    async def read() -> list[bytes]:
+        return [chunk async for chunk in follow(RunReader(root / "first"), 0, is_admitted)]
+
+    assert b'"step":4' in b"".join(asyncio.run(asyncio.wait_for(read(), 30)))
+
+
 def test_a_stream_begins_at_no_impossible_place(client):
     assert client.get(f"{API}/runs/first/live?after=-1").status_code == 400
 

@@ -29,6 +29,7 @@ from palestra.view.rendering import render
 MAX_CHECKPOINTS = 200
 MAX_TRACES = 100
 MAX_TOKENS = 4000  # of one answer that are shown
+MAX_PAGE_TOKENS = 12_000  # of a trace: the server does nothing else while it writes their page
 LOWEST_LOGPROB = -6.0  # what is rarer looks the same
 LEVELS = 8
 
@@ -83,7 +84,11 @@ async def traces_page(request: Request, caller: TrainerNow) -> HTMLResponse:
 async def trace_page(request: Request, caller: TrainerNow, trace_id: str, turn: int | None = None) -> HTMLResponse:
     service: ModelApi = request.app.state.model_api
     trace = await service.traces.one(caller, trace_id)
-    turns = [{**one, "strips": await _strips(request, caller, one)} for one in trace["turns"]]
+    limits = token_limits([[len(sample["tokens"]) for sample in one["samples"]] for one in trace["turns"]])
+    turns = [
+        {**one, "strips": await _strips(request, caller, one, most)}
+        for one, most in zip(trace["turns"], limits, strict=True)
+    ]
     shown = {"messages": show_messages(_conversation(turns, turn))}
     return render(request, "trace.html", trace=trace, turns=turns, shown=shown)
 
@@ -108,15 +113,27 @@ async def _models(request: Request, caller: Caller) -> list[PlaygroundModel]:
     return served + saved
 
 
-async def _strips(request: Request, caller: Caller, turn: JsonObject) -> list[list[ShownToken]]:
+def token_limits(lengths: Sequence[Sequence[int]]) -> list[list[int]]:
+    """How many tokens of each answer of each turn are shown. In a long trace the newest turns have theirs."""
+    left, limits = MAX_PAGE_TOKENS, []
+    for turn in reversed(lengths):
+        limits.append([])
+        for length in turn:
+            limits[-1].append(min(length, MAX_TOKENS, left))
+            left -= limits[-1][-1]
+    return limits[::-1]
+
+
+async def _strips(request: Request, caller: Caller, turn: JsonObject, limits: Sequence[int]) -> list[list[ShownToken]]:
     """The tokens of each answer."""
     models = request.app.state.model_api.models
     tokenizer = await models.tokenizer(await models.find(caller, turn["base_model"]))
-    return [await _strip(request.app.state.episodes, tokenizer, sample) for sample in turn["samples"]]
+    samples = zip(turn["samples"], limits, strict=True)
+    return [await _strip(request.app.state.episodes, tokenizer, sample, most) for sample, most in samples]
 
 
-async def _strip(episodes: EpisodeService, tokenizer: ChatTokenizer, sample: JsonObject) -> list[ShownToken]:
-    tokens = sample["tokens"][:MAX_TOKENS]
+async def _strip(episodes: EpisodeService, tokenizer: ChatTokenizer, sample: JsonObject, most: int) -> list[ShownToken]:
+    tokens = sample["tokens"][:most]
     text = tokenizer.decode(tokens, skip_special=False)
     (masked,) = await episodes.masking.of([text])
     if masked != text:

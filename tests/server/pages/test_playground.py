@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from palestra.server.pages.playground_routes import MAX_PAGE_TOKENS, MAX_TOKENS, token_limits
 from tests.server.raw import Raw
 from tests.view.folders import HOSTILE
 
@@ -73,6 +74,15 @@ def test_a_conversation_is_shown_up_to_any_turn(open_browser):
     page = alice.get(f"/traces/{first['trace_id']}").text
     assert page.index("What is 2 + 2?") < page.index("And now?")
     assert "And now?" not in alice.get(f"/traces/{first['trace_id']}", params={"turn": 0}).text
+
+
+def test_a_long_trace_shows_the_tokens_of_its_newest_turns():
+    assert token_limits([[3, 2], [4]]) == [[3, 2], [4]]
+    limits = token_limits([[MAX_TOKENS]] * 1000 + [[2 * MAX_TOKENS, 5]])
+    assert limits[-1] == [MAX_TOKENS, 5]
+    assert limits[-2] == [MAX_TOKENS]
+    assert limits[0] == [0]
+    assert sum(map(sum, limits)) == MAX_PAGE_TOKENS
 
 
 @pytest.mark.parametrize("path", ["/playground", "/api/v1/playground/models", "/v1/models", "/traces"])
