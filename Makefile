@@ -26,7 +26,7 @@ COOKBOOK_TORCH_PIP := $(COOKBOOK_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_IN
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-slow test-gpu test-e2e test-ray test-agents agents nemo-gym demo cookbook cookbook-distillation clients lightning trl vllm check format bench house docs test-docs clean
+.PHONY: help venv test test-slow test-gpu test-e2e test-ray test-agents agents nemo-gym test-ui screenshots demo cookbook cookbook-distillation clients lightning trl vllm check format bench house docs test-docs clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -157,6 +157,17 @@ agents: .agents/.ready $(PYPI_AGENTS) ## Claude Code, Codex, opencode, qwen-code
 test-agents: .venv/.ready agents ## agents and frameworks, unmodified, play episodes against our server
 	$(PYTEST) -m agents -rs --timeout 600 tests/agents $(ARGS)
 
+.ui/.ready: .venv/.ready
+	@$(PIP) --editable ".[ui]"
+	npm install --silent --no-fund --no-audit --prefix .ui axe-core@4.14.0
+	@touch $@
+
+test-ui: .ui/.ready ## the dashboard in the machine's Chromium, on runs of its own
+	$(PYTEST) -m ui -rs --timeout 600 tests/view tests/server/pages $(ARGS)
+
+screenshots: .ui/.ready ## pictures of the dashboard for the docs, from a run of the demo
+	$(BIN)/python scripts/screenshots.py $(ARGS)
+
 .venv-lightning/.ready:
 	$(PYTHON) -m venv .venv-lightning
 	.venv-lightning/bin/python -m pip --disable-pip-version-check install -qq "agentlightning==0.3.0"
@@ -214,5 +225,5 @@ house: .venv/.ready ## the house's figures: lines, clones, ways to do one thing 
 	$(BIN)/python scripts/house.py $(ARGS)
 
 clean: ## remove .venv and caches
-	rm -rf .venv .venv-vllm .venv-trl .agents $(CLIENTS) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf .venv .venv-vllm .venv-trl .agents .ui $(CLIENTS) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -19,6 +19,7 @@ from rich.text import Text
 from palestra.cli.progress_display import open_display
 from palestra.config.bundled import find_config_file
 from palestra.config.train import GrpoConfig, load_train_config
+from palestra.runs.control import view_command
 from palestra.runs.reader import Part, RunReader
 from palestra.runs.writer import RunFolder
 from palestra.training.launch import RUN_ERRORS, tokenizer_folder, train
@@ -41,6 +42,7 @@ def main() -> int:
         "it often guesses. It is told nothing but whether its answer was right.\n"
     )
     with RunFolder.create(config.runs, config.name, config, {"tokenizer": str(tokenizer_folder(config))}) as run:
+        console.print(f"To watch it in the browser: .venv/bin/{view_command(run)}\n", soft_wrap=True)
         try:
             with open_display("auto", run.name, config) as listener:
                 asyncio.run(train(config, run, listener))
@@ -81,6 +83,7 @@ def tell(console: Console, run: RunFolder, config: GrpoConfig) -> int:
     root = "" if run.path.parent == Path("runs").absolute() else f" --runs {run.path.parent}"
     console.print(
         f"Everything is in {run.path}\n\nTry next:\n"
+        f"  .venv/bin/{view_command(run)}   # from the curve to the token, in the browser\n"
         f"  .venv/bin/palestra run show {run.name}{root}\n"
         f"  .venv/bin/palestra rollout list {run.name}{root} --where 'reward<1'\n"
         "  .venv/bin/palestra train arithmetic\n"

@@ -29,7 +29,7 @@ TOOLS = {
     "psql": ("psql",),
     "ray": ("ray",),
 }
-NOT_FEATURES = {"all", "dev"}
+NOT_FEATURES = {"all", "dev", "ui"}
 
 
 @dataclass(slots=True)

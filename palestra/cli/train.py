@@ -17,7 +17,7 @@ import rich_click as click
 
 from palestra.cli.options import server_options
 from palestra.cli.output import FAILED, INTERRUPTED, UNREACHABLE, USAGE, fail, needs_extra, one_line_errors
-from palestra.runs.control import resume_command, short_name
+from palestra.runs.control import resume_command, short_name, view_command
 from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -141,6 +141,8 @@ def run(config: RunConfig, folder: RunFolder, display: str, *, with_parent: bool
     from palestra.training.policy import ServerUnreachable
 
     again = f"to go on: {resume_command(folder)}"
+    if display not in ("json", "none"):
+        click.echo(f"to watch it in the browser: {view_command(folder)}")
     try:
         with open_display(display, folder.name, config) as listener:
             summary = asyncio.run(until_stopped(train(config, folder, listener), with_parent))
@@ -174,5 +176,6 @@ def closing_words(folder: RunFolder, summary: JsonObject) -> str:
     figures = [f"{name} {last[name]:.3f}" for name in names if name in last]
     return (
         f"{summary['status']} after step {summary['last_step']} and {summary['seconds']:.0f} s: {', '.join(figures)}\n"
-        f"everything is in {folder.path}; to look: palestra run show {short_name(folder)}"
+        f"everything is in {folder.path}; to look: palestra run show {short_name(folder)}, "
+        f"or in the browser: {view_command(folder)}"
     )

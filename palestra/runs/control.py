@@ -44,6 +44,13 @@ def short_name(run: RunReader) -> str:
     return shlex.quote(run.name if run.path.parent == Path("runs").absolute() else str(run.path))
 
 
+def view_command(run: RunReader) -> str:
+    """What shows the run in the browser."""
+    here = Path.cwd()
+    path = run.path.relative_to(here) if run.path.is_relative_to(here) else run.path
+    return f"palestra view {shlex.quote(str(path))} --open"
+
+
 def resume_command(run: RunReader) -> str:
     command = "eval" if run.read_about()["kind"] == "eval" else "train"
     return f"palestra {command} --resume {short_name(run)}"

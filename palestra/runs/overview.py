@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from msgspec import to_builtins
 
+from palestra.runs.metric_table import MetricTable, read_table
 from palestra.runs.reader import RunReader
 from palestra.runs.record_files import RunError
 from palestra.util.json_types import JsonObject
@@ -20,27 +21,26 @@ def model_name(config: JsonObject) -> str | None:
     return model.get("name") if isinstance(model, dict) else model
 
 
-def overview(one: RunReader) -> JsonObject:
-    """A run in one row. A run that cannot be read gets a row with the reason, so that the others are still listed."""
+def overview(one: RunReader, table: MetricTable | None = None) -> JsonObject:
+    """A run in one row; `table` are its metrics, if they were read already. A run that cannot be read gets a row with
+    the reason, so that the others are still listed."""
     row: JsonObject = {"name": one.name, "path": str(one.path), "status": "damaged", "kind": None, "model": None}
     row |= {"created": None, "last_step": None, "steps": None, "reward_mean": None}
     row |= {"eval_success": None, "eval_loss": None, "eval_step": None, "tags": [], "notes": []}
     try:
-        about, metrics = one.read_about(), one.read_metrics()
+        about, table = one.read_about(), table or read_table(one.metrics_file)
         row |= to_builtins(one.read_labels())
-        last = last_values(metrics)
-        evaluated = [line["step"] for line in metrics if any(line.get(name) is not None for name in EVALUATIONS)]
         row |= {
             "status": str(one.status()),
             "kind": about["kind"],
             "model": model_name(about["config"]),
             "created": about["created"],
-            "last_step": last.get("step"),
+            "last_step": table.steps[-1] if table.steps else None,
             "steps": about["config"].get("steps"),
-            "reward_mean": last.get("reward/mean"),
-            "eval_success": last.get("eval/success"),
-            "eval_loss": last.get("eval/loss"),
-            "eval_step": evaluated[-1] if evaluated else None,
+            "reward_mean": table.last("reward/mean"),
+            "eval_success": table.last("eval/success"),
+            "eval_loss": table.last("eval/loss"),
+            "eval_step": table.last_step(*EVALUATIONS),
         }
     except (RunError, KeyError, AttributeError, TypeError, ValueError) as error:
         row["error"] = f"{type(error).__name__}: {error}"

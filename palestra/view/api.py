@@ -18,10 +18,12 @@ from palestra.runs.reader import Part
 from palestra.view import rollout_detail, run_detail
 from palestra.view.catalogue import Catalogue
 from palestra.view.charts import Axis, Window, read_board, read_series
+from palestra.view.comparison import compare_charts, compare_runs
 from palestra.view.live import follow
 from palestra.view.rollout_list import Order, RolloutQuery, list_rollouts
 
 MAX_POINTS = 5000
+MAX_DIGITS = 19  # of a place in a file
 router = APIRouter(prefix="/api/v1", tags=["dashboard"])
 
 
@@ -93,12 +95,20 @@ def show_series(run: str, runs: Runs, window: Shown, name: Annotated[list[str], 
 
 
 @router.get("/runs/{run}/live", response_class=StreamingResponse)
-def watch_run(run: str, runs: Runs, request: Request, after: int | None = None) -> StreamingResponse:
+def watch_run(
+    run: str, runs: Runs, request: Request, after: Annotated[int | None, Query(ge=0)] = None
+) -> StreamingResponse:
     """Server-sent events while the run writes: `metrics`, `state`, `gone`. Goes on behind `Last-Event-ID`, or `after`;
     without either, from now on."""
     found = runs.open(run)
     known = request.headers.get("last-event-id", "")
-    position = int(known) if known.isdecimal() else after if after is not None else runs.metrics(found).offset
+    position = (
+        int(known)
+        if known.isdecimal() and len(known) < MAX_DIGITS
+        else after
+        if after is not None
+        else runs.metrics(found).offset
+    )
     return StreamingResponse(follow(found, position), media_type="text/event-stream")
 
 
@@ -176,6 +186,19 @@ def apply_labels(runs: Catalogue, name: str, change: LabelChange) -> object:
     if change.note:
         add_note(found.path, change.note)
     return runs.row(found)
+
+
+@router.get("/compare")
+def show_comparison(runs: Runs, run: Annotated[list[str], Query()]) -> Response:
+    """Two to eight runs beside each other: where their configs differ, their newest metrics, and tasks of their last
+    evaluations that one solved and another did not."""
+    return json_response(compare_runs(runs, run))
+
+
+@router.get("/compare/charts")
+def show_compared_charts(runs: Runs, window: Shown, run: Annotated[list[str], Query()]) -> Response:
+    """A chart for each of the metrics looked at first, with a line for each of the runs."""
+    return json_response(compare_charts(runs, run, window))
 
 
 def json_response(content: object) -> Response:

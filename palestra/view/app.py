@@ -21,6 +21,7 @@ from palestra.runs.rollout_filter import WhereError
 from palestra.view import api, login, pages, rollout_pages
 from palestra.view.access import API_PATHS, Access, AccessMiddleware, PageAccess, error_response, own_path
 from palestra.view.catalogue import Catalogue
+from palestra.view.comparison import ComparisonError
 from palestra.view.rendering import FOLDER, page_templates, render
 
 PageContext = dict[str, object]
@@ -59,7 +60,15 @@ def create_app(catalogue: Catalogue, access: PageAccess | None = None, extension
     for routes in (api, pages, rollout_pages, login):
         app.include_router(routes.router)
     app.mount("/static", StaticFiles(directory=FOLDER / "static"), name="static")
-    for kind in (RunError, WhereError, msgspec.DecodeError, HTTPException, RequestValidationError, OSError):
+    for kind in (
+        RunError,
+        WhereError,
+        ComparisonError,
+        msgspec.DecodeError,
+        HTTPException,
+        RequestValidationError,
+        OSError,
+    ):
         app.add_exception_handler(kind, _failed)
     app.add_middleware(AccessMiddleware, access=app.state.access)
     return app

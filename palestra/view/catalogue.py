@@ -11,15 +11,17 @@ from collections import OrderedDict
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
+from palestra.runs.metric_table import MetricTable
 from palestra.runs.overview import overview
-from palestra.runs.reader import RunNotFound, RunReader, list_runs
+from palestra.runs.reader import RunNotFound, RunReader, RunStatus, list_runs
 from palestra.runs.record_files import RunError
 from palestra.runs.writer import NAME
 from palestra.util.json_types import JsonObject
 from palestra.util.suggest import nearest
-from palestra.view.metric_table import MetricTable
+from palestra.view.row_index import RowIndex
 
 STAR = "star"
 """The tag of runs that somebody has starred."""
@@ -67,7 +69,9 @@ class RunPage(Struct, frozen=True):
 class Catalogue:
     def __init__(self, root: Path) -> None:
         self.root = root.expanduser().absolute()
-        self._rows: dict[str, tuple[Fingerprint, RunRow]] = {}
+        self._index = RowIndex(self.root)
+        kept = {name: (known, _decode(row)) for name, (known, row) in self._index.load().items()}
+        self._rows = {name: (known, row) for name, (known, row) in kept.items() if row is not None}
         self._tables: OrderedDict[Path, MetricTable] = OrderedDict()
         self._lock = threading.Lock()
         """Protects the tables: requests are answered in threads."""
@@ -81,18 +85,21 @@ class Catalogue:
         raise RunNotFound(f"there is no run {name[:100]!r} in {self.root}{hint}")
 
     def metrics(self, run: RunReader) -> MetricTable:
-        """The run's metrics as they are now."""
+        """The run's metrics as they are now, in a table that later calls leave as it is."""
         with self._lock:
-            table = self._tables.pop(run.path, None) or MetricTable(run.metrics_file)
+            table = (self._tables.pop(run.path, None) or MetricTable(run.metrics_file)).updated()
             self._tables[run.path] = table
             if len(self._tables) > MAX_TABLES:
                 self._tables.popitem(last=False)
-            table.refresh()
             return table
 
     def find(self, text: str = "", limit: int = 200, offset: int = 0) -> RunPage:
         """The runs that fit a filter."""
-        rows = [self.row(run) for run in self._runs()]
+        runs = list_runs(self.root)
+        known = dict(self._rows)
+        rows = [self.row(run) for run in runs]
+        new = {run.name: self._rows[run.name] for run in runs if self._rows[run.name] is not known.get(run.name)}
+        self._index.store({name: (found, msgspec.json.encode(row)) for name, (found, row) in new.items()})
         found = [row for row in rows if fits(row, text)]
         found.sort(key=lambda row: row.is_starred, reverse=True)  # stable: starred ones first, each part newest first
         return RunPage(found[offset : offset + limit], len(found), len(rows))
@@ -100,15 +107,35 @@ class Catalogue:
     def row(self, run: RunReader) -> RunRow:
         print_now = _fingerprint(run.path)
         known = self._rows.get(run.name)
-        if known is None or known[0] != print_now or known[1].status == "running":
-            self._rows[run.name] = known = (print_now, _read_row(run))
+        if known is None or known[0] != print_now or known[1].status == RunStatus.RUNNING:
+            read = (print_now, self._read_row(run))
+            if read != known:  # the index stores what is new here
+                self._rows[run.name] = known = read
         return known[1]
 
-    def _runs(self) -> list[RunReader]:
+    def _read_row(self, run: RunReader) -> RunRow:
+        environments: list[str] = []
+        curve_name, curve = None, []
+        table = None
         try:
-            return list_runs(self.root)
-        except OSError:  # a run was deleted between listing and looking at it
-            return list_runs(self.root)
+            table = self.metrics(run)
+            config = run.read_about().get("config") or {}
+            entries = [entry for entry in config.get("environments") or [] if isinstance(entry, dict)]
+            environments = [str(entry["name"]) for entry in entries if "name" in entry]
+            curve_name = next((name for name in CURVES if table.last(name) is not None), None)
+            curve = _curve(table, curve_name) if curve_name else []
+        except (RunError, AttributeError, TypeError):
+            pass  # the overview says what is wrong
+        row = overview(run, table)
+        known: JsonObject = {name: row.get(name) for name in RunRow.__struct_fields__ if name in row}
+        known |= {"environments": environments, "is_starred": STAR in row["tags"]}
+        known |= {"curve_name": curve_name, "curve": curve}
+        try:
+            return msgspec.convert(known, RunRow)
+        except msgspec.ValidationError as error:
+            known = dict.fromkeys(known) | {"name": run.name, "status": "damaged", "tags": [], "notes": []}
+            known |= {"environments": environments, "is_starred": False, "curve": curve}
+            return msgspec.convert({**known, "error": f"{run.config_file}: {error}"}, RunRow)
 
 
 def fits(row: RunRow, text: str) -> bool:
@@ -132,31 +159,12 @@ def fits(row: RunRow, text: str) -> bool:
     return True
 
 
-def _read_row(run: RunReader) -> RunRow:
-    row = overview(run)
-    environments: list[str] = []
-    curve_name, curve = None, []
+def _decode(row: bytes) -> RunRow | None:
+    """A row of the index; None if it is none, such as one with a number that JSON does not have."""
     try:
-        config = run.read_about().get("config") or {}
-        environments = [
-            str(one["name"]) for one in config.get("environments") or [] if isinstance(one, dict) and "name" in one
-        ]
-        table = MetricTable(run.metrics_file)
-        table.refresh()
-        curve_name = next((name for name in CURVES if table.last(name) is not None), None)
-        curve = _curve(table, curve_name) if curve_name else []
-    except (RunError, AttributeError, KeyError, TypeError) as error:
-        row.setdefault("error", str(error))
-    known = {name: row.get(name) for name in RunRow.__struct_fields__ if name in row}
-    return RunRow(
-        **{
-            **known,
-            "environments": environments,
-            "is_starred": STAR in row["tags"],
-            "curve_name": curve_name,
-            "curve": curve,
-        }
-    )
+        return msgspec.json.decode(row, type=RunRow)
+    except (msgspec.DecodeError, TypeError):
+        return None
 
 
 def _curve(table: MetricTable, name: str) -> list[float]:

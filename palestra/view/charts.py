@@ -12,8 +12,8 @@ from itertools import accumulate
 
 from msgspec import Struct
 
+from palestra.runs.metric_table import MetricTable
 from palestra.view.downsampling import pick_points
-from palestra.view.metric_table import MetricTable
 from palestra.view.metric_words import MetricWords, explain
 from palestra.view.panels import ROWS, Panel, matching
 
@@ -73,6 +73,10 @@ class Board(Struct, frozen=True):
     last_step: int | None
     position: int
     """Where the live stream goes on."""
+    names: list[str] = []
+    """All metrics there are, drawn or not."""
+    zeros: list[str] = []
+    """Those that were never anything but 0, which some charts leave out."""
 
 
 class Window(Struct, frozen=True):
@@ -90,20 +94,22 @@ def read_board(table: MetricTable, window: Window) -> Board:
         charts = []
         for panel in row.panels:
             lines = matching(panel.lines, names)
-            used |= {*lines, *(panel.band or ())}
             if chart := _chart(table, panel, lines, window):
+                used |= {*lines, *(panel.band or ())}
                 charts.append(chart)
         if charts:
             rows.append(ChartRow(row.title, row.question, charts))
     others = [name for name in names if name not in used]
-    return Board(window.axis, rows, others, table.steps[-1] if table.steps else None, table.offset)
+    zeros = [name for name in names if not any(value and not math.isnan(value) for value in table.column(name))]
+    last = table.steps[-1] if table.steps else None
+    return Board(window.axis, rows, others, last, table.offset, names=names, zeros=zeros)
 
 
 def _chart(table: MetricTable, panel: Panel, lines: Sequence[str], window: Window) -> Chart | None:
     if panel.hides_zeros:
         lines = [name for name in lines if any(value and not math.isnan(value) for value in table.column(name))]
     lines = _different(table, lines)[:MAX_LINES]
-    if not lines:
+    if len(lines) < panel.least_lines:
         return None
     edges = [name for name in panel.band or () if name in table.columns]
     series = read_series(table, [*lines, *edges], window)
@@ -169,8 +175,10 @@ def short_labels(names: Sequence[str]) -> list[str]:
     if len(parts) == 1:
         return [parts[0][-1].replace("_", " ")]
     begin, end = _shared(parts), _shared([part[::-1] for part in parts])
-    labels = [" ".join(part[begin : max(begin, len(part) - end)]).replace("_", " ") or "all" for part in parts]
-    return labels if len(set(labels)) == len(labels) else [name.replace("_", " ") for name in names]
+    within = [" ".join(part[begin : max(begin, len(part) - end)]) or "all" for part in parts]
+    shortest = [part[-1] for part in parts] if begin == end == 0 else within
+    labels = shortest if len(set(shortest)) == len(shortest) else list(names)
+    return [label.replace("_", " ") for label in labels]
 
 
 def _shared(parts: Sequence[Sequence[str]]) -> int:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import Annotated
 from urllib.parse import parse_qsl
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse
 
 from palestra.runs.control import request_stop
 from palestra.view import run_detail
 from palestra.view.api import LabelChange, Runs, apply_labels
 from palestra.view.catalogue import STAR
+from palestra.view.comparison import compare_runs
 from palestra.view.rendering import render
 
 PAGE_RUNS = 100
@@ -34,6 +35,11 @@ def show_runs(request: Request, runs: Runs, filter: str = "", offset: int = 0) -
     template = "runs_table.html" if "hx-request" in request.headers else "runs.html"
     page = runs.find(filter, PAGE_RUNS, max(0, offset))
     return render(request, template, page=page, filter=filter, offset=max(0, offset), limit=PAGE_RUNS)
+
+
+@router.get("/compare")
+def show_comparison(request: Request, runs: Runs, run: Annotated[list[str] | None, Query()] = None) -> HTMLResponse:
+    return render(request, "compare.html", found=compare_runs(runs, run or []))
 
 
 @router.get("/runs/{run}")

@@ -24,6 +24,8 @@ class Panel(Struct, frozen=True):
     """Its axis goes from 0 to 1."""
     hides_zeros: bool = False
     """Lines that are 0 throughout are left out."""
+    least_lines: int = 1
+    """With fewer lines it is not drawn."""
 
 
 class PanelRow(Struct, frozen=True):
@@ -43,7 +45,12 @@ ROWS = (
             Panel("KL from the teacher", ("kl/teacher", "env/*/teacher_kl")),
             Panel("Pairs ranked right", ("dpo/accuracy",), is_share=True),
             Panel("Margin of pairs", ("dpo/margin", "dpo/chosen_reward", "dpo/rejected_reward")),
-            Panel("Evaluation by environment and level", ("eval/*/success", "eval/*/*/success"), is_share=True),
+            Panel(
+                "Evaluation by environment and level",
+                ("eval/*/success", "eval/*/*/success"),
+                is_share=True,
+                least_lines=2,
+            ),
         ),
     ),
     PanelRow(
@@ -71,7 +78,7 @@ ROWS = (
                 ("env/*/parse_error", "env/*/parse_error_rate", "env/*/tool_error_rate", "env/*/tool_errors"),
                 hides_zeros=True,
             ),
-            Panel("Reward by environment and level", ("env/*/reward", "env/*/*/reward")),
+            Panel("Reward by environment and level", ("env/*/reward", "env/*/*/reward"), least_lines=2),
         ),
     ),
     PanelRow(

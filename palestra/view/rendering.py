@@ -81,7 +81,7 @@ def page_templates(*folders: Path) -> Environment:
         "advantages": advantage_bars,
         "waterfall": waterfall,
         "span": span_text,
-        "query": lambda fields: urlencode({name: value for name, value in fields.items() if value != ""}),
+        "query": lambda fields: urlencode({name: value for name, value in fields.items() if value != ""}, doseq=True),
         "code": with_code,
     }
     return found

@@ -52,10 +52,13 @@ def show_rollout(
     id: str,  # noqa: A002
     part: Part = Part.ROLLOUTS,
     beside: str = "",
+    beside_run: str = "",
+    beside_step: int | None = None,
 ) -> HTMLResponse:
-    """`beside` is another rollout of the step, shown at its side."""
+    """`beside` is another rollout, of the same step unless another is named, shown at its side."""
     shown = read_rollout(runs, run, part, step, id)
-    other = read_rollout(runs, run, part, step, beside) if beside else None
+    there = step if beside_step is None else beside_step
+    other = read_rollout(runs, beside_run or run, part, there, beside) if beside else None
     return render(request, "rollout.html", shown=shown, other=other)
 
 

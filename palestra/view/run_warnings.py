@@ -14,8 +14,8 @@ from statistics import median
 
 from msgspec import Struct
 
+from palestra.runs.metric_table import MetricTable
 from palestra.runs.reader import RunStatus
-from palestra.view.metric_table import MetricTable
 
 RECENT = 5
 LATE = 5.0  # times the usual time of a step

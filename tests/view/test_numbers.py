@@ -10,10 +10,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from palestra.runs.metric_table import MetricTable
 from palestra.runs.reader import RunReader
 from palestra.view.charts import Axis, Window, read_board, read_series, short_labels
 from palestra.view.downsampling import pick_points
-from palestra.view.metric_table import MetricTable
 from palestra.view.metric_words import FILE, explain
 from scripts.reference.metric_words import metric_words
 from tests.properties import examples
@@ -78,6 +78,18 @@ def test_a_file_that_was_replaced_is_read_anew(tmp_path):
     assert (table.steps, table.last("a")) == ([7], 3.0)
 
 
+def test_a_table_that_is_being_read_does_not_change(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1, "a": 1}\n')
+    table = MetricTable(file).updated()
+    assert table.updated() is table
+    with file.open("a") as stream:
+        stream.write('{"step": 2, "a": 2, "b": 3}\n')
+    newer = table.updated()
+    assert (table.steps, [*table.columns], [*table.column("a")]) == ([1], ["a"], [1.0])
+    assert (newer.steps, [*newer.columns], [*newer.column("a")]) == ([1, 2], ["a", "b"], [1.0, 2.0])
+
+
 def board(path: Path, window: Window = Window()):  # noqa: B008 (frozen)
     table = MetricTable(path / "metrics.jsonl")
     table.refresh()
@@ -93,6 +105,7 @@ def test_the_board_has_four_rows_and_leaves_nothing_out(tmp_path):
     assert charts["KL from the base model"].series.lines[0].values == [0.01, 0.01]  # two of four have a number
     assert charts["KL from the base model"].series.steps == [2, 4]
     assert "env/math/own_metric" in found.others
+    assert found.zeros == ["reward/p10", "stop/timeout"]
     shown = {line.name for chart in charts.values() for line in (*chart.series.lines, *chart.band)}
     assert shown | {*found.others} >= set(RunReader(tmp_path / "first").read_metrics()[-1]) - {
         *("step", "time", "attempt", "stop/timeout")
@@ -134,6 +147,8 @@ def test_labels_say_what_differs():
     assert short_labels(["reward/mean", "reward/best_of_group"]) == ["mean", "best of group"]
     assert short_labels(["eval/x/success", "eval/x/easy/success"]) == ["all", "easy"]
     assert short_labels(["kl/base"]) == ["base"]
+    assert short_labels(["kl/base", "mismatch/max"]) == ["base", "max"]
+    assert short_labels(["a/x", "b/y/x", "c/x"]) == ["a", "b y", "c"]
 
 
 def test_metrics_are_explained_in_the_words_of_the_documentation():

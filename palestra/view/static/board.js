@@ -6,7 +6,8 @@ import { ChartView, COLORS } from "./charts.js";
 /**
  * @typedef {import("./charts.js").Chart} Chart
  * @typedef {{title: string, question: string, charts: Chart[]}} Row
- * @typedef {{axis: string, rows: Row[], others: string[], last_step: number | null, position: number}} BoardData
+ * @typedef {{axis: string, rows: Row[], others: string[], last_step: number | null, position: number,
+ *   names: string[], zeros: string[]}} BoardData
  */
 
 const MANY_LINES = 4;
@@ -16,7 +17,7 @@ class Board {
   /** @param {HTMLElement} place */
   constructor(place) {
     this.place = place;
-    this.api = place.dataset.api ?? "";
+    this.api = place.dataset.api; // of one run, which can be followed
     this.settings = { axis: "step", smooth: Number(localStorage.getItem("palestra-smooth") ?? 0) };
     /** @type {ChartView[]} */
     this.views = [];
@@ -24,7 +25,6 @@ class Board {
     this.range = null;
     /** @type {BoardData | null} */
     this.data = null;
-    this.names = new Set();
     this.position = 0;
     this.attempt = /** @type {unknown} */ (undefined);
     this.handlers = {
@@ -40,7 +40,8 @@ class Board {
       query.set("low", String(this.range[0]));
       query.set("high", String(this.range[1]));
     }
-    const answer = await fetch(`${this.api}/charts?${query}`);
+    const charts = place?.dataset.charts ?? "";
+    const answer = await fetch(`${charts}${charts.includes("?") ? "&" : "?"}${query}`);
     if (!answer.ok) return this.complain((await answer.json()).error?.message ?? answer.statusText);
     this.data = /** @type {BoardData} */ (await answer.json());
     this.position = this.data.position;
@@ -63,7 +64,6 @@ class Board {
     this.views = [];
     this.place.replaceChildren();
     this.place.setAttribute("aria-busy", "false");
-    this.names = new Set(data.others);
     if (!data.rows.length) return this.complain("No step is done yet. The charts appear with the first one.");
     for (const row of data.rows) this.place.append(this.#section(row));
     if (data.others.length) this.place.append(this.#others(data.others));
@@ -85,7 +85,6 @@ class Board {
 
   /** @param {Chart} chart */
   #card(chart) {
-    for (const line of [...chart.series.lines, ...chart.band]) this.names.add(line.name);
     const about = element("div", "", [explanations(chart)]);
     about.popover = "auto";
     about.id = `about-${chart.title.replaceAll(/\W+/g, "-")}`;
@@ -142,6 +141,7 @@ class Board {
   /** @param {[number, number] | null} range */
   zoom(range) {
     this.range = range;
+    this.place.dataset.range = range ? range.join(" ") : "";
     const button = document.getElementById("unzoom");
     if (button) button.hidden = range === null;
     const isSampled = this.data?.rows.some((row) => row.charts.some((chart) => chart.series.is_sampled));
@@ -155,14 +155,20 @@ class Board {
 
   /** @param {number} step @param {boolean} isEval */
   openStep(step, isEval) {
+    if (!this.place.dataset.rollouts) return;
     location.href = `${this.place.dataset.rollouts}?step=${step}${isEval ? "&part=eval" : ""}`;
+  }
+
+  /** Whether a metric was not there, or left out so far. @param {string} name @param {unknown} value */
+  #isNews(name, value) {
+    return !this.data?.names.includes(name) || (value !== 0 && this.data.zeros.includes(name));
   }
 
   /** @param {Record<string, unknown>} row */
   add(row) {
     const step = Number(row.step);
     const last = this.data?.last_step ?? -1;
-    const isNew = Object.keys(row).some((name) => !OWN.has(name) && typeof row[name] === "number" && !this.names.has(name));
+    const isNew = Object.keys(row).some((name) => !OWN.has(name) && typeof row[name] === "number" && this.#isNews(name, row[name]));
     const isAgain = this.attempt !== undefined && row.attempt !== this.attempt;
     this.attempt = row.attempt;
     if (!this.data || isNew || isAgain || step < last || this.settings.axis !== "step" || this.range) {
@@ -262,5 +268,5 @@ if (place) {
   document.addEventListener("theme-changed", () => board.views.forEach((view) => view.redraw()));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => board.views.forEach((view) => view.redraw()));
   new ResizeObserver(() => board.views.forEach((view) => view.resize())).observe(place);
-  board.read().then(() => follow(board));
+  board.read().then(() => board.api && follow(board));
 }

@@ -141,7 +141,7 @@ export class ChartView {
       },
       axes: [
         { ...axis, grid: { show: false }, size: 20, values: (/** @type {any} */ _, /** @type {number[]} */ v) => texts(v), space: 60 },
-        { ...axis, grid, size: 40, values: (/** @type {any} */ _, /** @type {number[]} */ v) => v.map(numberText), space: 28 },
+        { ...axis, grid, size: 46, values: (/** @type {any} */ _, /** @type {number[]} */ v) => v.map(numberText), space: 28 },
       ],
       series: this.#series(),
       bands: band.length === 2 ? [{ series: [2, 1], fill: css("--shade") }] : [],

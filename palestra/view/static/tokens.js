@@ -15,7 +15,7 @@ const LOWEST_LOGPROB = -6; // about one in 400: what is rarer looks the same
 const GAPS = [1e-4, 1e-3, 1e-2, 1e-1];
 const ORIGINS = ["prompt", "observation", "sampled"];
 const LEGENDS = {
-  mask: "Filled: trained on. Outlined: sampled, not trained on. Plain: an observation. Faint: the prompt.",
+  mask: "Filled: trained on. Underlined: sampled, not trained on. Coloured text: an observation. Faint: the prompt.",
   logprob: `The darker, the less likely when it was drawn; darkest at a log-probability of ${LOWEST_LOGPROB} and below.`,
   advantage: "Blue: made more likely. Orange: made less likely. The stronger, the larger the advantage.",
   gap: `Log-probability by the trainer minus the sampler's: blue above, orange below; steps at ${GAPS.join(", ")}.`,
@@ -90,6 +90,8 @@ class TokenStrip {
     this.rows = [];
     this.largest = 0;
     this.chosen = -1;
+    this.columns = 0;
+    this.drawn = "";
     this.view.addEventListener("scroll", () => this.draw(), { passive: true });
     this.view.addEventListener("mouseover", (event) => {
       const token = event.target instanceof HTMLElement ? event.target.dataset.token : undefined;
@@ -115,7 +117,8 @@ class TokenStrip {
       return;
     }
     this.tokens = /** @type {Tokens} */ (await answer.json());
-    this.largest = this.tokens.advantages.reduce((most, value) => Math.max(most, Math.abs(value ?? 0)), 0);
+    this.largest = 0;
+    for (const value of this.tokens.advantages) this.largest = Math.max(this.largest, Math.abs(value ?? 0));
     const gap = /** @type {HTMLInputElement} */ (this.section.querySelector("input[value=gap]"));
     gap.disabled = !this.tokens.trainer_logprobs.some((value) => value !== null);
     gap.title = gap.disabled ? "This run did not keep the trainer's log-probabilities" : "";
@@ -260,7 +263,9 @@ class TokenStrip {
       gap: trainer === null || logprob === null ? "–" : numberText(trainer - logprob),
       advantage: numberText(tokens.advantages[token]),
     };
-    this.inspector.replaceChildren(
+    const list = document.createElement("dl");
+    list.className = "facts";
+    list.append(
       ...Object.entries(facts).map(([name, text]) => {
         const entry = document.createElement("div");
         const term = document.createElement("dt");
@@ -271,6 +276,7 @@ class TokenStrip {
         return entry;
       }),
     );
+    this.inspector.replaceChildren(list);
   }
 }
 

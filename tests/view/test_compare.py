@@ -1,0 +1,133 @@
+"""Runs beside each other, and the index by which many are listed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+
+import pytest
+from starlette.testclient import TestClient
+
+from palestra.runs.writer import RunFolder
+from palestra.view.app import create_app
+from palestra.view.catalogue import Catalogue
+from palestra.view.row_index import FILE
+from tests.training.records import make_config
+from tests.view.folders import make_step_group, write_run
+
+API = "/api/v1"
+
+
+@pytest.fixture
+def other(root):
+    """A run that solved the task at which the first one failed."""
+    write_run(root, "other", optimizer={"lr": 0.5})
+    with RunFolder.open(root / "other") as run:
+        run.write_eval(4, [make_step_group("e", "4", (0.25, 0.0))], {"eval/success": 0.25})
+    return "other"
+
+
+def test_runs_are_compared_by_config_metrics_and_tasks(client, other):
+    found = client.get(f"{API}/compare", params={"run": ["first", other]}).json()
+    assert [row["name"] for row in found["runs"]] == ["first", "other"]
+    assert [(one["name"], one["values"][1]) for one in found["config"]] == [("optimizer.lr", 0.5)]
+    assert {one["name"]: one["values"] for one in found["metrics"]}["eval/success"] == [0.5, 0.25]
+    (task,) = found["tasks"]
+    assert [one["reward"] for one in task["outcomes"]] == [1.0, 0.25]
+    assert (task["difference"], found["common_tasks"]) == (0.75, 1)
+
+
+def test_curves_are_laid_over_each_other(client, root):
+    write_run(root, "long", steps=6)
+    board = client.get(f"{API}/compare/charts", params={"run": ["first", "long"]}).json()
+    chart = board["rows"][0]["charts"][0]
+    assert chart["series"]["x"] == [1, 2, 3, 4, 5, 6]
+    first, long = chart["series"]["lines"]
+    assert (first["label"], first["values"][4:]) == ("first", [None, None])
+    assert None not in long["values"]
+
+
+def test_the_page_leads_to_the_rollouts_side_by_side(client, other):
+    page = client.get("/compare", params={"run": ["first", other]}).text
+    link = page.partition('<td><a href="')[2].partition('"')[0].replace("&amp;", "&")
+    shown = client.get(f"/{link}")
+    assert shown.status_code == 200
+    assert shown.text.count('<section class="transcript"') == 2
+
+
+@pytest.mark.parametrize(
+    ("names", "status"), [(["first"], 400), (["first", "first"], 400), ([], 400), (["first", "nobody"], 404)]
+)
+def test_a_choice_that_cannot_be_compared_says_why(client, names, status):
+    assert client.get("/compare", params={"run": names}).status_code == status
+    assert client.get(f"{API}/compare", params={"run": names}).status_code == status
+
+
+def test_rows_are_kept_beside_the_runs_and_made_anew_when_files_change(client, root):
+    assert client.get(f"{API}/runs").json()["total"] == 1
+    kept = sqlite3.connect(root / FILE).execute("SELECT name FROM runs").fetchall()
+    assert kept == [("first",)]
+    again = TestClient(create_app(Catalogue(root)), base_url="http://localhost")
+    again.post(f"{API}/runs/first/labels", json={"tag": "new"})
+    assert again.get(f"{API}/runs").json()["runs"][0]["tags"] == ["new"]
+
+
+def test_a_kept_row_says_the_same_as_the_files(root):
+    first = Catalogue(root).find()
+    assert Catalogue(root).find() == first
+    (root / FILE).unlink()
+    assert Catalogue(root).find() == first
+
+
+def test_a_broken_index_or_a_folder_that_cannot_be_written_changes_nothing(client, root):
+    expected = client.get(f"{API}/runs").json()
+    (root / FILE).write_bytes(b"not a database at all, but long enough to look like one" * 40)
+    assert TestClient(create_app(Catalogue(root)), base_url="http://localhost").get(f"{API}/runs").json() == expected
+    (root / FILE).unlink()
+    root.chmod(0o555)
+    try:
+        if not os.access(root, os.W_OK):  # not for root, who may write everywhere
+            shown = TestClient(create_app(Catalogue(root)), base_url="http://localhost")
+            assert shown.get(f"{API}/runs").json() == expected
+    finally:
+        root.chmod(0o755)
+
+
+def test_a_kept_row_that_cannot_be_read_is_made_anew(client, root):
+    expected = client.get(f"{API}/runs").json()
+    for row in (b'{"name": "first"}', b"nonsense", None):
+        with sqlite3.connect(root / FILE) as index:
+            index.execute("UPDATE runs SET row = ?", (row,))
+        again = TestClient(create_app(Catalogue(root)), base_url="http://localhost")
+        assert again.get(f"{API}/runs").json() == expected
+
+
+def test_a_running_run_is_stored_only_when_its_row_changes(root):
+    with RunFolder.create(root, "live", make_config()) as run:
+        catalogue = Catalogue(root)
+        catalogue.find()
+        with sqlite3.connect(root / FILE) as index:
+            index.execute("DELETE FROM runs")
+        catalogue.find()
+        assert index.execute("SELECT name FROM runs").fetchall() == []
+        run.write_metrics(1, {"reward/mean": 0.1})
+        catalogue.find()
+        assert index.execute("SELECT name FROM runs").fetchall() == [("live",)]
+
+
+def test_the_newest_value_of_a_metric_may_be_long_ago(client, root):
+    with (root / "first" / "metrics.jsonl").open("a") as stream:
+        for step in range(5, 100):
+            stream.write(json.dumps({"step": step, "attempt": 1, "reward/mean": 0.9}) + "\n")
+    write_run(root, "second")
+    metrics = client.get(f"{API}/compare", params={"run": ["first", "second"]}).json()["metrics"]
+    assert {one["name"]: one["values"] for one in metrics}["eval/success"] == [0.5, 0.5]
+
+
+def test_a_run_that_was_killed_is_not_listed_as_running(root):
+    run = RunFolder.create(root, "live", make_config())
+    catalogue = Catalogue(root)
+    assert {row.name: row.status for row in catalogue.find().runs}["live"] == "running"
+    run.close()
+    assert {row.name: row.status for row in Catalogue(root).find().runs}["live"] == "killed"
