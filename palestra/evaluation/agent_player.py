@@ -87,12 +87,18 @@ class AgentEvaluationPlayer:
         try:
             options = {"run": self._run.name, "concurrency": concurrency, "claim_s": CLAIM_S, "drain_s": 0.0}
             await play_async(self._client, self._play_episode, **options)
-        except EpisodeClientError as error:
-            for ended in self._waiting.values():
-                if not ended.done():
-                    ended.set_exception(EvaluationError(f"episodes cannot be claimed: {error}"))
+            self._give_up("its player has ended")
+        except Exception as error:  # boundary: who waits for an episode would wait for ever
+            self._give_up(f"episodes cannot be claimed: {error}")
+            if not isinstance(error, EpisodeClientError):
+                raise
         finally:
             watching.cancel()
+
+    def _give_up(self, why: str) -> None:
+        for ended in self._waiting.values():
+            if not ended.done():
+                ended.set_exception(EvaluationError(why))
 
     async def _watch(self) -> None:
         """Ends the wait for episodes that nobody will play any more, such as those that somebody has cancelled."""

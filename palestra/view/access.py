@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 SAFE_METHODS = ("GET", "HEAD")
-OPEN_PATHS = ("/login", "/static/")
+LOGIN, STATIC = "/login", "/static/"
 """What is shown without a key."""
 API_PATHS = ("/api/", "/v1/")
 """What programs call, and never shows a page; a server has its own model endpoint below the second."""
@@ -154,7 +154,7 @@ class AccessMiddleware:
         length, most = headers.get("content-length", "0"), self.access.max_body_bytes
         if not length.isdecimal() or int(length) > most or "transfer-encoding" in headers:
             return error_response(413, "too_large", f"the request is longer than {most} bytes")
-        if path.startswith(OPEN_PATHS) or await self.access.admits(scope):
+        if path == LOGIN or path.startswith(STATIC) or await self.access.admits(scope):
             return None
         if path.startswith(API_PATHS):
             return error_response(401, "key_needed", "a key is needed: send it as X-API-Key")
