@@ -163,7 +163,7 @@ test-agents: .venv/.ready agents ## agents and frameworks, unmodified, play epis
 	@touch $@
 
 test-ui: .ui/.ready ## the dashboard in the machine's Chromium, on runs of its own
-	$(PYTEST) -m ui -rs --timeout 600 tests/view $(ARGS)
+	$(PYTEST) -m ui -rs --timeout 600 tests/view tests/server/pages $(ARGS)
 
 screenshots: .ui/.ready ## pictures of the dashboard for the docs, from a run of the demo
 	$(BIN)/python scripts/screenshots.py $(ARGS)

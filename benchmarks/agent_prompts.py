@@ -27,7 +27,7 @@ VOCABULARY = 500
 """Ids from here on begin prompts that share nothing."""
 TASK_TOKENS = 200
 """What differs from episode to episode, after the system prompt."""
-VERSIONS, LATER = 2, 4
+VERSIONS, LATER = 3, 4
 
 
 class Episodes:
@@ -64,7 +64,7 @@ class Episodes:
 def parse() -> argparse.Namespace:
     parser = argument_parser("agent_prompts", "What an agent's long system prompt costs, shared and not.")
     parser.add_argument("--tokens", type=positive, default=30_000, help="of the system prompt")
-    parser.add_argument("--model", type=Path, metavar="FOLDER", help="the model  [a random one, very small]")
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="the model  [a random one of 4 layers]")
     parser.add_argument("--device", default="cpu")
     return parser.parse_args()
 
@@ -76,7 +76,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="palestra-bench-") as scratch:
         model = args.model or Path(scratch) / "model"
         if args.model is None:
-            made = [str(command), "model", "random", str(model), "--shape", "micro", "--context", str(tokens + 1024)]
+            made = [str(command), "model", "random", str(model), "--context", str(tokens + 1024)]
             subprocess.run(made, check=True, capture_output=True)
         with our_server(command, model, Path(scratch) / "state", "--name", "model", "--device", args.device) as server:
             service = tinker.ServiceClient(base_url=server.url, api_key="tml-local")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left
+from contextlib import suppress
 from pathlib import Path
 
 from palestra.runs.record_files import read_added
@@ -16,6 +17,7 @@ from palestra.util.json_types import JsonObject
 
 NOT_METRICS = frozenset({"step", "attempt"})
 NUMBERS = frozenset({float, int})
+MAX_STEP = 1 << 53  # what is larger is no step, and charts could not place it
 
 
 class MetricTable:
@@ -32,6 +34,20 @@ class MetricTable:
         """How far the file was read."""
         self._attempt: object = None
         self._inode: int | None = None
+
+    def updated(self) -> MetricTable:
+        """This table if the file is as it was, else a newer one: whoever reads this one meanwhile sees no change."""
+        try:
+            known = self._file.stat()
+        except OSError:
+            return MetricTable(self._file)
+        if known.st_ino == self._inode and known.st_size == self.offset:
+            return self
+        newer = MetricTable(self._file)
+        newer.steps, newer.offset, newer._attempt, newer._inode = [*self.steps], self.offset, self._attempt, self._inode
+        newer.columns = {name: column[:] for name, column in self.columns.items()}
+        newer.refresh()
+        return newer
 
     def refresh(self) -> None:
         """Reads what the trainer has written since the last call."""
@@ -78,7 +94,7 @@ class MetricTable:
 
     def _add(self, row: JsonObject) -> None:
         step = row.get("step")
-        if not isinstance(step, int):
+        if not isinstance(step, int) or abs(step) > MAX_STEP:
             return
         if row.get("attempt") != self._attempt:
             self._attempt = row.get("attempt")
@@ -93,7 +109,8 @@ class MetricTable:
                 column.insert(place, math.nan)
         for name, value in row.items():
             if name not in NOT_METRICS and value.__class__ in NUMBERS:
-                self._column(name, len(self.steps))[place] = value
+                with suppress(OverflowError):  # JSON may have integers that no float can hold
+                    self._column(name, len(self.steps))[place] = value
 
     def _append(self, step: int, row: JsonObject) -> None:
         """Adds the row of a new step, which nearly all are: ten thousand rows of a hundred metrics in half a second."""
@@ -102,7 +119,10 @@ class MetricTable:
         for name, value in row.items():
             if value.__class__ in NUMBERS and name not in NOT_METRICS:
                 column = columns.get(name)
-                (column if column is not None else self._column(name, length)).append(value)
+                try:
+                    (column if column is not None else self._column(name, length)).append(value)
+                except OverflowError:
+                    continue  # as if the row did not have it
         for column in columns.values():
             if len(column) == length:
                 column.append(math.nan)

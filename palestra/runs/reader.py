@@ -108,7 +108,12 @@ class RunReader:
 
     def read_about(self) -> Row:
         """`config` as the run had it, `facts` about where it ran, `created`, `kind`."""
-        return read_json(self.config_file)
+        about = read_json(self.config_file)
+        if not isinstance(about, dict) or not all(
+            isinstance(about.get(part) or {}, dict) for part in ("config", "facts")
+        ):
+            raise RunError(f"{self.config_file}: not the config of a run")
+        return about
 
     def read_summary(self) -> Row:
         return read_json(self.summary_file) if self.summary_file.is_file() else {}
@@ -117,7 +122,11 @@ class RunReader:
         return read_lines(self.events_file)
 
     def status(self) -> RunStatus:
-        said = RunStatus(self.read_summary().get("status", RunStatus.RUNNING))
+        summary = self.read_summary()
+        try:
+            said = RunStatus(summary.get("status", RunStatus.RUNNING))
+        except (ValueError, AttributeError):
+            raise RunError(f"{self.summary_file}: not the summary of a run") from None
         holder = read_holder(self.lock_file)
         if holder is not None and holder.is_alive:
             return RunStatus.RUNNING
@@ -177,9 +186,14 @@ class RunReader:
 
 
 def list_runs(root: Path) -> list[RunReader]:
-    """Newest first."""
-    found = [RunReader(file.parent) for file in root.glob("*/config.json")]
-    return sorted(found, key=lambda run: run.config_file.stat().st_mtime, reverse=True)
+    """The runs of a folder, newest first. What is no run, or was deleted meanwhile, is left out."""
+    found: list[tuple[float, RunReader]] = []
+    for file in root.glob("*/config.json"):
+        try:
+            found.append((file.stat().st_mtime, RunReader(file.parent)))
+        except (OSError, RunNotFound):
+            continue
+    return [run for _, run in sorted(found, key=lambda pair: pair[0], reverse=True)]
 
 
 def find_run(which: str, root: Path) -> RunReader:

@@ -38,7 +38,7 @@ def read_json(file: Path) -> Any:
         return json.loads(file.read_bytes())
     except OSError as error:
         raise RunError(f"{file}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(f"{file}: not valid JSON ({error})") from error
 
 
@@ -118,14 +118,14 @@ def read_records(file: Path, containing: str = "") -> Iterator[JsonObject]:
                 yield msgspec.json.decode(line)
     except OSError as error:
         raise RunError(f"{file}: {error.strerror}") from error
-    except (zstandard.ZstdError, ValueError) as error:
+    except (zstandard.ZstdError, ValueError, RecursionError) as error:
         raise RunError(f"{file}: damaged ({error})") from error
 
 
 def _row(line: bytes) -> JsonObject | None:
     try:
         row = msgspec.json.decode(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
 

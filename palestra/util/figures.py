@@ -13,12 +13,20 @@ def number_text(value: object) -> str:
         return "-"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return safe_text(str(value), keep="")
+    try:
+        float(value)
+    except OverflowError:
+        return "inf" if value > 0 else "-inf"
     is_whole = math.isfinite(value) and value == int(value) and abs(value) < 1e9
     return str(int(value)) if is_whole else f"{value:.4g}"
 
 
 def time_text(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
+    """A time by the clock of this machine; a number that is none stays a number."""
+    try:
+        return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError, OSError):
+        return number_text(seconds)
 
 
 def duration_text(seconds: float) -> str:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-from http.cookies import CookieError, SimpleCookie
 from typing import Protocol
 from urllib.parse import quote, urlsplit
 
 from msgspec import Struct
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -111,7 +111,7 @@ class Access(Struct, frozen=True):
         if self.key is None and not _is_local(name) and name not in self.hosts:
             return f"this dashboard answers to localhost only, not to {name[:100]!r}; behind a proxy, give --public-url"
         origin = headers.get("origin")
-        source = urlsplit(origin).netloc if origin is not None else host
+        source = _net_location(origin) if origin is not None else host
         if source != host and _host_name(source) not in self.hosts:
             return f"requests from pages of {source[:100]!r} are not accepted"
         return OTHER_SITE if is_forged(method, headers) else None
@@ -124,11 +124,8 @@ def is_forged(method: str, headers: Headers) -> bool:
 
 def read_cookie(headers: Headers, name: str) -> str:
     """The value of a cookie; empty if it was not sent."""
-    try:
-        found = SimpleCookie(headers.get("cookie", "")).get(name)
-    except CookieError:
-        return ""
-    return found.value if found is not None and found.value.isascii() else ""
+    found = cookie_parser(headers.get("cookie", "")).get(name, "")  # in spite of other programs' cookies on this host
+    return found if found.isascii() else ""
 
 
 class AccessMiddleware:
@@ -182,6 +179,13 @@ def is_local_address(host: str) -> bool:
 
 def _digest(key: str, purpose: str) -> str:
     return hmac.new(key.encode(), f"palestra view {purpose}".encode(), hashlib.sha256).hexdigest()
+
+
+def _net_location(url: str) -> str:
+    try:
+        return urlsplit(url).netloc
+    except ValueError:
+        return ""
 
 
 def _host_name(address: str) -> str:

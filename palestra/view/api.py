@@ -23,6 +23,7 @@ from palestra.view.live import follow
 from palestra.view.rollout_list import Order, RolloutQuery, list_rollouts
 
 MAX_POINTS = 5000
+MAX_DIGITS = 19  # of a place in a file
 router = APIRouter(prefix="/api/v1", tags=["dashboard"])
 
 
@@ -94,12 +95,20 @@ def show_series(run: str, runs: Runs, window: Shown, name: Annotated[list[str], 
 
 
 @router.get("/runs/{run}/live", response_class=StreamingResponse)
-def watch_run(run: str, runs: Runs, request: Request, after: int | None = None) -> StreamingResponse:
+def watch_run(
+    run: str, runs: Runs, request: Request, after: Annotated[int | None, Query(ge=0)] = None
+) -> StreamingResponse:
     """Server-sent events while the run writes: `metrics`, `state`, `gone`. Goes on behind `Last-Event-ID`, or `after`;
     without either, from now on."""
     found = runs.open(run)
     known = request.headers.get("last-event-id", "")
-    position = int(known) if known.isdecimal() else after if after is not None else runs.metrics(found).offset
+    position = (
+        int(known)
+        if known.isdecimal() and len(known) < MAX_DIGITS
+        else after
+        if after is not None
+        else runs.metrics(found).offset
+    )
     return StreamingResponse(follow(found, position), media_type="text/event-stream")
 
 

@@ -84,18 +84,17 @@ class Catalogue:
         raise RunNotFound(f"there is no run {name[:100]!r} in {self.root}{hint}")
 
     def metrics(self, run: RunReader) -> MetricTable:
-        """The run's metrics as they are now."""
+        """The run's metrics as they are now, in a table that later calls leave as it is."""
         with self._lock:
-            table = self._tables.pop(run.path, None) or MetricTable(run.metrics_file)
+            table = (self._tables.pop(run.path, None) or MetricTable(run.metrics_file)).updated()
             self._tables[run.path] = table
             if len(self._tables) > MAX_TABLES:
                 self._tables.popitem(last=False)
-            table.refresh()
             return table
 
     def find(self, text: str = "", limit: int = 200, offset: int = 0) -> RunPage:
         """The runs that fit a filter."""
-        runs = self._runs()
+        runs = list_runs(self.root)
         index = self._index
         known = dict(self._rows)
         rows = [self.row(run) for run in runs]
@@ -109,10 +108,10 @@ class Catalogue:
     def _index(self) -> RowIndex:
         """Opened with the first list: who only looks at one run leaves no file behind."""
         index = RowIndex(self.root)
-        try:
-            kept = {name: (known, _decode(row)) for name, (known, row) in index.load().items()}
-        except msgspec.DecodeError:  # rows of another version: they are made anew
-            kept = {}
+        decoded = {name: (known, _decode(row)) for name, (known, row) in index.load().items()}
+        kept: dict[str, tuple[Fingerprint, RunRow]] = {
+            name: (known, row) for name, (known, row) in decoded.items() if row is not None
+        }
         self._rows = kept | self._rows
         return index
 
@@ -120,7 +119,9 @@ class Catalogue:
         print_now = _fingerprint(run.path)
         known = self._rows.get(run.name)
         if known is None or known[0] != print_now or known[1].status == RunStatus.RUNNING:
-            self._rows[run.name] = known = (print_now, self._read_row(run))
+            read = (print_now, self._read_row(run))
+            if known is None or read != known:  # the index stores what is new here
+                self._rows[run.name] = known = read
         return known[1]
 
     def _read_row(self, run: RunReader) -> RunRow:
@@ -139,13 +140,13 @@ class Catalogue:
         row = overview(run, table)
         known: JsonObject = {name: row.get(name) for name in RunRow.__struct_fields__ if name in row}
         known |= {"environments": environments, "is_starred": STAR in row["tags"]}
-        return RunRow(**known | {"curve_name": curve_name, "curve": curve})
-
-    def _runs(self) -> list[RunReader]:
+        known |= {"curve_name": curve_name, "curve": curve}
         try:
-            return list_runs(self.root)
-        except OSError:  # a run was deleted between listing and looking at it
-            return list_runs(self.root)
+            return msgspec.convert(known, RunRow)
+        except msgspec.ValidationError as error:
+            known = dict.fromkeys(known) | {"name": run.name, "status": "damaged", "tags": [], "notes": []}
+            known |= {"environments": environments, "is_starred": False, "curve": curve}
+            return msgspec.convert({**known, "error": f"{run.config_file}: {error}"}, RunRow)
 
 
 def fits(row: RunRow, text: str) -> bool:
@@ -169,8 +170,12 @@ def fits(row: RunRow, text: str) -> bool:
     return True
 
 
-def _decode(row: bytes) -> RunRow:
-    return msgspec.json.decode(row, type=RunRow)
+def _decode(row: bytes) -> RunRow | None:
+    """A row of the index; None if it is none, such as one with a number that JSON does not have."""
+    try:
+        return msgspec.json.decode(row, type=RunRow)
+    except (msgspec.DecodeError, TypeError):
+        return None
 
 
 def _curve(table: MetricTable, name: str) -> list[float]:

@@ -11,7 +11,6 @@ from msgspec import Struct
 
 from palestra.runs.facts import flatten
 from palestra.runs.metric_table import MetricTable
-from palestra.runs.overview import last_values
 from palestra.runs.reader import Part, RunReader
 from palestra.util.json_types import JsonObject
 from palestra.view.catalogue import Catalogue, RunRow
@@ -69,14 +68,13 @@ def compare_runs(catalogue: Catalogue, names: Sequence[str]) -> Comparison:
     keys = {key: None for config in configs for key in config if key not in NOT_COMPARED}
     config = [Difference(key, [one.get(key) for one in configs]) for key in keys]
     tables = [catalogue.metrics(run) for run in runs]
-    lasts = [last_values([table.at(place) for place in range(len(table.steps))][-50:]) for table in tables]
     shown = [name for row in ROWS for name in _drawn(row.title, tables)]
     tasks = _common_tasks(runs)
     differing = [row for row in tasks if row.difference > 0]
     return Comparison(
         runs=[catalogue.row(run) for run in runs],
         config=[one for one in config if len({str(value) for value in one.values}) > 1],
-        metrics=[Difference(name, [last.get(name) for last in lasts]) for name in shown],
+        metrics=[Difference(name, [table.last(name) for table in tables]) for name in shown],
         tasks=sorted(differing, key=lambda row: -row.difference)[:MAX_TASKS],
         common_tasks=len(tasks),
     )

@@ -25,6 +25,7 @@ async def follow(run: RunReader, position: int) -> AsyncIterator[bytes]:
     quiet_s = 0.0
     yield b"retry: 2000\n\n"
     while True:
+        before = position
         try:
             now, rows, position = await asyncio.to_thread(_look, run, position)
         except (RunError, OSError):
@@ -32,10 +33,10 @@ async def follow(run: RunReader, position: int) -> AsyncIterator[bytes]:
             return
         if now is not status:
             status = now
-            yield _event("state", {"status": now}, position)
+            yield _event("state", {"status": now}, before)
             quiet_s = 0.0
-        for row in rows:
-            yield _event("metrics", row, position)
+        for number, row in enumerate(rows, 1):  # only the last one is behind all of them
+            yield _event("metrics", row, position if number == len(rows) else before)
             quiet_s = 0.0
         if quiet_s >= SILENCE_S:
             yield b": still here\n\n"

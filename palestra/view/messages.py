@@ -104,7 +104,7 @@ def _split(role: str, text: str) -> Iterator[Piece]:
 def _written_call(inside: str) -> Piece:
     try:
         call = json.loads(inside)
-    except ValueError:
+    except (ValueError, RecursionError):  # a model may open more brackets than Python can follow
         return Piece(PieceKind.CALL, "call", inside)
     return _call(call) if isinstance(call, dict) else Piece(PieceKind.CALL, "call", inside)
 

@@ -5,8 +5,8 @@ Owns: what the page of a rollout shows. Never touches: HTML.
 
 from __future__ import annotations
 
-import json
 from functools import lru_cache
+from pprint import pformat
 
 from msgspec import Struct
 
@@ -20,6 +20,7 @@ from palestra.view.messages import ShownMessage, content_text, show_messages
 from palestra.view.rollout_list import read_step
 
 ORIGINS = list(TokenOrigin)
+WIDTH = 110  # of a line in a test case
 
 
 class Sibling(Struct, frozen=True):
@@ -115,15 +116,11 @@ def write_test_case(detail: RolloutDetail) -> str:
         if isinstance(one, dict) and one.get("role") == "assistant"
     ]
     facts = {name: record.get(name) for name in ("environment", "task", "seed", "stop", "reward")}
-    lines = [f"# Rollout {record['id']} of step {detail.step} of the run {detail.run}."]
+    lines = [f"# Rollout {safe_text(str(record['id']), keep='')} of step {detail.step} of the run {detail.run}."]
     lines += [f"{name} = {value!r}" for name, value in facts.items()]
-    lines += [f"messages = {_python(record.get('messages') or [])}", f"answers = {_python(answers)}"]
+    said = {"messages": record.get("messages") or [], "answers": answers}
+    lines += [f"{name} = {pformat(value, width=WIDTH, sort_dicts=False)}" for name, value in said.items()]
     return "\n".join(lines) + "\n"
-
-
-def _python(value: object) -> str:
-    shown = json.dumps(value, indent=4, ensure_ascii=True, default=str)
-    return shown if not any(word in shown for word in ("null", "true", "false")) else repr(value)
 
 
 def _find(run: RunReader, part: Part, step: int, rollout_id: str) -> JsonObject:

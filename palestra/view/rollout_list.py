@@ -6,10 +6,12 @@ Owns: facets, the histogram, the order of groups. Never touches: conversations a
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, pstdev
 
@@ -274,17 +276,16 @@ def _histogram(rewards: Sequence[float], where: str) -> list[Bin]:
     values = sorted(set(rewards))
     if len(values) <= BINS:
         counts = Counter(rewards)
-        return [Bin(value, value, counts[value], _and(where, f"reward={value:.12g}")) for value in values]
+        return [Bin(value, value, counts[value], _and(where, f"reward={value!r}")) for value in values]
     return list(_equal_bins(rewards, values[0], values[-1], where))
 
 
 def _equal_bins(rewards: Sequence[float], low: float, high: float, where: str) -> Iterator[Bin]:
-    width = (high - low) / BINS
-    counts = Counter(min(BINS - 1, int((reward - low) / width)) for reward in rewards)
-    for at in range(BINS):
-        begin, end = low + at * width, low + (at + 1) * width
-        upper = f"reward<={high:.12g}" if at == BINS - 1 else f"reward<{end:.12g}"
-        yield Bin(begin, end, counts[at], _and(where, f"reward>={begin:.12g} and {upper}"))
+    edges = [low + at * (high - low) / BINS for at in range(BINS)]
+    counts = Counter(bisect_right(edges, reward) - 1 for reward in rewards)
+    for at, (begin, end) in enumerate(pairwise([*edges, high])):
+        upper = f"reward<={high!r}" if at == BINS - 1 else f"reward<{end!r}"
+        yield Bin(begin, end, counts[at], _and(where, f"reward>={begin!r} and {upper}"))
 
 
 def _is_number(value: object) -> bool:

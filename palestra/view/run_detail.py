@@ -14,7 +14,7 @@ from msgspec import Struct
 from palestra.runs.control import resume_command
 from palestra.runs.facts import flatten
 from palestra.runs.metric_table import MetricTable
-from palestra.runs.reader import Part, RunNotFound, RunReader, RunStatus
+from palestra.runs.reader import Part, RunNotFound, RunStatus
 from palestra.runs.record_files import RunError
 from palestra.runs.saved_checkpoints import best_of, list_checkpoints
 from palestra.util.json_types import JsonObject
@@ -77,7 +77,7 @@ class CheckpointRow(Struct, frozen=True):
 def read_run(catalogue: Catalogue, name: str) -> RunDetail:
     run = catalogue.open(name)
     row, table = catalogue.row(run), catalogue.metrics(run)
-    about, events = _about(run), run.read_events()
+    about, events = run.read_about(), run.read_events()
     facts = about.get("facts") or {}
     status = run.status()
     return RunDetail(
@@ -87,7 +87,7 @@ def read_run(catalogue: Catalogue, name: str) -> RunDetail:
         command=facts.get("command"),
         git_commit=facts.get("git_commit"),
         seconds=_seconds(table, events, status),
-        attempts=max((int(event.get("attempt", 1)) for event in events), default=1),
+        attempts=max(map(_attempt, events), default=1),
         is_stopping=run.is_asked_to_stop and status is RunStatus.RUNNING,
         resume=resume_command(run) if status.can_resume and "kind" in about else None,
         warnings=find_warnings(table, status, run.path),
@@ -99,12 +99,12 @@ def read_run(catalogue: Catalogue, name: str) -> RunDetail:
 def read_config(catalogue: Catalogue, name: str, against: str | None = None) -> ConfigView:
     """The run's config as dotted keys, beside that of another run if one is named."""
     run = catalogue.open(name)
-    about = _about(run)
+    about = run.read_about()
     mine = flatten(about.get("config") or {})
     if against is None:
         entries = [ConfigEntry(key, value) for key, value in mine.items()]
     else:
-        other = flatten(_about(catalogue.open(against)).get("config") or {})
+        other = flatten(catalogue.open(against).read_about().get("config") or {})
         keys = [*mine, *(key for key in other if key not in mine)]
         entries = [ConfigEntry(key, mine.get(key), other.get(key), mine.get(key) != other.get(key)) for key in keys]
     facts = {key: value for key, value in (about.get("facts") or {}).items() if key != "packages"}
@@ -141,25 +141,23 @@ def read_checkpoints(catalogue: Catalogue, name: str) -> list[CheckpointRow]:
     ]
 
 
-def _about(run: RunReader) -> JsonObject:
-    about = run.read_about()
-    if not isinstance(about, dict):
-        raise RunError(f"{run.config_file}: not the config of a run")
-    return about
-
-
 def _seconds(table: MetricTable, events: list[JsonObject], status: RunStatus) -> float:
     """The time from the first to the last sign of each attempt, and until now while it runs."""
     signs: dict[int, list[float]] = {}
     for event in events:
         if isinstance(event.get("time"), int | float):
-            signs.setdefault(int(event.get("attempt", 1)), []).append(float(event["time"]))
+            signs.setdefault(_attempt(event), []).append(float(event["time"]))
     newest = max(signs, default=1)
     if status is RunStatus.RUNNING:
         signs.setdefault(newest, []).append(time.time())
     elif (last := table.last("time")) is not None:
         signs.setdefault(newest, []).append(last)
     return sum(max(times) - min(times) for times in signs.values())
+
+
+def _attempt(event: JsonObject) -> int:
+    number = event.get("attempt")
+    return number if isinstance(number, int) else 1
 
 
 def _end_of(file: Path) -> tuple[str, bool]:

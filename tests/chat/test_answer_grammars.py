@@ -14,6 +14,7 @@ from palestra.chat import ChatTokenizer
 from palestra.chat.answer_grammars import text_or_calls, thinking
 from palestra.chat.output_parser import ParsedOutput, ReasoningParser, put_together
 from palestra.chat.tool_parsers import TOOL_FORMATS, AnswerFormat, ToolParser, for_tools
+from palestra.chat.tool_parsers.section_calls import DEEPSEEK, KIMI, SectionFormat
 from palestra.model import load_tokenizer
 from palestra.model.loading.random_tokenizer import write_tokenizer
 from palestra.model.sampling.grammars import Grammars
@@ -110,6 +111,9 @@ def call(tools: ToolParser, arguments: dict[str, Any], name: str = "f") -> str:
         "hermes": f'<tool_call>\n{{"name": "{name}", "arguments": {written}}}\n</tool_call>',
         "llama3_json": f'{{"name": "{name}", "parameters": {written}}}',
         "qwen_xml": f"<tool_call>\n<function={name}>\n{tagged}</function>\n</tool_call>",
+        "deepseek": f"{DEEPSEEK.opening}{DEEPSEEK.call}{name}{DEEPSEEK.separator}{written}{DEEPSEEK.call_end}"
+        f"{DEEPSEEK.closing}",
+        "kimi": f"{KIMI.opening}{KIMI.call}functions.{name}:0{KIMI.separator}{written}{KIMI.call_end}{KIMI.closing}",
         "mistral": f'[TOOL_CALLS][{{"name": "{name}", "arguments": {written}}}]',
     }[tools.name]
 
@@ -144,6 +148,8 @@ def test_one_call_is_not_followed_by_another(follower: Follower, tools: ToolPars
     one = call(tools, {"x": 1, "y": "z"})
     between = {"llama3_json": "; ", "mistral": ""}.get(tools.name, "\n")
     two = one + between + one if tools.name != "mistral" else one[:-1] + ", " + one.removeprefix("[TOOL_CALLS][")
+    if isinstance(tools, SectionFormat):  # a section has all of them
+        two = one.removesuffix(tools.closing) + one.removeprefix(tools.opening)
     assert follower.accepts(free(follower, tools), two)
     assert not follower.accepts(free(follower, tools, parallel=False), two)
     assert follower.accepts(free(follower, tools, parallel=False), one)

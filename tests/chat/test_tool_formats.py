@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from palestra.chat.answer_formats import output_parser
 from palestra.chat.output_pieces import ParsedOutput, put_together
 from palestra.chat.tool_parsers import TOOL_FORMATS, CallFormat, ToolCallBlock, detect, register, tool_format
 from palestra.chat.tool_parsers.hermes import HermesToolParser
+from palestra.chat.tool_parsers.section_calls import DEEPSEEK, KIMI
 from palestra.config.bundled import bundled_model
 from palestra.model.loading.random_tokenizer import write_tokenizer
 from palestra.server.core.errors import ApiError
@@ -149,7 +151,7 @@ def test_one_of_your_own_can_be_named_by_its_module(
     ("name", "reason"),
     [
         ("hermess", "did you mean: hermes?"),
-        ("zzz", "there are: glm, harmony, hermes, llama3_json, mistral, qwen_xml"),
+        ("zzz", "there are: deepseek, glm, harmony, hermes, kimi, llama3_json, mistral, qwen_xml"),
         ("no_such_module:X", "No module named 'no_such_module'"),
         ("json:nothing", "no attribute 'nothing'"),
         ("json:loads", "is not a tool format: it has no name, markers"),
@@ -179,6 +181,8 @@ def test_a_format_in_which_nothing_begins_a_call_is_refused() -> None:
         ("{{- '<|start|>assistant<|channel|>final<|message|>' }}", "harmony"),
         ("{{- '<tool_call>\n<function=' + call.name + '>' }}", "qwen_xml"),
         ("{{- '<tool_call>' + call.name + '<arg_key>' + key }}", "glm"),
+        ("{{- '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + call.name }}", "deepseek"),
+        ("<|tool_calls_section_begin|>{{ call.id }}", "kimi"),
         ("{{ tool | tojson }}", "hermes"),
     ],
 )
@@ -281,6 +285,11 @@ WRITTEN = [
     ("llama3_json", MARKED, '{"name": "f", "parameters": {"x": 1}}', "; "),
     ("mistral", MARKED, '[TOOL_CALLS]f[ARGS]{"x": 1}', ""),
 ]
+SECTIONS = [
+    (form.name, machine, form.opening + form.call, f'{name}{form.separator}{{"x": 1}}{form.call_end}{form.closing}')
+    for form, name in ((DEEPSEEK, "f"), (KIMI, "functions.f:0"))
+    for machine in (PLAIN, Machine(*form.tags))
+]
 
 
 @pytest.mark.parametrize(("name", "machine", "call", "between"), WRITTEN)
@@ -292,6 +301,21 @@ def test_a_grammar_lets_calls_through_as_they_are_read(name: str, machine: Machi
     assert machine.lets_through(two, machine.matcher(tools, parallel=True))
     assert not machine.lets_through(two, machine.matcher(tools))
     assert read(name, two) == ParsedOutput(None, "", [F, G])
+
+
+@pytest.mark.parametrize(("name", "machine", "opening", "call"), SECTIONS)
+def test_grammar_of_a_section_lets_through_one_call_or_several(
+    name: str, machine: Machine, opening: str, call: str
+) -> None:
+    form = tools = DEEPSEEK if name == "deepseek" else KIMI
+    other = re.sub(r"\bf\b", "g", call).replace('"x": 1', "")
+    two = opening + call.removesuffix(form.closing) + form.call + other
+    assert machine.lets_through(opening + call, machine.matcher(tools))
+    assert machine.lets_through(two, machine.matcher(tools, parallel=True))
+    assert not machine.lets_through(two, machine.matcher(tools))
+    assert read(name, two) == ParsedOutput(None, "", [F, G])
+    for right, wrong in (('"x": 1', '"x": "1"'), ('"x": 1', '"x":    1'), (form.closing, "")):
+        assert not machine.lets_through(opening + call.replace(right, wrong), machine.matcher(tools))
 
 
 @pytest.mark.parametrize(("name", "machine", "call", "between"), WRITTEN)
@@ -331,6 +355,14 @@ def test_whatever_a_grammar_lets_through_is_a_call(name: str, machine: Machine) 
         assert speech.content == ""
 
     check()
+
+
+@pytest.mark.parametrize(("name", "machine"), [(name, machine) for name, machine, *_ in SECTIONS])
+def test_whatever_the_grammar_of_a_section_lets_through_is_a_call(name: str, machine: Machine) -> None:
+    for seed in range(6):
+        speech = read(name, machine.wander(machine.matcher(tool_format(name)), random.Random(seed)))
+        assert [call.name in "fg" for call in speech.calls] == [True]
+        assert speech.content == ""
 
 
 @pytest.mark.parametrize("name", ['say "hi"', "naïve", "back\\slash", "a/*b*/ //c #d"])

@@ -34,6 +34,7 @@ def test_another_name_for_this_machine_is_refused(client, host):
         {"origin": "http://evil.example"},
         {"origin": "null"},
         {"origin": "http://localhost:9999"},
+        {"origin": "http://["},
         {"sec-fetch-site": "cross-site"},
     ],
 )
@@ -82,6 +83,13 @@ def test_the_key_opens_a_browser_by_a_cookie(keyed):
     assert "samesite=strict" in cookie
     assert "a-long-key" not in cookie
     assert keyed.get("/runs/first").status_code == 200
+
+
+def test_cookies_of_other_programs_on_this_host_do_no_harm(keyed):
+    own = keyed.post("/login", data={"key": "a-long-key"}).headers["set-cookie"].partition(";")[0]
+    keyed.cookies.clear()
+    for other in ('theirs={"a": [1, 2]}', "odd name=1", "=", "a(b)=c"):
+        assert keyed.get(API, headers={"cookie": f"{other}; {own}"}).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -145,7 +146,39 @@ def of_an_older_version(path: Path) -> None:
     (path / "config.json").write_text(json.dumps({"config": {"model": "old"}, "kind": about["kind"]}))
 
 
-ACCIDENTS = (break_config, break_metrics, remove_metrics, break_rollouts, empty, write_nan, of_an_older_version)
+def write_huge_numbers(path: Path) -> None:
+    with (path / "metrics.jsonl").open("ab") as stream:
+        stream.write(b'{"step": 5, "attempt": 1, "reward/mean": %s}\n' % (b"9" * 400))
+        stream.write(b'{"step": %s, "attempt": 1, "reward/mean": 1}\n' % (b"9" * 400))
+        stream.write(b'{"step": 6, "attempt": 1, "a": ' + b"[" * 100_000 + b"\n")
+    with (path / "events.jsonl").open("ab") as stream:
+        stream.write(b'{"event": "odd", "time": 1e300, "attempt": "first"}\n')
+
+
+def change_about(**changes: object) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        about = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps({**about, **changes}))
+
+    change.__name__ = f"change_{'_'.join(changes)}"
+    return change
+
+
+ACCIDENTS = (
+    break_config,
+    break_metrics,
+    remove_metrics,
+    break_rollouts,
+    empty,
+    write_nan,
+    of_an_older_version,
+    write_huge_numbers,
+    change_about(kind={"a": 1}),
+    change_about(created="yesterday"),
+    change_about(created=1e300),
+    change_about(config={"model": {"name": ["a", "b"]}, "steps": "many"}),
+    change_about(facts=["here"]),
+)
 PAGES = ("", "/charts", "/config", "/log", "/events", "/checkpoints")
 
 
@@ -163,6 +196,18 @@ def test_a_damaged_run_is_shown_as_far_as_it_can_be_read(client, root, accident)
             assert "config.json" in answer.json()["error"]["message"]
     for page in ("/", *(f"/runs/first{page.replace('/charts', '')}" for page in PAGES)):
         assert client.get(page).status_code in (200, 422)
+
+
+def test_an_unknown_status_spoils_no_other_run(client, root):
+    (root / "first" / "summary.json").write_text('{"status": "asleep"}')
+    write_run(root, "second")
+    assert {row["name"] for row in client.get(f"{API}/runs").json()["runs"]} == {"first", "second"}
+    assert "summary.json" in client.get(f"{API}/runs/first").json()["error"]["message"]
+
+
+def test_a_folder_in_place_of_a_config_is_no_run(client, root):
+    (root / "odd" / "config.json").mkdir(parents=True)
+    assert [row["name"] for row in client.get(f"{API}/runs").json()["runs"]] == ["first"]
 
 
 def collect(run, position, until):
@@ -192,6 +237,21 @@ def test_what_a_run_writes_comes_as_events_that_can_be_taken_up_again(root):
         again = collect(run, position, lambda found: "event: metrics" in found[-1])
     assert '"step":3' in again[-1]
     assert not any('"step":2' in event for event in again)
+
+
+def test_a_stream_that_breaks_between_two_rows_goes_on_before_the_second(root):
+    with RunFolder.create(root, "live", make_config()) as run:
+        run.write_metrics(1, {"reward/mean": 0.1})
+        run.write_metrics(2, {"reward/mean": 0.2})
+        first = collect(run, 0, lambda found: "event: metrics" in found[-1])[-1]
+        position = int(first.partition("id: ")[2].partition("\n")[0])
+        again = collect(run, position, lambda found: '"step":2' in found[-1])
+    assert '"step":1' in first
+    assert again
+
+
+def test_a_stream_begins_at_no_impossible_place(client):
+    assert client.get(f"{API}/runs/first/live?after=-1").status_code == 400
 
 
 def test_a_run_that_is_deleted_while_it_is_watched_says_so(root):

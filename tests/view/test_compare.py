@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 
@@ -96,6 +97,37 @@ def test_a_broken_index_or_a_folder_that_cannot_be_written_changes_nothing(clien
             assert shown.get(f"{API}/runs").json() == expected
     finally:
         root.chmod(0o755)
+
+
+def test_a_kept_row_that_cannot_be_read_is_made_anew(client, root):
+    expected = client.get(f"{API}/runs").json()
+    for row in (b'{"name": "first"}', b"nonsense", None):
+        with sqlite3.connect(root / FILE) as index:
+            index.execute("UPDATE runs SET row = ?", (row,))
+        again = TestClient(create_app(Catalogue(root)), base_url="http://localhost")
+        assert again.get(f"{API}/runs").json() == expected
+
+
+def test_a_running_run_is_stored_only_when_its_row_changes(root):
+    with RunFolder.create(root, "live", make_config()) as run:
+        catalogue = Catalogue(root)
+        catalogue.find()
+        with sqlite3.connect(root / FILE) as index:
+            index.execute("DELETE FROM runs")
+        catalogue.find()
+        assert index.execute("SELECT name FROM runs").fetchall() == []
+        run.write_metrics(1, {"reward/mean": 0.1})
+        catalogue.find()
+        assert index.execute("SELECT name FROM runs").fetchall() == [("live",)]
+
+
+def test_the_newest_value_of_a_metric_may_be_long_ago(client, root):
+    with (root / "first" / "metrics.jsonl").open("a") as stream:
+        for step in range(5, 100):
+            stream.write(json.dumps({"step": step, "attempt": 1, "reward/mean": 0.9}) + "\n")
+    write_run(root, "second")
+    metrics = client.get(f"{API}/compare", params={"run": ["first", "second"]}).json()["metrics"]
+    assert {one["name"]: one["values"] for one in metrics}["eval/success"] == [0.5, 0.5]
 
 
 def test_a_run_that_was_killed_is_not_listed_as_running(root):

@@ -78,6 +78,18 @@ def test_a_file_that_was_replaced_is_read_anew(tmp_path):
     assert (table.steps, table.last("a")) == ([7], 3.0)
 
 
+def test_a_table_that_is_being_read_does_not_change(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1, "a": 1}\n')
+    table = MetricTable(file).updated()
+    assert table.updated() is table
+    with file.open("a") as stream:
+        stream.write('{"step": 2, "a": 2, "b": 3}\n')
+    newer = table.updated()
+    assert (table.steps, [*table.columns], [*table.column("a")]) == ([1], ["a"], [1.0])
+    assert (newer.steps, [*newer.columns], [*newer.column("a")]) == ([1, 2], ["a", "b"], [1.0, 2.0])
+
+
 def board(path: Path, window: Window = Window()):  # noqa: B008 (frozen)
     table = MetricTable(path / "metrics.jsonl")
     table.refresh()

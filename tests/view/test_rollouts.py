@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -71,15 +72,26 @@ def test_without_a_step_all_are_searched_newest_first(client):
     assert rollouts(client, part="eval")["total"] == 2
 
 
-def test_many_rewards_are_put_into_equal_bins(tmp_path):
+@pytest.mark.parametrize("rewards", [[i / 40 for i in range(41)], [i / 3 for i in range(41)], [1e15 / 7, *range(40)]])
+def test_many_rewards_are_put_into_equal_bins(tmp_path, rewards):
     config = make_config(steps=1)
     with RunFolder.create(tmp_path, "first", config) as run:
-        groups = [make_group("g", [i / 40 for i in range(41)])]
+        groups = [make_group("g", rewards)]
         run.write_rollouts(1, groups, build_batch(groups, config).sequences)
     client = TestClient(create_app(Catalogue(tmp_path)), base_url="http://localhost")
     bins = rollouts(client, step=1)["rewards"]
     assert (len(bins), sum(one["count"] for one in bins)) == (12, 41)
     for one in bins:
+        assert rollouts(client, step=1, where=one["where"])["total"] == one["count"]
+
+
+def test_a_bar_finds_rewards_that_no_short_number_is_equal_to(tmp_path):
+    config = make_config(steps=1)
+    with RunFolder.create(tmp_path, "first", config) as run:
+        groups = [make_group("g", [1 / 3, 2 / 3, 1 / 3, -1 / 7])]
+        run.write_rollouts(1, groups, build_batch(groups, config).sequences)
+    client = TestClient(create_app(Catalogue(tmp_path)), base_url="http://localhost")
+    for one in rollouts(client, step=1)["rewards"]:
         assert rollouts(client, step=1, where=one["where"])["total"] == one["count"]
 
 
@@ -154,6 +166,18 @@ def test_a_test_case_is_python_with_the_answers(client):
     assert (found["task"], found["reward"], found["answers"]) == ("t", 1.0, ["<think>easy</think>4", "4 0"])
 
 
+@pytest.mark.parametrize("text", ["smile \U0001f642", "null, true", "a\u202eb\x00\n'''"])
+def test_a_test_case_has_every_character(tmp_path, text):
+    write_run(tmp_path, text=text)
+    client = TestClient(create_app(Catalogue(tmp_path)), base_url="http://localhost")
+    case = client.get(f"{API}/test-case", params={"step": 1, "id": "g1a-0"}).text
+    found: dict[str, Any] = {}
+    exec(case, found)  # noqa: S102 (our own text)
+    assert found["answers"][-1] == f"{text} 0"
+    assert found["messages"][1]["content"] == f"What is 2 + 2? {text}"
+    assert "\u202e" not in case
+
+
 def test_hostile_conversations_stay_text(tmp_path):
     write_run(tmp_path, text=HOSTILE)
     client = TestClient(create_app(Catalogue(tmp_path)), base_url="http://localhost")
@@ -179,6 +203,7 @@ def test_hostile_conversations_stay_text(tmp_path):
         [{"role": "assistant", "content": "<tool_call>{broken</tool_call><tool_call>[1]</tool_call>"}],
         [{"role": "assistant", "tool_calls": ["odd", {"function": {"name": "f", "arguments": "{}"}}]}],
         [{"role": "tool", "content": {"a": 1}, "name": "f"}],
+        [{"role": "assistant", "content": f"<tool_call>{'[' * 100_000}</tool_call>"}],
     ],
 )
 def test_any_message_can_be_shown(messages):

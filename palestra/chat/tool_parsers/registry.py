@@ -17,6 +17,7 @@ from palestra.chat.tool_parsers.llama3_json import PYTHON_TAG, Llama3JsonToolPar
 from palestra.chat.tool_parsers.mistral import MARKER, MistralToolParser
 from palestra.chat.tool_parsers.protocol import AnswerFormat, CallFormat, ToolParser
 from palestra.chat.tool_parsers.qwen_xml import FUNCTION, QwenXmlToolParser
+from palestra.chat.tool_parsers.section_calls import DEEPSEEK, KIMI
 from palestra.util.suggest import nearest
 
 HERMES, LLAMA3_JSON = HermesToolParser(), Llama3JsonToolParser()
@@ -26,6 +27,8 @@ MARKS: tuple[tuple[str, CallFormat], ...] = (
     (KEY, GlmToolParser()),
     *((marker, HERMES) for marker in HERMES.markers),
     (MARKER, MistralToolParser()),
+    (DEEPSEEK.opening, DEEPSEEK),
+    (KIMI.opening, KIMI),
     (PYTHON_TAG, LLAMA3_JSON),
 )
 """Texts in a template that show its format, in the order they are searched for: several formats begin a call as Hermes

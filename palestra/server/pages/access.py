@@ -25,7 +25,7 @@ from palestra.view.access import OTHER_SITE, LoginRefused, is_forged, read_cooki
 
 LOOKERS = (*TRAINERS, Rights.METRICS)
 LOGIN_S = 30 * 86400
-MAX_DIGITS = 10  # of a key's number, which is an integer in the database
+MAX_DIGITS = 12  # of a key's number and of a time in seconds
 CALLER = "palestra.caller"
 """Where the caller is in the scope of a request that was admitted."""
 
@@ -90,7 +90,8 @@ class ServerAccess:
         number, _, rest = cookie.partition(".")
         until = rest.partition(".")[0]
         caller = None
-        if number.isdecimal() and len(number) < MAX_DIGITS and until.isdecimal() and int(until) > time.time():
+        is_formed = all(part.isdecimal() and len(part) < MAX_DIGITS for part in (number, until))
+        if is_formed and int(until) > time.time():
             key = await self._store.read(lambda conn: get_key(conn, int(number)))
             if key is not None and hmac.compare_digest(self._cookie(key, int(until)), cookie):
                 caller = Caller(key.owner, key.rights, key)

@@ -37,6 +37,7 @@ PLACES = (
     ("Keys", "keys", ADMINS),
 )
 """Title, path and who may see it: whoever may call what is behind it."""
+RUN_PATHS = ("runs", "compare")
 
 
 def create_pages(services: ServerServices, authenticator: Authenticator, model_api: ModelApi) -> FastAPI:
@@ -68,7 +69,7 @@ def _context(request: Request) -> PageContext:
     caller: Caller | None = request.scope.get(CALLER)
     here = own_path(request.scope).split("/")[1]
     places = [
-        {"title": title, "path": path, "is_here": here == path or (not path and here == "runs")}
+        {"title": title, "path": path, "is_here": here == path or (not path and here in RUN_PATHS)}
         for title, path, rights in PLACES
         if caller is not None and caller.right in rights
     ]

@@ -114,7 +114,9 @@ async def show_keys(keys: KeysNow, caller: AdminNow) -> Response:
 @api.post("", openapi_extra=JSON_BODY)
 async def make_key(request: Request, keys: KeysNow, caller: AdminNow) -> Response:
     """Make a key: `name`, `owner` (or the name), `right` (or `trainer`). Its text is in this answer alone."""
-    return json_response(await keys.create(await read_record(request, KeyRequest)))
+    response = json_response(await keys.create(await read_record(request, KeyRequest)))
+    response.headers["Cache-Control"] = "no-store"
+    return response
 
 
 @api.post("/{key_id}/revoke")
@@ -137,9 +139,11 @@ async def make_key_on_page(request: Request, keys: KeysNow, caller: AdminNow, fo
         complaint = str(error)
     known = await keys.list()
     status = 400 if complaint else 200
-    return render(
+    page = render(
         request, "keys.html", status, keys=known, caller=caller, made=made, complaint=complaint, rights=RIGHTS
     )
+    page.headers["Cache-Control"] = "no-store"  # no browser keeps the text of a key
+    return page
 
 
 @pages.post("/keys/{key_id}/revoke")

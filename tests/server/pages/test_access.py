@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import httpx
 import pytest
+from fastapi.routing import APIRoute
 
+from palestra.view.app import create_app
+from palestra.view.catalogue import Catalogue
 from tests.waiting import until
 
 PAGES = ("/server", "/episodes", "/playground", "/traces", "/keys")
@@ -44,8 +48,21 @@ def test_other_keys_do_not_open_it(open_browser, keys, name, words):
     assert "set-cookie" not in answer.headers
 
 
+def with_long_time(cookie: str) -> str:
+    """More digits than Python makes a number of."""
+    number, _, proof = cookie.split(".")
+    return f"{number}.{'9' * 5000}.{proof}"
+
+
 @pytest.mark.parametrize(
-    "change", [lambda c: c[:-1] + ("0" if c[-1] != "0" else "1"), lambda c: f"1{c}", lambda c: "9" * 40 + c, str.upper]
+    "change",
+    [
+        lambda c: c[:-1] + ("0" if c[-1] != "0" else "1"),
+        lambda c: f"1{c}",
+        lambda c: "9" * 40 + c,
+        str.upper,
+        with_long_time,
+    ],
 )
 def test_a_forged_cookie_opens_nothing(open_browser, change):
     browser = open_browser("alice")
@@ -82,6 +99,21 @@ def test_runs_are_for_admins(keyed, open_browser):
     assert alice.get("/api/v1/runs").json()["error"]["code"] == "forbidden"
     assert carol.get("/").status_code == 200
     assert carol.get("/api/v1/runs").json()["runs"] == []
+
+
+def test_no_route_of_the_runs_is_open_to_trainers(open_browser):
+    """Whatever routes the dashboard gains."""
+    alice, tried = open_browser("alice"), 0
+    routers = (getattr(one, "original_router", None) for one in create_app(Catalogue(Path())).routes)
+    for route in (route for router in routers if router is not None for route in router.routes):
+        assert isinstance(route, APIRoute)
+        if route.path in ("/", "/login", "/logout"):
+            continue
+        for method in route.methods or ():
+            answer = alice.request(method, re.sub(r"\{.*?\}", "first", route.path))
+            assert answer.status_code == 403, (method, route.path, answer.text)
+            tried += 1
+    assert tried > 20
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ def shown(browser, name: str) -> dict:
 def test_a_key_is_made_used_and_revoked(keyed, open_browser, name):
     carol = open_browser("carol")
     page = carol.post("/keys", data={"name": name, "owner": "<i>erin", "right": "trainer"})
+    assert page.headers["cache-control"] == "no-store"
     (key,) = re.findall(r'<code class="copy">(tml-[\w-]+)</code>', page.text)
     assert "&lt;i&gt;erin" in page.text
     assert "<i>" not in page.text
@@ -42,7 +43,9 @@ def test_a_key_is_made_used_and_revoked(keyed, open_browser, name):
 
 def test_programs_make_keys_too(open_browser, name):
     carol = open_browser("carol")
-    made = carol.post("/api/v1/keys", json={"name": name, "right": "worker"}).json()
+    answer = carol.post("/api/v1/keys", json={"name": name, "right": "worker"})
+    assert answer.headers["cache-control"] == "no-store"
+    made = answer.json()
     assert made["key"].startswith("tml-")
     assert (made["about"]["owner"], made["about"]["right"]) == (name, "worker")
     again = carol.post("/api/v1/keys", json={"name": name})

@@ -175,7 +175,7 @@ const ask = /** @type {HTMLFormElement} */ (document.getElementById("ask"));
 const text = /** @type {HTMLTextAreaElement} */ (document.getElementById("text"));
 const send = /** @type {HTMLButtonElement} */ (document.getElementById("send"));
 const stop = /** @type {HTMLButtonElement} */ (document.getElementById("stop"));
-const inspector = /** @type {HTMLElement} */ (document.getElementById("inspector"));
+const tokenFacts = /** @type {HTMLElement} */ (document.getElementById("token-facts"));
 /** @type {Column[]} */
 let columns = [];
 /** @type {AbortController | null} */
@@ -214,11 +214,13 @@ async function submit() {
 
 /** @param {Token} token */
 function inspect(token) {
+  const fact = (/** @type {string} */ name, /** @type {string} */ value) =>
+    element("span", "", [element("span", "muted", [name]), ` ${value}`]);
   const one = (/** @type {Alternative} */ other) =>
-    element("div", "", [element("dt", "", [JSON.stringify(safeText(other.token))]), element("dd", "", [`${(100 * Math.exp(other.logprob)).toPrecision(3)} %`])]);
-  const head = element("div", "", [element("dt", "", ["log-probability"]), element("dd", "", [token.logprob.toFixed(4)])]);
+    fact(JSON.stringify(safeText(other.token)), `${(100 * Math.exp(other.logprob)).toPrecision(3)} %`);
   const others = token.top_logprobs.filter((other) => other.token !== token.token);
-  inspector.replaceChildren(one(token), head, element("div", "muted", ["instead of:"]), ...others.map(one));
+  const head = fact("log-probability", token.logprob.toFixed(4));
+  tokenFacts.replaceChildren(one(token), head, element("span", "muted", ["instead of:"]), ...others.map(one));
 }
 
 ask.addEventListener("submit", (event) => {
