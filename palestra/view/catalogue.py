@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -69,9 +70,7 @@ class RunPage(Struct, frozen=True):
 class Catalogue:
     def __init__(self, root: Path) -> None:
         self.root = root.expanduser().absolute()
-        self._index = RowIndex(self.root)
-        kept = {name: (known, _decode(row)) for name, (known, row) in self._index.load().items()}
-        self._rows = {name: (known, row) for name, (known, row) in kept.items() if row is not None}
+        self._rows: dict[str, tuple[Fingerprint, RunRow]] = {}
         self._tables: OrderedDict[Path, MetricTable] = OrderedDict()
         self._lock = threading.Lock()
         """Protects the tables: requests are answered in threads."""
@@ -96,13 +95,25 @@ class Catalogue:
     def find(self, text: str = "", limit: int = 200, offset: int = 0) -> RunPage:
         """The runs that fit a filter."""
         runs = list_runs(self.root)
+        index = self._index
         known = dict(self._rows)
         rows = [self.row(run) for run in runs]
         new = {run.name: self._rows[run.name] for run in runs if self._rows[run.name] is not known.get(run.name)}
-        self._index.store({name: (found, msgspec.json.encode(row)) for name, (found, row) in new.items()})
+        index.store({name: (found, msgspec.json.encode(row)) for name, (found, row) in new.items()})
         found = [row for row in rows if fits(row, text)]
         found.sort(key=lambda row: row.is_starred, reverse=True)  # stable: starred ones first, each part newest first
         return RunPage(found[offset : offset + limit], len(found), len(rows))
+
+    @cached_property
+    def _index(self) -> RowIndex:
+        """Opened with the first list: who only looks at one run leaves no file behind."""
+        index = RowIndex(self.root)
+        decoded = {name: (known, _decode(row)) for name, (known, row) in index.load().items()}
+        kept: dict[str, tuple[Fingerprint, RunRow]] = {
+            name: (known, row) for name, (known, row) in decoded.items() if row is not None
+        }
+        self._rows = kept | self._rows
+        return index
 
     def row(self, run: RunReader) -> RunRow:
         print_now = _fingerprint(run.path)

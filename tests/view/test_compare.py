@@ -73,6 +73,11 @@ def test_rows_are_kept_beside_the_runs_and_made_anew_when_files_change(client, r
     assert again.get(f"{API}/runs").json()["runs"][0]["tags"] == ["new"]
 
 
+def test_nothing_is_written_before_runs_are_listed(client, root):
+    client.get("/runs/first")
+    assert not (root / FILE).exists()
+
+
 def test_a_kept_row_says_the_same_as_the_files(root):
     first = Catalogue(root).find()
     assert Catalogue(root).find() == first
