@@ -29,23 +29,23 @@ MESSAGE = 1 << 20
 class WarmProcess:
     """What of `subprocess.Popen` the tests use."""
 
-    def __init__(self, told: IO[bytes]) -> None:
-        self._told = told
-        """The parent tells the number of the process, and later its exit status."""
-        self.pid = int(told.readline())
+    def __init__(self, reports: IO[bytes]) -> None:
+        self._reports = reports
+        """The parent writes the number of the process, and later its exit status."""
+        self.pid = int(reports.readline())
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        if self.returncode is None and select.select([self._told], [], [], 0)[0]:
+        if self.returncode is None and select.select([self._reports], [], [], 0)[0]:
             self.wait()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
-            if not select.select([self._told], [], [], timeout)[0]:
+            if not select.select([self._reports], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(f"palestra {self.pid}", timeout or 0)
-            self.returncode = int(self._told.readline())
-            self._told.close()
+            self.returncode = int(self._reports.readline())
+            self._reports.close()
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -59,16 +59,16 @@ class WarmProcess:
 def start_palestra(*args: str, output: IO[bytes], cwd: Path, env: Mapping[str, str]) -> WarmProcess:
     """As `subprocess.Popen([sys.executable, "-m", "palestra.cli", *args], …)`, without a stdin."""
     request = json.dumps({"args": args, "cwd": str(cwd), "env": dict(env)}).encode()
-    told, telling = os.pipe()
+    reports, reporting = os.pipe()
     with Path(os.devnull).open("rb") as nothing:
-        socket.send_fds(_parent(), [request], [nothing.fileno(), output.fileno(), output.fileno(), telling])
-    os.close(telling)
-    return WarmProcess(os.fdopen(told, "rb", buffering=0))
+        socket.send_fds(_parent(), [request], [nothing.fileno(), output.fileno(), output.fileno(), reporting])
+    os.close(reporting)
+    return WarmProcess(os.fdopen(reports, "rb", buffering=0))
 
 
 @functools.cache
 def _parent() -> socket.socket:
-    """Of all that this test process starts; it ends with the test process."""
+    """The parent of all that this test process starts; it ends with the test process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     process = subprocess.Popen([sys.executable, __file__], stdin=theirs, env={**os.environ, "PYTHONUNBUFFERED": "1"})
     theirs.close()
@@ -93,12 +93,12 @@ def main() -> None:
     signal.set_wakeup_fd(wakes)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests; this ends with them
-    requests, telling = socket.socket(fileno=os.dup(0)), dict[int, int]()
+    requests, pipes = socket.socket(fileno=os.dup(0)), dict[int, int]()
     while True:
         ready, _, _ = select.select([requests, woken], [], [])
         if woken in ready:
             os.read(woken, MESSAGE)
-            _tell_ends(telling)
+            _report_ends(pipes)
         if requests not in ready:
             continue
         message, fds, _, _ = socket.recv_fds(requests, MESSAGE, 4)
@@ -106,23 +106,23 @@ def main() -> None:
             return
         if (pid := os.fork()) == 0:
             requests.close()
-            for fd in (woken, wakes, *telling.values()):
+            for fd in (woken, wakes, *pipes.values()):
                 os.close(fd)
             _become(json.loads(message), fds)
             sys.modules["palestra.cli.__main__"].run()
             return
-        telling[pid] = fds.pop()
-        os.write(telling[pid], b"%d\n" % pid)
+        pipes[pid] = fds.pop()
+        os.write(pipes[pid], b"%d\n" % pid)
         for fd in fds:
             os.close(fd)
 
 
-def _tell_ends(telling: dict[int, int]) -> None:
-    while telling:
+def _report_ends(pipes: dict[int, int]) -> None:
+    while pipes:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        fd = telling.pop(pid)
+        fd = pipes.pop(pid)
         try:
             os.write(fd, b"%d\n" % os.waitstatus_to_exitcode(status))
         except BrokenPipeError:

@@ -33,7 +33,7 @@ WATCHED = ("config.json", "metrics.jsonl", "summary.json", "labels.jsonl", "lock
 Fingerprint = tuple[int, ...]
 
 
-class RunRow(Struct, frozen=True):
+class ListedRun(Struct, frozen=True):
     """A run in the list of runs."""
 
     name: str
@@ -61,7 +61,7 @@ class RunRow(Struct, frozen=True):
 class RunPage(Struct, frozen=True):
     """A part of the list of runs, newest first."""
 
-    runs: list[RunRow]
+    runs: list[ListedRun]
     total: int
     """How many runs fit the filter."""
     all: int
@@ -70,7 +70,7 @@ class RunPage(Struct, frozen=True):
 class Catalogue:
     def __init__(self, root: Path) -> None:
         self.root = root.expanduser().absolute()
-        self._rows: dict[str, tuple[Fingerprint, RunRow]] = {}
+        self._rows: dict[str, tuple[Fingerprint, ListedRun]] = {}
         self._tables: OrderedDict[Path, MetricTable] = OrderedDict()
         self._lock = threading.Lock()
         """Protects the tables: requests are answered in threads."""
@@ -109,13 +109,13 @@ class Catalogue:
         """Opened with the first list: who only looks at one run leaves no file behind."""
         index = RowIndex(self.root)
         decoded = {name: (known, _decode(row)) for name, (known, row) in index.load().items()}
-        kept: dict[str, tuple[Fingerprint, RunRow]] = {
+        kept: dict[str, tuple[Fingerprint, ListedRun]] = {
             name: (known, row) for name, (known, row) in decoded.items() if row is not None
         }
         self._rows = kept | self._rows
         return index
 
-    def row(self, run: RunReader) -> RunRow:
+    def row(self, run: RunReader) -> ListedRun:
         print_now = _fingerprint(run.path)
         known = self._rows.get(run.name)
         if known is None or known[0] != print_now or known[1].status == RunStatus.RUNNING:
@@ -124,7 +124,7 @@ class Catalogue:
                 self._rows[run.name] = known = read
         return known[1]
 
-    def _read_row(self, run: RunReader) -> RunRow:
+    def _read_row(self, run: RunReader) -> ListedRun:
         environments: list[str] = []
         curve_name, curve = None, []
         table = None
@@ -138,18 +138,18 @@ class Catalogue:
         except (RunError, AttributeError, TypeError):
             pass  # the overview says what is wrong
         row = overview(run, table)
-        known: JsonObject = {name: row.get(name) for name in RunRow.__struct_fields__ if name in row}
+        known: JsonObject = {name: row.get(name) for name in ListedRun.__struct_fields__ if name in row}
         known |= {"environments": environments, "is_starred": STAR in row["tags"]}
         known |= {"curve_name": curve_name, "curve": curve}
         try:
-            return msgspec.convert(known, RunRow)
+            return msgspec.convert(known, ListedRun)
         except msgspec.ValidationError as error:
             known = dict.fromkeys(known) | {"name": run.name, "status": "damaged", "tags": [], "notes": []}
             known |= {"environments": environments, "is_starred": False, "curve": curve}
-            return msgspec.convert({**known, "error": f"{run.config_file}: {error}"}, RunRow)
+            return msgspec.convert({**known, "error": f"{run.config_file}: {error}"}, ListedRun)
 
 
-def fits(row: RunRow, text: str) -> bool:
+def fits(row: ListedRun, text: str) -> bool:
     """Whether a run has every word of the filter: in its name, kind, model, environments, tags or notes; `tag:x`,
     `state:x` and `model:x` look there alone."""
     facts = {
@@ -170,10 +170,10 @@ def fits(row: RunRow, text: str) -> bool:
     return True
 
 
-def _decode(row: bytes) -> RunRow | None:
+def _decode(row: bytes) -> ListedRun | None:
     """A row of the index; None if it is none, such as one with a number that JSON does not have."""
     try:
-        return msgspec.json.decode(row, type=RunRow)
+        return msgspec.json.decode(row, type=ListedRun)
     except (msgspec.DecodeError, TypeError):
         return None
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 from palestra.runs.metric_table import MetricTable
 from palestra.view.downsampling import pick_points
 from palestra.view.metric_words import MetricWords, explain
-from palestra.view.panels import ROWS, Panel, matching
+from palestra.view.panels import ROWS, ChartPanel, matching
 
 TOKENS = ("batch/sampled_tokens", "batch/trained_tokens", "batch/tokens")
 """What the x-axis `tokens` adds up: the first of these that a run has."""
@@ -105,7 +105,7 @@ def read_board(table: MetricTable, window: Window) -> Board:
     return Board(window.axis, rows, others, last, table.offset, names=names, zeros=zeros)
 
 
-def _chart(table: MetricTable, panel: Panel, lines: Sequence[str], window: Window) -> Chart | None:
+def _chart(table: MetricTable, panel: ChartPanel, lines: Sequence[str], window: Window) -> Chart | None:
     if panel.hides_zeros:
         lines = [name for name in lines if any(value and not math.isnan(value) for value in table.column(name))]
     lines = _different(table, lines)[:MAX_LINES]

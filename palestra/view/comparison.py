@@ -13,7 +13,7 @@ from palestra.runs.facts import flatten
 from palestra.runs.metric_table import MetricTable
 from palestra.runs.reader import Part, RunReader
 from palestra.util.json_types import JsonObject
-from palestra.view.catalogue import Catalogue, RunRow
+from palestra.view.catalogue import Catalogue, ListedRun
 from palestra.view.charts import Axis, Board, Chart, ChartRow, Line, Series, Window, read_series
 from palestra.view.panels import ROWS, matching
 from palestra.view.rollout_list import read_step
@@ -52,8 +52,8 @@ class TaskRow(Struct, frozen=True):
     """Between the highest and the lowest reward."""
 
 
-class Comparison(Struct, frozen=True):
-    runs: list[RunRow]
+class RunComparison(Struct, frozen=True):
+    runs: list[ListedRun]
     config: list[Difference]
     metrics: list[Difference]
     """The newest values of the metrics that are drawn."""
@@ -62,7 +62,7 @@ class Comparison(Struct, frozen=True):
     common_tasks: int
 
 
-def compare_runs(catalogue: Catalogue, names: Sequence[str]) -> Comparison:
+def compare_runs(catalogue: Catalogue, names: Sequence[str]) -> RunComparison:
     runs = _open(catalogue, names)
     configs = [_config(run) for run in runs]
     keys = {key: None for config in configs for key in config if key not in NOT_COMPARED}
@@ -71,7 +71,7 @@ def compare_runs(catalogue: Catalogue, names: Sequence[str]) -> Comparison:
     shown = [name for row in ROWS for name in _drawn(row.title, tables)]
     tasks = _common_tasks(runs)
     differing = [row for row in tasks if row.difference > 0]
-    return Comparison(
+    return RunComparison(
         runs=[catalogue.row(run) for run in runs],
         config=[one for one in config if len({str(value) for value in one.values}) > 1],
         metrics=[Difference(name, [table.last(name) for table in tables]) for name in shown],

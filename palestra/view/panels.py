@@ -12,7 +12,7 @@ from functools import cache
 from msgspec import Struct
 
 
-class Panel(Struct, frozen=True):
+class ChartPanel(Struct, frozen=True):
     """A chart. In names of metrics `*` stands for one part of a name."""
 
     title: str
@@ -31,7 +31,7 @@ class Panel(Struct, frozen=True):
 class PanelRow(Struct, frozen=True):
     title: str
     question: str
-    panels: tuple[Panel, ...]
+    panels: tuple[ChartPanel, ...]
 
 
 ROWS = (
@@ -39,13 +39,13 @@ ROWS = (
         "Learning",
         "Is it getting better?",
         (
-            Panel("Reward", ("reward/mean", "reward/best_of_group"), band=("reward/p10", "reward/p90")),
-            Panel("Evaluation", ("eval/success", "eval/pass_at_*", "eval/reward_mean"), is_share=True),
-            Panel("Loss", ("loss/mean", "eval/loss")),
-            Panel("KL from the teacher", ("kl/teacher", "env/*/teacher_kl")),
-            Panel("Pairs ranked right", ("dpo/accuracy",), is_share=True),
-            Panel("Margin of pairs", ("dpo/margin", "dpo/chosen_reward", "dpo/rejected_reward")),
-            Panel(
+            ChartPanel("Reward", ("reward/mean", "reward/best_of_group"), band=("reward/p10", "reward/p90")),
+            ChartPanel("Evaluation", ("eval/success", "eval/pass_at_*", "eval/reward_mean"), is_share=True),
+            ChartPanel("Loss", ("loss/mean", "eval/loss")),
+            ChartPanel("KL from the teacher", ("kl/teacher", "env/*/teacher_kl")),
+            ChartPanel("Pairs ranked right", ("dpo/accuracy",), is_share=True),
+            ChartPanel("Margin of pairs", ("dpo/margin", "dpo/chosen_reward", "dpo/rejected_reward")),
+            ChartPanel(
                 "Evaluation by environment and level",
                 ("eval/*/success", "eval/*/*/success"),
                 is_share=True,
@@ -57,47 +57,47 @@ ROWS = (
         "Health",
         "Is the policy in good order?",
         (
-            Panel("Sampler and trainer", ("kl/sampler_trainer_k3", "mismatch/logprob_abs_mean")),
-            Panel("Entropy", ("policy/entropy_estimate",)),
-            Panel("KL from the base model", ("kl/base",)),
-            Panel("Gradient norm", ("optim/grad_norm", "optim/grad_norm_max")),
-            Panel("Clipped tokens", ("policy/clip_fraction",), hides_zeros=True),
-            Panel("Zero-variance groups", ("rollouts/zero_variance_share",), is_share=True),
+            ChartPanel("Sampler and trainer", ("kl/sampler_trainer_k3", "mismatch/logprob_abs_mean")),
+            ChartPanel("Entropy", ("policy/entropy_estimate",)),
+            ChartPanel("KL from the base model", ("kl/base",)),
+            ChartPanel("Gradient norm", ("optim/grad_norm", "optim/grad_norm_max")),
+            ChartPanel("Clipped tokens", ("policy/clip_fraction",), hides_zeros=True),
+            ChartPanel("Zero-variance groups", ("rollouts/zero_variance_share",), is_share=True),
         ),
     ),
     PanelRow(
         "Behaviour",
         "What does it do?",
         (
-            Panel("Length in tokens", ("length/mean", "length/max")),
-            Panel("Turns", ("turns/mean",)),
-            Panel("Stop reasons", ("stop/*",), is_stacked=True, is_share=True, hides_zeros=True),
-            Panel("Failed rollouts", ("rollouts/failed", "rollouts/ungraded"), hides_zeros=True),
-            Panel(
+            ChartPanel("Length in tokens", ("length/mean", "length/max")),
+            ChartPanel("Turns", ("turns/mean",)),
+            ChartPanel("Stop reasons", ("stop/*",), is_stacked=True, is_share=True, hides_zeros=True),
+            ChartPanel("Failed rollouts", ("rollouts/failed", "rollouts/ungraded"), hides_zeros=True),
+            ChartPanel(
                 "Errors of format and tools",
                 ("env/*/parse_error", "env/*/parse_error_rate", "env/*/tool_error_rate", "env/*/tool_errors"),
                 hides_zeros=True,
             ),
-            Panel("Reward by environment and level", ("env/*/reward", "env/*/*/reward"), least_lines=2),
+            ChartPanel("Reward by environment and level", ("env/*/reward", "env/*/*/reward"), least_lines=2),
         ),
     ),
     PanelRow(
         "Speed",
         "Where does the time go?",
         (
-            Panel(
+            ChartPanel(
                 "Seconds of a step",
                 ("time/collect_s", "time/score_s", "time/update_s", "time/sync_s", "time/eval_s"),
                 is_stacked=True,
                 hides_zeros=True,
             ),
-            Panel(
+            ChartPanel(
                 "Tokens per second",
                 ("throughput/total_tokens_per_s", "throughput/collect_tokens_per_s", "throughput/update_tokens_per_s"),
             ),
-            Panel("Seconds of a rollout", ("time/rollout_mean_s", "time/rollout_max_s")),
-            Panel("Staleness in versions", ("staleness/mean", "staleness/max"), hides_zeros=True),
-            Panel("Waiting for players", ("episodes/wait_mean_s",)),
+            ChartPanel("Seconds of a rollout", ("time/rollout_mean_s", "time/rollout_max_s")),
+            ChartPanel("Staleness in versions", ("staleness/mean", "staleness/max"), hides_zeros=True),
+            ChartPanel("Waiting for players", ("episodes/wait_mean_s",)),
         ),
     ),
 )

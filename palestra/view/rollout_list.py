@@ -42,7 +42,7 @@ class Order(StrEnum):
     """As they were played."""
 
 
-class GroupRow(Struct, frozen=True):
+class ListedGroup(Struct, frozen=True):
     """Rollouts of one task."""
 
     id: str
@@ -86,7 +86,7 @@ class RolloutList(Struct, frozen=True):
     """Steps that have rollouts."""
     where: str
     order: Order
-    groups: list[GroupRow]
+    groups: list[ListedGroup]
     total_groups: int
     total: int
     """Rollouts that fit."""
@@ -177,19 +177,19 @@ def _read(run: RunReader, query: RolloutQuery, steps: Sequence[int]) -> tuple[li
     return records, False
 
 
-def _groups(records: Iterable[JsonObject]) -> list[GroupRow]:
+def _groups(records: Iterable[JsonObject]) -> list[ListedGroup]:
     found: dict[tuple[object, object], list[JsonObject]] = {}
     for record in records:
         found.setdefault((record.get("step"), record.get("group")), []).append(record)
     return [_group(rollouts) for rollouts in found.values()]
 
 
-def _group(rollouts: list[JsonObject]) -> GroupRow:
+def _group(rollouts: list[JsonObject]) -> ListedGroup:
     first = rollouts[0]
     rewards = [float(one["reward"]) for one in rollouts if _is_number(one.get("reward"))]
     mean, spread = (fmean(rewards), pstdev(rewards)) if rewards else (None, None)
     surprise = max(abs(reward - mean) for reward in rewards) / spread if mean is not None and spread else 0.0
-    return GroupRow(
+    return ListedGroup(
         id=str(first.get("group")),
         step=int(first.get("step") or 0),
         task=str(first.get("task")),
@@ -203,7 +203,7 @@ def _group(rollouts: list[JsonObject]) -> GroupRow:
     )
 
 
-ORDERS: dict[Order, Callable[[GroupRow], float]] = {
+ORDERS: dict[Order, Callable[[ListedGroup], float]] = {
     Order.SURPRISING: lambda group: -group.surprise,
     Order.WORST: lambda group: math.inf if group.mean is None else group.mean,
     Order.BEST: lambda group: math.inf if group.mean is None else -group.mean,

@@ -18,7 +18,7 @@ from palestra.runs.reader import Part, RunNotFound, RunStatus
 from palestra.runs.record_files import RunError
 from palestra.runs.saved_checkpoints import best_of, list_checkpoints
 from palestra.util.json_types import JsonObject
-from palestra.view.catalogue import Catalogue, RunRow
+from palestra.view.catalogue import Catalogue, ListedRun
 from palestra.view.run_warnings import RunWarning, find_warnings
 
 LOG_LINES = 500
@@ -26,7 +26,7 @@ LOG_BYTES = 2 << 20  # how much of a log's end is looked at
 
 
 class RunDetail(Struct, frozen=True):
-    row: RunRow
+    row: ListedRun
     path: str
     host: str | None
     command: str | None
@@ -64,7 +64,7 @@ class LogTail(Struct, frozen=True):
     """Whether the file has earlier lines."""
 
 
-class CheckpointRow(Struct, frozen=True):
+class ListedCheckpoint(Struct, frozen=True):
     name: str
     step: int
     address: str
@@ -132,11 +132,13 @@ def read_events(catalogue: Catalogue, name: str) -> list[JsonObject]:
     return list(reversed(catalogue.open(name).read_events()))
 
 
-def read_checkpoints(catalogue: Catalogue, name: str) -> list[CheckpointRow]:
+def read_checkpoints(catalogue: Catalogue, name: str) -> list[ListedCheckpoint]:
     found = list_checkpoints(catalogue.open(name))
     best = best_of(found, {one.step: one.scores for one in found}).step if found else None
     return [
-        CheckpointRow(one.name, one.step, one.address, one.server, one.scores, one.step == best, one.folder is not None)
+        ListedCheckpoint(
+            one.name, one.step, one.address, one.server, one.scores, one.step == best, one.folder is not None
+        )
         for one in reversed(found)
     ]
 

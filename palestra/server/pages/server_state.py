@@ -30,7 +30,7 @@ from palestra.store.records import Rights
 MAX_MODELS = 500
 
 
-class EngineState(Struct, frozen=True, kw_only=True):
+class EngineActivity(Struct, frozen=True, kw_only=True):
     """A base model and the engine that serves it. What follows `sampler` is there for keys that may read metrics."""
 
     name: str
@@ -103,7 +103,7 @@ class ServerState(Struct, frozen=True, kw_only=True):
     """Why the server is not ready; empty: it is."""
     sees_all: bool
     """Whether the figures of all owners are included."""
-    engines: list[EngineState]
+    engines: list[EngineActivity]
     calls: list[CallState]
     models: list[TenantModel]
     """In training: the caller's, or all of them for an admin; the most recently used first."""
@@ -164,9 +164,9 @@ def _model(model: TrackedModel) -> TenantModel:
     )
 
 
-def _engine(core: Core, worker: WorkerHandle, now: ServerReading | None) -> EngineState:
+def _engine(core: Core, worker: WorkerHandle, now: ServerReading | None) -> EngineActivity:
     card = worker.card
-    plain = EngineState(
+    plain = EngineActivity(
         name=worker.name,
         names=[name for name, one in core.workers.items() if one is worker],
         is_up=worker.link.is_up and core.sampling.runners[worker].is_up,
@@ -179,7 +179,7 @@ def _engine(core: Core, worker: WorkerHandle, now: ServerReading | None) -> Engi
     return plain if now is None else _with_figures(plain, core.activity, now)
 
 
-def _with_figures(plain: EngineState, activity: Activity, now: ServerReading) -> EngineState:
+def _with_figures(plain: EngineActivity, activity: Activity, now: ServerReading) -> EngineActivity:
     reading = now.engines.get(plain.name, EngineReading())
     recent, earlier = activity.before(RATE_S), activity.before(LATENCY_S)
 
@@ -209,8 +209,8 @@ def _with_figures(plain: EngineState, activity: Activity, now: ServerReading) ->
     }
     counts = ("models", "running_samples", "adapter_bytes", "kept_samplers", "sampler_bytes", "snapshots")
     counts += ("optim_steps", "tokens_trained", "tokens_sampled")
-    known = {name: getattr(plain, name) for name in EngineState.__struct_fields__}
-    return EngineState(**{**known, **figures, **{name: counted(name) for name in counts}})
+    known = {name: getattr(plain, name) for name in EngineActivity.__struct_fields__}
+    return EngineActivity(**{**known, **figures, **{name: counted(name) for name in counts}})
 
 
 def _calls(activity: Activity, now: ServerReading) -> list[CallState]:
