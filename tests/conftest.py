@@ -45,11 +45,20 @@ SHARING = {
 }
 """What the tests below these paths share, which is started once: they run in one test process."""
 
-logging.getLogger("tinker").addHandler(logging.NullHandler())
-logging.getLogger("tinker").propagate = False  # its clients beat on after their test, and would be heard in others
-
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it starts in the background ignore it
 gc.disable()  # what is imported and collected stays: nothing is found in it
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """Without what the clients of other tests say: those of the SDK go on after their test."""
+
+    def is_own(record: logging.LogRecord) -> bool:
+        return not record.name.startswith("tinker.")
+
+    caplog.handler.addFilter(is_own)
+    yield caplog
+    caplog.handler.removeFilter(is_own)
 
 
 def pytest_collection_finish() -> None:
