@@ -84,17 +84,20 @@ def test_a_run_with_claude_code_outlives_kills_of_all_its_parts(server: PuppetSe
         assert trainer.poll() is None, trainer.communicate()[0]
         return bool(agents_alive())
 
+    def steps_done() -> int:
+        return len(metrics.read_text().splitlines()) if metrics.exists() else 0
+
     with players.playing(*words) as player:
         until(a_tool_runs, timeout_s=PATIENCE_S)
         kill_an_agent(player)
-        until(lambda: a_tool_runs() and metrics.exists(), timeout_s=PATIENCE_S)
+        until(lambda: steps_done() > 0 and a_tool_runs(), timeout_s=PATIENCE_S)
         player.kill()
     until(lambda: not agents_alive(), timeout_s=30)
     with players.playing(*words):
         until(a_tool_runs, timeout_s=PATIENCE_S)
         server.kill_both()
         server.start()
-        until(lambda: len(metrics.read_text().splitlines()) >= STEPS - 1, timeout_s=PATIENCE_S)
+        until(lambda: steps_done() >= STEPS - 1, timeout_s=PATIENCE_S)
         kill(trainer)
         resumed = start(tmp_path, "--resume", "cut")
         said, _ = resumed.communicate(timeout=PATIENCE_S)
