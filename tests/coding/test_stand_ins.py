@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import sysconfig
 from pathlib import Path
 
 import pytest
 
 from palestra.coding import CodingVerdict, VerifierError, play_solution, read_task
 from tests.coding import folders
-from tests.sandbox.needs import needs_local
+from tests.sandbox.needs import PACKAGES, needs_local, needs_packages
 
-pytestmark = needs_local
+pytestmark = [needs_local, needs_packages]
 
-PACKAGES = sysconfig.get_paths()["purelib"]
 TEST = "from pathlib import Path\n\n\ndef test_answer():\n    assert Path('/app/answer.txt').read_text() == '42\\n'\n"
 HARBOR = """#!/bin/bash
 apt-get update

@@ -6,7 +6,6 @@ import asyncio
 import importlib.util
 import json
 import subprocess
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,7 @@ import pytest
 from palestra.coding import TaskError, play_solution, read_task
 from palestra.coding.swe import convert, read_rows
 from tests.coding.folders import write
-from tests.sandbox.needs import needs_local
-
-PACKAGES = sysconfig.get_paths()["purelib"]
+from tests.sandbox.needs import PACKAGES, needs_local, needs_packages
 
 BROKEN = "def half(n):\n    return n * 2\n\n\ndef name():\n    return 'half'\n"
 FIXED = BROKEN.replace("n * 2", "n / 2")
@@ -87,6 +84,7 @@ def test_a_row_of_swe_bench_is_a_task_without_its_future(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @needs_local
+@needs_packages
 @pytest.mark.skipif(importlib.util.find_spec("pytest") is None, reason="needs pytest")
 def test_the_patch_of_a_row_solves_it_and_planted_tests_do_not(tmp_path: Path) -> None:
     folder = made(tmp_path, bench_row(tmp_path))
@@ -101,6 +99,7 @@ def test_the_patch_of_a_row_solves_it_and_planted_tests_do_not(tmp_path: Path) -
 
 
 @needs_local
+@needs_packages
 def test_a_row_of_swe_smith_has_the_patch_that_broke_it(tmp_path: Path) -> None:
     repository = write(tmp_path / "half", {"half.py": FIXED, "tests/test_half.py": NEW_TEST})
     git(repository, "init", "-q")
