@@ -71,7 +71,7 @@ class Figure(NamedTuple):
     what: str
     unit: str
     name: str
-    """Of the field of a point."""
+    """Field of a point that holds the figure."""
 
 
 FIGURES = (

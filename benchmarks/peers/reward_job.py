@@ -29,9 +29,9 @@ class Settings(Struct, frozen=True):
     """Rollouts of each prompt."""
     rank: int = 16
     max_tokens: int = 64
-    """Of one turn."""
+    """Most tokens of one turn."""
     max_context: int = 256
-    """Of a whole rollout; no episode of these tasks gets that long."""
+    """Most tokens of a whole rollout; no episode of these tasks gets that long."""
 
 
 SETTINGS = {"arithmetic": Settings(), "stockroom": Settings(max_tokens=48, max_context=640)}

@@ -20,7 +20,7 @@ from palestra.environments import make
 from palestra.types.rollouts import Task
 
 TASK = "task"
-"""Key in the first message of a prompt: the task's place in the order, which `rollout_func` is not told otherwise."""
+"""Key in the first message of a prompt: the task's place in the order, which `rollout_func` does not get otherwise."""
 
 
 @dataclass

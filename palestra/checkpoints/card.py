@@ -1,6 +1,6 @@
 """The model card of a published checkpoint, written from its run.
 
-Owns: what of a run is told to everybody: no addresses, no paths of this machine. Never touches: uploading.
+Owns: what is published of a run: no addresses, no paths of this machine. Never touches: uploading.
 """
 
 from __future__ import annotations

@@ -6,14 +6,12 @@ Owns: arguments and printing. Never touches: claiming and playing.
 from __future__ import annotations
 
 import logging
-import os
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from palestra.cli.episode.commands import player_options, server_and_key
+from palestra.cli.episode.commands import leave_at_unknown, player_options, print_progress, server_and_key
 from palestra.cli.output import NOT_FOUND, fail, one_line_errors, print_json
 
 if TYPE_CHECKING:
@@ -129,17 +127,10 @@ def _play(
     from palestra.episodes import play as play_episodes
 
     unknown: list[str] = []
-
-    def tell(counts: PlayCounts) -> None:
-        if counts.playing:
-            click.echo(str(counts))
-
-    def leave(reason: str) -> None:
-        unknown.append(reason)
-        os.kill(os.getpid(), signal.SIGTERM)  # episodes that are being played are finished
-
     found = {task.id: task for task in read_tasks(tasks)}
     with EpisodeClient(server, key) as client:
-        player = AgentPlayer(config, found, keep, client.inner, leave)
+        player = AgentPlayer(config, found, keep, client.inner, leave_at_unknown(unknown))
         click.echo(f"{' '.join(config.command)} plays {len(found)} tasks for {server}; records are kept in {keep}")
-        return play_episodes(client, player, on_progress=tell, concurrency=config.concurrency, **pool), unknown
+        return play_episodes(
+            client, player, on_progress=print_progress, concurrency=config.concurrency, **pool
+        ), unknown

@@ -31,7 +31,7 @@ def main() -> int:
         return cannot_start(f"PALESTRA_WORKER is not a worker's configuration: {e}")
     try:
         gc.disable()  # imports hold no garbage, and a search for it takes a tenth of the start
-        # Not at the top: a wrong configuration is told without waiting for torch.
+        # Not at the top: a wrong configuration is reported without waiting for torch.
         from palestra.engine.backend import BackendBroken
         from palestra.engine.snapshots import OtherWeights
         from palestra.engine.torch_backend import TorchBackend, TorchConfig

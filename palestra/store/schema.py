@@ -14,7 +14,7 @@ from palestra.store.errors import StoreTooNew
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 VERSIONS = sorted(file.name[1:5] for file in (MIGRATIONS / "versions").glob("v*.py"))
-"""Of all migrations, oldest first: the digits of their files' names."""
+"""Versions of all migrations, oldest first: the digits of their files' names."""
 NEWEST = VERSIONS[-1]
 
 alembic_version = Table(

@@ -78,7 +78,7 @@ class Access(Struct, frozen=True):
 
     @property
     def cookie_name(self) -> str:
-        """Of its own for each key: cookies do not tell ports apart."""
+        """Each key has a cookie of its own, since cookies do not distinguish ports."""
         return f"palestra_view_{_digest(self.key or '', 'name')[:8]}"
 
     async def log_in(self, key: str) -> str:

@@ -56,7 +56,7 @@ async def follow(
 def _look(run: RunReader, position: int) -> tuple[RunStatus, list[dict[str, object]], int]:
     if not run.config_file.is_file():
         raise RunError(f"{run.path} is gone")
-    status = run.status()  # before the rows: the last ones are read before the end is told
+    status = run.status()  # before the rows: the last ones are read before the end is reported
     size = run.metrics_file.stat().st_size if run.metrics_file.is_file() else 0
     if size == position:
         return status, [], position

@@ -78,7 +78,7 @@ def pages(reference: Reference) -> None:
 
 
 async def _server_apis() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of a server without models, on an empty state folder, and of its pages."""
+    """The APIs of a server without models, on an empty state folder, and of its pages."""
     with tempfile.TemporaryDirectory() as folder:
         async with ServerServices.open(ServeConfig(state=Path(folder))) as services:
             app: Any = create_app(services)

@@ -5,6 +5,8 @@ Owns: arguments and printing. Never touches: HTTP; the client library has it.
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +25,7 @@ from palestra.util.safe_text import safe_text
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from palestra.episodes import EpisodeClient
+    from palestra.episodes import EpisodeClient, PlayCounts
     from palestra.types.episodes import EpisodeInfo, RunInfo
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -56,6 +58,22 @@ def player_options(command: F) -> F:
     ):
         command = option(command)
     return command
+
+
+def print_progress(counts: PlayCounts) -> None:
+    if counts.playing:
+        click.echo(str(counts))
+
+
+def leave_at_unknown(unknown: list[str]) -> Callable[[str], None]:
+    """Returns what a player calls with the reason when it cannot play a task: the command finishes what is being
+    played, and ends."""
+
+    def leave(reason: str) -> None:
+        unknown.append(reason)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    return leave
 
 
 def search_options(command: F) -> F:

@@ -5,18 +5,15 @@ Owns: arguments, which environments are played, printing. Never touches: claimin
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from palestra.cli.episode.commands import player_options, server_and_key
+from palestra.cli.episode.commands import leave_at_unknown, player_options, print_progress, server_and_key
 from palestra.cli.output import NOT_FOUND, USAGE, fail, needs_extra, one_line_errors
 
 if TYPE_CHECKING:
     from palestra.config.train import GrpoConfig
-    from palestra.episodes import PlayCounts
 
 
 @click.command()
@@ -52,20 +49,11 @@ def play(config_file: str | None, names: tuple[str, ...], server: str, key: str 
     from palestra.episodes import play as play_episodes
 
     unknown: list[str] = []
-
-    def tell(counts: PlayCounts) -> None:
-        if counts.playing:
-            click.echo(str(counts))
-
-    def leave(reason: str) -> None:
-        unknown.append(reason)
-        os.kill(os.getpid(), signal.SIGTERM)  # episodes that are being played are finished
-
     with one_line_errors(EpisodeClientError, ValueError), open_environments(config) as environments:
-        player = EnvironmentPlayer(environments, RolloutSettings.of(config.rollout), leave)
+        player = EnvironmentPlayer(environments, RolloutSettings.of(config.rollout), leave_at_unknown(unknown))
         with EpisodeClient(server, key) as client:
             click.echo(f"playing {', '.join(entry.name for entry in config.environments)} for {server}")
-            counts = play_episodes(client, player, on_progress=tell, **options)
+            counts = play_episodes(client, player, on_progress=print_progress, **options)
     if unknown:
         raise fail(f"{unknown[0]}; name the environment with --env, or give the run's CONFIG", NOT_FOUND)
     click.echo(f"{counts}; stopped ({counts.reason})")
