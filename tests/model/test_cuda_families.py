@@ -34,12 +34,18 @@ FAMILIES = (
     "glm4_moe_lite",
     "deepseek_v3",
 )
+PUBLISHED_ROWS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+WIDE = {
+    "glm4_moe_lite, published rows": ("glm4_moe_lite", PUBLISHED_ROWS | {"num_attention_heads": 20}),
+    "deepseek_v3, published rows": ("deepseek_v3", PUBLISHED_ROWS | {"num_attention_heads": 128}),
+}
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=[*FAMILIES, *WIDE])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    where = tmp_path_factory.mktemp("cuda") / request.param
-    return make_random_model(where, family=request.param, shape="tiny", dtype="bfloat16")
+    family, overrides = WIDE.get(request.param, (request.param, {}))
+    where = tmp_path_factory.mktemp("cuda") / family
+    return make_random_model(where, family=family, shape="tiny", dtype="bfloat16", overrides=overrides)
 
 
 def test_float32_on_the_gpu_agrees_with_the_cpu(folder: Path) -> None:

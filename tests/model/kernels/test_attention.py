@@ -26,8 +26,8 @@ SHAPES = [
 ]
 
 
-def spec_of(heads: int, kv_heads: int, dim: int, window: int | None) -> Any:
-    return SimpleNamespace(n_heads=heads, n_kv_heads=kv_heads, head_dim=dim, windows=[window])
+def spec_of(heads: int, kv_heads: int, dim: int, window: int | None = None, key_tail: int = 0) -> Any:
+    return SimpleNamespace(n_heads=heads, n_kv_heads=kv_heads, head_dim=dim, windows=[window], key_tail=key_tail)
 
 
 @pytest.mark.parametrize("has_sinks", [False, True], ids=["", "sinks"])
@@ -70,10 +70,32 @@ def test_wide_heads_fit_into_less_shared_memory(
     assert_close: Close,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from palestra.model.kernels import attention
-
-    monkeypatch.setattr(attention, "_shared_memory", lambda device: 99 << 10)
+    monkeypatch.setattr("palestra.model.kernels.is_roomy", lambda device: False)
     test_packed_attention_and_its_gradients(lengths, heads, kv_heads, dim, window, True, device, dtype, assert_close)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "heads", "tail"),
+    [([5, 70, 3], 6, 8), pytest.param([67], 64, 16, marks=pytest.mark.slow)],
+    ids=["one group", "two groups"],
+)
+def test_rows_that_are_keys_and_values_and_their_gradients(
+    lengths: list[int], heads: int, tail: int, device: str, dtype: torch.dtype, assert_close: Close
+) -> None:
+    from palestra.model.attention.tiled import TiledPackedAttention
+
+    n, dim = sum(lengths), 32
+    inputs = [torch.randn(n, h, dim + tail, device=device, dtype=dtype).requires_grad_() for h in (heads, 1)]
+    wide = [x.detach().float().requires_grad_() for x in inputs]
+    found = TiledPackedAttention(lengths, spec_of(heads, 1, dim + tail, key_tail=tail), device)(
+        0, *inputs, inputs[1]
+    ).view(n, heads, dim)
+    expected = PackedAttention(lengths, [None], device)(0, *wide, wide[1]).view(n, heads, -1)[..., :dim]
+    assert_close(found, expected)
+    grad = torch.randn_like(found)
+    d_found = torch.autograd.grad(found, inputs, grad)
+    for a, b in zip(d_found, torch.autograd.grad(expected, wide, grad.float()), strict=True):
+        assert_close(a, b)
 
 
 @settings(max_examples=4, deadline=None)

@@ -39,7 +39,7 @@ def open_side(folder: Path, dtype: str, device: str) -> Side:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "qwen3_moe", "gpt_oss", "deepseek_v3"])
 @pytest.mark.usefixtures("with_kernels")
 def test_gradients_agree_with_float32(
     random_model: Callable[..., Path], family: str, device: str, dtype: torch.dtype
@@ -65,7 +65,7 @@ def test_gradients_agree_with_float32(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3", "gpt_oss"])
+@pytest.mark.parametrize("family", ["qwen3", "gpt_oss", "deepseek_v3"])
 @pytest.mark.usefixtures("with_kernels")
 def test_sampled_logprobs_are_the_trainers_bits(
     random_model: Callable[..., Path], family: str, device: str, dtype: torch.dtype
