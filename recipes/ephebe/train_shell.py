@@ -47,7 +47,7 @@ PADDING, SHARED = -1, 0
 """Documents of tokens that belong to no session, and of those that belong to all in a row."""
 SPOKEN = re.compile(r"<\|im_start\|>assistant\n(.*?<\|im_end\|>)", re.DOTALL)
 CALL = re.compile(r"<tool_call>\n(.*)\n</tool_call>")
-NAME = re.compile(r"[^\s/]+\.(?:txt|md|log|csv|sh)\b")
+NAME = re.compile(r"[a-z0-9]+\.(?:txt|md|log|csv|sh)\b")
 
 Row = dict[str, Any]
 
@@ -139,8 +139,8 @@ def write_tokenizer(folder: Path) -> Tokenizer:
 
 
 def chunk_count(args: argparse.Namespace) -> int:
-    """Enough for all steps: rows have five or six sessions."""
-    return math.ceil(args.steps * args.batch_rows * 8 / CHUNK) + 1
+    """Enough for all steps: rows have four or five sessions."""
+    return math.ceil(args.steps * args.batch_rows * 6 / CHUNK) + 1
 
 
 def make_chunk(path: Path, asked_share: float | None, seed: int, number: int) -> Packed:
@@ -164,8 +164,7 @@ def renamed(session: Row, rng: random.Random) -> str:
     if not session["names"] or rng.random() > RENAMED:
         return session["text"]
     names = {name: f"{random_stem(rng)}.{name.rpartition('.')[2]}" for name in session["names"]}
-    known = "|".join(re.escape(name) for name in names)
-    return re.sub(rf"(?<![a-z0-9])(?:{known})\b", lambda match: names[match[0]], session["text"])
+    return NAME.sub(lambda match: names.get(match[0], match[0]), session["text"])
 
 
 def random_stem(rng: random.Random) -> str:
