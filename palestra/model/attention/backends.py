@@ -38,4 +38,4 @@ def paged_attention(cache: KVCache, plan: StepPlan) -> Attention:
 def has_kernels(spec: ModelSpec, device: torch.device | str, dtype: torch.dtype) -> bool:
     """Whether attention runs by our kernels."""
     fits = spec.head_dim <= KERNEL_HEAD_DIM and spec.kv_sides == 2
-    return fits and not spec.has_sinks and kernels.can_run(device, dtype)
+    return fits and kernels.can_run(device, dtype)

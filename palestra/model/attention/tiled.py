@@ -47,8 +47,8 @@ class TiledPackedAttention:
         self.key_blocks = to_device(blocks, device, np.int32)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
-        assert sinks is None, "the kernels know no sinks"
-        return attend_packed(q, k, v, self.tiles, self.key_blocks, self.spec.n_kv_heads, self.spec.windows[layer])
+        window = self.spec.windows[layer]
+        return attend_packed(q, k, v, self.tiles, self.key_blocks, self.spec.n_kv_heads, window, sinks)
 
 
 class TiledPagedAttention:
@@ -82,7 +82,6 @@ class TiledPagedAttention:
         return cls(cache, slots, pages, tiles, shared)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
-        assert sinks is None, "the kernels know no sinks"
         keys, values = self.cache.by_head(layer)
         write_pages(k, v, keys, values, self.slots)
         out, window = q.new_empty(len(q), self.spec.q_size), self.spec.windows[layer]
@@ -90,7 +89,7 @@ class TiledPagedAttention:
         if shared is not None:
             attend_once(q, keys, values, self.keys, self.spec.n_kv_heads, shared)
         for tiles in self.tiles:
-            attend(q, keys, values, tiles, self.keys, self.spec.n_kv_heads, window, out, shared=shared)
+            attend(q, keys, values, tiles, self.keys, self.spec.n_kv_heads, window, out, shared=shared, sinks=sinks)
             shared = None
         return out
 

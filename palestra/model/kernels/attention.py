@@ -210,8 +210,8 @@ def _attend_once_kernel(
 
 @triton.jit
 def _attend_kernel(
-    Q, K, V, OUT, LSE, TILES, PAGES, SHARED, SHARED_M, SHARED_WEIGHT, SHARED_ACC, scale, q_stride, out_stride, k_stride,
-    k_head_stride, v_stride, v_head_stride, n_heads, WINDOW: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
+    Q, K, V, OUT, LSE, SINKS, TILES, PAGES, SHARED, SHARED_M, SHARED_WEIGHT, SHARED_ACC, scale, q_stride, out_stride,
+    k_stride, k_head_stride, v_stride, v_head_stride, n_heads, WINDOW: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
     R: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr,
     PAGED: tl.constexpr, WITH_LSE: tl.constexpr, SHARED_STEP: tl.constexpr,
 ):  # fmt: skip
@@ -246,6 +246,11 @@ def _attend_kernel(
             v_stride, WINDOW, D, R, BLOCK, BLOCK_D, PAGE_SIZE, PAGED,
         )  # fmt: skip
         m_all, weight_all, acc_all = _join(m_all, weight_all, acc_all, m, weight, acc)
+    if SINKS is not None:  # one more key whose value is zero
+        sink = tl.load(SINKS + query_head, mask=is_query, other=0.0) * 1.4426950408889634
+        m_all, weight_all, acc_all = _join(
+            m_all, weight_all, acc_all, sink, tl.full((R, 16), 1.0, tl.float32), tl.zeros((R, BLOCK_D), tl.float32)
+        )
     total = tl.max(weight_all, 1)  # its 16 columns are equal
     total = tl.where(is_query, total, 1.0)
     out = (acc_all / total[:, None]).to(OUT.dtype.element_ty)
@@ -360,16 +365,18 @@ def attend(
     out: Tensor,
     sums: Tensor | None = None,
     shared: SharedSplits | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
     """Writes the rows of the tiles to `out`, [tokens, heads * dim], and the log2 of each query's sum of weights to
     `sums`, float32 [tokens, heads]. q: [tokens, heads, dim], its last two dimensions dense. `shared`: for tiles of
-    single queries without a window."""
+    single queries without a window. `sinks`: float32 [heads]."""
     heads, dim = q.shape[1:]
     found = (None, None, None, None) if shared is None else (shared.by_row, shared.m, shared.weight, shared.acc)
     is_paged, launch = keys.pages is not None, Launch.of(dim, q.device)
     if len(tiles.table):
         _attend_kernel[(len(tiles.table), kv_heads)](
-            *(q, k, v, out, out if sums is None else sums, tiles.table, keys.pages if is_paged else tiles.table),
+            *(q, k, v, out, out if sums is None else sums, sinks),
+            *(tiles.table, keys.pages if is_paged else tiles.table),
             *(*found, dim**-0.5, q.stride(0), out.stride(0), keys.row_stride, keys.head_stride),
             *(keys.row_stride if is_paged else v.stride(0), keys.head_stride),
             heads,
@@ -410,27 +417,42 @@ def attend_once(q: Tensor, k: Tensor, v: Tensor, keys: KeySource, kv_heads: int,
 
 
 def attend_packed(
-    q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, key_blocks: Tensor, kv_heads: int, window: int | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tiles: Tiles,
+    key_blocks: Tensor,
+    kv_heads: int,
+    window: int | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention with gradients over packed keys, [tokens, kv heads, dim]; `key_blocks` is what the gradient of the
     keys is computed in, blocks of `Launch.gradient_keys`: int32 [blocks, 3] of the sequence's first row, the block's
-    first key, the sequence's length."""
+    first key, the sequence's length. Sinks are not trained."""
     if torch.is_grad_enabled() and q.requires_grad:
-        return _AttendPacked.apply(q, k, v, tiles, key_blocks, kv_heads, window)
+        return _AttendPacked.apply(q, k, v, tiles, key_blocks, kv_heads, window, sinks)
     out = q.new_empty(len(q), q.shape[1] * q.shape[2])
-    attend(q, k, v, tiles, KeySource(k.stride(0), k.stride(1)), kv_heads, window, out)
+    attend(q, k, v, tiles, KeySource(k.stride(0), k.stride(1)), kv_heads, window, out, sinks=sinks)
     return out
 
 
 class _AttendPacked(Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, key_blocks: Tensor, kv_heads: int, window: int | None
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        tiles: Tiles,
+        key_blocks: Tensor,
+        kv_heads: int,
+        window: int | None,
+        sinks: Tensor | None,
     ) -> Tensor:
         tokens, heads, dim = q.shape
         out = q.new_empty(tokens, heads * dim)
         sums = torch.empty(tokens, heads, dtype=torch.float32, device=q.device)
-        attend(q, k, v, tiles, KeySource(k.stride(0), k.stride(1)), kv_heads, window, out, sums)
+        attend(q, k, v, tiles, KeySource(k.stride(0), k.stride(1)), kv_heads, window, out, sums, sinks=sinks)
         ctx.save_for_backward(q, k, v, out, sums)
         ctx.tiles, ctx.key_blocks, ctx.kv_heads, ctx.window = tiles, key_blocks, kv_heads, window
         return out
@@ -471,4 +493,4 @@ class _AttendPacked(Function):
             num_warps=8 if dim > 128 else launch.warps_for(rows),
             num_stages=launch.gradient_stages,
         )
-        return dq, dk, dv, None, None, None, None
+        return dq, dk, dv, None, None, None, None, None

@@ -30,6 +30,7 @@ def spec_of(heads: int, kv_heads: int, dim: int, window: int | None) -> Any:
     return SimpleNamespace(n_heads=heads, n_kv_heads=kv_heads, head_dim=dim, windows=[window])
 
 
+@pytest.mark.parametrize("has_sinks", [False, True], ids=["", "sinks"])
 @pytest.mark.parametrize(("lengths", "heads", "kv_heads", "dim", "window"), SHAPES)
 def test_packed_attention_and_its_gradients(
     lengths: list[int],
@@ -37,6 +38,7 @@ def test_packed_attention_and_its_gradients(
     kv_heads: int,
     dim: int,
     window: int | None,
+    has_sinks: bool,
     device: str,
     dtype: torch.dtype,
     assert_close: Close,
@@ -46,8 +48,9 @@ def test_packed_attention_and_its_gradients(
     n = sum(lengths)
     inputs = [torch.randn(n, h, dim, device=device, dtype=dtype).requires_grad_() for h in (heads, kv_heads, kv_heads)]
     wide = [x.detach().float().requires_grad_() for x in inputs]
-    found = TiledPackedAttention(lengths, spec_of(heads, kv_heads, dim, window), device)(0, *inputs)
-    expected = PackedAttention(lengths, [window], device)(0, *wide)
+    sinks = torch.randn(heads, device=device) if has_sinks else None
+    found = TiledPackedAttention(lengths, spec_of(heads, kv_heads, dim, window), device)(0, *inputs, sinks)
+    expected = PackedAttention(lengths, [window], device)(0, *wide, sinks)
     assert_close(found, expected)
     grad = torch.randn_like(found)
     d_found = torch.autograd.grad(found, inputs, grad)
@@ -70,7 +73,7 @@ def test_wide_heads_fit_into_less_shared_memory(
     from palestra.model.kernels import attention
 
     monkeypatch.setattr(attention, "_shared_memory", lambda device: 99 << 10)
-    test_packed_attention_and_its_gradients(lengths, heads, kv_heads, dim, window, device, dtype, assert_close)
+    test_packed_attention_and_its_gradients(lengths, heads, kv_heads, dim, window, True, device, dtype, assert_close)
 
 
 @settings(max_examples=4, deadline=None)
@@ -93,10 +96,10 @@ def test_a_query_gets_the_same_bits_in_any_tile_and_from_pages(
     generator = torch.Generator(device).manual_seed(seed)
     q, k, v = (torch.randn(length, h, dim, device=device, generator=generator).to(dtype) for h in (group, 1, 1))
     packed, alone, paged = (torch.zeros(length, group * dim, device=device, dtype=dtype) for _ in range(3))
-    keys = KeySource(k.stride(0), k.stride(1))
-    attend(q, k, v, cut_tiles(np.array([(0, 0, length, 0)]), group, 64, device), keys, 1, window, packed)
+    keys, sinks = KeySource(k.stride(0), k.stride(1)), torch.randn(group, device=device) if seed % 2 else None
+    attend(q, k, v, cut_tiles(np.array([(0, 0, length, 0)]), group, 64, device), keys, 1, window, packed, sinks=sinks)
     last, last_row = length - 1, np.array([(length - 1, length - 1, 1, 0)])
-    attend(q, k, v, cut_tiles(last_row, group, 16, device), keys, 1, window, alone)
+    attend(q, k, v, cut_tiles(last_row, group, 16, device), keys, 1, window, alone, sinks=sinks)
     n_pages = -(-length // page_size)
     pages = torch.randperm(n_pages + 3, generator=torch.Generator().manual_seed(seed))[:n_pages].int().to(device)
     slots = (
@@ -105,7 +108,7 @@ def test_a_query_gets_the_same_bits_in_any_tile_and_from_pages(
     cache = torch.full((2, 1, (n_pages + 3) * page_size, dim), torch.nan, device=device, dtype=dtype)
     cache[0, 0, slots[:length].long()], cache[1, 0, slots[:length].long()] = k[:, 0], v[:, 0]
     source = KeySource(dim, cache.stride(1), pages, page_size)
-    attend(q, *cache, cut_tiles(last_row, group, 16, device), source, 1, window, paged)
+    attend(q, *cache, cut_tiles(last_row, group, 16, device), source, 1, window, paged, sinks=sinks)
     assert torch.equal(alone[last], packed[last])
     assert torch.equal(paged[last], packed[last])
 
@@ -149,6 +152,7 @@ def test_keys_read_once_for_a_group_give_each_row_its_own_bits(
     q, k, v = (
         torch.randn(6, h, spec.head_dim, device=device).to(dtype) for h in (spec.n_heads, *[spec.n_kv_heads] * 2)
     )
-    together = attend(1, q, k, v)
+    sinks = torch.randn(spec.n_heads, device=device)
+    together = attend(1, q, k, v, sinks)
     attend.shared = None
-    assert torch.equal(attend(1, q, k, v), together)
+    assert torch.equal(attend(1, q, k, v, sinks), together)
