@@ -16,12 +16,14 @@ N_PLACES, N_SETTINGS = 5, 8
 
 @triton.jit
 def _adamw_kernel(PLACES, SETTINGS, N_PLACES: tl.constexpr, N_SETTINGS: tl.constexpr, BLOCK: tl.constexpr):
-    row, float_at = tl.program_id(1), tl.pointer_type(tl.float32)
+    row = tl.program_id(1)
     places, settings = PLACES + row * N_PLACES, SETTINGS + row * N_SETTINGS
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     real = i < tl.load(places)
-    WEIGHTS, GRADS = tl.load(places + 1).to(float_at), tl.load(places + 2).to(float_at)
-    MEANS, SQUARES = tl.load(places + 3).to(float_at), tl.load(places + 4).to(float_at)
+    WEIGHTS = tl.load(places + 1).to(tl.pointer_type(tl.float32))
+    GRADS = tl.load(places + 2).to(tl.pointer_type(tl.float32))
+    MEANS = tl.load(places + 3).to(tl.pointer_type(tl.float32))
+    SQUARES = tl.load(places + 4).to(tl.pointer_type(tl.float32))
     weight, grad = tl.load(WEIGHTS + i, mask=real, other=0.0), tl.load(GRADS + i, mask=real, other=0.0)
     mean, square = tl.load(MEANS + i, mask=real, other=0.0), tl.load(SQUARES + i, mask=real, other=0.0)
     grad = grad * tl.load(settings)
