@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from click.testing import CliRunner, Result
 
 import palestra.runs
@@ -47,6 +48,7 @@ class Exporting(Silence):
             run.last().export(self._out)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_exported_while_its_run_goes_on(run_training, tmp_path):
     listener = Exporting(tmp_path / "runs" / "going", tmp_path / "out")
     run = run_training("going", listener, steps=2, checkpoint={"every": 1}, rollout=FEW)

@@ -38,6 +38,11 @@ MODELS = {
     "mistral": {"family": "mistral", "overrides": {"sliding_window": 9}},
     "qwen3_5": {"family": "qwen3_5"},
 }
+SLOW = ("llama2", "llama3", "mistral")
+"""Their logits are those of transformers every day, in `test_families`, and their kind of window is that of Qwen2."""
+each_model = pytest.mark.parametrize(
+    "model", [pytest.param(one, marks=pytest.mark.slow) if one in SLOW else one for one in MODELS]
+)
 
 
 def tokens_of(result: SampleResult) -> list[list[int]]:
@@ -47,7 +52,7 @@ def tokens_of(result: SampleResult) -> list[list[int]]:
 # Against transformers
 
 
-@pytest.mark.parametrize("model", MODELS)
+@each_model
 def test_greedy_equals_transformers_token_by_token(get_bench, model):
     bench = get_bench(**MODELS[model])
     shared = bench.tokens(37)
@@ -77,7 +82,7 @@ def test_greedy_with_an_adapter_equals_peft_token_by_token(bench, tmp_path):
         assert result.sequences[0].tokens == truth[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("model", MODELS)
+@each_model
 def test_prompt_logprobs_equal_transformers(get_bench, model):
     bench = get_bench(**MODELS[model])
     prompts = [bench.tokens(n) for n in (1, 2, 45)]
@@ -122,7 +127,7 @@ def test_only_what_was_asked_for_comes_back(bench):
 # Against the training forward
 
 
-@pytest.mark.parametrize("model", MODELS)
+@each_model
 @pytest.mark.parametrize("with_adapter", [False, True], ids=["base", "adapter"])
 def test_logprobs_at_temperature_one_equal_the_training_forward(get_bench, model, with_adapter):
     bench = get_bench(**MODELS[model])
