@@ -17,6 +17,7 @@ from palestra.util.files import replacing
 from palestra.util.json_types import JsonObject
 
 BLOCK_BYTES = 512 << 10  # what is decoded at once stays in a CPU's cache
+PACKED_BYTES = 64 << 10  # read at once; conversations take five to fifty times as much
 COMPRESSION_LEVEL = 6  # text and token ids shrink to about a fifth; a step's rollouts take milliseconds
 ROWS = msgspec.json.Decoder()
 
@@ -121,19 +122,30 @@ def read_records(file: Path, containing: str = "") -> Iterator[JsonObject]:
     """The records in the order written. `containing`: only lines with this text, which saves decoding the others."""
     import zstandard
 
-    unpacker = zstandard.ZstdDecompressor().decompressobj()
+    needle = msgspec.json.encode(containing)[1:-1]  # as it is written in a line
     try:
-        content = unpacker.decompress(file.read_bytes())
-        if not unpacker.eof:
-            raise RunError(f"{file}: damaged (it ends too early)")
-        needle = msgspec.json.encode(containing)[1:-1]  # as it is written in a line
-        for line in content.split(b"\n"):
+        for line in _unpacked_lines(file):
             if line and needle in line:
                 yield msgspec.json.decode(line)
     except OSError as error:
         raise RunError(f"{file}: {error.strerror}") from error
     except (zstandard.ZstdError, ValueError, RecursionError) as error:
         raise RunError(f"{file}: damaged ({error})") from error
+
+
+def _unpacked_lines(file: Path) -> Iterator[bytes]:
+    """The lines of a zstandard file, of which only a part is in memory at a time."""
+    import zstandard
+
+    unpacker = zstandard.ZstdDecompressor().decompressobj()
+    rest = b""
+    with file.open("rb") as stream:
+        while not unpacker.eof:
+            if not (packed := stream.read(PACKED_BYTES)):
+                raise RunError(f"{file}: damaged (it ends too early)")
+            *lines, rest = (rest + unpacker.decompress(packed)).split(b"\n")
+            yield from lines
+    yield rest
 
 
 def _rows(lines: bytes) -> list[JsonObject]:

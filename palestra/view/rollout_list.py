@@ -5,12 +5,12 @@ Owns: facets, the histogram, the order of groups. Never touches: conversations a
 
 from __future__ import annotations
 
+import marshal
 import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
-from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -23,9 +23,12 @@ from palestra.runs.rollout_filter import parse_where
 from palestra.util.json_types import JsonObject
 from palestra.view.catalogue import Catalogue
 from palestra.view.messages import content_text
+from palestra.view.step_cache import StepCache
 
 MAX_SCANNED = 20_000
 """Rollouts that are looked at if no step is named, newest first."""
+MAX_SCANNED_BYTES = 32 << 20
+KEPT = StepCache(32 << 20)
 BINS = 12
 SNIPPET = 140
 FACETS = ("environment", "stop", "error", "used")
@@ -140,15 +143,19 @@ def list_rollouts(catalogue: Catalogue, name: str, query: RolloutQuery) -> Rollo
 def read_step(run: RunReader, part: Part, step: int) -> Sequence[JsonObject]:
     """Rollouts of a step without their conversations, but with how they begin and end; read once while the file stays
     as it is."""
+    return marshal.loads(_read_slim(run, part, step))
+
+
+def _read_slim(run: RunReader, part: Part, step: int) -> bytes:
     file = run.step_file(part, step)
     if not file.is_file():
         run.read_rollouts(step, part)  # says which steps there are
-    return _slim(file, file.stat().st_mtime_ns)
+    return KEPT.get(file, _slim)
 
 
-@lru_cache(maxsize=64)
-def _slim(file: Path, _changed: int) -> tuple[JsonObject, ...]:
-    return tuple(_without_messages(record) for record in read_records(file))
+def _slim(file: Path) -> bytes:
+    """As `marshal` writes them: for this process alone, numbers of any size and any depth as they are."""
+    return marshal.dumps([_without_messages(record) for record in read_records(file)])
 
 
 def _without_messages(record: JsonObject) -> JsonObject:
@@ -170,9 +177,12 @@ def _read(run: RunReader, query: RolloutQuery, steps: Sequence[int]) -> tuple[li
     if query.step is not None:
         return list(read_step(run, query.part, query.step)), False
     records: list[JsonObject] = []
+    size_bytes = 0
     for at, step in enumerate(reversed(steps), 1):
-        records += read_step(run, query.part, step)
-        if len(records) >= MAX_SCANNED:
+        slim = _read_slim(run, query.part, step)
+        size_bytes += len(slim)
+        records += marshal.loads(slim)
+        if len(records) >= MAX_SCANNED or size_bytes >= MAX_SCANNED_BYTES:
             return records, at < len(steps)
     return records, False
 

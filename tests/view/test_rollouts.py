@@ -15,7 +15,9 @@ from palestra.training.batches.grpo_batch import build_batch
 from palestra.view.app import create_app
 from palestra.view.catalogue import Catalogue
 from palestra.view.messages import PieceKind, show_messages
-from tests.training.records import make_config, make_group
+from palestra.view.rollout_list import MAX_SCANNED_BYTES, RolloutQuery, list_rollouts
+from palestra.view.step_cache import StepCache
+from tests.training.records import group_of, make_config, make_group, make_rollout
 from tests.view.folders import HOSTILE, write_run
 
 API = "/api/v1/runs/first"
@@ -70,6 +72,34 @@ def test_without_a_step_all_are_searched_newest_first(client):
     assert (found["total"], found["is_cut"]) == (48, False)
     assert [group["step"] for group in found["groups"]][:3] == [4, 4, 4]
     assert rollouts(client, part="eval")["total"] == 2
+
+
+def test_a_search_ends_where_long_texts_would_fill_the_memory(tmp_path):
+    with RunFolder.create(tmp_path, "first", make_config(steps=3)) as run:
+        for step in (1, 2, 3):
+            long = [make_rollout(f"g{step}-{i}", 0.0, error="x" * MAX_SCANNED_BYTES) for i in range(2)]
+            run.write_rollouts(step, [group_of(f"g{step}", long)])
+    found = list_rollouts(Catalogue(tmp_path), "first", RolloutQuery(where="reward=0"))
+    assert ([group.step for group in found.groups], found.is_cut) == ([3], True)
+
+
+def test_steps_are_kept_by_their_bytes_until_their_files_change(tmp_path):
+    files = [tmp_path / name for name in "abc"]
+    for file in files:
+        file.write_bytes(b"1234")
+    cache, made = StepCache(10), []
+
+    def make(file):
+        made.append(file.name)
+        return file.read_bytes()
+
+    for file in (files[0], files[1], files[0], files[2]):  # the second leaves
+        assert cache.get(file, make) == b"1234"
+        assert cache.size_bytes <= 10
+    assert [cache.get(file, make) for file in (files[0], files[2], files[1])] == [b"1234"] * 3
+    assert made == ["a", "b", "c", "b"]
+    files[1].write_bytes(b"12345678901")  # more than may be kept
+    assert (cache.get(files[1], make), cache.size_bytes) == (b"12345678901", 4)
 
 
 @pytest.mark.parametrize("rewards", [[i / 40 for i in range(41)], [i / 3 for i in range(41)], [1e15 / 7, *range(40)]])
