@@ -19,11 +19,10 @@ from msgspec import Struct
 
 from palestra.runs.metric_table import MetricTable
 from palestra.runs.overview import overview
-from palestra.runs.reader import RunNotFound, RunReader, RunStatus, list_runs
+from palestra.runs.reader import RunReader, RunStatus
 from palestra.runs.record_files import RunError
-from palestra.runs.writer import NAME
 from palestra.util.json_types import JsonObject
-from palestra.util.suggest import nearest
+from palestra.view.run_folders import RunFolders, ShownRun
 from palestra.view.run_index import FILE, RunIndex
 
 STAR = "star"
@@ -73,6 +72,7 @@ class RunPage(Struct, frozen=True):
 class Catalogue:
     def __init__(self, root: Path) -> None:
         self.root = root.expanduser().absolute()
+        self._folders = RunFolders(self.root)
         self._rows: dict[str, tuple[Fingerprint, ListedRun]] = {}
         self._tables: OrderedDict[Path, MetricTable] = OrderedDict()
         self._saved: dict[Path, int] = {}
@@ -80,13 +80,9 @@ class Catalogue:
         self._lock = threading.Lock()
         """Protects the tables: requests are answered in threads."""
 
-    def open(self, name: str) -> RunReader:
-        """The run of this name. Raises RunNotFound; a name never leads out of the folder."""
-        if NAME.fullmatch(name) and (self.root / name / "config.json").is_file():
-            return RunReader(self.root / name)
-        near = nearest(name, [run.name for run in list_runs(self.root)])
-        hint = f"; did you mean {near}?" if near else ""
-        raise RunNotFound(f"there is no run {name[:100]!r} in {self.root}{hint}")
+    def open(self, name: str) -> ShownRun:
+        """The run of this name. Raises RunNotFound; neither a name nor a link leads out of the folder."""
+        return self._folders.open(name)
 
     def metrics(self, run: RunReader) -> MetricTable:
         """The run's metrics as they are now, in a table that later calls leave as it is."""
@@ -112,7 +108,7 @@ class Catalogue:
 
     def find(self, text: str = "", limit: int = 200, offset: int = 0) -> RunPage:
         """The runs that fit a filter."""
-        runs = list_runs(self.root)
+        runs = self._folders.list()
         index = self._index
         known = dict(self._rows)
         rows = [self.row(run) for run in runs]

@@ -5,6 +5,7 @@ Owns: the environment of Jinja. Never touches: data.
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from urllib.parse import urlencode
@@ -75,6 +76,7 @@ def page_templates(*folders: Path) -> Environment:
         "bytes": size_text,
         "age": age_text,
         "text": model_text,
+        "shell": lambda value: shlex.quote(safe_text(str(value), keep="")),
         "line": lambda value: safe_text(str(value), keep=""),
         "curve": curve_points,
         "ramp": lambda reward, bins: reward_class(reward, bins[0].low, bins[-1].high) if bins else "failed",

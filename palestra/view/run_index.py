@@ -74,6 +74,8 @@ class RunIndex:
 
 
 def _open(file: Path) -> sqlite3.Connection | None:
+    if file.is_symlink():  # to whose database?
+        return None
     try:
         connection = sqlite3.connect(file, check_same_thread=False, timeout=1.0)
         (version,) = connection.execute("PRAGMA user_version").fetchone()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -87,6 +90,43 @@ def test_a_name_never_leads_out_of_the_folder(client, name):
     answer = client.get(f"{API}/runs/{name}")
     assert answer.status_code == 404
     assert answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["my run", "50% é?", "a#b&c", ".hidden", '"quoted"<b>', "~x"])
+def test_every_run_that_is_listed_can_be_opened(client, root, name):
+    (root / "first").rename(root / name)
+    page = client.get("/").text
+    (link,) = re.findall(r'class="strong" href="\./([^"]+)"', page)
+    assert client.get(f"/{link}").status_code == 200
+    for path in (*PAGES, "/rollouts", "/rollout?step=1&id=g1a-1"):
+        assert client.get(f"{API}/runs/{quote(name)}{path}").status_code == 200, path
+        assert client.get(f"/{link}{path.replace('/charts', '')}").status_code == 200, path
+
+
+def test_a_name_that_no_page_can_show_spoils_no_other(client, root):
+    os.mkdir(os.fsencode(root) + b"/\xff\xfe")  # noqa: PTH102
+    Path(os.fsdecode(os.fsencode(root) + b"/\xff\xfe/config.json")).write_text("{}")
+    assert [row["name"] for row in client.get(f"{API}/runs").json()["runs"]] == ["first"]
+
+
+def test_links_within_the_folder_are_followed_and_those_that_lead_out_are_not(client, root, tmp_path):
+    elsewhere = write_run(tmp_path / "elsewhere", "secret")
+    (root / "inner").symlink_to(root / "first")
+    (root / "outer").symlink_to(elsewhere)
+    (root / "loop").symlink_to(root / "loop")
+    write_run(root, "mixed")
+    (root / "mixed" / "summary.json").unlink()
+    (root / "mixed" / "summary.json").symlink_to(elsewhere / "summary.json")
+    (root / "first" / "logs" / "more.log").symlink_to(elsewhere / "logs" / "server.log")
+    (root / "first" / "rollouts" / "step_000009.jsonl.zst").symlink_to(elsewhere / "rollouts" / "step_000001.jsonl.zst")
+    assert {row["name"] for row in client.get(f"{API}/runs").json()["runs"]} == {"first", "inner"}
+    assert client.get(f"{API}/runs/inner").status_code == 200
+    for path in ("outer", "mixed", "first/rollouts?step=9", "first/rollout?step=9&id=g1a-1"):
+        answer = client.get(f"{API}/runs/{path}")
+        assert (answer.status_code, "leads out of" in answer.json()["error"]["message"]) == (404, True), path
+    assert client.get(f"{API}/runs/first/rollouts").json()["steps"] == [1, 2, 3, 4]
+    assert client.get(f"{API}/runs/first/log").json()["files"] == ["server.log"]
+    assert client.get(f"{API}/runs/first/log?file=more.log").status_code == 404
 
 
 def test_an_unknown_name_gets_the_nearest(client):
