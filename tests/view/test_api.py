@@ -7,15 +7,21 @@ import json
 import os
 import re
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from urllib.parse import quote
 
+import httpx
 import pytest
 
 from palestra.runs.reader import RunReader
 from palestra.runs.writer import RunFolder
+from palestra.view.app import create_app
+from palestra.view.catalogue import Catalogue
 from palestra.view.live import follow
+from palestra.view.serving import make_server
 from tests.training.records import make_config
 from tests.view.folders import write_run
 
@@ -300,6 +306,21 @@ def test_a_stream_ends_with_the_right_to_look(root):
         return [chunk async for chunk in follow(RunReader(root / "first"), 0, is_admitted)]
 
     assert b'"step":4' in b"".join(asyncio.run(asyncio.wait_for(read(), 30)))
+
+
+def test_an_open_stream_does_not_hold_up_the_end_of_the_server(root):
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = make_server(create_app(Catalogue(root)), log_level="error")  # without an end to its patience
+    thread = Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
+    thread.start()
+    address = f"http://127.0.0.1:{listener.getsockname()[1]}{API}/runs/first/live"
+    with httpx.stream("GET", address, timeout=60) as answer:
+        chunks = answer.iter_bytes()
+        assert b"retry" in next(chunks)
+        server.should_exit = True
+        assert b"event: gone" not in b"".join(chunks)
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def test_a_stream_begins_at_no_impossible_place(client):
