@@ -20,6 +20,7 @@ from palestra.util.figures import duration_text, latency_text, number_text, size
 from palestra.util.safe_text import safe_text
 from palestra.view.access import own_path
 from palestra.view.drawings import advantage_bars, curve_points, reward_class, span_text, waterfall
+from palestra.view.rollout_records import complete
 
 FOLDER = Path(__file__).parent
 MAX_TEXT = 20_000
@@ -76,6 +77,7 @@ def page_templates(*folders: Path) -> Environment:
         "bytes": size_text,
         "age": age_text,
         "text": model_text,
+        "complete": complete,
         "shell": lambda value: shlex.quote(safe_text(str(value), keep="")),
         "line": lambda value: safe_text(str(value), keep=""),
         "curve": curve_points,

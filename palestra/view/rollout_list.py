@@ -23,6 +23,7 @@ from palestra.runs.rollout_filter import parse_where
 from palestra.util.json_types import JsonObject
 from palestra.view.catalogue import Catalogue
 from palestra.view.messages import content_text
+from palestra.view.rollout_records import complete, is_number
 from palestra.view.step_cache import StepCache
 
 MAX_SCANNED = 20_000
@@ -121,7 +122,7 @@ def list_rollouts(catalogue: Catalogue, name: str, query: RolloutQuery) -> Rollo
     found = [record for record in records if matches(record)]
     groups = _groups(found)
     groups.sort(key=ORDERS[query.order])
-    rewards = [record["reward"] for record in found if _is_number(record.get("reward"))]
+    rewards = [record["reward"] for record in found if is_number(record.get("reward"))]
     return RolloutList(
         run=name,
         part=query.part,
@@ -150,16 +151,17 @@ def _read_slim(run: RunReader, part: Part, step: int) -> bytes:
     file = run.step_file(part, step)
     if not file.is_file():
         run.read_rollouts(step, part)  # says which steps there are
-    return KEPT.get(file, _slim)
+    return KEPT.get(file, lambda file: _slim(file, step))
 
 
-def _slim(file: Path) -> bytes:
+def _slim(file: Path, step: int) -> bytes:
     """As `marshal` writes them: for this process alone, numbers of any size and any depth as they are."""
-    return marshal.dumps([_without_messages(record) for record in read_records(file)])
+    return marshal.dumps([{**_without_messages(record), "step": step} for record in read_records(file)])
 
 
 def _without_messages(record: JsonObject) -> JsonObject:
-    messages = [one for one in record.get("messages") or [] if isinstance(one, dict)]
+    record = complete(record)
+    messages = record["messages"]
     asked = [one for one in messages if one.get("role") == "user"] or messages
     said = [one for one in messages if one.get("role") == "assistant"]
     kept = {name: value for name, value in record.items() if name != "messages"}
@@ -196,7 +198,7 @@ def _groups(records: Iterable[JsonObject]) -> list[ListedGroup]:
 
 def _group(rollouts: list[JsonObject]) -> ListedGroup:
     first = rollouts[0]
-    rewards = [float(one["reward"]) for one in rollouts if _is_number(one.get("reward"))]
+    rewards = [float(one["reward"]) for one in rollouts if is_number(one.get("reward"))]
     mean, spread = (fmean(rewards), pstdev(rewards)) if rewards else (None, None)
     surprise = max(abs(reward - mean) for reward in rewards) / spread if mean is not None and spread else 0.0
     return ListedGroup(
@@ -230,7 +232,7 @@ def _facets(records: Sequence[JsonObject], where: str) -> list[Facet]:
 
 def _lengths(records: Sequence[JsonObject], where: str) -> Facet | None:
     """Rollouts by their sampled tokens: the shorter half, the longer half, and the longest tenth."""
-    lengths = sorted(record["tokens"] for record in records if _is_number(record.get("tokens")))
+    lengths = sorted(record["tokens"] for record in records if is_number(record.get("tokens")))
     if len(lengths) < 10 or lengths[0] == lengths[-1]:
         return None
     half, most = lengths[len(lengths) // 2], lengths[len(lengths) * 9 // 10]
@@ -296,7 +298,3 @@ def _equal_bins(rewards: Sequence[float], low: float, high: float, where: str) -
     for at, (begin, end) in enumerate(pairwise([*edges, high])):
         upper = f"reward<={high!r}" if at == BINS - 1 else f"reward<{end!r}"
         yield Bin(begin, end, counts[at], _and(where, f"reward>={begin!r} and {upper}"))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)

@@ -10,12 +10,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from palestra.runs.reader import Part, RunReader
+from palestra.runs.record_files import write_records
 from palestra.runs.writer import RunFolder
 from palestra.training.batches.grpo_batch import build_batch
 from palestra.view.app import create_app
 from palestra.view.catalogue import Catalogue
 from palestra.view.messages import PieceKind, show_messages
-from palestra.view.rollout_list import MAX_SCANNED_BYTES, RolloutQuery, list_rollouts
+from palestra.view.rollout_list import MAX_SCANNED_BYTES, Order, RolloutQuery, list_rollouts
 from palestra.view.step_cache import StepCache
 from tests.training.records import group_of, make_config, make_group, make_rollout
 from tests.view.folders import HOSTILE, write_run
@@ -100,6 +101,57 @@ def test_steps_are_kept_by_their_bytes_until_their_files_change(tmp_path):
     assert made == ["a", "b", "c", "b"]
     files[1].write_bytes(b"12345678901")  # more than may be kept
     assert (cache.get(files[1], make), cache.size_bytes) == (b"12345678901", 4)
+
+
+MISSING = object()
+
+
+def changed(record: dict[str, Any], field: str, value: Any) -> dict[str, Any]:
+    """The record with another value, or without the field."""
+    return {name: value if name == field else one for name, one in record.items() if (name, value) != (field, MISSING)}
+
+
+ODD: tuple[Any, ...] = (MISSING, None, "odd", True, 10**400, ["odd", None], {"odd": {"a": [1]}})
+
+
+@pytest.mark.parametrize("value", ODD, ids=lambda value: "missing" if value is MISSING else str(value)[:10])
+def test_records_of_other_versions_are_shown_as_far_as_they_say_something(tmp_path, value):
+    """Each rollout has another field that is not there, or is not what it is today."""
+    write_run(tmp_path, steps=1)
+    run = RunReader(tmp_path / "first")
+    whole = run.read_rollouts(1)[0]
+    records = []
+    for at, field in enumerate(name for name in whole if name not in ("id", "step")):
+        records.append(changed({**whole, "id": f"r-{at}"}, field, value))
+    write_records(run.step_file(Part.ROLLOUTS, 1), records)
+    client = TestClient(create_app(Catalogue(tmp_path)), base_url="http://localhost")
+    assert client.get("/runs/first/rollouts").status_code == 200
+    for order in Order:
+        assert rollouts(client, order=order)["total"] == len(records)
+    for record in records:
+        for path in (f"{API}/rollout", "/runs/first/rollout", f"{API}/test-case"):
+            answer = client.get(path, params={"step": 1, "id": record["id"]})
+            assert answer.status_code == 200, (path, record)
+    assert client.get(f"{API}/rollout", params={"step": 1, "id": "r-0"}).json()["record"] == records[0]
+
+
+@pytest.mark.parametrize("value", ODD, ids=lambda value: "missing" if value is MISSING else str(value)[:10])
+def test_tokens_of_other_versions_are_shown_or_said_to_be_unreadable(tmp_path, value):
+    write_run(tmp_path, steps=1)
+    run = RunReader(tmp_path / "first")
+    whole = run.read_tokens(1)[0]
+    turn = whole["turns"][0]
+    odd = [changed(whole, field, value) for field in whole if field != "id"]
+    odd += [{**whole, "turns": [changed(turn, field, value), turn]} for field in turn]
+    records = [{**record, "id": f"r-{at}"} for at, record in enumerate(odd)]
+    write_records(run.step_file(Part.TOKENS, 1), records)
+    client = TestClient(create_app(Catalogue(tmp_path)), base_url="http://localhost")
+    for record in records:
+        answer = client.get(f"{API}/tokens", params={"step": 1, "id": record["id"]})
+        assert answer.status_code in (200, 422), record
+        if answer.status_code == 200:
+            columns = [one for one in answer.json().values() if isinstance(one, list)]
+            assert len({len(column) for column in columns}) == 1
 
 
 @pytest.mark.parametrize("rewards", [[i / 40 for i in range(41)], [i / 3 for i in range(41)], [1e15 / 7, *range(40)]])
