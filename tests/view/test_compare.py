@@ -131,6 +131,16 @@ def test_metrics_of_a_long_run_are_not_read_again_after_a_start(root):
     assert again.column("reward/mean")[0] == pytest.approx(0.21)
 
 
+def test_tables_are_kept_in_memory_by_their_bytes(root):
+    runs = [RunReader(root / "first"), RunReader(write_run(root, "second"))]
+    one = Catalogue(root).metrics(runs[0]).size_bytes
+    for most_bytes, is_kept in ((2 * one, True), (2 * one - 1, False), (0, False)):
+        catalogue = Catalogue(root, most_bytes)
+        tables = [catalogue.metrics(run) for run in runs]
+        assert catalogue.metrics(runs[1]) is tables[1]  # the newest always is
+        assert (catalogue.metrics(runs[0]) is tables[0]) == is_kept
+
+
 def test_a_kept_row_that_cannot_be_read_is_made_anew(client, root):
     expected = client.get(f"{API}/runs").json()
     for row in (b'{"name": "first"}', b"nonsense", None):
