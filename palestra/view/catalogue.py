@@ -94,7 +94,7 @@ class Catalogue:
             self._tables[run.path] = table
             while len(self._tables) > MAX_TABLES or (len(self._tables) > 1 and self._table_bytes > self._most_bytes):
                 self._tables.popitem(last=False)
-        if self._has_index and table.offset >= self._saved.get(run.path, 0) + SAVE_BYTES:
+        if self._has_index and abs(table.offset - self._saved.get(run.path, 0)) >= SAVE_BYTES:
             self._saved[run.path] = table.offset
             with suppress(OSError):  # it was deleted meanwhile
                 self._index.store_metrics(run.name, table.saved())
