@@ -91,6 +91,7 @@ def test_a_client_that_never_comes_back_stops_the_sampling(ephebe: Ephebe) -> No
     ephebe.until(lambda: 'palestra_queue_depth{base_model="ephebe",kind="sample"} 0.0' in ephebe.metrics())
 
 
+@pytest.mark.slow
 def test_an_answer_that_was_not_read_to_its_end_is_given_again(ephebe: Ephebe) -> None:
     """The client goes while the answer is on its way: it asked for more than fits into the buffers of a socket."""
     given = body("Not read", 200) | {"n": 16, "logprobs": True, "top_logprobs": 20, "metadata": {"test": "not read"}}
