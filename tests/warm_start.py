@@ -2,8 +2,8 @@
 
 The imports of a server take 1.5 s of CPU and those of an engine 2 s, and the tests start fifty of each. What runs is
 the command as a user runs it, in a process of its own that can be killed, stopped and waited for; only its imports were
-made before. Servers that are started here start their engines here too, unless a test has changed what an interpreter
-does when it starts.
+made before. Servers that are started here start their engines here too, unless there is a GPU, or a test has changed
+what an interpreter does when it starts.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class WarmEngines:
         self, command: Sequence[str], *, env: Mapping[str, str], output: IO[bytes]
     ) -> WarmProcess | subprocess.Popen[bytes]:
         """As `spawn_blocking([sys.executable, "-m", "palestra.engine"], …)`."""
-        if all(env.get(name) == value for name, value in self._usual.items()):
+        is_usual = all(env.get(name) == value for name, value in self._usual.items())
+        if is_usual and not Path("/dev/nvidiactl").exists():  # CUDA is never begun in a copy
             return _request(self._parent, (), output, Path.cwd(), env)
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, start_new_session=True
