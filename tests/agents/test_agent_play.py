@@ -72,7 +72,9 @@ def test_the_shell_agent_solves_a_task_and_its_tokens_arrive_with_the_reward(
         pytest.param(SHIRKS, ("shell", "--on-empty-patch", "-0.5"), -0.5, "empty_patch", marks=pytest.mark.slow),
         (REFUSES, ("shell", "--on-refusal", "-1"), -1.0, "refusal"),
         pytest.param(DAWDLES, ("shell", "--timeout", "4"), 1.0, "timeout", marks=pytest.mark.slow),
-        (DAWDLES, ("shell", "--timeout", "4", "--on-timeout", "error"), None, "timeout"),
+        pytest.param(
+            DAWDLES, ("shell", "--timeout", "4", "--on-timeout", "error"), None, "timeout", marks=pytest.mark.slow
+        ),
         (SOLVES, ('python3 "$HOME/x"; exit 3',), None, "silent"),
     ],
 )

@@ -14,7 +14,7 @@ from palestra.coding.warm_up import KINDS, warm_up_task, write_warm_up
 from tests.coding.test_shipped import CHEATS
 from tests.sandbox.needs import needs_local
 
-EVERY_DAY = {"rename", "remove", "clear"}
+EVERY_DAY = {"remove"}
 DESTRUCTIVE = {
     "removing everything": "rm -rf ./*",
     "clearing everything": "for file in *; do : > $file; done",
