@@ -18,7 +18,7 @@ from palestra.model.training.head import CHUNK_CELLS
 from palestra.types import LoraConfig
 
 LAYER = re.compile(r"\.layers\.\d+\.")
-PLAIN = re.compile(r"(conv1d|in_proj_(a|b|ba)|kv_b_proj|mlp\.gate|router|shared_expert_gate)(\.weight)?$|bias$")
+PLAIN = re.compile(r"(conv1d|in_proj_(a|b|ba)|kv_b_proj|(mlp|mixer)\.gate|router|shared_expert_gate)(\.weight)?$|bias$")
 """What is never quantised in layers, though it has two dimensions."""
 LEFT_OUT = re.compile(r"^mtp\.|visual|vision_tower")
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

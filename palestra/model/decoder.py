@@ -21,6 +21,7 @@ from palestra.model.loading.layer_spec import (
     DeltaNetSpec,
     ExpertsSpec,
     LatentAttentionSpec,
+    MambaSpec,
     MlpSpec,
     Multipliers,
 )
@@ -31,6 +32,7 @@ from palestra.model.loading.weights import (
     DeltaNetWeights,
     ExpertsWeights,
     LatentAttentionWeights,
+    MambaWeights,
     MlpWeights,
 )
 from palestra.model.lora.linear import LoraPlan
@@ -38,6 +40,7 @@ from palestra.model.mixers.attention import AttentionMixer
 from palestra.model.mixers.delta_net import DeltaNetMixer
 from palestra.model.mixers.inputs import MixerInputs, Recurrence
 from palestra.model.mixers.latent_attention import LatentAttentionMixer
+from palestra.model.mixers.mamba import MambaMixer
 from palestra.model.mlp.activations import activation
 from palestra.model.mlp.dense import DenseMlp
 from palestra.model.mlp.experts import ExpertsMlp
@@ -86,13 +89,16 @@ class Decoder:
 
     def _layer(
         self, n: int, hidden: Tensor, update: Tensor | None, inputs: MixerInputs, plan: LoraPlan
-    ) -> tuple[Tensor, Tensor]:
-        """The residual stream before the block's second half, and what that half adds: the next norm joins them."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """The residual stream before the block's last half, and what that half adds: the next norm joins them."""
         w = self.weights.layers[n]
-        hidden, x = self._enter(hidden, update, w.input_norm)
-        update = self._leave(self.mixers[n](x, inputs, plan), w.mixer_out_norm)
-        hidden, x = self._enter(hidden, update, w.mlp_norm)
-        return hidden, self._leave(self.mlps[n](x, plan, inputs.routing), w.mlp_out_norm)
+        if (mixer := self.mixers[n]) is not None:
+            hidden, x = self._enter(hidden, update, w.input_norm)
+            update = self._leave(mixer(x, inputs, plan), w.mixer_out_norm)
+        if (mlp := self.mlps[n]) is not None:
+            hidden, x = self._enter(hidden, update, w.mlp_norm)
+            update = self._leave(mlp(x, plan, inputs.routing), w.mlp_out_norm)
+        return hidden, update
 
     def _enter(self, hidden: Tensor, update: Tensor | None, norm: Tensor | None) -> tuple[Tensor, Tensor]:
         """The residual stream with the update, and what a half of a layer reads of it."""
@@ -107,7 +113,7 @@ class Decoder:
             x = self.ops.add_rms_norm(x, None, norm, self.spec.norm_eps)[1]
         return scaled(x, self.spec.multipliers.residual)
 
-    def _mixer(self, n: int) -> AttentionMixer | LatentAttentionMixer | DeltaNetMixer:
+    def _mixer(self, n: int) -> AttentionMixer | LatentAttentionMixer | DeltaNetMixer | MambaMixer | None:
         match self.spec.layers[n].mixer, self.weights.layers[n].mixer:
             case AttentionSpec() as mixer, AttentionWeights() as weights:
                 return AttentionMixer(n, self.spec, mixer, weights, self.ops)
@@ -115,14 +121,20 @@ class Decoder:
                 return LatentAttentionMixer(n, self.spec, mixer, weights, self.ops)
             case DeltaNetSpec() as mixer, DeltaNetWeights() as weights:
                 return DeltaNetMixer(n, self.spec, mixer, weights, self.ops)
+            case MambaSpec() as mixer, MambaWeights() as weights:
+                return MambaMixer(n, self.spec, mixer, weights)
+            case None, None:
+                return None
         raise TypeError(f"the weights of layer {n} are not those its spec asks for")
 
-    def _mlp(self, n: int) -> DenseMlp | ExpertsMlp:
+    def _mlp(self, n: int) -> DenseMlp | ExpertsMlp | None:
         match self.spec.layers[n].mlp, self.weights.layers[n].mlp:
             case MlpSpec() as mlp, MlpWeights() as weights:
                 return DenseMlp(n, weights, activation(mlp.activation, self.ops))
             case ExpertsSpec() as experts, ExpertsWeights() as weights:
                 return ExpertsMlp(n, experts, weights, self.ops)
+            case None, None:
+                return None
         raise TypeError(f"the weights of layer {n} are not those its spec asks for")
 
 

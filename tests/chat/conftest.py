@@ -21,6 +21,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "thinking": {},
     "qwen35": {"eos_token": "<|endoftext|>"},
     "qwen38": {"eos_token": "<|endoftext|>"},
+    "nemotron": {"eos_token": "<|endoftext|>"},
     "headers": {
         "bos_token": "<|begin_of_text|>",
         "eos_token": {"__type": "AddedToken", "content": "<|end_of_text|>", "special": True},

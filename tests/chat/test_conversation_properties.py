@@ -43,7 +43,7 @@ def as_written(style: str, calls: list[dict[str, Any]]) -> str:
         return "; ".join(json.dumps(call, ensure_ascii=False) for call in renamed)
     if style == "brackets":
         return f"[TOOL_CALLS] {json.dumps(calls, ensure_ascii=False)}" if calls else ""
-    if style in ("qwen35", "qwen38", "glm"):
+    if style in ("qwen35", "qwen38", "nemotron", "glm"):
         return "\n".join(_tagged(style, call) for call in calls)
     return "\n".join(f"<tool_call>\n{json.dumps(c, ensure_ascii=False)}\n</tool_call>" for c in calls)
 
@@ -171,7 +171,7 @@ class Agent:
             self.history += [self.echoed(message), *self.back(message)]
 
 
-@pytest.mark.parametrize("style", [*FAMILIES, "chatml", "open", "glm"])
+@pytest.mark.parametrize("style", [*FAMILIES, "chatml", "open", "glm", "nemotron"])
 def test_ids_are_those_read_and_sampled_and_only_what_is_new_is_encoded(style: str, tokenizer_of: TokenizerOf) -> None:
     tokenizer = tokenizer_of(style)
 

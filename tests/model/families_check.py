@@ -273,6 +273,8 @@ SUPPORTED = (
     "qwen3_next",
     "gpt_oss",
     "gpt_oss_mxfp4",
+    "nemotron_h",
+    "nemotron_h_latent",
     "ministral3",
     "phi3",
     "olmo2",

@@ -21,6 +21,7 @@ MODELS = {
     "gpt_oss": {"family": "gpt_oss", "overrides": {"sliding_window": 9}},
 }
 MORE = {
+    "nemotron_h": {"family": "nemotron_h"},
     "olmo3": {"family": "olmo3", "overrides": {"sliding_window": 9}},
     "smollm3": {"family": "smollm3"},
     "ministral3": {"family": "ministral3", "context": 1024},

@@ -155,7 +155,7 @@ def test_forward_never_touches_gradients(bench):
     check_equal(bench.gradient(adapter), before)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama", "mistral", "qwen3_5", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["qwen3", "llama", "mistral", "qwen3_5", "qwen3_moe", "nemotron_h"])
 def test_activation_checkpointing_gives_the_same_gradients(get_bench, family):
     ends = []
     for checkpointing in (False, True):

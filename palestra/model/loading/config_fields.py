@@ -36,6 +36,10 @@ class ConfigFields:
             return self._config[name]
         return self._defaults.get(name, default)
 
+    def has(self, name: str) -> bool:
+        """Whether the file itself says it."""
+        return self._config.get(name) is not None
+
     def flag(self, name: str) -> bool:
         return bool(self.get(name))
 

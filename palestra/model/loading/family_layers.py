@@ -6,6 +6,7 @@ Owns: one function per family. Never touches: defaults of absent fields, files, 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from palestra.model.loading.layer_spec import (
     ExpertsSpec,
     LatentAttentionSpec,
     LayerSpec,
+    MambaSpec,
     MlpSpec,
     Multipliers,
 )
@@ -112,7 +114,7 @@ def olmo3(config: ConfigFields, n: int) -> Layers:
     """Three layers with a window, then one without; the window's rope is not scaled."""
     windows = _windows(config, [FULL if (i + 1) % 4 == 0 else SLIDING for i in range(n)])
     return tuple(
-        replace(layer, mixer=replace(layer.mixer, window=window, rope=FULL if window is None else SLIDING))
+        _attending(layer, window=window, rope=FULL if window is None else SLIDING)
         for layer, window in zip(olmo2(config, n), windows, strict=True)
     )
 
@@ -124,15 +126,12 @@ def smollm3(config: ConfigFields, n: int) -> Layers:
         raise UnsupportedModel(f"{config.source}: no_rope_layers, where given, must name all {n} layers")
     if config.flag("use_sliding_window"):
         raise UnsupportedModel(f"{config.source}: use_sliding_window is not supported in this family")
-    return tuple(
-        replace(layer, mixer=replace(layer.mixer, rope=FULL if rotated[i] else UNROTATED))
-        for i, layer in enumerate(llama(config, n))
-    )
+    return tuple(_attending(layer, rope=FULL if rotated[i] else UNROTATED) for i, layer in enumerate(llama(config, n)))
 
 
 def granite(config: ConfigFields, n: int) -> Layers:
     scale = config.number("attention_multiplier", 1.0)
-    return tuple(replace(layer, mixer=replace(layer.mixer, scale=scale)) for layer in llama(config, n))
+    return tuple(_attending(layer, scale=scale) for layer in llama(config, n))
 
 
 def granite_multipliers(config: ConfigFields) -> Multipliers:
@@ -195,6 +194,73 @@ def glm4_moe_lite(config: ConfigFields, n: int) -> Layers:
 
 def deepseek_v3(config: ConfigFields, n: int) -> Layers:
     return _behind_dense(config, (LayerSpec(_latent_attention(config)),) * n, _sigmoid_experts(config))
+
+
+NEMOTRON_LETTERS = {"M": "linear_attention", "E": "moe", "*": FULL, "-": "mlp"}
+NEMOTRON_OLD_NAMES = {"mamba": "linear_attention", "attention": FULL}
+
+
+def nemotron_h(config: ConfigFields, n: int) -> Layers:
+    """Each layer is one mechanism; how many there are, the list of them says."""
+    for name in ("use_bias", "mlp_bias", "mamba_proj_bias", "sliding_window"):
+        if config.get(name):
+            raise UnsupportedModel(f"{config.source}: {name} is {config.get(name)!r}, which is not supported")
+    has_bias, experts = config.flag("attention_bias"), _nemotron_experts(config)
+    by_kind = {
+        "linear_attention": LayerSpec(_mamba(config), None),
+        FULL: LayerSpec(AttentionSpec(qkv_bias=has_bias, o_bias=has_bias, rope=UNROTATED), None),
+        "mlp": LayerSpec(None, MlpSpec(activation="relu2")),
+        "moe": LayerSpec(None, experts),
+    }
+    return tuple(by_kind[kind] for kind in _nemotron_kinds(config, by_kind))
+
+
+def _nemotron_kinds(config: ConfigFields, known: Collection[str]) -> list[str]:
+    """Older files have a letter for each layer, and other names."""
+    letters = config.get("hybrid_override_pattern")
+    kinds: Any = config.get("layers_block_type")
+    if letters is not None and not config.has("layers_block_type"):
+        kinds = [NEMOTRON_LETTERS.get(letter, letter) for letter in letters]
+    if not isinstance(kinds, list) or not kinds:
+        raise UnsupportedModel(f"{config.source}: layers_block_type must be a list of layers' kinds, found {kinds!r}")
+    kinds = [NEMOTRON_OLD_NAMES.get(kind, kind) for kind in kinds]
+    if odd := [kind for kind in kinds if kind not in known]:
+        raise UnsupportedModel(
+            f"{config.source}: layers_block_type names {odd[0]!r}; supported in this family: {', '.join(known)}"
+        )
+    return kinds
+
+
+def _mamba(config: ConfigFields) -> MambaSpec:
+    if (activation := config.get("mamba_hidden_act", "silu")) != "silu":
+        raise UnsupportedModel(f"{config.source}: mamba_hidden_act is {activation!r}; supported: 'silu'")
+    heads, groups = config.one_of("mamba_num_heads"), config.one_of("n_groups", "mamba_n_groups")
+    if heads % groups:
+        raise UnsupportedModel(f"{config.source}: mamba_num_heads ({heads}) is not a multiple of n_groups ({groups})")
+    return MambaSpec(
+        n_heads=heads,
+        head_dim=config.integer("mamba_head_dim"),
+        n_groups=groups,
+        state_size=config.integer("ssm_state_size"),
+        conv_kernel=config.one_of("conv_kernel", "mamba_d_conv"),
+        has_conv_bias=config.flag("use_conv_bias"),
+    )
+
+
+def _nemotron_experts(config: ConfigFields) -> ExpertsSpec:
+    latent = config.get("moe_latent_size")
+    return replace(
+        _sigmoid_experts(config),
+        shared_size=config.integer("moe_shared_expert_intermediate_size"),
+        activation="relu2",
+        latent_size=None if latent is None else config.integer("moe_latent_size"),
+    )
+
+
+def _attending(layer: LayerSpec, **changes: Any) -> LayerSpec:
+    """The same layer, with another attention."""
+    assert isinstance(layer.mixer, AttentionSpec)
+    return replace(layer, mixer=replace(layer.mixer, **changes))
 
 
 def _latent_attention(config: ConfigFields) -> LatentAttentionSpec:

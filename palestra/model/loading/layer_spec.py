@@ -13,8 +13,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 """Kinds of attention layers, as configs name them; each may have a rope of its own."""
 UNROTATED = "none"
 """The rope of layers that know no positions."""
-Activation = Literal["silu", "gelu_tanh"]
-"""What the gate of a feed-forward network goes through."""
+Activation = Literal["silu", "gelu_tanh", "relu2"]
+"""What the gate of a feed-forward network goes through; with `relu2` there is no gate: relu(up x) squared."""
 Router = Literal["softmax", "sigmoid"]
 """What makes weights of a router's scores. With sigmoids, a bias on each expert has a say in the choice only."""
 GATE_SLOPE = 1.702  # of gpt-oss's activation: with it x sigmoid(slope x) is close to GELU
@@ -120,24 +120,75 @@ class DeltaNetSpec:
         return self.n_value_heads, self.key_dim, self.value_dim
 
     @property
+    def output_shape(self) -> tuple[int, int]:
+        return self.n_value_heads, self.value_dim
+
+    @property
     def conv_state_shape(self) -> tuple[int, int]:
         """The inputs that the convolution of the next position still sees."""
         return self.conv_kernel - 1, self.conv_size
 
 
 @dataclass(frozen=True, slots=True)
+class MambaSpec:
+    """Mamba-2: a causal convolution, then a state space whose decay depends on the token."""
+
+    n_heads: int
+    head_dim: int
+    n_groups: int
+    """Heads of a group share what writes to the state (B) and what reads it (C)."""
+    state_size: int
+    conv_kernel: int
+    has_conv_bias: bool = True
+
+    @property
+    def inner_size(self) -> int:
+        return self.n_heads * self.head_dim
+
+    @property
+    def conv_size(self) -> int:
+        """Channels of the convolution: x, B and C."""
+        return self.inner_size + 2 * self.n_groups * self.state_size
+
+    @property
+    def in_size(self) -> int:
+        """Rows of the one projection before it: gates, what is convolved, and time steps."""
+        return self.inner_size + self.conv_size + self.n_heads
+
+    @property
+    def state_shape(self) -> tuple[int, int, int]:
+        return self.n_heads, self.state_size, self.head_dim
+
+    @property
+    def output_shape(self) -> tuple[int, int]:
+        return self.n_heads, self.head_dim
+
+    @property
+    def conv_state_shape(self) -> tuple[int, int]:
+        return self.conv_kernel - 1, self.conv_size
+
+
+RecurrenceSpec = DeltaNetSpec | MambaSpec
+MixerSpec = AttentionSpec | LatentAttentionSpec | RecurrenceSpec
+
+
+@dataclass(frozen=True, slots=True)
 class MlpSpec:
-    """Dense, gated feed-forward network."""
+    """Dense feed-forward network."""
 
     activation: Activation = "silu"
     has_bias: bool = False
     is_fused: bool = False
     """Files have gate and up as rows of one `gate_up_proj`."""
 
+    @property
+    def is_gated(self) -> bool:
+        return self.activation != "relu2"
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:
-    """Mixture of experts: a router picks some SwiGLUs for each token and weighs what they return."""
+    """Mixture of experts: a router picks some small networks for each token and weighs what they return."""
 
     n_experts: int
     per_token: int
@@ -161,18 +212,39 @@ class ExpertsSpec:
     """The activation is gpt-oss's, clamped to this; None: SwiGLU."""
     is_interleaved: bool = False
     """Files have all matrices transposed, and rows of gate and up by turns."""
+    activation: Activation = "silu"
+    latent_size: int | None = None
+    """Width of what experts read and return, between two projections; None: that of the residual stream."""
 
     @property
     def shared_name(self) -> str:
         return "shared_expert" if self.is_shared_gated else "shared_experts"
 
+    @property
+    def is_gated(self) -> bool:
+        return self.activation != "relu2"
+
+    @property
+    def n_products(self) -> int:
+        """Matrices of an expert."""
+        return 3 if self.is_gated else 2
+
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    mixer: AttentionSpec | LatentAttentionSpec | DeltaNetSpec
-    mlp: MlpSpec | ExpertsSpec = MlpSpec()
+    mixer: MixerSpec | None
+    """None, as `mlp` may be, where a layer has one half only."""
+    mlp: MlpSpec | ExpertsSpec | None = MlpSpec()
     norms: Literal["before", "after", "around"] = "before"
     """Whether a half of the layer normalises what it reads, what it adds to the residual stream, or both."""
+
+    @property
+    def is_half(self) -> bool:
+        return self.mixer is None or self.mlp is None
+
+    def module(self, usual: str) -> str:
+        """What files call one of its halves; the only one of a layer is its `mixer`, whatever it does."""
+        return "mixer" if self.is_half else usual
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,6 +213,24 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 2.5,
         "topk_group": 2,
     },
+    "nemotron_h": {
+        "architectures": ["NemotronHForCausalLM"],
+        "attention_bias": False,
+        "conv_kernel": 4,
+        "layer_norm_epsilon": 1e-5,
+        "mamba_hidden_act": "silu",
+        "mlp_bias": False,
+        "mlp_hidden_act": "relu2",
+        "n_group": 1,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "rope_theta": 1e4,
+        "routed_scaling_factor": 2.5,
+        "time_step_min": 1e-9,  # transformers clamps time steps to this in one of its two forms, and others nowhere
+        "topk_group": 1,
+        "use_bias": False,
+        "use_conv_bias": True,
+    },
     "seed_oss": {
         "architectures": ["SeedOssForCausalLM"],
         "attention_bias": True,
@@ -226,8 +244,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """What differs between the families in config.json, with the values their published models use."""
 
 HYBRID = frozenset({"qwen3_5", "qwen3_5_moe", "qwen3_next"})
-SPARSE = frozenset({"qwen3_moe", "qwen3_5_moe", "qwen3_next", "gpt_oss", "glm4_moe", "glm4_moe_lite", "deepseek_v3"})
-SIGMOID = frozenset({"glm4_moe", "glm4_moe_lite", "deepseek_v3"})
+SIGMOID = frozenset({"glm4_moe", "glm4_moe_lite", "deepseek_v3", "nemotron_h"})
+SPARSE = SIGMOID | {"qwen3_moe", "qwen3_5_moe", "qwen3_next", "gpt_oss"}
 LATENT = frozenset({"glm4_moe_lite", "deepseek_v3"})
 YARN: dict[str, dict[str, Any]] = {
     "gpt_oss": {"truncate": False},
@@ -298,6 +316,10 @@ def random_config(
         config |= dict(zip(names, shape.experts, strict=True))
     if family in HYBRID & SPARSE:
         config["shared_expert_intermediate_size"] = config["moe_intermediate_size"]
+    if family == "nemotron_h":
+        config |= _mambas(shape)
+        for absent in ("hidden_act", "num_hidden_layers", "rope_parameters"):
+            config.pop(absent, None)
     if family in LATENT:
         del config["head_dim"]
         config |= _latents(shape)
@@ -327,6 +349,21 @@ def _delta_nets(shape: Shape) -> dict[str, Any]:
         "linear_num_key_heads": shape.heads,
         "linear_num_value_heads": 2 * shape.heads,
         "linear_value_head_dim": shape.head_dim // 2,
+    }
+
+
+def _mambas(shape: Shape) -> dict[str, Any]:
+    """Two layers, a mixer and a network, for each of the shape's; every fourth mixer attends, the first network is
+    dense."""
+    mixers = [FULL if is_last else "linear_attention" for is_last in _lasts(shape)]
+    networks = ["mlp" if i == 0 else "moe" for i in range(shape.layers)]
+    return {
+        "layers_block_type": [kind for pair in zip(mixers, networks, strict=True) for kind in pair],
+        "mamba_head_dim": 3 * shape.head_dim // 4,
+        "mamba_num_heads": 2 * shape.heads,
+        "moe_shared_expert_intermediate_size": 2 * shape.experts[2],
+        "n_groups": shape.kv_heads,
+        "ssm_state_size": shape.head_dim,
     }
 
 

@@ -81,6 +81,9 @@ def make_random_model(
 
 def parameters_of(config: dict[str, Any]) -> Iterator[Parameter]:
     """Names and shapes as the family's published checkpoints have them."""
+    if "layers_block_type" in config:
+        yield from _nemotron_parameters(config)
+        return
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     norm = "offset_norm" if is_hybrid(config) or config["model_type"] == GEMMA3 else "norm"
     mlp_bias = bool(config.get("mlp_bias"))
@@ -109,6 +112,40 @@ def parameters_of(config: dict[str, Any]) -> Iterator[Parameter]:
     yield Parameter("model.norm.weight", (hidden,), norm)
     if not config["tie_word_embeddings"]:
         yield Parameter("lm_head.weight", (config["vocab_size"], hidden), "embedding")
+
+
+def _nemotron_parameters(config: dict[str, Any]) -> Iterator[Parameter]:
+    hidden, vocab = config["hidden_size"], (config["vocab_size"], config["hidden_size"])
+    yield Parameter("backbone.embeddings.weight", vocab, "embedding")
+    for n, kind in enumerate(config["layers_block_type"]):
+        prefix = f"backbone.layers.{n}"
+        yield Parameter(f"{prefix}.norm.weight", (hidden,), "norm")
+        match kind:
+            case "linear_attention":
+                yield from _mamba_parameters(config, f"{prefix}.mixer")
+            case "full_attention":
+                yield from _attention_parameters(config, f"{prefix}.mixer", "norm")
+            case "moe":
+                yield from _sigmoid_expert_parameters(config, f"{prefix}.mixer")
+            case _:
+                yield from _plain_mlp_parameters(f"{prefix}.mixer", hidden, config["intermediate_size"])
+    yield Parameter("backbone.norm_f.weight", (hidden,), "norm")
+    if not config["tie_word_embeddings"]:
+        yield Parameter("lm_head.weight", vocab, "embedding")
+
+
+def _mamba_parameters(config: dict[str, Any], prefix: str) -> Iterator[Parameter]:
+    hidden, heads = config["hidden_size"], config["mamba_num_heads"]
+    inner = heads * config["mamba_head_dim"]
+    channels = inner + 2 * config["n_groups"] * config["ssm_state_size"]
+    yield Parameter(f"{prefix}.in_proj.weight", (inner + channels + heads, hidden), "projection")
+    yield Parameter(f"{prefix}.out_proj.weight", (hidden, inner), "projection")
+    yield Parameter(f"{prefix}.conv1d.weight", (channels, 1, config["conv_kernel"]), "conv")
+    yield Parameter(f"{prefix}.conv1d.bias", (channels,), "bias")
+    yield Parameter(f"{prefix}.A_log", (heads,), "log_decay")
+    yield Parameter(f"{prefix}.D", (heads,), "norm")
+    yield Parameter(f"{prefix}.dt_bias", (heads,), "norm")
+    yield Parameter(f"{prefix}.norm.weight", (inner,), "norm")
 
 
 def _attention_parameters(config: dict[str, Any], prefix: str, norm: Kind) -> Iterator[Parameter]:
@@ -159,6 +196,12 @@ def _mlp_parameters(prefix: str, hidden: int, inner: int, has_bias: bool = False
     yield from _projections(prefix, shapes, dict.fromkeys(shapes, has_bias))
 
 
+def _plain_mlp_parameters(prefix: str, hidden: int, inner: int) -> Iterator[Parameter]:
+    """Without a gate."""
+    shapes = {"up": (inner, hidden), "down": (hidden, inner)}
+    yield from _projections(prefix, shapes, dict.fromkeys(shapes, False))
+
+
 def _expert_parameters(config: dict[str, Any], prefix: str) -> Iterator[Parameter]:
     hidden, n, size = config["hidden_size"], config["num_experts"], config["moe_intermediate_size"]
     yield Parameter(f"{prefix}.gate.weight", (n, hidden), "projection")
@@ -177,9 +220,18 @@ def _sigmoid_expert_parameters(config: dict[str, Any], prefix: str) -> Iterator[
     hidden, n, size = config["hidden_size"], config["n_routed_experts"], config["moe_intermediate_size"]
     yield Parameter(f"{prefix}.gate.weight", (n, hidden), "projection")
     yield Parameter(f"{prefix}.gate.e_score_correction_bias", (n,), "bias")
+    if config["model_type"] != "nemotron_h":
+        for expert in range(n):
+            yield from _mlp_parameters(f"{prefix}.experts.{expert}", hidden, size)
+        yield from _mlp_parameters(f"{prefix}.shared_experts", hidden, size * config["n_shared_experts"])
+        return
+    latent = config.get("moe_latent_size")
     for expert in range(n):
-        yield from _mlp_parameters(f"{prefix}.experts.{expert}", hidden, size)
-    yield from _mlp_parameters(f"{prefix}.shared_experts", hidden, size * config["n_shared_experts"])
+        yield from _plain_mlp_parameters(f"{prefix}.experts.{expert}", latent or hidden, size)
+    yield from _plain_mlp_parameters(f"{prefix}.shared_experts", hidden, config["moe_shared_expert_intermediate_size"])
+    if latent is not None:
+        yield Parameter(f"{prefix}.fc1_latent_proj.weight", (latent, hidden), "projection")
+        yield Parameter(f"{prefix}.fc2_latent_proj.weight", (hidden, latent), "projection")
 
 
 def _gpt_oss_parameters(config: dict[str, Any], prefix: str) -> Iterator[Parameter]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ from palestra.model.loading.layer_spec import (
     ExpertsSpec,
     LatentAttentionSpec,
     LayerSpec,
+    MambaSpec,
+    MlpSpec,
     Multipliers,
+    RecurrenceSpec,
     RopeSpec,
 )
 from palestra.model.loading.packed_files import FP8_BLOCK, PACKED_TYPES
@@ -43,7 +47,7 @@ class ModelSpec:
     n_kv_heads: int
     head_dim: int
     intermediate_size: int
-    """Width inside of dense feed-forward layers; 0 where every layer has experts."""
+    """Width inside of dense feed-forward layers; 0 where there are none."""
     max_positions: int
     norm_eps: float
     has_wide_norms: bool
@@ -98,9 +102,17 @@ class ModelSpec:
         return 1 if any(isinstance(layer.mixer, LatentAttentionSpec) for layer in self.layers) else 2
 
     @cached_property
-    def delta_nets(self) -> dict[int, DeltaNetSpec]:
+    def recurrences(self) -> dict[int, RecurrenceSpec]:
         """The layers that have a recurrent state, by number."""
+        return self.delta_nets | self.mambas
+
+    @cached_property
+    def delta_nets(self) -> dict[int, DeltaNetSpec]:
         return {n: layer.mixer for n, layer in enumerate(self.layers) if isinstance(layer.mixer, DeltaNetSpec)}
+
+    @cached_property
+    def mambas(self) -> dict[int, MambaSpec]:
+        return {n: layer.mixer for n, layer in enumerate(self.layers) if isinstance(layer.mixer, MambaSpec)}
 
     @property
     def kv_numbers_per_token(self) -> int:
@@ -110,8 +122,8 @@ class ModelSpec:
     def state_bytes(self, item_bytes: int) -> int:
         """Recurrent states of one sequence; the inputs of convolutions are kept in the model's own type."""
         return sum(
-            d.n_value_heads * d.key_dim * d.value_dim * STATE_BYTES + (d.conv_kernel - 1) * d.conv_size * item_bytes
-            for d in self.delta_nets.values()
+            prod(layer.state_shape) * STATE_BYTES + prod(layer.conv_state_shape) * item_bytes
+            for layer in self.recurrences.values()
         )
 
     @cached_property
@@ -121,7 +133,7 @@ class ModelSpec:
 
     @property
     def n_parameters(self) -> int:
-        norms = sum(4 if layer.norms == "around" else 2 for layer in self.layers) * self.hidden_size
+        norms = sum(self._n_norms(layer) for layer in self.layers) * self.hidden_size
         mixers = sum(self._mixer_parameters(layer) for layer in self.layers) + norms
         mlps = sum(self._mlp_parameters(layer) for layer in self.layers)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
@@ -130,15 +142,24 @@ class ModelSpec:
     @property
     def n_idle_parameters(self) -> int:
         """Those of experts that a token does not visit."""
-        unvisited = sum((e.n_experts - e.per_token) * e.size for e in self.experts.values())
-        return 3 * self.hidden_size * unvisited
+        return sum(self._expert_parameters(e) * (e.n_experts - e.per_token) for e in self.experts.values())
+
+    @staticmethod
+    def _n_norms(layer: LayerSpec) -> int:
+        return 1 if layer.is_half else 4 if layer.norms == "around" else 2
 
     def _mixer_parameters(self, layer: LayerSpec) -> int:
         mixer = layer.mixer
+        if mixer is None:
+            return 0
         if isinstance(mixer, AttentionSpec):
             return self.hidden_size * ((2 + mixer.is_gated) * self.q_size + 2 * self.kv_size)
         if isinstance(mixer, LatentAttentionSpec):
             return self._latent_parameters(mixer)
+        if isinstance(mixer, MambaSpec):
+            products = self.hidden_size * (mixer.in_size + mixer.inner_size)
+            per_channel = (mixer.conv_kernel + mixer.has_conv_bias) * mixer.conv_size
+            return products + per_channel + 3 * mixer.n_heads + mixer.inner_size
         products = self.hidden_size * (mixer.conv_size + 2 * mixer.value_size + 2 * mixer.n_value_heads)
         return products + mixer.conv_kernel * mixer.conv_size + 2 * mixer.n_value_heads + mixer.value_dim
 
@@ -151,11 +172,17 @@ class ModelSpec:
 
     def _mlp_parameters(self, layer: LayerSpec) -> int:
         h, mlp = self.hidden_size, layer.mlp
-        if not isinstance(mlp, ExpertsSpec):
-            return 3 * h * self.intermediate_size
-        shared = h * (3 * mlp.shared_size + mlp.is_shared_gated) if mlp.shared_size else 0
+        if mlp is None:
+            return 0
+        if isinstance(mlp, MlpSpec):
+            return (2 + mlp.is_gated) * h * self.intermediate_size
+        shared = h * (mlp.n_products * mlp.shared_size + mlp.is_shared_gated) if mlp.shared_size else 0
         biases = mlp.n_experts if mlp.router == "sigmoid" else 0
-        return mlp.n_experts * h * (3 * mlp.size + 1) + shared + biases
+        latents = 2 * h * (mlp.latent_size or 0)
+        return mlp.n_experts * (self._expert_parameters(mlp) + h) + latents + shared + biases
+
+    def _expert_parameters(self, mlp: ExpertsSpec) -> int:
+        return mlp.n_products * (mlp.latent_size or self.hidden_size) * mlp.size
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> ModelSpec:
@@ -182,7 +209,7 @@ class ModelSpec:
         n_heads, n_kv_heads, head_dim = _heads(fields, layers)
         max_positions = fields.integer("max_position_embeddings", default=2048)
         ropes = read_ropes(fields, family, layers, head_dim)
-        is_sparse = all(isinstance(layer.mlp, ExpertsSpec) for layer in layers)
+        is_dense = any(isinstance(layer.mlp, MlpSpec) for layer in layers)
         return cls(
             architecture=architecture,
             family=family.name,
@@ -192,9 +219,9 @@ class ModelSpec:
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
             head_dim=head_dim,
-            intermediate_size=0 if is_sparse else fields.integer("intermediate_size"),
+            intermediate_size=fields.integer("intermediate_size") if is_dense else 0,
             max_positions=int(min(max_positions, *(rope.max_positions for rope in ropes.values()))),
-            norm_eps=fields.number("rms_norm_eps", default=1e-6),
+            norm_eps=fields.number(family.norm_eps, default=1e-6),
             has_wide_norms=family.has_wide_norms,
             has_offset_norms=family.has_offset_norms,
             ropes=ropes,

@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 
 from palestra.model.errors import WeightsError
-from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec, ExpertsSpec, LatentAttentionSpec, MlpSpec
+from palestra.model.loading.layer_spec import (
+    AttentionSpec,
+    DeltaNetSpec,
+    ExpertsSpec,
+    LatentAttentionSpec,
+    LayerSpec,
+    MambaSpec,
+    MlpSpec,
+)
 from palestra.model.loading.product_reader import ProductReader, Rows, Transposed
 from palestra.model.loading.progress import LoadProgress
 from palestra.model.loading.quantised_cache import QuantisedCache
@@ -37,6 +45,8 @@ NORMS = {
     },
 }
 """What files call a layer's norms, by their places."""
+HALF_NORM = "norm"
+"""The only one of a layer that is one half."""
 Parts = Sequence[tuple[str, int]]
 """Projections that share an input, with their output sizes."""
 
@@ -91,8 +101,29 @@ class DeltaNetWeights:
 
 
 @dataclass(slots=True)
+class MambaWeights:
+    in_proj: FrozenWeight
+    """Gates, x, B, C and time steps, stacked."""
+    conv: Tensor
+    """[kernel, channels], float32."""
+    conv_bias: Tensor | None
+    neg_a: Tensor
+    """-exp(A_log), float32, as are those below."""
+    dt_bias: Tensor
+    skip: Tensor
+    """[heads]: how much of x goes past the state space."""
+    norm: Tensor
+    """[groups, size of a group]"""
+    out: FrozenWeight
+
+
+MixerWeights = AttentionWeights | LatentAttentionWeights | DeltaNetWeights | MambaWeights
+
+
+@dataclass(slots=True)
 class MlpWeights:
     gate_up: FrozenWeight
+    """Without a gate, `up` alone."""
     gate_up_bias: Tensor | None
     down: FrozenWeight
     down_bias: Tensor | None
@@ -103,9 +134,12 @@ class ExpertsWeights:
     router: Tensor
     """[experts, hidden]"""
     gate_up: FrozenWeight
-    """[experts, 2 * size, hidden]"""
+    """[experts, 2 * size, hidden]; without a gate, [experts, size, hidden]."""
     down: FrozenWeight
     """[experts, hidden, size]"""
+    latent_in: FrozenWeight | None = None
+    """[latent, hidden], as `latent_out` the other way: where experts work in another width."""
+    latent_out: FrozenWeight | None = None
     shared: MlpWeights | None = None
     shared_gate: Tensor | None = None
     """[1, hidden]"""
@@ -120,10 +154,10 @@ class ExpertsWeights:
 @dataclass(slots=True)
 class LayerWeights:
     input_norm: Tensor | None
-    mixer: AttentionWeights | LatentAttentionWeights | DeltaNetWeights
+    mixer: MixerWeights | None
     mixer_out_norm: Tensor | None
     mlp_norm: Tensor | None
-    mlp: MlpWeights | ExpertsWeights
+    mlp: MlpWeights | ExpertsWeights | None
     mlp_out_norm: Tensor | None
 
 
@@ -204,39 +238,50 @@ class _Reader:
     def decoder(self) -> DecoderWeights:
         spec = self.spec
         size = (spec.vocab_size, spec.hidden_size)
-        embedding = self.get(f"{self.prefix}embed_tokens.weight", *size)
+        embedding = self.get(self.files.embedding, *size)
         return DecoderWeights(
             embedding=embedding,
             layers=[self.layer(n) for n in range(spec.n_layers)],
-            norm=self.last_norm(f"{self.prefix}norm.weight", spec.hidden_size),
+            norm=self.last_norm(self.files.last_norm, spec.hidden_size),
             unembedding=embedding if spec.tie_embeddings else self.get(self.files.head, *size),
         )
 
     def layer(self, n: int) -> LayerWeights:
         h, layer, name = self.spec.hidden_size, self.spec.layers[n], f"{self.prefix}layers.{n}"
-        mixer, mlp = layer.mixer, layer.mlp
-        norms = {place: self.norm(f"{name}.{norm}.weight", h) for place, norm in NORMS[layer.norms].items()}
+        places = NORMS[layer.norms]
+        if layer.is_half:
+            places = {"mlp" if layer.mixer is None else "input": HALF_NORM}
+        norms = {place: self.norm(f"{name}.{norm}.weight", h) for place, norm in places.items()}
         return LayerWeights(
             input_norm=norms.get("input"),
-            mixer=self.mixer(name, mixer),
+            mixer=self.mixer(name, layer),
             mixer_out_norm=norms.get("mixer_out"),
             mlp_norm=norms.get("mlp"),
-            mlp=self.dense(f"{name}.mlp", self.spec.intermediate_size, mlp)
-            if isinstance(mlp, MlpSpec)
-            else self.experts(f"{name}.mlp", mlp),
+            mlp=self.mlp(f"{name}.{layer.module('mlp')}", layer),
             mlp_out_norm=norms.get("mlp_out"),
         )
 
-    def mixer(
-        self, name: str, mixer: AttentionSpec | LatentAttentionSpec | DeltaNetSpec
-    ) -> AttentionWeights | LatentAttentionWeights | DeltaNetWeights:
-        match mixer:
-            case AttentionSpec():
-                return self.attention(f"{name}.self_attn", mixer)
-            case LatentAttentionSpec():
+    def mixer(self, name: str, layer: LayerSpec) -> MixerWeights | None:
+        match layer.mixer:
+            case AttentionSpec() as mixer:
+                return self.attention(f"{name}.{layer.module('self_attn')}", mixer)
+            case LatentAttentionSpec() as mixer:
                 return self.latent_attention(f"{name}.self_attn", mixer)
-            case DeltaNetSpec():
+            case DeltaNetSpec() as mixer:
                 return self.delta_net(f"{name}.linear_attn", mixer)
+            case MambaSpec() as mixer:
+                return self.mamba(f"{name}.{layer.module('mamba')}", mixer)
+            case None:
+                return None
+
+    def mlp(self, name: str, layer: LayerSpec) -> MlpWeights | ExpertsWeights | None:
+        match layer.mlp:
+            case MlpSpec() as mlp:
+                return self.dense(name, self.spec.intermediate_size, mlp)
+            case ExpertsSpec() as experts:
+                return self.experts(name, experts)
+            case None:
+                return None
 
     def latent_attention(self, name: str, m: LatentAttentionSpec) -> LatentAttentionWeights:
         heads, h = self.spec.n_heads, self.spec.hidden_size
@@ -299,9 +344,25 @@ class _Reader:
             out=self.product(f"{name}.out_proj.weight", h, values),
         )
 
+    def mamba(self, name: str, m: MambaSpec) -> MambaWeights:
+        h, wide = self.spec.hidden_size, torch.float32
+        conv = self.get(f"{name}.conv1d.weight", m.conv_size, 1, m.conv_kernel, dtype=wide)
+        return MambaWeights(
+            in_proj=self.product(f"{name}.in_proj.weight", m.in_size, h),
+            conv=conv[:, 0].T.contiguous(),
+            conv_bias=self.get(f"{name}.conv1d.bias", m.conv_size, dtype=wide) if m.has_conv_bias else None,
+            neg_a=changed(self.get(f"{name}.A_log", m.n_heads, dtype=wide), lambda a: -a.exp()),
+            dt_bias=self.get(f"{name}.dt_bias", m.n_heads, dtype=wide),
+            skip=self.get(f"{name}.D", m.n_heads, dtype=wide),
+            norm=self.get(f"{name}.norm.weight", m.inner_size, dtype=wide).unflatten(0, (m.n_groups, -1)),
+            out=self.product(f"{name}.out_proj.weight", h, m.inner_size),
+        )
+
     def dense(self, name: str, size: int, mlp: MlpSpec) -> MlpWeights:
         h, gate_up = self.spec.hidden_size, [("gate_proj", size), ("up_proj", size)]
-        if mlp.is_fused:
+        if not mlp.is_gated:
+            gate_up = [("up_proj", size)]
+        elif mlp.is_fused:
             gate_up = [("gate_up_proj", 2 * size)]
         return MlpWeights(
             gate_up=self.products.read([(f"{name}.{part}.weight", n) for part, n in gate_up], h),
@@ -311,7 +372,8 @@ class _Reader:
         )
 
     def experts(self, name: str, mlp: ExpertsSpec) -> ExpertsWeights:
-        h, is_shared = self.spec.hidden_size, bool(mlp.shared_size)
+        h, is_shared, latent = self.spec.hidden_size, bool(mlp.shared_size), mlp.latent_size
+        shared = MlpSpec(activation=mlp.activation)
         if mlp.is_interleaved:
             return self.interleaved_experts(name, mlp)
         gate_up, down = self.expert_stacks(f"{name}.experts", mlp)
@@ -322,7 +384,9 @@ class _Reader:
             else None,
             gate_up=gate_up,
             down=down,
-            shared=self.dense(f"{name}.{mlp.shared_name}", mlp.shared_size, MlpSpec()) if is_shared else None,
+            latent_in=None if latent is None else self.product(f"{name}.fc1_latent_proj.weight", latent, h),
+            latent_out=None if latent is None else self.product(f"{name}.fc2_latent_proj.weight", h, latent),
+            shared=self.dense(f"{name}.{mlp.shared_name}", mlp.shared_size, shared) if is_shared else None,
             shared_gate=self.get(f"{name}.shared_expert_gate.weight", 1, h)
             if is_shared and mlp.is_shared_gated
             else None,
@@ -341,16 +405,17 @@ class _Reader:
         )
 
     def expert_stacks(self, name: str, mlp: ExpertsSpec) -> tuple[FrozenWeight, FrozenWeight]:
-        """Files have two matrices for all experts, or three for each."""
-        n, h, i = mlp.n_experts, self.spec.hidden_size, mlp.size
-        gate_up: Rows = [(f"{name}.gate_up_proj", (n, 2 * i))]
+        """Files have two matrices for all experts, or those of each by themselves."""
+        n, h, i = mlp.n_experts, mlp.latent_size or self.spec.hidden_size, mlp.size
+        parts = ("gate", "up") if mlp.is_gated else ("up",)
+        gate_up: Rows = [(f"{name}.{'_'.join(parts)}_proj", (n, len(parts) * i))]
         down: Rows = [(f"{name}.down_proj", (n, h))]
-        if f"{name}.gate_up_proj" not in self.files:
+        if gate_up[0][0] not in self.files:
             if f"{name}.{n}.down_proj.weight" in self.files:
                 raise WeightsError(
                     f"{self.files.folder}: {name} has more experts than the {n} that config.json asks for"
                 )
-            gate_up = [(f"{name}.{e}.{part}_proj.weight", i) for e in range(n) for part in ("gate", "up")]
+            gate_up = [(f"{name}.{e}.{part}_proj.weight", i) for e in range(n) for part in parts]
             down = [(f"{name}.{e}.down_proj.weight", h) for e in range(n)]
         return as_stack(self.products.read(gate_up, h), n), as_stack(self.products.read(down, i), n)
 

@@ -37,6 +37,7 @@ MODELS = {
     },
     "mistral": {"family": "mistral", "overrides": {"sliding_window": 9}},
     "qwen3_5": {"family": "qwen3_5"},
+    "nemotron_h": {"family": "nemotron_h"},
 }
 
 
