@@ -102,6 +102,11 @@ class ModelSpec:
         return 1 if any(isinstance(layer.mixer, LatentAttentionSpec) for layer in self.layers) else 2
 
     @cached_property
+    def key_tail(self) -> int:
+        """Numbers of a compressed row that are no values: the rotated part of keys. 0 if keys and values are apart."""
+        return next((layer.mixer.rope_dim for layer in self.layers if isinstance(layer.mixer, LatentAttentionSpec)), 0)
+
+    @cached_property
     def recurrences(self) -> dict[int, RecurrenceSpec]:
         """The layers that have a recurrent state, by number."""
         return self.delta_nets | self.mambas
