@@ -30,7 +30,8 @@ def model() -> None:
     default="qwen3",
     show_default=True,
     help="qwen3, qwen3_moe, qwen3_5, qwen3_5_moe, qwen3_next, gpt_oss, qwen2, llama, mistral, ministral3, phi3, olmo2, "
-    "olmo3, smollm3, granite, seed_oss, gemma3, glm4_moe, glm4_moe_lite, deepseek_v3 or nemotron_h.",
+    "olmo3, smollm3, granite, seed_oss, gemma3, gemma4, gemma4_moe, glm4_moe, glm4_moe_lite, deepseek_v3 or "
+    "nemotron_h.",
 )
 @click.option(
     "--shape",

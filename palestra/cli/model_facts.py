@@ -138,6 +138,13 @@ def _mechanisms(spec: ModelSpec) -> list[str]:
         "queries scaled by position": any(rope.query_beta for rope in spec.ropes.values()),
         "multipliers on embeddings, residuals or logits": spec.multipliers != Multipliers(),
         "norms behind each half of a layer": any(layer.norms != "before" for layer in spec.layers),
+        "heads of several sizes": len({spec.heads[n] for n in spec.attention_layers}) > 1,
+        "layers that read another one's keys": bool(spec.kv_sources),
+        "norms on values": any(mixer.has_value_norm for mixer in attention),
+        "values that are keys": any(mixer.values_are_keys for mixer in attention),
+        "inputs of each layer's own": any(layer.per_layer_input for layer in spec.layers),
+        "experts beside a dense network": any(experts.beside for experts in spec.experts.values()),
+        "capped logits": spec.multipliers.logit_cap is not None,
         "gelu": "gelu_tanh" in activations,
         "squared relu without a gate": "relu2" in activations,
         "a rope of its own for windows": SLIDING in spec.ropes,
@@ -166,7 +173,7 @@ def _layer_kinds(spec: ModelSpec) -> dict[str, int]:
     kind = "attention" if spec.kv_sides == 2 else "latent attention"
     windowed = sum(window is not None for window in spec.windows)
     counts = {
-        kind: len(spec.attention_layers) - windowed,
+        kind: len(spec.attention_layers) + len(spec.kv_sources) - windowed,
         "windowed attention": windowed,
         "gated delta net": len(spec.delta_nets),
         "Mamba-2": len(spec.mambas),
@@ -206,7 +213,8 @@ def _is_of_text_model(name: str, n_layers: int) -> bool:
     number = re.search(r"\blayers\.(\d+)\.", name)
     if number is not None and int(number[1]) >= n_layers:
         return False
-    others = ("__metadata__", "mtp.", "vision_tower.", "multi_modal_projector.")
+    others = ("__metadata__", "mtp.", "vision_tower.", "audio_tower.", "multi_modal_projector.", "embed_vision.")
+    others += ("embed_audio.",)
     return not name.removeprefix("model.").startswith(others) and "visual." not in name
 
 

@@ -34,6 +34,7 @@ from palestra.model.loading.weights import (
     LatentAttentionWeights,
     MambaWeights,
     MlpWeights,
+    ParallelWeights,
 )
 from palestra.model.lora.linear import LoraPlan
 from palestra.model.mixers.attention import AttentionMixer
@@ -44,6 +45,8 @@ from palestra.model.mixers.mamba import MambaMixer
 from palestra.model.mlp.activations import activation
 from palestra.model.mlp.dense import DenseMlp
 from palestra.model.mlp.experts import ExpertsMlp
+from palestra.model.mlp.parallel import ParallelMlp
+from palestra.model.mlp.per_layer_input import LayerEnd, PerLayerInputs
 from palestra.model.mlp.routing import Routing
 
 
@@ -62,6 +65,9 @@ class Decoder:
         self.ops = BlockOps.of(self.device, self.dtype)
         self.mixers = [self._mixer(n) for n in range(spec.n_layers)]
         self.mlps = [self._mlp(n) for n in range(spec.n_layers)]
+        ends = [layer.end for layer in weights.layers]
+        self.ends = [None if end is None else LayerEnd(n, spec, end, self.ops) for n, end in enumerate(ends)]
+        self.per_layer = None if weights.per_layer is None else PerLayerInputs(spec, weights.per_layer)
 
     def __call__(
         self,
@@ -77,7 +83,8 @@ class Decoder:
         """Final hidden states, normalised: [tokens, hidden]. The unembedding is the caller's, in chunks."""
         hidden, update = scaled(embedding(tokens, self.weights.embedding), self.embedding_scale), None
         angles = {name: rotary.angles(positions, self.dtype) for name, rotary in self.rotaries.items()}
-        inputs = MixerInputs(angles, attend, recur, routing)
+        per_layer = None if self.per_layer is None else self.per_layer(tokens, hidden)
+        inputs = MixerInputs(angles, attend, recur, routing, per_layer)
         for n in range(self.spec.n_layers):
             if checkpointing and torch.is_grad_enabled():
                 hidden, update = checkpoint(
@@ -98,6 +105,8 @@ class Decoder:
         if (mlp := self.mlps[n]) is not None:
             hidden, x = self._enter(hidden, update, w.mlp_norm)
             update = self._leave(mlp(x, plan, inputs.routing), w.mlp_out_norm)
+        if (end := self.ends[n]) is not None:
+            hidden, update = end(hidden, update, inputs.per_layer), None
         return hidden, update
 
     def _enter(self, hidden: Tensor, update: Tensor | None, norm: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -127,12 +136,14 @@ class Decoder:
                 return None
         raise TypeError(f"the weights of layer {n} are not those its spec asks for")
 
-    def _mlp(self, n: int) -> DenseMlp | ExpertsMlp | None:
+    def _mlp(self, n: int) -> DenseMlp | ExpertsMlp | ParallelMlp | None:
         match self.spec.layers[n].mlp, self.weights.layers[n].mlp:
             case MlpSpec() as mlp, MlpWeights() as weights:
                 return DenseMlp(n, weights, activation(mlp.activation, self.ops))
             case ExpertsSpec() as experts, ExpertsWeights() as weights:
                 return ExpertsMlp(n, experts, weights, self.ops)
+            case ExpertsSpec() as experts, ParallelWeights() as weights:
+                return ParallelMlp(n, self.spec, experts, weights, self.ops)
             case None, None:
                 return None
         raise TypeError(f"the weights of layer {n} are not those its spec asks for")

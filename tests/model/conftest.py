@@ -26,6 +26,13 @@ from palestra.model.mlp.routing import Routing
 from palestra.model.sampling import state_slots
 from palestra.types import Datum, LoraConfig, SampleRequest, SampleResult, SamplingParams
 
+GEMMA4 = {
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "sliding_window": 9,
+}
+"""Overrides for Gemma 4 of four layers: the second half reads the keys of the first, whose heads are of two widths."""
 GetBench = Callable[..., "Bench"]
 
 
@@ -106,7 +113,7 @@ class Bench:
         positions = torch.cat([torch.arange(n) for n in lengths])
         with torch.no_grad():
             recur = packed_recurrence(lengths, self.model.spec, "cpu", decoder.dtype)
-            attend = PackedAttention(lengths, self.model.spec.windows)
+            attend = PackedAttention(lengths, self.model.spec.windows, sources=self.model.spec.kv_sources)
             hidden = decoder(tokens, positions, attend, plan, recur, routing=routing)
             return list(_unembed(self.model, hidden, plan).split(lengths))
 

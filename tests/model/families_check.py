@@ -283,6 +283,8 @@ SUPPORTED = (
     "granite",
     "seed_oss",
     "gemma3",
+    "gemma4",
+    "gemma4_moe",
     "glm4_moe",
     "glm4_moe_lite",
     "deepseek_v3",

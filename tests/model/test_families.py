@@ -13,7 +13,7 @@ from palestra.model.lora.adapter_names import WHOLES
 from palestra.model.mlp.routing import Routing
 from palestra.model.sampling.routing_cache import routed_experts
 from palestra.types import AdamParams
-from tests.model.conftest import Bench
+from tests.model.conftest import GEMMA4, Bench
 
 LENGTHS = (5, 40, 17, 40, 1, 64, 33)
 
@@ -94,6 +94,8 @@ CASES: dict[str, dict] = {
     "granite": {"family": "granite"},
     "granite-tied": {"family": "granite", "tie": True},
     "gemma3": {"family": "gemma3", "tie": True, "overrides": {"sliding_window": 8, "query_pre_attn_scalar": 24}},
+    "gemma4": {"family": "gemma4", "tie": True, "overrides": GEMMA4},
+    "gemma4_moe": {"family": "gemma4_moe", "tie": True, "overrides": {"sliding_window": 8}},
     "glm4_moe": {"family": "glm4_moe", "overrides": {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5}},
     "glm4_moe_lite": {"family": "glm4_moe_lite"},
     "glm4_moe_lite-whole-queries": {"family": "glm4_moe_lite", "overrides": {"q_lora_rank": None}},
@@ -110,7 +112,7 @@ FAMILIES = [
     *(pytest.param(one, marks=pytest.mark.slow) for one in ("ministral3", "phi3", "olmo2", "olmo3", "smollm3")),
     *(
         pytest.param(one, marks=pytest.mark.slow)
-        for one in ("granite", "seed_oss", "gemma3", "glm4_moe", "glm4_moe_lite", "nemotron_h")
+        for one in ("granite", "seed_oss", "gemma3", "glm4_moe", "glm4_moe_lite", "nemotron_h", "gemma4", "gemma4_moe")
     ),
     "qwen3_5",
     "qwen3_moe",
@@ -236,7 +238,9 @@ def test_bfloat16_trains_like_float32(get_bench, case):
     """The same stored weights and the same adapter in both precisions: gradients agree to bfloat16's digits."""
     narrow = get_bench(**CASES[case], dtype="bfloat16")
     wide = get_bench(**CASES[case], dtype="bfloat16", load_dtype="float32")
-    bound = 0.15 if narrow.model.spec.recurrences else 0.05  # a recurrence carries its roundings on
+    spec = narrow.model.spec
+    # A recurrence carries its roundings on. Those of Gemma 4 are 4.8 % on average, and 4.7 % in transformers.
+    bound = 0.15 if spec.recurrences or spec.family == "gemma4" else 0.05
     gradients = []
     items = with_experts_of(wide, wide.items([None], (30, 12, 50)))  # rounding would send some tokens to others
     for bench in (narrow, wide):

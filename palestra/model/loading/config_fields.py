@@ -51,6 +51,13 @@ class ConfigFields:
             raise UnsupportedModel(f"{self.source}: field {name!r} must be a positive whole number, found {value!r}")
         return value
 
+    def count(self, name: str) -> int:
+        """A number that may be 0, and is where nothing is said."""
+        value = self.get(name) or 0
+        if not isinstance(value, int) or value < 0:
+            raise UnsupportedModel(f"{self.source}: field {name!r} must be a whole number, found {value!r}")
+        return value
+
     def one_of(self, name: str, *others: str) -> int:
         """A field that has several spellings; the default stands under the first."""
         given = [spelling for spelling in (name, *others) if self._config.get(spelling) is not None]

@@ -267,6 +267,35 @@ _GEMMA3 = Family(
     has_offset_norms=True,
     multipliers=build.gemma_multipliers,
 )
+_GEMMA4 = Family(
+    "gemma4",
+    build.gemma4,
+    defaults={
+        "vocab_size": 262144,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "max_position_embeddings": 131072,
+        "sliding_window": 512,
+        "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": 262144,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+        },
+        "tie_word_embeddings": True,
+    },
+    activation=("hidden_activation", "gelu_pytorch_tanh"),
+    rope_names={"proportional": "proportional"},
+    has_partial_rope=True,
+    has_local_rope=True,
+    has_wide_norms=True,
+    multipliers=build.gemma_multipliers,
+)
 _GLM4_MOE = Family(
     "glm4_moe",
     build.glm4_moe,
@@ -400,6 +429,8 @@ FAMILIES: dict[str, Family] = {
     "SeedOssForCausalLM": _SEED_OSS,
     "Gemma3ForCausalLM": _GEMMA3,
     "Gemma3ForConditionalGeneration": _GEMMA3,
+    "Gemma4ForCausalLM": _GEMMA4,
+    "Gemma4ForConditionalGeneration": _GEMMA4,
     "Glm4MoeForCausalLM": _GLM4_MOE,
     "Glm4MoeLiteForCausalLM": _GLM4_MOE_LITE,
     "DeepseekV3ForCausalLM": _DEEPSEEK_V3,
@@ -437,7 +468,8 @@ def _wrapped(name: str, config: Config, source: str) -> Family:
 
 
 LACKING = {
-    "final_logit_softcapping": "soft-capped logits",
+    "attn_logit_softcapping": "soft-capped attention scores",
+    "attention_chunk_size": "chunked attention",
     "parallel_attn": "attention and MLP side by side",
 }
 """Mechanisms that no family here has, by fields of config.json that tell of them."""

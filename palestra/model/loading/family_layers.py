@@ -20,6 +20,7 @@ from palestra.model.loading.layer_spec import (
     AttentionSpec,
     DeltaNetSpec,
     ExpertsSpec,
+    HeadShape,
     LatentAttentionSpec,
     LayerSpec,
     MambaSpec,
@@ -169,7 +170,81 @@ def gemma3(config: ConfigFields, n: int) -> Layers:
 
 
 def gemma_multipliers(config: ConfigFields) -> Multipliers:
-    return Multipliers(embedding=config.integer("hidden_size") ** 0.5, rounds_embedding=True)
+    cap = config.number("final_logit_softcapping", 0.0) if config.has("final_logit_softcapping") else None
+    return Multipliers(embedding=config.integer("hidden_size") ** 0.5, rounds_embedding=True, logit_cap=cap)
+
+
+def gemma4(config: ConfigFields, n: int) -> Layers:
+    """Five layers with a window, then one without, whose heads are wider; the last ones read others' keys."""
+    if config.get("use_bidirectional_attention") == "all":
+        raise UnsupportedModel(f"{config.source}: use_bidirectional_attention is 'all', which is not supported")
+    kinds = config.layer_types(n, (SLIDING, FULL), [SLIDING if (i + 1) % 6 else FULL for i in range(n)])
+    kinds = [*kinds[:-1], FULL]
+    n_own = n - config.count("num_kv_shared_layers")
+    mixers = _gemma4_attention(config, kinds, n_own)
+    mlp, width = MlpSpec(activation="gelu_tanh"), config.count("hidden_size_per_layer_input")
+    wide = replace(mlp, size=2 * config.integer("intermediate_size")) if config.flag("use_double_wide_mlp") else mlp
+    if width and config.integer("vocab_size_per_layer_input") != config.integer("vocab_size"):
+        raise UnsupportedModel(f"{config.source}: vocab_size_per_layer_input is not vocab_size")
+    experts = _gemma4_experts(config, mlp) if config.flag("enable_moe_block") else None
+    return tuple(
+        LayerSpec(
+            mixer,
+            experts or (mlp if i < n_own else wide),
+            norms="around",
+            per_layer_input=width,
+            has_scalar=True,
+        )
+        for i, mixer in enumerate(mixers)
+    )
+
+
+def _gemma4_attention(config: ConfigFields, kinds: list[str], n_own: int) -> list[AttentionSpec]:
+    own, has_bias = kinds[:n_own], config.flag("attention_bias")
+    if not set(kinds) <= set(own):
+        raise UnsupportedModel(f"{config.source}: num_kv_shared_layers leaves no layer of each kind with its own keys")
+    window, is_joined = config.integer("sliding_window"), config.flag("attention_k_eq_v")
+    return [
+        AttentionSpec(
+            window=window if kind == SLIDING else None,
+            qkv_bias=has_bias,
+            o_bias=has_bias,
+            qk_norm="head",
+            rope=kind,
+            scale=1.0,
+            is_scale_in_norm=True,
+            heads=_gemma4_heads(config, i, kind),
+            kv_source=None if i < n_own else n_own - 1 - own[::-1].index(kind),
+            has_value_norm=i < n_own,
+            values_are_keys=is_joined and kind == FULL and i < n_own,
+        )
+        for i, kind in enumerate(kinds)
+    ]
+
+
+def _gemma4_heads(config: ConfigFields, i: int, kind: str) -> HeadShape | None:
+    """Older files say what layers without a window have, newer ones what differs in each layer."""
+    n_heads, kv_heads = config.integer("num_attention_heads"), config.integer("num_key_value_heads")
+    if config.has("per_layer_config"):
+        own: Any = config.get("per_layer_config").get(str(i), {})
+        if not own:
+            return None
+        shape = n_heads, own.get("num_key_value_heads", kv_heads), own.get("head_dim", config.integer("head_dim"))
+    elif kind == SLIDING:
+        return None
+    else:
+        is_joined = config.flag("attention_k_eq_v") and config.has("num_global_key_value_heads")
+        kv_heads = config.integer("num_global_key_value_heads") if is_joined else kv_heads
+        shape = n_heads, kv_heads, config.integer("global_head_dim")
+    if n_heads % shape[1]:
+        raise UnsupportedModel(f"{config.source}: layer {i} has {shape[1]} key heads for {n_heads} of queries")
+    return HeadShape(*shape)
+
+
+def _gemma4_experts(config: ConfigFields, beside: MlpSpec) -> ExpertsSpec:
+    n_experts, per_token = _expert_counts(config)
+    size = config.integer("moe_intermediate_size")
+    return ExpertsSpec(n_experts, per_token, size, normalises=True, activation=beside.activation, beside=beside)
 
 
 def glm4_moe(config: ConfigFields, n: int) -> Layers:
@@ -324,7 +399,7 @@ def _experts(config: ConfigFields, *, normalises: bool, has_shared: bool = False
 def _expert_counts(config: ConfigFields) -> tuple[int, int]:
     """How many experts there are, and how many of them a token visits."""
     n_experts = config.one_of("num_experts", "num_local_experts", "n_routed_experts")
-    per_token = config.one_of("num_experts_per_tok", "experts_per_token")
+    per_token = config.one_of("num_experts_per_tok", "experts_per_token", "top_k_experts")
     if per_token > n_experts:
         raise UnsupportedModel(
             f"{config.source}: num_experts_per_tok ({per_token}) is more than there are experts ({n_experts})"

@@ -40,8 +40,25 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadShape:
+    """Heads of attention: how many there are for queries, and for keys and values, and their width."""
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+
+    @property
+    def q_size(self) -> int:
+        return self.n_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.n_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """Softmax attention; its heads are the model's."""
+    """Softmax attention."""
 
     window: int | None = None
     """How many tokens back a position sees; None is all of them."""
@@ -53,12 +70,35 @@ class AttentionSpec:
     """Which of the model's ropes rotates queries and keys."""
     scale: float | None = None
     """What multiplies the scores; None: head_dim ** -0.5."""
+    is_scale_in_norm: bool = False
+    """The norm of queries multiplies by it, in float32, so that queries are rounded once."""
     is_fused: bool = False
     """Files have q, k and v as rows of one `qkv_proj`."""
     is_gated: bool = False
     """`q_proj` holds a gate beside each head's queries; its sigmoid multiplies what the head returns."""
     has_sinks: bool = False
     """Each head has a learned logit that takes its share of the attention and returns nothing."""
+    heads: HeadShape | None = None
+    """None: those of the model."""
+    kv_source: int | None = None
+    """The layer whose keys and values it reads; None: it has its own."""
+    has_value_norm: bool = False
+    """Values are normalised per head, without a factor."""
+    values_are_keys: bool = False
+    """There is no projection of values: they are the keys before their norm."""
+
+    def query_factor(self, heads: HeadShape) -> float:
+        """What multiplies queries, since attention divides by the root of their width."""
+        return 1.0 if self.scale is None else self.scale * heads.head_dim**0.5
+
+    def projections(self, heads: HeadShape) -> list[tuple[str, int]]:
+        """What files have of queries, keys and values, with their output sizes."""
+        if self.is_fused:
+            return [("qkv_proj", heads.q_size + 2 * heads.kv_size)]
+        queries, keys, values = ("q_proj", heads.q_size * (1 + self.is_gated)), ("k_proj", heads.kv_size), "v_proj"
+        if self.kv_source is not None:
+            return [queries]
+        return [queries, keys] if self.values_are_keys else [queries, keys, (values, heads.kv_size)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +220,8 @@ class MlpSpec:
     has_bias: bool = False
     is_fused: bool = False
     """Files have gate and up as rows of one `gate_up_proj`."""
+    size: int | None = None
+    """Width inside; None: the model's `intermediate_size`."""
 
     @property
     def is_gated(self) -> bool:
@@ -215,6 +257,8 @@ class ExpertsSpec:
     activation: Activation = "silu"
     latent_size: int | None = None
     """Width of what experts read and return, between two projections; None: that of the residual stream."""
+    beside: MlpSpec | None = None
+    """A dense network that works beside the experts, each of the two with norms of its own."""
 
     @property
     def shared_name(self) -> str:
@@ -237,6 +281,10 @@ class LayerSpec:
     mlp: MlpSpec | ExpertsSpec | None = MlpSpec()
     norms: Literal["before", "after", "around"] = "before"
     """Whether a half of the layer normalises what it reads, what it adds to the residual stream, or both."""
+    per_layer_input: int = 0
+    """Width of an input of its own that enters behind the layer's halves; 0: there is none."""
+    has_scalar: bool = False
+    """At its end the layer multiplies the residual stream by a number of its own."""
 
     @property
     def is_half(self) -> bool:
@@ -257,3 +305,5 @@ class Multipliers:
     residual: float = 1.0
     """Multiplies what each half of a layer adds."""
     logits: float = 1.0
+    logit_cap: float | None = None
+    """Logits x become cap tanh(x / cap)."""

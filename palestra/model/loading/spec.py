@@ -20,6 +20,7 @@ from palestra.model.loading.layer_spec import (
     AttentionSpec,
     DeltaNetSpec,
     ExpertsSpec,
+    HeadShape,
     LatentAttentionSpec,
     LayerSpec,
     MambaSpec,
@@ -29,6 +30,7 @@ from palestra.model.loading.layer_spec import (
     RopeSpec,
 )
 from palestra.model.loading.packed_files import FP8_BLOCK, PACKED_TYPES
+from palestra.model.loading.parameter_counts import count_idle_parameters, count_parameters
 from palestra.model.loading.rope_fields import read_ropes
 
 STATE_BYTES = 4  # recurrent states are float32
@@ -91,10 +93,31 @@ class ModelSpec:
         return any(isinstance(layer.mixer, AttentionSpec) and layer.mixer.has_sinks for layer in self.layers)
 
     @cached_property
+    def heads(self) -> tuple[HeadShape, ...]:
+        """Those of each layer: the model's, where a layer has none of its own."""
+        common = HeadShape(self.n_heads, self.n_kv_heads, self.head_dim)
+        mixers = (layer.mixer for layer in self.layers)
+        return tuple((isinstance(mixer, AttentionSpec) and mixer.heads) or common for mixer in mixers)
+
+    @cached_property
     def attention_layers(self) -> tuple[int, ...]:
-        """Numbers of the layers that have keys and values."""
+        """Numbers of the layers that have keys and values of their own."""
         attention = AttentionSpec | LatentAttentionSpec
-        return tuple(n for n, layer in enumerate(self.layers) if isinstance(layer.mixer, attention))
+        return tuple(
+            n for n, layer in enumerate(self.layers) if isinstance(layer.mixer, attention) and n not in self.kv_sources
+        )
+
+    @cached_property
+    def kv_sources(self) -> dict[int, int]:
+        """Layers that read the keys and values of another one, and which that is."""
+        mixers = ((n, layer.mixer) for n, layer in enumerate(self.layers))
+        found = ((n, mixer.kv_source) for n, mixer in mixers if isinstance(mixer, AttentionSpec))
+        return {n: source for n, source in found if source is not None}
+
+    @cached_property
+    def has_plain_heads(self) -> bool:
+        """Whether all layers have the same heads, with keys and values of their own."""
+        return not self.kv_sources and len(set(self.heads)) == 1
 
     @cached_property
     def kv_sides(self) -> int:
@@ -122,7 +145,7 @@ class ModelSpec:
     @property
     def kv_numbers_per_token(self) -> int:
         """Numbers that the KV cache holds of a token."""
-        return self.kv_sides * len(self.attention_layers) * self.kv_size
+        return self.kv_sides * sum(self.heads[n].kv_size for n in self.attention_layers)
 
     def state_bytes(self, item_bytes: int) -> int:
         """Recurrent states of one sequence; the inputs of convolutions are kept in the model's own type."""
@@ -136,58 +159,18 @@ class ModelSpec:
         """The layers that have experts, by number."""
         return {n: layer.mlp for n, layer in enumerate(self.layers) if isinstance(layer.mlp, ExpertsSpec)}
 
+    def dense_size(self, mlp: MlpSpec) -> int:
+        """Width inside of a dense network."""
+        return mlp.size or self.intermediate_size
+
     @property
     def n_parameters(self) -> int:
-        norms = sum(self._n_norms(layer) for layer in self.layers) * self.hidden_size
-        mixers = sum(self._mixer_parameters(layer) for layer in self.layers) + norms
-        mlps = sum(self._mlp_parameters(layer) for layer in self.layers)
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
-        return mixers + mlps + embeddings + self.hidden_size
+        return count_parameters(self)
 
     @property
     def n_idle_parameters(self) -> int:
         """Those of experts that a token does not visit."""
-        return sum(self._expert_parameters(e) * (e.n_experts - e.per_token) for e in self.experts.values())
-
-    @staticmethod
-    def _n_norms(layer: LayerSpec) -> int:
-        return 1 if layer.is_half else 4 if layer.norms == "around" else 2
-
-    def _mixer_parameters(self, layer: LayerSpec) -> int:
-        mixer = layer.mixer
-        if mixer is None:
-            return 0
-        if isinstance(mixer, AttentionSpec):
-            return self.hidden_size * ((2 + mixer.is_gated) * self.q_size + 2 * self.kv_size)
-        if isinstance(mixer, LatentAttentionSpec):
-            return self._latent_parameters(mixer)
-        if isinstance(mixer, MambaSpec):
-            products = self.hidden_size * (mixer.in_size + mixer.inner_size)
-            per_channel = (mixer.conv_kernel + mixer.has_conv_bias) * mixer.conv_size
-            return products + per_channel + 3 * mixer.n_heads + mixer.inner_size
-        products = self.hidden_size * (mixer.conv_size + 2 * mixer.value_size + 2 * mixer.n_value_heads)
-        return products + mixer.conv_kernel * mixer.conv_size + 2 * mixer.n_value_heads + mixer.value_dim
-
-    def _latent_parameters(self, mixer: LatentAttentionSpec) -> int:
-        h, heads = self.hidden_size, self.n_heads
-        values = heads * mixer.value_dim
-        kv = h * mixer.row_size + mixer.kv_rank * (heads * mixer.nope_dim + values + 1)
-        queries = heads * mixer.qk_dim
-        return kv + h * values + (h * queries if mixer.q_rank is None else mixer.q_rank * (h + queries + 1))
-
-    def _mlp_parameters(self, layer: LayerSpec) -> int:
-        h, mlp = self.hidden_size, layer.mlp
-        if mlp is None:
-            return 0
-        if isinstance(mlp, MlpSpec):
-            return (2 + mlp.is_gated) * h * self.intermediate_size
-        shared = h * (mlp.n_products * mlp.shared_size + mlp.is_shared_gated) if mlp.shared_size else 0
-        biases = mlp.n_experts if mlp.router == "sigmoid" else 0
-        latents = 2 * h * (mlp.latent_size or 0)
-        return mlp.n_experts * (self._expert_parameters(mlp) + h) + latents + shared + biases
-
-    def _expert_parameters(self, mlp: ExpertsSpec) -> int:
-        return mlp.n_products * (mlp.latent_size or self.hidden_size) * mlp.size
+        return count_idle_parameters(self)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> ModelSpec:
@@ -214,7 +197,7 @@ class ModelSpec:
         n_heads, n_kv_heads, head_dim = _heads(fields, layers)
         max_positions = fields.integer("max_position_embeddings", default=2048)
         ropes = read_ropes(fields, family, layers, head_dim)
-        is_dense = any(isinstance(layer.mlp, MlpSpec) for layer in layers)
+        is_dense = any(isinstance(layer.mlp, MlpSpec) or (layer.mlp and layer.mlp.beside) for layer in layers)
         return cls(
             architecture=architecture,
             family=family.name,

@@ -158,11 +158,17 @@ def _mlp_sites(spec: ModelSpec, n: int, layer: LayerSpec, config: LoraConfig) ->
     if mlp is None:
         return []
     if isinstance(mlp, MlpSpec):
-        return _dense_sites(n, "", name, h, spec.intermediate_size, mlp)
-    every, i, width = mlp.n_experts, mlp.size, mlp.latent_size or h
+        return _dense_sites(n, "", name, h, spec.dense_size(mlp), mlp)
+    every, i, width, dense = mlp.n_experts, mlp.size, mlp.latent_size or h, []
+    if mlp.beside is not None:  # its experts stand beside its dense network, in files too
+        dense = _dense_sites(n, "shared_", name, h, spec.dense_size(mlp.beside), mlp.beside)
+        name = f"model.layers.{n}"
+    elif mlp.shared_size:
+        shared = MlpSpec(activation=mlp.activation)
+        dense = _dense_sites(n, "shared_", f"{name}.{mlp.shared_name}", h, mlp.shared_size, shared)
     a_of_up, b_of_down = (every, every) if config.per_expert else (1, 1)
     gate_up = [(f"{name}.experts.{w}", i) for w in (("w1", "w3") if mlp.is_gated else ("w1",))]
-    shared, latents = MlpSpec(activation=mlp.activation), []
+    latents = []
     if mlp.latent_size is not None:
         latents = [
             ((n, "latent_in"), h, [(f"{name}.fc1_latent_proj", width)], None),
@@ -172,11 +178,7 @@ def _mlp_sites(spec: ModelSpec, n: int, layer: LayerSpec, config: LoraConfig) ->
         ((n, "gate_up"), width, gate_up, (a_of_up, every)),
         ((n, "down"), i, [(f"{name}.experts.w2", width)], (every, b_of_down)),
         *latents,
-        *(
-            _dense_sites(n, "shared_", f"{name}.{mlp.shared_name}", h, mlp.shared_size, shared)
-            if mlp.shared_size
-            else ()
-        ),
+        *dense,
     ]
 
 
@@ -192,7 +194,7 @@ def _dense_sites(n: int, kind: str, name: str, h: int, i: int, mlp: MlpSpec) -> 
 def _mixer_sites(spec: ModelSpec, n: int, layer: LayerSpec) -> list[tuple[str, int, Outputs]]:
     """Kind, input size and outputs of each. Decays and betas of a delta net are not trained, nor is what a Mamba writes
     to its state and reads it with."""
-    mixer, h, q, kv = layer.mixer, spec.hidden_size, spec.q_size, spec.kv_size
+    mixer, h = layer.mixer, spec.hidden_size
     if mixer is None:
         return []
     if isinstance(mixer, MambaSpec):
@@ -201,10 +203,8 @@ def _mixer_sites(spec: ModelSpec, n: int, layer: LayerSpec) -> list[tuple[str, i
         return [("qkv", h, gate_x), ("o", inner, [(f"{name}.out_proj", h)])]
     if isinstance(mixer, AttentionSpec):
         name = f"model.layers.{n}.{layer.module('self_attn')}"
-        qkv = [(f"{name}.q_proj", q * (1 + mixer.is_gated)), (f"{name}.k_proj", kv), (f"{name}.v_proj", kv)]
-        if mixer.is_fused:
-            qkv = [(f"{name}.qkv_proj", q + 2 * kv)]
-        return [("qkv", h, qkv), ("o", q, [(f"{name}.o_proj", h)])]
+        qkv = [(f"{name}.{part}", size) for part, size in mixer.projections(spec.heads[n])]
+        return [("qkv", h, qkv), ("o", spec.heads[n].q_size, [(f"{name}.o_proj", h)])]
     if isinstance(mixer, LatentAttentionSpec):
         name = f"model.layers.{n}.self_attn"
         q_a = (

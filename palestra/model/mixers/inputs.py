@@ -34,3 +34,5 @@ class MixerInputs:
     """None for models without a recurrence."""
     routing: Routing | None = None
     """Where it is noted which experts the rows visit, if somebody wants to know."""
+    per_layer: Tensor | None = None
+    """[tokens, layers, width]: inputs of each layer's own, in models that have some."""

@@ -34,10 +34,17 @@ class ExpertsMlp:
         self.activate = plain if spec.limit is None else partial(clamped_swiglu, limit=spec.limit)
         self.shared = None if weights.shared is None else DenseMlp(n, weights.shared, plain, kind="shared_")
 
-    def __call__(self, x: Tensor, plan: LoraPlan, routing: Routing | None = None) -> Tensor:
-        """`routing`, if given, records which experts the rows visit, and may prescribe them."""
-        replayed = None if routing is None else routing.replayed.get(self.n)
-        weights, numbers = choose_experts(x, self.weights.router, self.weights.router_bias, self.spec, replayed)
+    def __call__(
+        self, x: Tensor, plan: LoraPlan, routing: Routing | None = None, *, seen_by_router: Tensor | None = None
+    ) -> Tensor:
+        """`routing`, if given, records which experts the rows visit, and may prescribe them. `seen_by_router`: what the
+        router reads, if that is not x."""
+        replayed, seen = None if routing is None else routing.replayed.get(self.n), seen_by_router
+        weights, numbers = choose_experts(
+            x if seen is None else seen, self.weights.router, self.weights.router_bias, self.spec, replayed
+        )
+        if (scale := self.weights.expert_scale) is not None:
+            weights = weights * scale[numbers]
         if routing is not None:
             routing.numbers[self.n] = numbers
         y = self._visit(x, weights, numbers, plan)

@@ -25,6 +25,8 @@ slow = pytest.mark.slow
         "granite",
         "deepseek_v3",
         "nemotron_h",
+        "gemma4",
+        "gemma4_moe",
         *(
             pytest.param(one, marks=slow)
             for one in ("ministral3", "olmo3", "smollm3", "seed_oss", "gemma3", "glm4_moe")
@@ -51,13 +53,13 @@ def test_fused_projections_are_trained_as_one(get_bench):
     assert names == {"qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head"}
 
 
-@pytest.mark.parametrize("family", ["phi3", "deepseek_v3", "nemotron_h"])
+@pytest.mark.parametrize("family", ["phi3", "deepseek_v3", "nemotron_h", "gemma4", "gemma4_moe"])
 @pytest.mark.parametrize(("weights", "bound"), [("int8", 0.1), ("nf4", 0.6)])
 def test_stacked_projections_are_kept_in_few_bits(get_bench, family, weights, bound):
     bench = get_bench(family=family)
     packed = load_model(bench.model.folder, weights=weights)
     tokens = torch.arange(3, 40)
-    attend = PackedAttention([len(tokens)], packed.spec.windows)
+    attend = PackedAttention([len(tokens)], packed.spec.windows, sources=packed.spec.kv_sources)
     recur = packed_recurrence([len(tokens)], packed.spec, "cpu", torch.float32)
     with torch.no_grad():
         hidden = [m.decoder(tokens, torch.arange(37), attend, LoraPlan(), recur) for m in (bench.model, packed)]
