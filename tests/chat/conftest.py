@@ -61,6 +61,15 @@ STYLES: dict[str, dict[str, Any]] = {
         ],
         "stops": ["<|return|>", "<|call|>", "<|endoftext|>"],
     },
+    "gemma4": {
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "added": [
+            *("<bos>", "<eos>", "<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool>", "<tool|>", '<|"|>'),
+            *("<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>"),
+        ],
+        "stops": ["<turn|>", "<|tool_response>"],
+    },
     "glm": {
         "eos_token": "<|endoftext|>",
         "added": ["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"],
