@@ -55,7 +55,7 @@ def value_rules(rule: str, parameters: JsonMapping, syntax: ValueSyntax) -> list
 def _value(rule: str, schema: JsonMapping, root: JsonMapping, syntax: ValueSyntax) -> list[str]:
     types, options = types_of(schema, root), options_of(schema, root)
     if options:
-        written = [option if isinstance(option, str) else lark.jsontext_rules(option) for option in options]
+        written = [option if isinstance(option, str) else lark.json_text(option) for option in options]
         return [f"{rule}: ({' | '.join(map(lark.literal, written))}) {_end(syntax)}"]
     if types is None or "string" in types:
         schema = resolved(schema, root)
