@@ -10,6 +10,9 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
 
 from palestra.net.serving import HttpServer
 from palestra.view.access import Access
@@ -30,9 +33,15 @@ def serve(root: Path, host: str, port: int, access: Access, started: Callable[[s
         listener.close()
 
 
+def make_server(app: FastAPI, **settings: Any) -> HttpServer:
+    """A server whose end ends the streams of its pages, for which it waits. `settings`: those of `uvicorn.Config`."""
+    server = HttpServer(app, lifespan="off", server_header=False, **settings)
+    app.state.is_stopping = lambda: server.should_exit
+    return server
+
+
 async def _serve(root: Path, listener: socket.socket, access: Access, started: Callable[[str], None]) -> None:
-    app = create_app(Catalogue(root), access)
-    server = HttpServer(app, lifespan="off", log_level="warning", timeout_graceful_shutdown=1, server_header=False)
+    server = make_server(create_app(Catalogue(root), access), log_level="warning", timeout_graceful_shutdown=1)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, setattr, server, "should_exit", True)
