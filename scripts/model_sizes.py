@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 import tempfile
 from math import prod
 from pathlib import Path
@@ -78,8 +79,8 @@ MODELS: dict[str, tuple[str, Shape, dict[str, Any]]] = {
 
 
 def main() -> None:
-    print(f"| model | parameters | {' | '.join(f'{card} GB' for card in CARDS_GB)} |")
-    print("| --- | --- |" + " --- |" * len(CARDS_GB))
+    lines = [f"| model | parameters | {' | '.join(f'{card} GB' for card in CARDS_GB)} |"]
+    lines.append("| --- | --- |" + " --- |" * len(CARDS_GB))
     for name, (family, shape, overrides) in MODELS.items():
         config = random_config(family, shape, overrides=overrides) | {"dtype": "bfloat16"}
         spec = ModelSpec.from_config(config)
@@ -87,7 +88,8 @@ def main() -> None:
             write_headers(Path(folder), config)
             with WeightFiles(Path(folder)) as files:
                 fits = [_best(files, spec, card) for card in CARDS_GB]
-        print(f"| {name} | {spec.n_parameters / 1e9:.1f} billion | {' | '.join(fits)} |")
+        lines.append(f"| {name} | {spec.n_parameters / 1e9:.1f} billion | {' | '.join(fits)} |")
+    sys.stdout.write("\n".join(lines) + "\n")
 
 
 def _best(files: WeightFiles, spec: ModelSpec, card_gb: int) -> str:

@@ -92,11 +92,14 @@ def _unstack(stored: Matrices, key: str, shapes: Mapping[str, torch.Size], layou
         raise AdapterError(f"{key} has shape {list(a.shape)}, lora_B {list(b.shape)}: not those of {n} experts")
     a, b = a.unflatten(0, (n, -1)), b.unflatten(1, (-1, n)).permute(2, 0, 1)
     ups = ("w1", "w3") if layout.are_experts_gated else ("w1",)
-    for inputs, outputs, parts in ((hidden, len(ups) * size, ups), (size, hidden, ("w2",))):
-        if (b.shape[1], a.shape[2]) != (outputs, inputs):
-            if (a.shape[2], b.shape[1]) != (outputs, inputs):
-                continue
-            a, b = b.mT, a.mT  # PEFT before 0.19 took the parameter's second axis as its input
+    known = {(hidden, size): ("w2",), (len(ups) * size, hidden): ups}
+    parts = known.get((b.shape[1], a.shape[2]))
+    if parts is None and layout.are_experts_gated:  # without a gate, up and down have each other's shapes
+        parts = known.get((a.shape[2], b.shape[1]))
+        a, b = (b.mT, a.mT) if parts else (a, b)  # PEFT before 0.19 took the parameter's second axis as its input
+    if parts == ups and hidden == size and module == head:
+        parts = ("w2",)  # both fit: the outer one is down
+    if parts is not None:
         if layout.is_interleaved and len(parts) > 1:
             b = by_halves(b)
         stored.update(_parts(key, head, parts, a, b, layout.rank))
