@@ -145,8 +145,8 @@ class ModelConfig(Config):
     server_timeout_s: PositiveFloat = 30.0
     """A worker that hears nothing from its server for this time exits."""
     tool_format: str | None = None
-    """Format of the model's tool calls: glm, harmony, hermes, llama3_json, mistral, qwen_xml or module:attribute. None:
-    detected from its chat template."""
+    """Format of the model's tool calls: deepseek, gemma4, glm, harmony, hermes, kimi, llama3_json, mistral, qwen_xml or
+    module:attribute. None: detected from its chat template."""
     sampler: Literal["torch", "vllm"] = "torch"
     """torch: the worker trains and samples. vllm: the worker trains, and vLLM samples."""
     vllm: VllmConfig = VllmConfig()
