@@ -16,20 +16,23 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
 from palestra import __version__
+from palestra.environments.platform import PlatformError
 from palestra.runs.record_files import RunError
 from palestra.runs.rollout_filter import WhereError
-from palestra.view import api, login, pages, rollout_pages
+from palestra.view import api, login, pages, platform_routes, rollout_pages
 from palestra.view.access import API_PATHS, Access, AccessMiddleware, PageAccess, error_response, own_path
 from palestra.view.catalogue import Catalogue
 from palestra.view.comparison import ComparisonError
+from palestra.view.places import PLACES, mark_here
 from palestra.view.rendering import FOLDER, page_templates, render
+from palestra.view.task_plays import TaskPlays
 
 PageContext = dict[str, object]
 
 
-def no_server(_request: Request) -> PageContext:
-    """What every template knows: links to pages that only a server has, and who is logged in."""
-    return {"places": [], "user": ""}
+def no_server(request: Request) -> PageContext:
+    """What every template knows: links to the pages, whether a server is behind them, and who is logged in."""
+    return {"places": mark_here(request, PLACES), "has_server": False, "user": ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +60,16 @@ def create_app(catalogue: Catalogue, access: PageAccess | None = None, extension
     app.state.templates = page_templates(*([extension.templates] if extension else []))
     if extension:
         extension.add(app)
-    for routes in (api, pages, rollout_pages, login):
-        app.include_router(routes.router)
+    app.state.plays = TaskPlays()
+    routers = (api.router, platform_routes.api, platform_routes.pages, pages.router, rollout_pages.router, login.router)
+    for router in routers:
+        app.include_router(router)
     app.mount("/static", StaticFiles(directory=FOLDER / "static"), name="static")
     for kind in (
         RunError,
         WhereError,
         ComparisonError,
+        PlatformError,
         msgspec.DecodeError,
         HTTPException,
         RequestValidationError,
@@ -93,6 +99,6 @@ def _described(error: Exception) -> tuple[int, str, str]:
             return 400, "bad_request", f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}"
         case LookupError():
             return 404, "not_found", str(error)
-        case ValueError():
+        case ValueError() | PlatformError():
             return 400, "bad_request", str(error)
     return 422, "unreadable", str(error)

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from urllib.parse import urlencode
 
+import msgspec
 from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -52,6 +53,14 @@ def model_text(text: object, limit: int = MAX_TEXT) -> str:
     return safe_text(shown[:limit]) + cut
 
 
+def indented_json(value: object) -> str:
+    """JSON in a form that is easy to read; text that is JSON already is parsed first."""
+    try:
+        return msgspec.json.format(value if isinstance(value, str) else msgspec.json.encode(value).decode(), indent=2)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return str(value)
+
+
 def with_code(text: str) -> Markup:
     """Words of the documentation: what is between backticks becomes code."""
     parts = text.split("`")
@@ -75,6 +84,7 @@ def page_templates(*folders: Path) -> Environment:
         "bytes": size_text,
         "age": age_text,
         "text": model_text,
+        "json_text": lambda value: model_text(indented_json(value)),
         "line": lambda value: safe_text(str(value), keep=""),
         "curve": curve_points,
         "ramp": lambda reward, bins: reward_class(reward, bins[0].low, bins[-1].high) if bins else "failed",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,12 +15,11 @@ from starlette.routing import Route
 
 from tests.server.episodes.conftest import Api
 from tests.server.model_api.conftest import Ephebe
-from tests.view.browser import opened_browser, opened_page, served, why_not
+from tests.view.browser import opened_browser, opened_page, serious_findings, served, why_not
 from tests.view.folders import HOSTILE
 
 pytestmark = [pytest.mark.ui, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 PREFIX = "/a/prefix"
-AXE = Path(__file__).parents[3] / ".ui" / "node_modules" / "axe-core" / "axe.min.js"
 PAGES = ("server", "episodes", "playground", "traces", "keys", "")
 
 
@@ -135,8 +133,6 @@ def test_pages_fit_any_window_in_both_themes(browser, keyed, keys, scheme, width
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(browser, keyed, keys, alice: Api, scheme):
-    if not AXE.is_file():
-        pytest.skip("needs axe-core: make test-ui installs it")
     (episode_id,) = alice.register()
     told = {}
     for name, paths in {
@@ -147,11 +143,8 @@ def test_axe_finds_nothing_serious(browser, keyed, keys, alice: Api, scheme):
             log_in(page, keys[name])
             for path in paths:
                 page.goto(f"/ui/{path}")
-                page.add_script_tag(path=str(AXE))
-                found = page.evaluate("axe.run()")["violations"]
-                serious = [one for one in found if one["impact"] in ("serious", "critical")]
-                told |= {(path, one["id"]): [node["html"][:200] for node in one["nodes"]][:3] for one in serious}
-    assert told == {}
+                told[path] = serious_findings(page)
+    assert {path: found for path, found in told.items() if found} == {}
 
 
 def test_everything_works_behind_a_proxy_with_a_path(browser, keyed, keys):
