@@ -19,7 +19,8 @@ from palestra import __version__
 from palestra.environments.platform import PlatformError
 from palestra.runs.record_files import RunError
 from palestra.runs.rollout_filter import WhereError
-from palestra.view import api, login, pages, platform_routes, rollout_pages
+from palestra.types.gym import GYM_HEAD
+from palestra.view import api, gym_routes, login, pages, platform_routes, rollout_pages
 from palestra.view.access import API_PATHS, Access, AccessMiddleware, PageAccess, error_response, own_path
 from palestra.view.catalogue import Catalogue
 from palestra.view.comparison import ComparisonError
@@ -46,7 +47,13 @@ class Extension:
     """In place of `no_server`."""
 
 
-def create_app(catalogue: Catalogue, access: PageAccess | None = None, extension: Extension | None = None) -> FastAPI:
+def create_app(
+    catalogue: Catalogue,
+    access: PageAccess | None = None,
+    extension: Extension | None = None,
+    gym: str = GYM_HEAD,
+) -> FastAPI:
+    """`gym` is the address of the head server of the gym that is shown."""
     app = FastAPI(
         title="Palestra's dashboard",
         version=__version__,
@@ -60,10 +67,12 @@ def create_app(catalogue: Catalogue, access: PageAccess | None = None, extension
     app.state.templates = page_templates(*([extension.templates] if extension else []))
     if extension:
         extension.add(app)
-    app.state.plays = TaskPlays()
-    routers = (api.router, platform_routes.api, platform_routes.pages, pages.router, rollout_pages.router, login.router)
-    for router in routers:
-        app.include_router(router)
+    app.state.plays, app.state.gym = TaskPlays(), gym
+    for routes in (platform_routes, gym_routes):
+        app.include_router(routes.api)
+        app.include_router(routes.pages)
+    for routes in (api, pages, rollout_pages, login):
+        app.include_router(routes.router)
     app.mount("/static", StaticFiles(directory=FOLDER / "static"), name="static")
     for kind in (
         RunError,

@@ -11,7 +11,10 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+from fastapi import FastAPI
+
 from palestra.net.serving import HttpServer
+from palestra.types.gym import GYM_HEAD
 from palestra.view.access import Access
 from palestra.view.app import create_app
 from palestra.view.catalogue import Catalogue
@@ -21,17 +24,18 @@ class ViewError(Exception):
     """The dashboard cannot start."""
 
 
-def serve(root: Path, host: str, port: int, access: Access, started: Callable[[str], None]) -> None:
+def serve(
+    root: Path, host: str, port: int, access: Access, started: Callable[[str], None], gym: str = GYM_HEAD
+) -> None:
     """Serves the runs of a folder until SIGINT or SIGTERM. `started` gets the address."""
     listener = _bind(host, port)
     try:
-        asyncio.run(_serve(root, listener, access, started))
+        asyncio.run(_serve(create_app(Catalogue(root), access, gym=gym), listener, started))
     finally:
         listener.close()
 
 
-async def _serve(root: Path, listener: socket.socket, access: Access, started: Callable[[str], None]) -> None:
-    app = create_app(Catalogue(root), access)
+async def _serve(app: FastAPI, listener: socket.socket, started: Callable[[str], None]) -> None:
     server = HttpServer(app, lifespan="off", log_level="warning", timeout_graceful_shutdown=1, server_header=False)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

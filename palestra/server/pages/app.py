@@ -37,6 +37,7 @@ PLACES = (
     ("Episodes", "episodes", TRAINERS),
     ("Playground", "playground", TRAINERS),
     ("Platform", "platform", TRAINERS),
+    ("Gym", "gym", ADMINS),
     ("Keys", "keys", ADMINS),
 )
 """Title, path and who may see it: whoever may call what is behind it."""
@@ -60,7 +61,8 @@ def create_pages(services: ServerServices, authenticator: Authenticator, model_a
         app.add_exception_handler(StoreError, _refused)
         app.add_exception_handler(WireError, _refused)
 
-    return create_app(Catalogue(services.config.runs), access, Extension(add, FOLDER / "templates", _context))
+    extension = Extension(add, FOLDER / "templates", _context)
+    return create_app(Catalogue(services.config.runs), access, extension, services.config.gym)
 
 
 def _runs(request: Request, caller: AdminNow) -> Catalogue:

@@ -13,7 +13,7 @@ from palestra.view.app import create_app
 from palestra.view.catalogue import Catalogue
 from tests.waiting import until
 
-PAGES = ("/server", "/episodes", "/playground", "/traces", "/platform", "/keys")
+PAGES = ("/server", "/episodes", "/playground", "/traces", "/platform", "/gym", "/keys")
 
 
 def test_without_a_key_pages_lead_to_the_login_and_programs_get_401(open_browser):
@@ -120,7 +120,7 @@ def test_no_route_of_the_runs_is_open_to_trainers(open_browser):
 @pytest.mark.parametrize(
     ("name", "places"),
     [
-        ("carol", ["Runs", "Server", "Episodes", "Playground", "Platform", "Keys"]),
+        ("carol", ["Runs", "Server", "Episodes", "Playground", "Platform", "Gym", "Keys"]),
         ("alice", ["Server", "Episodes", "Playground", "Platform"]),
         ("prometheus", ["Server"]),
     ],

@@ -20,7 +20,7 @@ from tests.view.folders import HOSTILE
 
 pytestmark = [pytest.mark.ui, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 PREFIX = "/a/prefix"
-PAGES = ("server", "episodes", "playground", "traces", "keys", "")
+PAGES = ("server", "episodes", "playground", "traces", "platform", "gym", "keys", "")
 
 
 @pytest.fixture(scope="module")
