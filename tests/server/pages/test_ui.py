@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from starlette.routing import Route
 
 from tests.server.episodes.conftest import Api
 from tests.server.model_api.conftest import Ephebe
+from tests.server.model_api.stockroom import TOOLS
 from tests.view.browser import opened_browser, opened_page, serious_findings, served, why_not
 from tests.view.folders import HOSTILE
 
@@ -77,6 +79,35 @@ def test_two_models_answer_side_by_side(page, keys):
     assert page.locator(".message.role-user").count() == 2
     page.get_by_role("button", name="New conversation").click()
     assert page.locator(".message").count() == 0
+
+
+def test_tools_are_pasted_called_and_their_results_sent_back(page, keys):
+    log_in(page, keys["alice"], "playground")
+    page.get_by_text("Tools", exact=True).click()
+    tools = page.get_by_label("Tool definitions as JSON")
+    tools.fill("{not JSON")
+    page.locator("#text").fill("How many cups and hats are there together?")
+    page.locator("#text").press("Enter")
+    page.get_by_role("alert").get_by_text("cannot be read").wait_for()
+    tools.fill(json.dumps(TOOLS))
+    page.locator("select[name=tool_choice]").select_option("required")
+    page.locator("#text").press("Enter")
+    page.get_by_role("button", name="Send the result").wait_for()
+    called = page.locator(".open-call b").first.inner_text()
+    assert called in ("count", "add", "subtract")
+    page.locator("select[name=tool_choice]").select_option("none")
+    page.get_by_label(f"Result of {called}").first.fill("seven <b>hats</b>")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        page.get_by_role("button", name="Send the result").click()
+    user, assistant, *results = json.loads(sent.value.post_data)["messages"]
+    assert (user["role"], assistant["tool_calls"][0]["function"]["name"]) == ("user", called)
+    assert results[0] == {
+        "role": "tool",
+        "tool_call_id": assistant["tool_calls"][0]["id"],
+        "content": "seven <b>hats</b>",
+    }
+    page.locator(".message footer a").nth(1).wait_for()
+    assert page.get_by_role("button", name="Send the result").count() == 0
 
 
 def test_texts_stay_text(page, keys):
