@@ -34,7 +34,7 @@ from palestra.types.gym import GYM_HEAD
 def view(folder: Path, host: str, port: int, opens: bool, key: str | None, public_url: str | None, gym: str) -> None:
     """Show the runs of FOLDER, or one run by its folder, in the browser: curves, rollouts, tokens, live."""
     with needs_extra("view"):
-        from urllib.parse import urlsplit
+        from urllib.parse import quote, urlsplit
 
         from palestra.view.access import Access, is_local_address
         from palestra.view.serving import ViewError, serve
@@ -42,7 +42,7 @@ def view(folder: Path, host: str, port: int, opens: bool, key: str | None, publi
     if not folder.is_dir():
         raise fail(f"no such folder: {folder}; to make a run in it: palestra train demo runs={folder}", USAGE)
     is_run = (folder / "config.json").is_file()
-    root, page = (folder.absolute().parent, f"/runs/{folder.absolute().name}") if is_run else (folder, "/")
+    root, page = (folder.absolute().parent, f"/runs/{quote(folder.absolute().name)}") if is_run else (folder, "/")
     is_new_key = key is None and not is_local_address(host)
     key = secrets.token_urlsafe(18) if is_new_key else key
     hosts = (name,) if public_url and (name := urlsplit(public_url).hostname) else ()

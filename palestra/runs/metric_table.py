@@ -9,15 +9,34 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
+from typing import cast
 
-from palestra.runs.record_files import read_added
+import msgspec
+from msgspec import Struct
+
+from palestra.runs.record_files import read_added_blocks
 from palestra.util.json_types import JsonObject
 
 NOT_METRICS = frozenset({"step", "attempt"})
 NUMBERS = frozenset({float, int})
+END_BYTES = 256
 MAX_STEP = 1 << 53  # what is larger is no step, and charts could not place it
+
+
+class _SavedTable(Struct, frozen=True):
+    offset: int
+    end: bytes
+    """The last bytes of the file that are in the table, by which it is known again."""
+    attempt: object
+    steps: bytes
+    columns: dict[str, bytes]
+
+
+ENCODER, DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(_SavedTable)
 
 
 class MetricTable:
@@ -34,6 +53,29 @@ class MetricTable:
         """How far the file was read."""
         self._attempt: object = None
         self._inode: int | None = None
+
+    def saved(self) -> bytes:
+        """The table as bytes, from which `restore` makes it again without reading what is in it."""
+        is_same = self._file.stat().st_ino == self._inode
+        end = _end_of(self._file, self.offset) if is_same else b""
+        columns = {name: column.tobytes() for name, column in self.columns.items()}
+        return ENCODER.encode(_SavedTable(self.offset, end, self._attempt, array("q", self.steps).tobytes(), columns))
+
+    @classmethod
+    def restore(cls, file: Path, saved: bytes) -> MetricTable:
+        """The table that was saved, if the file is still that one or has grown; else an empty one."""
+        table = cls(file)
+        try:
+            found = DECODER.decode(saved)
+            if not found.end or _end_of(file, found.offset) != found.end:
+                return table
+            table._inode = file.stat().st_ino
+        except (msgspec.DecodeError, OSError):
+            return table
+        table.offset, table._attempt = found.offset, found.attempt
+        table.steps = array("q", found.steps).tolist()
+        table.columns = {name: array("d", column) for name, column in found.columns.items()}
+        return table
 
     def updated(self) -> MetricTable:
         """This table if the file is as it was, else a newer one: whoever reads this one meanwhile sees no change."""
@@ -61,9 +103,9 @@ class MetricTable:
             self._inode = known.st_ino
         if known.st_size == self.offset:
             return
-        rows, self.offset = read_added(self._file, self.offset)
-        for row in rows:
-            self._add(row)
+        for rows, end in read_added_blocks(self._file, self.offset):
+            self._add_rows(rows)
+            self.offset = end
 
     @property
     def names(self) -> list[str]:
@@ -92,7 +134,35 @@ class MetricTable:
         found = {name: column[place] for name, column in self.columns.items() if name != "time"}
         return {name: value for name, value in found.items() if not math.isnan(value)}
 
+    def _add_rows(self, rows: list[JsonObject]) -> None:
+        """Adds rows in their order. Those that only go on where the table ends, which nearly all do, are added column
+        by column."""
+        new: list[JsonObject] = []
+        last = self.steps[-1] if self.steps else -MAX_STEP
+        for row in rows:
+            step = row.get("step")
+            if type(step) is int and last < step <= MAX_STEP and row.get("attempt") == self._attempt:
+                new.append(row)
+                last = step
+            else:
+                self._extend(new)
+                new = []
+                self._add(row)
+                last = self.steps[-1] if self.steps else -MAX_STEP
+        self._extend(new)
+
+    def _extend(self, rows: list[JsonObject]) -> None:
+        length = len(self.steps)
+        self.steps += [row["step"] for row in rows]
+        for name, values in _transposed(rows):
+            kinds = {*map(type, values)}
+            if kinds & NUMBERS and name not in NOT_METRICS:
+                self._column(name, length).extend(_numbers(values, kinds))
+        for column in self.columns.values():
+            column.extend([math.nan] * (len(self.steps) - len(column)))
+
     def _add(self, row: JsonObject) -> None:
+        """Adds one row, wherever it belongs."""
         step = row.get("step")
         if not isinstance(step, int) or abs(step) > MAX_STEP:
             return
@@ -100,10 +170,7 @@ class MetricTable:
             self._attempt = row.get("attempt")
             self._cut(bisect_left(self.steps, step))
         place = bisect_left(self.steps, step)
-        if place == len(self.steps):
-            self._append(step, row)
-            return
-        if self.steps[place] != step:
+        if self.steps[place : place + 1] != [step]:
             self.steps.insert(place, step)
             for column in self.columns.values():
                 column.insert(place, math.nan)
@@ -111,21 +178,6 @@ class MetricTable:
             if name not in NOT_METRICS and value.__class__ in NUMBERS:
                 with suppress(OverflowError):  # JSON may have integers that no float can hold
                     self._column(name, len(self.steps))[place] = value
-
-    def _append(self, step: int, row: JsonObject) -> None:
-        """Adds the row of a new step, which nearly all are: ten thousand rows of a hundred metrics in half a second."""
-        length, columns = len(self.steps), self.columns
-        self.steps.append(step)
-        for name, value in row.items():
-            if value.__class__ in NUMBERS and name not in NOT_METRICS:
-                column = columns.get(name)
-                try:
-                    (column if column is not None else self._column(name, length)).append(value)
-                except OverflowError:
-                    continue  # as if the row did not have it
-        for column in columns.values():
-            if len(column) == length:
-                column.append(math.nan)
 
     def _column(self, name: str, length: int) -> array[float]:
         if name not in self.columns:
@@ -136,6 +188,37 @@ class MetricTable:
         del self.steps[length:]
         for column in self.columns.values():
             del column[length:]
+
+
+def _end_of(file: Path, offset: int) -> bytes:
+    """The bytes of the file before an offset."""
+    begin = max(0, offset - END_BYTES)
+    with file.open("rb") as stream:
+        stream.seek(begin)
+        return stream.read(offset - begin)
+
+
+def _transposed(rows: list[JsonObject]) -> Iterable[tuple[str, Sequence[object]]]:
+    """The values of each name, NaN where a row has none."""
+    names = list(rows[0]) if rows else []
+    if all([*row] == names for row in rows):
+        return zip(names, zip(*[row.values() for row in rows], strict=True), strict=True)
+    return ((name, [row.get(name, math.nan) for row in rows]) for name in sorted({*chain.from_iterable(rows)}))
+
+
+def _numbers(values: Sequence[object], kinds: set[type]) -> array[float]:
+    """The values as numbers; NaN for those that are none, or that no float can hold."""
+    if kinds <= NUMBERS:
+        with suppress(OverflowError):
+            return array("d", cast("Sequence[float]", values))
+    return array("d", map(_number, values))
+
+
+def _number(value: object) -> float:
+    try:
+        return float(value) if isinstance(value, float | int) and value.__class__ is not bool else math.nan
+    except OverflowError:  # JSON may have integers of any length
+        return math.nan
 
 
 def read_table(file: Path) -> MetricTable:

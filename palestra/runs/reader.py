@@ -5,6 +5,7 @@ Owns: the layout of a run folder, finding runs by name, which rows still count a
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from enum import StrEnum
@@ -19,6 +20,7 @@ from palestra.util.json_types import JsonObject
 from palestra.util.suggest import nearest
 
 Row = JsonObject
+STEP_FILE = re.compile(r"step_(\d+)\.jsonl\.zst")
 STOP = "stop.json"
 """File by which a run is asked to end after its step."""
 IMITATION = "imitation"
@@ -149,8 +151,16 @@ class RunReader:
 
     def steps(self, part: Part = Part.ROLLOUTS) -> list[int]:
         """The steps that have a file."""
-        names = (re.fullmatch(r"step_(\d+)\.jsonl\.zst", file.name) for file in (self.path / part).glob("step_*"))
+        try:
+            with os.scandir(self.path / part) as entries:
+                names = [STEP_FILE.fullmatch(entry.name) for entry in entries if self._is_own(entry)]
+        except OSError:
+            return []
         return sorted(int(name[1]) for name in names if name)
+
+    def _is_own(self, entry: os.DirEntry[str]) -> bool:
+        """Whether a file of a step belongs to the run."""
+        return True
 
     def read_rollouts(self, step: int, part: Part = Part.ROLLOUTS) -> list[Row]:
         return list(read_records(self._existing(part, step)))

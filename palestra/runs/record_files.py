@@ -16,7 +16,10 @@ import msgspec
 from palestra.util.files import replacing
 from palestra.util.json_types import JsonObject
 
+BLOCK_BYTES = 512 << 10  # what is decoded at once stays in a CPU's cache
+PACKED_BYTES = 64 << 10  # read at once; conversations take five to fifty times as much
 COMPRESSION_LEVEL = 6  # text and token ids shrink to about a fifth; a step's rollouts take milliseconds
+ROWS = msgspec.json.Decoder()
 
 
 class RunError(Exception):
@@ -65,30 +68,42 @@ class LineFile:
 def read_lines(file: Path) -> list[JsonObject]:
     """The complete rows; a line that a kill has cut is left out. Empty if there is no file yet."""
     try:
-        lines = file.read_bytes().splitlines()
+        return _rows(file.read_bytes())
     except FileNotFoundError:
         return []
     except OSError as error:
         raise RunError(f"{file}: {error.strerror}") from error
-    return [row for line in lines if (row := _row(line)) is not None]
 
 
 def read_added(file: Path, offset: int) -> tuple[list[JsonObject], int]:
     """The rows that were added behind `offset`, and the offset behind the last of them. A line that is not whole yet is
     left for the next call."""
+    blocks = list(read_added_blocks(file, offset))
+    return [row for rows, _ in blocks for row in rows], blocks[-1][1] if blocks else offset
+
+
+def read_added_blocks(file: Path, offset: int) -> Iterator[tuple[list[JsonObject], int]]:
+    """As `read_added`, a few thousand rows at a time, each with the offset behind the last of them: rows of a long run
+    would take 100 MB together."""
+    parts: list[bytes] = []
     try:
         with file.open("rb") as stream:
             stream.seek(offset)
-            added = stream.read()
+            while block := stream.read(BLOCK_BYTES):
+                end = block.rfind(b"\n") + 1
+                if end:
+                    whole = b"".join([*parts, block[:end]])
+                    offset += len(whole)
+                    parts = []
+                    yield _rows(whole), offset
+                parts.append(block[end:])
     except FileNotFoundError:
-        return [], 0
+        yield [], 0
     except OSError as error:
         raise RunError(f"{file}: {error.strerror}") from error
-    whole = added.rfind(b"\n") + 1
-    rows = [row for line in added[:whole].splitlines() if (row := _row(line)) is not None]
-    if (last := _row(added[whole:])) is not None:  # only the end of its line is missing
-        return [*rows, last], offset + len(added)
-    return rows, offset + whole
+    rest = b"".join(parts)
+    if (last := _row(rest)) is not None:  # only the end of its line is missing
+        yield [last], offset + len(rest)
 
 
 def write_records(file: Path, records: Iterable[JsonObject]) -> None:
@@ -107,19 +122,41 @@ def read_records(file: Path, containing: str = "") -> Iterator[JsonObject]:
     """The records in the order written. `containing`: only lines with this text, which saves decoding the others."""
     import zstandard
 
-    unpacker = zstandard.ZstdDecompressor().decompressobj()
+    needle = msgspec.json.encode(containing)[1:-1]  # as it is written in a line
     try:
-        content = unpacker.decompress(file.read_bytes())
-        if not unpacker.eof:
-            raise RunError(f"{file}: damaged (it ends too early)")
-        needle = msgspec.json.encode(containing)[1:-1]  # as it is written in a line
-        for line in content.split(b"\n"):
+        for line in _unpacked_lines(file):
             if line and needle in line:
                 yield msgspec.json.decode(line)
     except OSError as error:
         raise RunError(f"{file}: {error.strerror}") from error
     except (zstandard.ZstdError, ValueError, RecursionError) as error:
         raise RunError(f"{file}: damaged ({error})") from error
+
+
+def _unpacked_lines(file: Path) -> Iterator[bytes]:
+    """The lines of a zstandard file, of which only a part is in memory at a time."""
+    import zstandard
+
+    unpacker = zstandard.ZstdDecompressor().decompressobj()
+    rest = b""
+    with file.open("rb") as stream:
+        while not unpacker.eof:
+            if not (packed := stream.read(PACKED_BYTES)):
+                raise RunError(f"{file}: damaged (it ends too early)")
+            *lines, rest = (rest + unpacker.decompress(packed)).split(b"\n")
+            yield from lines
+    yield rest
+
+
+def _rows(lines: bytes) -> list[JsonObject]:
+    """The objects of all lines at once, which takes half the time of one by one; lines that are none are left out."""
+    try:
+        rows = ROWS.decode_lines(lines)
+    except (ValueError, RecursionError):
+        rows = []
+    if len(rows) == lines.count(b"\n") and all(row.__class__ is dict for row in rows):
+        return rows
+    return [row for line in lines.splitlines() if (row := _row(line)) is not None]
 
 
 def _row(line: bytes) -> JsonObject | None:

@@ -111,7 +111,7 @@ def watch_run(
         else runs.metrics(found).offset
     )
     access: PageAccess = request.app.state.access
-    events = follow(found, position, lambda: access.admits(request.scope))
+    events = follow(found, position, lambda: access.admits(request.scope), request.app.state.is_stopping)
     return StreamingResponse(events, media_type="text/event-stream")
 
 

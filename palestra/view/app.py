@@ -21,7 +21,7 @@ from palestra.runs.record_files import RunError
 from palestra.runs.rollout_filter import WhereError
 from palestra.types.gym import GYM_HEAD
 from palestra.view import api, gym_routes, login, pages, platform_routes, rollout_pages
-from palestra.view.access import API_PATHS, Access, AccessMiddleware, PageAccess, error_response, own_path
+from palestra.view.access import API_PATHS, HEADERS, Access, AccessMiddleware, PageAccess, error_response, own_path
 from palestra.view.catalogue import Catalogue
 from palestra.view.comparison import ComparisonError
 from palestra.view.places import PLACES, mark_here
@@ -63,6 +63,7 @@ def create_app(
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.catalogue, app.state.access = catalogue, access or Access()
+    app.state.is_stopping = lambda: False
     app.state.context = extension.context if extension else no_server
     app.state.templates = page_templates(*([extension.templates] if extension else []))
     if extension:
@@ -85,12 +86,21 @@ def create_app(
         OSError,
     ):
         app.add_exception_handler(kind, _failed)
+    app.add_exception_handler(Exception, _crashed)
     app.add_middleware(AccessMiddleware, access=app.state.access)
     return app
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     return show_error(request, *_described(error))
+
+
+async def _crashed(request: Request, _error: Exception) -> Response:
+    """For what nobody has foreseen. It is sent outside of the middleware, which sets the headers of all others, and
+    then raised again for the log."""
+    response = show_error(request, 500, "internal", "this is a bug of the dashboard; the log of its server says more")
+    response.headers.update(HEADERS)
+    return response
 
 
 def show_error(request: Request, status: int, code: str, message: str) -> Response:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Set
+from contextlib import suppress
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -17,18 +19,18 @@ from msgspec import Struct
 
 from palestra.runs.metric_table import MetricTable
 from palestra.runs.overview import overview
-from palestra.runs.reader import RunNotFound, RunReader, RunStatus, list_runs
+from palestra.runs.reader import RunReader, RunStatus
 from palestra.runs.record_files import RunError
-from palestra.runs.writer import NAME
 from palestra.util.json_types import JsonObject
-from palestra.util.suggest import nearest
-from palestra.view.row_index import RowIndex
+from palestra.view.run_folders import RunFolders, ShownRun
+from palestra.view.run_index import FILE, RunIndex
 
 STAR = "star"
 """The tag of runs that somebody has starred."""
 CURVE_POINTS = 60
 CURVES = ("reward/mean", "eval/success", "loss/mean", "eval/loss")
 MAX_TABLES = 16  # of 100 metrics and 10,000 steps, 8 MB each
+SAVE_BYTES = 1 << 20  # what is added to a file until its metrics are saved again; shorter ones are read in 10 ms
 WATCHED = ("config.json", "metrics.jsonl", "summary.json", "labels.jsonl", "lock")
 Fingerprint = tuple[int, ...]
 
@@ -70,44 +72,70 @@ class RunPage(Struct, frozen=True):
 class Catalogue:
     def __init__(self, root: Path) -> None:
         self.root = root.expanduser().absolute()
+        self._folders = RunFolders(self.root)
         self._rows: dict[str, tuple[Fingerprint, ListedRun]] = {}
         self._tables: OrderedDict[Path, MetricTable] = OrderedDict()
+        self._saved: dict[Path, int] = {}
+        """How much of each run's metrics the index has."""
         self._lock = threading.Lock()
         """Protects the tables: requests are answered in threads."""
 
-    def open(self, name: str) -> RunReader:
-        """The run of this name. Raises RunNotFound; a name never leads out of the folder."""
-        if NAME.fullmatch(name) and (self.root / name / "config.json").is_file():
-            return RunReader(self.root / name)
-        near = nearest(name, [run.name for run in list_runs(self.root)])
-        hint = f"; did you mean {near}?" if near else ""
-        raise RunNotFound(f"there is no run {name[:100]!r} in {self.root}{hint}")
+    def open(self, name: str) -> ShownRun:
+        """The run of this name. Raises RunNotFound; neither a name nor a link leads out of the folder."""
+        return self._folders.open(name)
 
     def metrics(self, run: RunReader) -> MetricTable:
         """The run's metrics as they are now, in a table that later calls leave as it is."""
         with self._lock:
-            table = (self._tables.pop(run.path, None) or MetricTable(run.metrics_file)).updated()
+            known = self._tables.pop(run.path, None) or self._restore(run)
+            table = known.updated()
             self._tables[run.path] = table
             if len(self._tables) > MAX_TABLES:
                 self._tables.popitem(last=False)
-            return table
+        if self._has_index and table.offset >= self._saved.get(run.path, 0) + SAVE_BYTES:
+            self._saved[run.path] = table.offset
+            with suppress(OSError):  # it was deleted meanwhile
+                self._index.store_metrics(run.name, table.saved())
+        return table
+
+    def _restore(self, run: RunReader) -> MetricTable:
+        saved = self._index.load_metrics(run.name) if self._has_index else None
+        if saved is None:
+            return MetricTable(run.metrics_file)
+        table = MetricTable.restore(run.metrics_file, saved)
+        self._saved[run.path] = table.offset
+        return table
 
     def find(self, text: str = "", limit: int = 200, offset: int = 0) -> RunPage:
         """The runs that fit a filter."""
-        runs = list_runs(self.root)
+        runs = self._folders.list()
         index = self._index
         known = dict(self._rows)
         rows = [self.row(run) for run in runs]
-        new = {run.name: self._rows[run.name] for run in runs if self._rows[run.name] is not known.get(run.name)}
+        now = {run.name: self._rows.get(run.name) for run in runs}
+        new = {name: entry for name, entry in now.items() if entry is not None and entry is not known.get(name)}
         index.store({name: (found, msgspec.json.encode(row)) for name, (found, row) in new.items()})
+        self._forget(known.keys() - {run.name for run in runs})
         found = [row for row in rows if fits(row, text)]
         found.sort(key=lambda row: row.is_starred, reverse=True)  # stable: starred ones first, each part newest first
         return RunPage(found[offset : offset + limit], len(found), len(rows))
 
+    def _forget(self, gone: Set[str]) -> None:
+        """Runs that were deleted."""
+        if gone:
+            self._index.forget(gone)
+        for name in gone:
+            self._rows.pop(name, None)
+            self._saved.pop(self.root / name, None)
+
+    @property
+    def _has_index(self) -> bool:
+        """Made with the first list: who only looks at one run leaves no file behind."""
+        return "_index" in vars(self) or (self.root / FILE).exists()
+
     @cached_property
-    def _index(self) -> RowIndex:
-        """Opened with the first list: who only looks at one run leaves no file behind."""
-        index = RowIndex(self.root)
+    def _index(self) -> RunIndex:
+        index = RunIndex(self.root)
         decoded = {name: (known, _decode(row)) for name, (known, row) in index.load().items()}
         kept: dict[str, tuple[Fingerprint, ListedRun]] = {
             name: (known, row) for name, (known, row) in decoded.items() if row is not None

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import StrEnum
-from itertools import accumulate
 
+import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from palestra.runs.metric_table import MetricTable
-from palestra.view.downsampling import pick_points
+from palestra.view.downsampling import Floats, pick_points
 from palestra.view.metric_words import MetricWords, explain
 from palestra.view.panels import ROWS, ChartPanel, matching
 
@@ -133,40 +134,41 @@ def read_series(table: MetricTable, names: Sequence[str], window: Window) -> Ser
     """The metrics over one axis. Points that none of them has are left out, and of the others those that matter least
     to the look of every line."""
     xs = axis_values(table, window.axis)
-    columns = [table.column(name) for name in names]
-    inside = [place for place, x in enumerate(xs) if window.low <= x <= window.high]
-    inside = [place for place in inside if any(not math.isnan(column[place]) for column in columns)]
-    kept: set[int] = set()
-    share = max(3, window.points // max(1, len(names)))
-    for column in columns:
-        places = [place for place in inside if math.isfinite(column[place])]
-        chosen = pick_points([xs[place] for place in places], [column[place] for place in places], share)
-        kept |= {places[at] for at in chosen}
-    if len(inside) <= window.points:
-        kept = set(inside)
-    places = sorted(kept)
-    labels = short_labels(names)
+    columns = [np.asarray(table.column(name)) for name in names]
+    has_number = [~np.isnan(column) for column in columns]
+    inside = (window.low <= xs) & (xs <= window.high) & np.logical_or.reduce(has_number, initial=False)
+    count = int(np.count_nonzero(inside))
+    if count <= window.points:
+        places = np.flatnonzero(inside)
+    else:
+        share = max(3, window.points // max(1, len(names)))
+        places = np.unique(np.concatenate([_looks(xs, column, inside, share) for column in columns]))
     return Series(
-        x=[xs[place] for place in places],
-        steps=[table.steps[place] for place in places],
+        x=xs[places].tolist(),
+        steps=[table.steps[place] for place in places.tolist()],
         lines=[
-            Line(name, label, explain(name), [_number(column[place]) for place in places])
-            for name, label, column in zip(names, labels, columns, strict=True)
+            Line(name, label, explain(name), _numbers(column[places]))
+            for name, label, column in zip(names, short_labels(names), columns, strict=True)
         ],
-        is_sampled=len(places) < len(inside),
+        is_sampled=len(places) < count,
     )
 
 
-def axis_values(table: MetricTable, axis: Axis) -> list[float]:
+def _looks(xs: Floats, column: Floats, inside: NDArray[np.bool_], count: int) -> NDArray[np.intp]:
+    """Places of the points that matter most to the look of a line."""
+    places = np.flatnonzero(inside & np.isfinite(column))
+    return places[pick_points(xs[places], column[places], count)]
+
+
+def axis_values(table: MetricTable, axis: Axis) -> Floats:
     if axis is Axis.TIME:
-        times = table.column("time")
-        begin = next((time for time in times if not math.isnan(time)), 0.0)
-        return list(accumulate((0.0 if math.isnan(time) else time - begin for time in times), max))
+        times = np.asarray(table.column("time"))
+        known = times[~np.isnan(times)]
+        return np.maximum.accumulate(np.nan_to_num(times - (known[0] if len(known) else 0.0), nan=0.0))
     if axis is Axis.TOKENS:
-        name = next((name for name in TOKENS if table.last(name) is not None), None)
-        counts = table.column(name) if name else [0.0] * len(table.steps)
-        return list(accumulate(0.0 if math.isnan(count) else count for count in counts))
-    return [float(step) for step in table.steps]
+        name = next((name for name in TOKENS if table.last(name) is not None), "")
+        return np.cumsum(np.nan_to_num(np.asarray(table.column(name)), nan=0.0))
+    return np.asarray(table.steps, dtype=np.float64)
 
 
 def short_labels(names: Sequence[str]) -> list[str]:
@@ -186,5 +188,8 @@ def _shared(parts: Sequence[Sequence[str]]) -> int:
     return next((at for at, column in enumerate(zip(*parts, strict=False)) if len({*column}) > 1), min(map(len, parts)))
 
 
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _numbers(values: Floats) -> list[float | None]:
+    """The values, None for those that no chart can draw."""
+    if np.isfinite(values).all():
+        return values.tolist()
+    return [value if math.isfinite(value) else None for value in values.tolist()]

@@ -6,6 +6,7 @@ Owns: following the files. Never touches: the trainer, which does no work for it
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
@@ -22,16 +23,30 @@ async def _always() -> bool:
     return True
 
 
+def _never() -> bool:
+    return False
+
+
+async def pause(seconds: float, is_stopping: Callable[[], bool]) -> None:
+    """Waits, unless the server stops: it waits for its streams to end."""
+    end = time.monotonic() + seconds
+    while not is_stopping() and (left := end - time.monotonic()) > 0:  # noqa: ASYNC110 (uvicorn has no event for it)
+        await asyncio.sleep(min(left, LOOK_EVERY_S))
+
+
 async def follow(
-    run: RunReader, position: int, is_admitted: Callable[[], Awaitable[bool]] = _always
+    run: RunReader,
+    position: int,
+    is_admitted: Callable[[], Awaitable[bool]] = _always,
+    is_stopping: Callable[[], bool] = _never,
 ) -> AsyncIterator[bytes]:
     """Events `metrics` (a row as it was written), `state` (its status) and `gone` (the run was deleted). The id of an
     event is the place in the file behind it, where a stream that broke goes on. It ends when its reader may look no
-    longer, as after a key was revoked."""
+    longer, as after a key was revoked, and when the server stops."""
     status: RunStatus | None = None
     quiet_s = 0.0
     yield b"retry: 2000\n\n"
-    while await is_admitted():
+    while not is_stopping() and await is_admitted():
         before = position
         try:
             now, rows, position = await asyncio.to_thread(_look, run, position)
@@ -50,7 +65,7 @@ async def follow(
             quiet_s = 0.0
         wait_s = LOOK_EVERY_S if status is RunStatus.RUNNING else LOOK_SELDOM_S
         quiet_s += wait_s
-        await asyncio.sleep(wait_s)
+        await pause(wait_s, is_stopping)
 
 
 def _look(run: RunReader, position: int) -> tuple[RunStatus, list[dict[str, object]], int]:

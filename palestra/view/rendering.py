@@ -5,6 +5,7 @@ Owns: the environment of Jinja. Never touches: data.
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from urllib.parse import urlencode
@@ -20,6 +21,7 @@ from palestra.util.figures import duration_text, latency_text, number_text, size
 from palestra.util.safe_text import safe_text
 from palestra.view.access import own_path
 from palestra.view.drawings import advantage_bars, curve_points, reward_class, span_text, waterfall
+from palestra.view.rollout_records import complete
 
 FOLDER = Path(__file__).parent
 MAX_TEXT = 20_000
@@ -85,6 +87,8 @@ def page_templates(*folders: Path) -> Environment:
         "age": age_text,
         "text": model_text,
         "json_text": lambda value: model_text(indented_json(value)),
+        "complete": complete,
+        "shell": lambda value: shlex.quote(safe_text(str(value), keep="")),
         "line": lambda value: safe_text(str(value), keep=""),
         "curve": curve_points,
         "ramp": lambda reward, bins: reward_class(reward, bins[0].low, bins[-1].high) if bins else "failed",

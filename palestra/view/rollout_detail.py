@@ -8,16 +8,18 @@ from __future__ import annotations
 from functools import lru_cache
 from pprint import pformat
 
+import msgspec
 from msgspec import Struct
 
 from palestra.runs.reader import Part, RunNotFound, RunReader
-from palestra.runs.record_files import read_records
+from palestra.runs.record_files import RunError, read_records
 from palestra.runs.token_cells import TokenOrigin, load_tokenizer, token_cells
 from palestra.util.json_types import JsonObject
 from palestra.util.safe_text import safe_text
 from palestra.view.catalogue import Catalogue
 from palestra.view.messages import ShownMessage, content_text, show_messages
 from palestra.view.rollout_list import read_step
+from palestra.view.rollout_records import complete, complete_tokens, said_in
 
 ORIGINS = list(TokenOrigin)
 WIDTH = 110  # of a line in a test case
@@ -67,7 +69,7 @@ class TokenColumns(Struct, frozen=True):
 def read_rollout(catalogue: Catalogue, name: str, part: Part, step: int, rollout_id: str) -> RolloutDetail:
     run = catalogue.open(name)
     record = _find(run, part, step, rollout_id)
-    others = [one for one in read_step(run, part, step) if one.get("group") == record.get("group")]
+    others = [one for one in read_step(run, part, step) if one["group"] == str(record.get("group"))]
     siblings = sorted((_sibling(one) for one in others), key=lambda one: one.index)
     place = next((at for at, one in enumerate(siblings) if one.id == rollout_id), 0)
     return RolloutDetail(
@@ -75,11 +77,11 @@ def read_rollout(catalogue: Catalogue, name: str, part: Part, step: int, rollout
         part=part,
         step=step,
         record=record,
-        messages=show_messages(record.get("messages") or []),
+        messages=show_messages(said_in(record)),
         siblings=siblings,
         previous=siblings[place - 1].id if place > 0 else None,
         next=siblings[place + 1].id if place + 1 < len(siblings) else None,
-        token_rows=_token_rows(run, part, step, record),
+        token_rows=_token_rows(run, part, step, complete(record)),
     )
 
 
@@ -93,6 +95,10 @@ def read_tokens(catalogue: Catalogue, name: str, step: int, row_id: str) -> Toke
         )
     facts = run.read_about().get("facts") or {}
     tokenizer = _tokenizer(facts.get("tokenizer"))
+    try:
+        record = complete_tokens(record)
+    except msgspec.ValidationError as error:
+        raise RunError(f"the tokens of {row_id[:100]!r} cannot be read: {error}") from None
     cells = token_cells(record, tokenizer)
     return TokenColumns(
         id=row_id,
@@ -110,15 +116,11 @@ def read_tokens(catalogue: Catalogue, name: str, step: int, row_id: str) -> Toke
 def write_test_case(detail: RolloutDetail) -> str:
     """The rollout as Python, to begin a test of its environment with."""
     record = detail.record
-    answers = [
-        content_text(one)
-        for one in record.get("messages") or []
-        if isinstance(one, dict) and one.get("role") == "assistant"
-    ]
+    answers = [content_text(one) for one in said_in(record) if one.get("role") == "assistant"]
     facts = {name: record.get(name) for name in ("environment", "task", "seed", "stop", "reward")}
     lines = [f"# Rollout {safe_text(str(record['id']), keep='')} of step {detail.step} of the run {detail.run}."]
     lines += [f"{name} = {value!r}" for name, value in facts.items()]
-    said = {"messages": record.get("messages") or [], "answers": answers}
+    said = {"messages": said_in(record), "answers": answers}
     lines += [f"{name} = {pformat(value, width=WIDTH, sort_dicts=False)}" for name, value in said.items()]
     return "\n".join(lines) + "\n"
 
@@ -132,13 +134,7 @@ def _find(run: RunReader, part: Part, step: int, rollout_id: str) -> JsonObject:
 
 
 def _sibling(record: JsonObject) -> Sibling:
-    return Sibling(
-        str(record.get("id")),
-        int(record.get("index") or 0),
-        record.get("reward"),
-        str(record.get("stop")),
-        record.get("advantage"),
-    )
+    return Sibling(record["id"], int(record["index"] or 0), record["reward"], record["stop"], record["advantage"])
 
 
 def _token_rows(run: RunReader, part: Part, step: int, record: JsonObject) -> list[str]:

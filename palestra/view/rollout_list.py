@@ -5,12 +5,12 @@ Owns: facets, the histogram, the order of groups. Never touches: conversations a
 
 from __future__ import annotations
 
+import marshal
 import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
-from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -23,9 +23,13 @@ from palestra.runs.rollout_filter import parse_where
 from palestra.util.json_types import JsonObject
 from palestra.view.catalogue import Catalogue
 from palestra.view.messages import content_text
+from palestra.view.rollout_records import complete, is_number
+from palestra.view.step_cache import StepCache
 
 MAX_SCANNED = 20_000
 """Rollouts that are looked at if no step is named, newest first."""
+MAX_SCANNED_BYTES = 32 << 20
+KEPT = StepCache(32 << 20)
 BINS = 12
 SNIPPET = 140
 FACETS = ("environment", "stop", "error", "used")
@@ -118,7 +122,7 @@ def list_rollouts(catalogue: Catalogue, name: str, query: RolloutQuery) -> Rollo
     found = [record for record in records if matches(record)]
     groups = _groups(found)
     groups.sort(key=ORDERS[query.order])
-    rewards = [record["reward"] for record in found if _is_number(record.get("reward"))]
+    rewards = [record["reward"] for record in found if is_number(record.get("reward"))]
     return RolloutList(
         run=name,
         part=query.part,
@@ -140,19 +144,24 @@ def list_rollouts(catalogue: Catalogue, name: str, query: RolloutQuery) -> Rollo
 def read_step(run: RunReader, part: Part, step: int) -> Sequence[JsonObject]:
     """Rollouts of a step without their conversations, but with how they begin and end; read once while the file stays
     as it is."""
+    return marshal.loads(_read_slim(run, part, step))
+
+
+def _read_slim(run: RunReader, part: Part, step: int) -> bytes:
     file = run.step_file(part, step)
     if not file.is_file():
         run.read_rollouts(step, part)  # says which steps there are
-    return _slim(file, file.stat().st_mtime_ns)
+    return KEPT.get(file, lambda file: _slim(file, step))
 
 
-@lru_cache(maxsize=64)
-def _slim(file: Path, _changed: int) -> tuple[JsonObject, ...]:
-    return tuple(_without_messages(record) for record in read_records(file))
+def _slim(file: Path, step: int) -> bytes:
+    """As `marshal` writes them: for this process alone, numbers of any size and any depth as they are."""
+    return marshal.dumps([{**_without_messages(record), "step": step} for record in read_records(file)])
 
 
 def _without_messages(record: JsonObject) -> JsonObject:
-    messages = [one for one in record.get("messages") or [] if isinstance(one, dict)]
+    record = complete(record)
+    messages = record["messages"]
     asked = [one for one in messages if one.get("role") == "user"] or messages
     said = [one for one in messages if one.get("role") == "assistant"]
     kept = {name: value for name, value in record.items() if name != "messages"}
@@ -170,9 +179,12 @@ def _read(run: RunReader, query: RolloutQuery, steps: Sequence[int]) -> tuple[li
     if query.step is not None:
         return list(read_step(run, query.part, query.step)), False
     records: list[JsonObject] = []
+    size_bytes = 0
     for at, step in enumerate(reversed(steps), 1):
-        records += read_step(run, query.part, step)
-        if len(records) >= MAX_SCANNED:
+        slim = _read_slim(run, query.part, step)
+        size_bytes += len(slim)
+        records += marshal.loads(slim)
+        if len(records) >= MAX_SCANNED or size_bytes >= MAX_SCANNED_BYTES:
             return records, at < len(steps)
     return records, False
 
@@ -186,7 +198,7 @@ def _groups(records: Iterable[JsonObject]) -> list[ListedGroup]:
 
 def _group(rollouts: list[JsonObject]) -> ListedGroup:
     first = rollouts[0]
-    rewards = [float(one["reward"]) for one in rollouts if _is_number(one.get("reward"))]
+    rewards = [float(one["reward"]) for one in rollouts if is_number(one.get("reward"))]
     mean, spread = (fmean(rewards), pstdev(rewards)) if rewards else (None, None)
     surprise = max(abs(reward - mean) for reward in rewards) / spread if mean is not None and spread else 0.0
     return ListedGroup(
@@ -220,7 +232,7 @@ def _facets(records: Sequence[JsonObject], where: str) -> list[Facet]:
 
 def _lengths(records: Sequence[JsonObject], where: str) -> Facet | None:
     """Rollouts by their sampled tokens: the shorter half, the longer half, and the longest tenth."""
-    lengths = sorted(record["tokens"] for record in records if _is_number(record.get("tokens")))
+    lengths = sorted(record["tokens"] for record in records if is_number(record.get("tokens")))
     if len(lengths) < 10 or lengths[0] == lengths[-1]:
         return None
     half, most = lengths[len(lengths) // 2], lengths[len(lengths) * 9 // 10]
@@ -286,7 +298,3 @@ def _equal_bins(rewards: Sequence[float], low: float, high: float, where: str) -
     for at, (begin, end) in enumerate(pairwise([*edges, high])):
         upper = f"reward<={high!r}" if at == BINS - 1 else f"reward<{end!r}"
         yield Bin(begin, end, counts[at], _and(where, f"reward>={begin!r} and {upper}"))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)

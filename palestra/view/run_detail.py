@@ -114,17 +114,16 @@ def read_config(catalogue: Catalogue, name: str, against: str | None = None) -> 
 def read_log(catalogue: Catalogue, name: str, file: str | None = None, find: str = "") -> LogTail:
     """The last lines of a log of the run, or the last that have a text."""
     run = catalogue.open(name)
-    folder = run.path / "logs"
-    files = sorted(path.name for path in folder.glob("*") if path.is_file() and path.suffix in (".log", ".txt", ".out"))
+    files = {path.name: path for path in run.log_files()}
     if file is None:
-        file = files[0] if files else None
+        file = next(iter(files), None)
     elif file not in files:
         raise RunNotFound(f"run {name} has no log {file[:100]!r}; it has: {', '.join(files) or 'none'}")
     if file is None:
         return LogTail(None, [], [], False)
-    text, is_cut = _end_of(folder / file)
+    text, is_cut = _end_of(files[file])
     lines = [line for line in text.splitlines() if find.lower() in line.lower()]
-    return LogTail(file, files, lines[-LOG_LINES:], is_cut or len(lines) > LOG_LINES)
+    return LogTail(file, list(files), lines[-LOG_LINES:], is_cut or len(lines) > LOG_LINES)
 
 
 def read_events(catalogue: Catalogue, name: str) -> list[JsonObject]:

@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI
 
@@ -35,8 +36,15 @@ def serve(
         listener.close()
 
 
+def make_server(app: FastAPI, **settings: Any) -> HttpServer:
+    """A server whose end ends the streams of its pages, for which it waits. `settings`: those of `uvicorn.Config`."""
+    server = HttpServer(app, lifespan="off", server_header=False, **settings)
+    app.state.is_stopping = lambda: server.should_exit
+    return server
+
+
 async def _serve(app: FastAPI, listener: socket.socket, started: Callable[[str], None]) -> None:
-    server = HttpServer(app, lifespan="off", log_level="warning", timeout_graceful_shutdown=1, server_header=False)
+    server = make_server(app, log_level="warning", timeout_graceful_shutdown=1)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, setattr, server, "should_exit", True)

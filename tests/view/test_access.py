@@ -59,6 +59,24 @@ def test_every_answer_forbids_scripts_from_elsewhere_and_frames(client):
         assert client.get(path).headers["x-content-type-options"] == "nosniff"
 
 
+def test_an_error_that_nobody_has_foreseen_is_a_page_with_the_same_headers(root):
+    app = create_app(Catalogue(root))
+    expected = TestClient(app, base_url="http://localhost").get("/").headers
+
+    def break_down() -> None:
+        raise ZeroDivisionError
+
+    for path in ("/broken", "/api/v1/broken"):
+        app.router.add_api_route(path, break_down)
+        with pytest.raises(ZeroDivisionError):  # for the log
+            TestClient(app, base_url="http://localhost").get(path)
+        answer = TestClient(app, base_url="http://localhost", raise_server_exceptions=False).get(path)
+        assert answer.status_code == 500
+        for name in ("content-security-policy", "x-content-type-options", "x-frame-options", "referrer-policy"):
+            assert answer.headers[name] == expected[name]
+        assert "bug of the dashboard" in answer.text
+
+
 def test_a_long_body_is_refused(client):
     assert client.post(f"{API}/first/labels", content=b"x" * 100_000).status_code == 413
 

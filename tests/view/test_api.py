@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
+from urllib.parse import quote
 
+import httpx
 import pytest
 
 from palestra.runs.reader import RunReader
 from palestra.runs.writer import RunFolder
+from palestra.view.app import create_app
+from palestra.view.catalogue import Catalogue
 from palestra.view.live import follow
+from palestra.view.serving import make_server
 from tests.training.records import make_config
 from tests.view.folders import write_run
 
@@ -87,6 +96,43 @@ def test_a_name_never_leads_out_of_the_folder(client, name):
     answer = client.get(f"{API}/runs/{name}")
     assert answer.status_code == 404
     assert answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["my run", "50% é?", "a#b&c", ".hidden", '"quoted"<b>', "~x"])
+def test_every_run_that_is_listed_can_be_opened(client, root, name):
+    (root / "first").rename(root / name)
+    page = client.get("/").text
+    (link,) = re.findall(r'class="strong" href="\./([^"]+)"', page)
+    assert client.get(f"/{link}").status_code == 200
+    for path in (*PAGES, "/rollouts", "/rollout?step=1&id=g1a-1"):
+        assert client.get(f"{API}/runs/{quote(name)}{path}").status_code == 200, path
+        assert client.get(f"/{link}{path.replace('/charts', '')}").status_code == 200, path
+
+
+def test_a_name_that_no_page_can_show_spoils_no_other(client, root):
+    os.mkdir(os.fsencode(root) + b"/\xff\xfe")  # noqa: PTH102
+    Path(os.fsdecode(os.fsencode(root) + b"/\xff\xfe/config.json")).write_text("{}")
+    assert [row["name"] for row in client.get(f"{API}/runs").json()["runs"]] == ["first"]
+
+
+def test_links_within_the_folder_are_followed_and_those_that_lead_out_are_not(client, root, tmp_path):
+    elsewhere = write_run(tmp_path / "elsewhere", "secret")
+    (root / "inner").symlink_to(root / "first")
+    (root / "outer").symlink_to(elsewhere)
+    (root / "loop").symlink_to(root / "loop")
+    write_run(root, "mixed")
+    (root / "mixed" / "summary.json").unlink()
+    (root / "mixed" / "summary.json").symlink_to(elsewhere / "summary.json")
+    (root / "first" / "logs" / "more.log").symlink_to(elsewhere / "logs" / "server.log")
+    (root / "first" / "rollouts" / "step_000009.jsonl.zst").symlink_to(elsewhere / "rollouts" / "step_000001.jsonl.zst")
+    assert {row["name"] for row in client.get(f"{API}/runs").json()["runs"]} == {"first", "inner"}
+    assert client.get(f"{API}/runs/inner").status_code == 200
+    for path in ("outer", "mixed", "first/rollouts?step=9", "first/rollout?step=9&id=g1a-1"):
+        answer = client.get(f"{API}/runs/{path}")
+        assert (answer.status_code, "leads out of" in answer.json()["error"]["message"]) == (404, True), path
+    assert client.get(f"{API}/runs/first/rollouts").json()["steps"] == [1, 2, 3, 4]
+    assert client.get(f"{API}/runs/first/log").json()["files"] == ["server.log"]
+    assert client.get(f"{API}/runs/first/log?file=more.log").status_code == 404
 
 
 def test_an_unknown_name_gets_the_nearest(client):
@@ -260,6 +306,21 @@ def test_a_stream_ends_with_the_right_to_look(root):
         return [chunk async for chunk in follow(RunReader(root / "first"), 0, is_admitted)]
 
     assert b'"step":4' in b"".join(asyncio.run(asyncio.wait_for(read(), 30)))
+
+
+def test_an_open_stream_does_not_hold_up_the_end_of_the_server(root):
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = make_server(create_app(Catalogue(root)), log_level="error")  # without an end to its patience
+    thread = Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
+    thread.start()
+    address = f"http://127.0.0.1:{listener.getsockname()[1]}{API}/runs/first/live"
+    with httpx.stream("GET", address, timeout=60) as answer:
+        chunks = answer.iter_bytes()
+        assert b"retry" in next(chunks)
+        server.should_exit = True
+        assert b"event: gone" not in b"".join(chunks)
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def test_a_stream_begins_at_no_impossible_place(client):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 
 import pytest
 from starlette.testclient import TestClient
 
+from palestra.runs.reader import RunReader
 from palestra.runs.writer import RunFolder
 from palestra.view.app import create_app
-from palestra.view.catalogue import Catalogue
-from palestra.view.row_index import FILE
+from palestra.view.catalogue import SAVE_BYTES, Catalogue
+from palestra.view.run_index import FILE
 from tests.training.records import make_config
 from tests.view.folders import make_step_group, write_run
 
@@ -97,6 +99,31 @@ def test_a_broken_index_or_a_folder_that_cannot_be_written_changes_nothing(clien
             assert shown.get(f"{API}/runs").json() == expected
     finally:
         root.chmod(0o755)
+
+
+def test_the_index_forgets_runs_that_were_deleted(root):
+    write_run(root, "second")
+    catalogue = Catalogue(root)
+    catalogue.find()
+    shutil.rmtree(root / "second")
+    for still in (catalogue, Catalogue(root)):  # also those that were deleted while nobody looked
+        assert [row.name for row in still.find().runs] == ["first"]
+        assert sqlite3.connect(root / FILE).execute("SELECT name FROM runs").fetchall() == [("first",)]
+        write_run(root, "second")
+        Catalogue(root).find()
+        shutil.rmtree(root / "second")
+
+
+def test_metrics_of_a_long_run_are_not_read_again_after_a_start(root):
+    file = root / "first" / "metrics.jsonl"
+    rows = (json.dumps({"step": step, "attempt": 1, "reward/mean": step / 9000}) for step in range(5, 9000))
+    file.write_text(file.read_text() + "\n".join(rows) + f"{' ' * SAVE_BYTES}\n")
+    expected = Catalogue(root).find()
+    with file.open("r+b") as stream:
+        stream.write(b"#" * 1000)  # would be missing if it were read again
+    again = Catalogue(root).metrics(RunReader(root / "first"))
+    assert (len(again.steps), expected.runs[0].last_step) == (8999, 8999)
+    assert again.column("reward/mean")[0] == pytest.approx(0.21)
 
 
 def test_a_kept_row_that_cannot_be_read_is_made_anew(client, root):

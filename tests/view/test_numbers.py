@@ -7,11 +7,13 @@ import math
 import tomllib
 from pathlib import Path
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.runs.metric_table import MetricTable
 from palestra.runs.reader import RunReader
+from palestra.runs.record_files import BLOCK_BYTES, read_added
 from palestra.view.charts import Axis, Window, read_board, read_series, short_labels
 from palestra.view.downsampling import pick_points
 from palestra.view.metric_words import FILE, explain
@@ -25,16 +27,16 @@ numbers = st.floats(-1e6, 1e6)
 @examples(100)
 @given(ys=st.lists(numbers, max_size=300), count=st.integers(3, 60))
 def test_few_points_keep_the_ends_and_the_order(ys, count):
-    kept = pick_points(range(len(ys)), ys, count)
+    kept = pick_points(np.arange(len(ys), dtype=float), np.array(ys), count).tolist()
     assert len(kept) == min(count, len(ys))
     assert kept == sorted(set(kept))
     assert not ys or (kept[0], kept[-1]) == (0, len(ys) - 1)
 
 
 def test_a_spike_among_thousands_of_points_is_kept():
-    ys = [0.0] * 10_000
-    ys[6_001] = 5.0
-    assert 6_001 in pick_points(range(10_000), ys, 500)
+    ys = np.zeros(10_000)
+    ys[[6_001, 7_000]] = 5.0, -5.0
+    assert {6_001, 7_000} <= {*pick_points(np.arange(10_000.0), ys, 500).tolist()}
 
 
 rows = st.lists(
@@ -53,14 +55,48 @@ def test_a_table_that_grows_with_the_file_says_what_the_reader_says(tmp_path_fac
     (folder / "config.json").write_text("{}")
     rows = sorted(rows, key=lambda row: row["attempt"])  # attempts follow each other
     content = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    table = MetricTable(folder / "metrics.jsonl")
+    file = folder / "metrics.jsonl"
+    table = restored = MetricTable(file)
     for end in [*sorted(cut % (len(content) + 1) for cut in cuts), len(content)]:
-        (folder / "metrics.jsonl").write_bytes(content[:end])  # cut anywhere, also within a line
-        table.refresh()
+        file.write_bytes(content[:end])  # cut anywhere, also within a line
+        table = table.updated()
+        restored = MetricTable.restore(file, restored.updated().saved())
     expected = RunReader(folder).read_metrics()
-    assert table.steps == [row["step"] for row in expected]
-    for place, row in enumerate(expected):
-        assert table.at(place) == {name: row[name] for name in ("a", "b") if row.get(name) is not None}
+    for found in (table, restored.updated()):
+        assert found.steps == [row["step"] for row in expected]
+        for place, row in enumerate(expected):
+            assert found.at(place) == {name: row[name] for name in ("a", "b") if row.get(name) is not None}
+
+
+def test_rows_of_many_blocks_and_of_different_names_are_all_there(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    rows = [{"step": step, "attempt": 1, "a": step, f"b{step % 3}": 0.5, "long": "x" * 9000} for step in range(300)]
+    rows[7] |= {"a": True}
+    rows[8] |= {"a": "text"}
+    rows[9] |= {"a": 10**400}
+    content = "".join(json.dumps(row) + "\n" for row in rows)
+    assert len(content) > 5 * BLOCK_BYTES
+    file.write_text(content)
+    table = MetricTable(file).updated()
+    assert table.steps == [*range(300)]
+    assert table.names == ["a", "b0", "b1", "b2"]
+    assert [place for place in range(300) if math.isnan(table.column("a")[place])] == [7, 8, 9]
+    assert [place for place in range(300) if table.column("b1")[place] == 0.5] == [*range(1, 300, 3)]
+    assert read_added(file, 0) == (rows, len(content))
+
+
+def test_a_saved_table_goes_on_with_its_own_file_only(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1, "attempt": 1, "a": 1}\n')
+    saved = MetricTable(file).updated().saved()
+    with file.open("a") as stream:
+        stream.write('{"step": 2, "attempt": 1, "a": 2}\n')
+    assert [*MetricTable.restore(file, saved).updated().column("a")] == [1.0, 2.0]
+    file.write_text('{"step": 1, "attempt": 1, "a": 5}\n{"step": 2, "attempt": 1, "a": 6}\n')
+    assert [*MetricTable.restore(file, saved).updated().column("a")] == [5.0, 6.0]
+    assert MetricTable.restore(file, b"nonsense").steps == []
+    file.unlink()
+    assert MetricTable.restore(file, saved).steps == []
 
 
 def test_a_file_that_was_replaced_is_read_anew(tmp_path):
@@ -169,5 +205,5 @@ def test_metrics_are_explained_in_the_words_of_the_documentation():
 def test_the_extra_has_what_the_dashboard_imports():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     extra = " ".join(project["optional-dependencies"]["view"])
-    for package in ("fastapi", "jinja2", "uvicorn", "zstandard", "httptools"):
+    for package in ("fastapi", "jinja2", "numpy", "uvicorn", "zstandard", "httptools"):
         assert package in extra

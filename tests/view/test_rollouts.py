@@ -10,12 +10,15 @@ import pytest
 from starlette.testclient import TestClient
 
 from palestra.runs.reader import Part, RunReader
+from palestra.runs.record_files import write_records
 from palestra.runs.writer import RunFolder
 from palestra.training.batches.grpo_batch import build_batch
 from palestra.view.app import create_app
 from palestra.view.catalogue import Catalogue
 from palestra.view.messages import PieceKind, show_messages
-from tests.training.records import make_config, make_group
+from palestra.view.rollout_list import MAX_SCANNED_BYTES, Order, RolloutQuery, list_rollouts
+from palestra.view.step_cache import StepCache
+from tests.training.records import group_of, make_config, make_group, make_rollout
 from tests.view.folders import HOSTILE, write_run
 
 API = "/api/v1/runs/first"
@@ -70,6 +73,85 @@ def test_without_a_step_all_are_searched_newest_first(client):
     assert (found["total"], found["is_cut"]) == (48, False)
     assert [group["step"] for group in found["groups"]][:3] == [4, 4, 4]
     assert rollouts(client, part="eval")["total"] == 2
+
+
+def test_a_search_ends_where_long_texts_would_fill_the_memory(tmp_path):
+    with RunFolder.create(tmp_path, "first", make_config(steps=3)) as run:
+        for step in (1, 2, 3):
+            long = [make_rollout(f"g{step}-{i}", 0.0, error="x" * MAX_SCANNED_BYTES) for i in range(2)]
+            run.write_rollouts(step, [group_of(f"g{step}", long)])
+    found = list_rollouts(Catalogue(tmp_path), "first", RolloutQuery(where="reward=0"))
+    assert ([group.step for group in found.groups], found.is_cut) == ([3], True)
+
+
+def test_steps_are_kept_by_their_bytes_until_their_files_change(tmp_path):
+    files = [tmp_path / name for name in "abc"]
+    for file in files:
+        file.write_bytes(b"1234")
+    cache, made = StepCache(10), []
+
+    def make(file):
+        made.append(file.name)
+        return file.read_bytes()
+
+    for file in (files[0], files[1], files[0], files[2]):  # the second leaves
+        assert cache.get(file, make) == b"1234"
+        assert cache.size_bytes <= 10
+    assert [cache.get(file, make) for file in (files[0], files[2], files[1])] == [b"1234"] * 3
+    assert made == ["a", "b", "c", "b"]
+    files[1].write_bytes(b"12345678901")  # more than may be kept
+    assert (cache.get(files[1], make), cache.size_bytes) == (b"12345678901", 4)
+
+
+MISSING = object()
+
+
+def changed(record: dict[str, Any], field: str, value: Any) -> dict[str, Any]:
+    """The record with another value, or without the field."""
+    return {name: value if name == field else one for name, one in record.items() if (name, value) != (field, MISSING)}
+
+
+ODD: tuple[Any, ...] = (MISSING, None, "odd", True, 10**400, ["odd", None], {"odd": {"a": [1]}})
+
+
+@pytest.mark.parametrize("value", ODD, ids=lambda value: "missing" if value is MISSING else str(value)[:10])
+def test_records_of_other_versions_are_shown_as_far_as_they_say_something(tmp_path, value):
+    """Each rollout has another field that is not there, or is not what it is today."""
+    write_run(tmp_path, steps=1)
+    run = RunReader(tmp_path / "first")
+    whole = run.read_rollouts(1)[0]
+    records = []
+    for at, field in enumerate(name for name in whole if name not in ("id", "step")):
+        records.append(changed({**whole, "id": f"r-{at}"}, field, value))
+    write_records(run.step_file(Part.ROLLOUTS, 1), records)
+    client = TestClient(create_app(Catalogue(tmp_path)), base_url="http://localhost")
+    assert client.get("/runs/first/rollouts").status_code == 200
+    for order in Order:
+        assert rollouts(client, order=order)["total"] == len(records)
+    for record in records:
+        for path in (f"{API}/rollout", "/runs/first/rollout", f"{API}/test-case"):
+            answer = client.get(path, params={"step": 1, "id": record["id"]})
+            assert answer.status_code == 200, (path, record)
+    assert client.get(f"{API}/rollout", params={"step": 1, "id": "r-0"}).json()["record"] == records[0]
+
+
+@pytest.mark.parametrize("value", ODD, ids=lambda value: "missing" if value is MISSING else str(value)[:10])
+def test_tokens_of_other_versions_are_shown_or_said_to_be_unreadable(tmp_path, value):
+    write_run(tmp_path, steps=1)
+    run = RunReader(tmp_path / "first")
+    whole = run.read_tokens(1)[0]
+    turn = whole["turns"][0]
+    odd = [changed(whole, field, value) for field in whole if field != "id"]
+    odd += [{**whole, "turns": [changed(turn, field, value), turn]} for field in turn]
+    records = [{**record, "id": f"r-{at}"} for at, record in enumerate(odd)]
+    write_records(run.step_file(Part.TOKENS, 1), records)
+    client = TestClient(create_app(Catalogue(tmp_path)), base_url="http://localhost")
+    for record in records:
+        answer = client.get(f"{API}/tokens", params={"step": 1, "id": record["id"]})
+        assert answer.status_code in (200, 422), record
+        if answer.status_code == 200:
+            columns = [one for one in answer.json().values() if isinstance(one, list)]
+            assert len({len(column) for column in columns}) == 1
 
 
 @pytest.mark.parametrize("rewards", [[i / 40 for i in range(41)], [i / 3 for i in range(41)], [1e15 / 7, *range(40)]])

@@ -5,7 +5,6 @@ Owns: routes, the live stream. Never touches: what is shown.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -18,6 +17,7 @@ from palestra.server.pages.access import LookerNow, ServerAccess
 from palestra.server.pages.server_charts import CHARTS, WORDS, point, read_charts
 from palestra.server.pages.server_state import read_server, sees_all
 from palestra.view.api import json_response
+from palestra.view.live import pause
 from palestra.view.rendering import render
 
 api = APIRouter(prefix="/api/v1/server", tags=["server"])
@@ -61,4 +61,4 @@ async def _follow(request: Request, with_figures: bool) -> AsyncIterator[bytes]:
         if len(readings) > 1:
             row = point(readings, len(readings) - 1) if with_figures else {"at": round(readings[-1].at)}
             yield b"event: point\ndata: %s\n\n" % msgspec.json.encode(row)
-        await asyncio.sleep(EVERY_S)
+        await pause(EVERY_S, lambda: core.is_stopping)

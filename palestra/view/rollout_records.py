@@ -1,0 +1,81 @@
+"""Records of rollouts as the pages rely on them, whichever version has written them.
+
+Owns: which fields there are and of what kind. Never touches: files; what a record says beyond that stays in it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from palestra.util.json_types import JsonObject
+
+NUMBERS = (
+    *("index", "reward", "advantage", "turns", "branches", "tokens", "prompt_tokens", "version", "temperature", "seed"),
+    *("seconds", "sample_s", "env_s"),
+)
+TEXTS = ("id", "group", "task", "environment", "stop")
+MESSAGES = ("error", "failure")
+TABLES = ("metrics", "judgement")
+
+
+def complete(record: JsonObject) -> JsonObject:
+    """The record with every field that pages show: None where it is missing or not of its kind, text for names."""
+    numbers = {name: value if is_number(value := record.get(name)) else None for name in NUMBERS}
+    texts = {name: str(record.get(name)) for name in TEXTS}
+    messages = {name: None if not (value := record.get(name)) else str(value) for name in MESSAGES}
+    tables = {name: value if isinstance(value := record.get(name), dict) else {} for name in TABLES}
+    used = record.get("used")
+    return {
+        **record,
+        **numbers,
+        **texts,
+        **messages,
+        **tables,
+        "used": used if isinstance(used, bool) else None,
+        "messages": said_in(record),
+    }
+
+
+def said_in(record: JsonObject) -> list[JsonObject]:
+    """The messages of a rollout's conversation."""
+    messages = record.get("messages")
+    return [one for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
+
+
+def is_number(value: object) -> bool:
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # JSON may have integers that no float can hold
+        return False
+
+
+TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
+
+
+class TurnTokens(Struct, frozen=True):
+    tokens: list[TokenId]
+    logprobs: list[float | None] = []
+    observation: list[TokenId] = []
+
+
+class RolloutTokens(Struct, frozen=True):
+    """A line of a step's file of tokens."""
+
+    prompt: list[TokenId]
+    turns: list[TurnTokens]
+    advantages: list[float | None] | None = None
+    trainer_logprobs: list[float | None] | None = None
+
+
+def complete_tokens(record: JsonObject) -> JsonObject:
+    """The tokens with a log-probability each, None where none was kept. Raises msgspec.ValidationError."""
+    known = msgspec.convert(record, RolloutTokens)
+    turns = []
+    for turn in known.turns:
+        logprobs = [*turn.logprobs, *[None] * len(turn.tokens)][: len(turn.tokens)]
+        turns.append(TurnTokens(turn.tokens, logprobs, turn.observation))
+    return msgspec.to_builtins(msgspec.structs.replace(known, turns=turns))
