@@ -20,7 +20,7 @@ from palestra import __version__
 from palestra.util.figures import duration_text, latency_text, number_text, size_text, time_text
 from palestra.util.safe_text import safe_text
 from palestra.view.access import own_path
-from palestra.view.drawings import advantage_bars, curve_points, reward_class, span_text, waterfall
+from palestra.view.drawings import advantage_bars, curve_points, reward_class, span_text, turn_waterfall, waterfall
 from palestra.view.rollout_records import complete
 
 FOLDER = Path(__file__).parent
@@ -94,6 +94,7 @@ def page_templates(*folders: Path) -> Environment:
         "ramp": lambda reward, bins: reward_class(reward, bins[0].low, bins[-1].high) if bins else "failed",
         "advantages": advantage_bars,
         "waterfall": waterfall,
+        "turn_waterfall": turn_waterfall,
         "span": span_text,
         "query": lambda fields: urlencode({name: value for name, value in fields.items() if value != ""}, doseq=True),
         "code": with_code,
