@@ -23,6 +23,7 @@ from palestra.view.catalogue import Catalogue
 from tests.environments.fleet.conftest import PUT, an_env, put_call
 from tests.environments.fleet.scripted import DONE
 from tests.training.records import make_config, make_rollout, make_turn
+from tests.view.browser import opened_browser, opened_page, serious_findings, served, why_not
 from tests.view.folders import HOSTILE
 
 API = "/api/v1/runs/one"
@@ -133,3 +134,31 @@ def test_the_command_plays_the_task_again(tmp_path):
     page = page_of(client)
     assert "<b>one</b>" not in page
     assert 'data-fills="again"' in page
+
+
+@pytest.mark.ui
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+def test_a_rollout_leads_to_its_task_and_to_the_command_with_any_checkpoint(tmp_path):
+    verdict = {"score": 0.0, "missed": ["changes"], "stdout": "missing: a row", "changes": []}
+    turns = [make_turn(sample_s=0.25, env_s=0.5), make_turn(sample_s=0.125)]
+    write_group(tmp_path, [make_rollout(task=PUT, environment="fleet_task", turns=turns, verdict=verdict)])
+    for step in (1, 2):
+        pointer = {"step": step, "address": f"tinker://x:train:0/weights/step-{step}"}
+        file = tmp_path / "one" / "checkpoints" / f"step_{step:06}.json"
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(msgspec.json.encode(pointer))
+    app = create_app(Catalogue(tmp_path))
+    with (
+        served(app) as port,
+        opened_browser() as browser,
+        opened_page(browser, f"http://127.0.0.1:{port}", bypass_csp=True) as page,
+    ):
+        page.goto("/runs/one/rollout?step=1&id=g-0")
+        assert "✗ changes" in page.get_by_role("region", name="Verdict").inner_text()
+        assert page.locator(".waterfall.turns rect").count() == 4
+        assert page.locator("#again").inner_text().endswith("--model one@2")
+        page.get_by_label("Model").select_option("one@1")
+        assert page.locator("#again").inner_text().endswith("--model one@1")
+        assert serious_findings(page) == {}
+        page.get_by_role("link", name="play it by hand").click()
+        assert page.get_by_label("Task", exact=True).input_value() == PUT

@@ -114,3 +114,13 @@ def test_only_those_who_see_runs_open_one_in_the_playground(open_browser):
     answer = open_browser("carol").get("/playground", params=query)
     assert answer.status_code == 404
     assert "there is no run" in answer.text
+
+
+def test_the_state_of_a_training_run_is_sampled_from_by_its_address(keyed, keys, open_browser):
+    """Checkpoints of runs lead here by their address."""
+    model = Raw(keyed, keys["alice"]).model(base_model="ephebe")
+    address = f"tinker://{model.model_id}/weights/kept"
+    Raw(keyed, keys["alice"]).result(model.send("save_weights", path="kept"))
+    alice = open_browser("alice")
+    assert f'<option value="{address}" selected>' in alice.get("/playground", params={"model": address}).text
+    assert ask(alice, model=address).json()["model"] == address
