@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-STATS = "/stats"
+STATS = "/call_stats"
 RUN = "/run"
 """The path of an agent at which one call is one rollout."""
 
@@ -27,7 +27,7 @@ class PathCalls(Struct, frozen=True, kw_only=True):
 
 
 class ServerCalls(Struct, frozen=True, kw_only=True):
-    since: float = 0.0
+    since: float
     """When the process began to count, in seconds since the epoch."""
     paths: list[PathCalls] = []
     failures: dict[str, int] = {}

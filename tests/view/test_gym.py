@@ -7,12 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from palestra.gym.call_counts import MAX_PATHS, OTHERS, CallCounts
 from palestra.gym.errors import GymError
 from palestra.gym.head import head_app
 from palestra.gym.servers.agents import AgentServer, Rollout
+from palestra.types.gym_calls import STATS
 from palestra.types.gym_failures import FailureClass, RowFailure
 from palestra.util.json_types import JsonObject
 from palestra.view.app import create_app
@@ -112,3 +117,25 @@ def test_the_page_follows_the_gym(root: Path):
             assert "none" in row.inner_text()
             gym.post("player", "/run", ROW | {"is_bad": True})
             row.get_by_text("model_unreachable").wait_for()
+
+
+def test_servers_of_others_are_listed_without_counts(root: Path):
+    async def other(_: Request) -> JSONResponse:
+        return JSONResponse({"calls": 40})
+
+    with served(Starlette(routes=[Route(STATS, other)])) as port:
+        instance: Any = {"config_path": "theirs", "state": "healthy", "url": f"http://127.0.0.1:{port}", "pid": "?"}
+        with served(
+            Starlette(routes=[Route("/server_instances", lambda _: JSONResponse([instance, "no server"]))])
+        ) as head:
+            client = TestClient(
+                create_app(Catalogue(root), gym=f"http://127.0.0.1:{head}"), base_url="http://localhost"
+            )
+            (server,) = client.get("/api/v1/gym").json()["servers"]
+            assert (server["name"], server["state"], server["calls"], server["pid"]) == (
+                "theirs",
+                "healthy",
+                None,
+                None,
+            )
+            assert "not counted" in client.get("/gym").text
