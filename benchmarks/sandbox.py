@@ -1,6 +1,7 @@
-"""Sandboxes of the backend local: how many are started, used and removed in a second, and what a thousand of them hold.
+"""Sandboxes of the backend local: how many are started, used and removed in a second, what a thousand of them hold, and
+how many programs are graded in them in a second, beside the processes that only compute.
 
-    make bench BENCH=sandbox            # both
+    make bench BENCH=sandbox            # all of it
     make bench BENCH=sandbox ARGS="--alive 100 --seconds 3"
 
 Memory is the proportional set size (PSS) of all processes that belong to the sandboxes, and beside it what the kernel
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from palestra.gym.grading.programs import Program, sandbox_named
 from palestra.sandbox import SandboxSpec, backend, sandbox
 
 MIB = 1024 * 1024
@@ -33,6 +35,22 @@ async def turnover(seconds: float, at_once: int) -> tuple[float, float]:
         while time.monotonic() < deadline:
             async with sandbox("local", SandboxSpec()) as box:
                 assert (await box.exec("echo used")).text == "used\n"
+            done += 1
+
+    begin = time.monotonic()
+    await asyncio.gather(*(one_after_another() for _ in range(at_once)))
+    return done / (time.monotonic() - begin), (_cpu_s() - cpu_s) / done
+
+
+async def graded(name: str | None, seconds: float, at_once: int) -> tuple[float, float]:
+    """Returns programs a second, and seconds of CPU for each."""
+    programs, deadline, done, cpu_s = sandbox_named(name, at_once), time.monotonic() + seconds, 0, _cpu_s()
+
+    async def one_after_another() -> None:
+        nonlocal done
+        while time.monotonic() < deadline:
+            (outcome,) = await programs.run(Program(source="print(int(input()) + 1)", inputs=["41"]))
+            assert outcome.printed == "42\n", outcome
             done += 1
 
     begin = time.monotonic()
@@ -90,6 +108,9 @@ def main() -> None:
     print(
         f"started, used and removed: {rate:.1f} a second on {psutil.cpu_count()} cores, {cpu_s:.3f} s of CPU for each"
     )
+    for title, name in (("processes that only compute", None), ("sandboxes of their own", "local")):
+        rate, cpu_s = asyncio.run(graded(name, args.seconds, args.at_once))
+        print(f"programs graded in {title}: {rate:.1f} a second, {cpu_s:.3f} s of CPU for each")
     pss, kernel, took_s = asyncio.run(alive(args.alive, args.at_once))
     print(f"{args.alive} alive at once: {pss:.0f} MiB (PSS) and {kernel:.0f} MiB of the kernel, after {took_s:.0f} s")
 

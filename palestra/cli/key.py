@@ -97,12 +97,9 @@ def list_(revoked: bool, as_json: bool, **where: Any) -> None:
         what = "all keys are revoked, so nobody can use the server" if known else "no keys"
         click.echo(f"{what}; to make one: palestra key create")
         return
-    rows = [["id", "name", "owner", "right", "created", *(["revoked"] if revoked else [])]]
-    for one in keys:
-        shown = key_json(one)
-        rows.append([str(shown[column] or "") for column in ("id", "name", "owner", "right", "created_at")])
-        if revoked:
-            rows[-1].append(shown["revoked_at"] or "")
+    columns = ("id", "name", "owner", "right", "created_at", "last_used_at", *(["revoked_at"] if revoked else []))
+    rows = [[column.removesuffix("_at").replace("_", " ") for column in columns]]
+    rows += [[str(shown[column] or "") for column in columns] for shown in map(key_json, keys)]
     print_table(rows)
 
 
@@ -149,9 +146,12 @@ def key_json(one: Key) -> JsonObject:
         "owner": one.owner,
         "right": str(one.rights),
         "created_at": _time_text(one.created_at),
-        "revoked_at": _time_text(one.revoked_at) if one.revoked_at is not None else None,
+        "revoked_at": _time_text(one.revoked_at),
+        "last_used_at": _time_text(one.last_used_at),
     }
 
 
-def _time_text(seconds: float) -> str:
+def _time_text(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -114,6 +114,10 @@ class MetricTable:
             name for name, column in self.columns.items() if name != "time" and not all(map(math.isnan, column))
         )
 
+    @property
+    def size_bytes(self) -> int:
+        return 8 * len(self.steps) * (1 + len(self.columns))
+
     def column(self, name: str) -> array[float]:
         return self.columns.get(name) or array("d", [math.nan]) * len(self.steps)
 

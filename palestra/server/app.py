@@ -58,6 +58,7 @@ def create_app(services: ServerServices) -> RequestLog:
     authenticator = Authenticator(
         services.store,
         services.episodes.broker.keys.find,
+        services.core.key_uses,
         is_loopback=services.config.is_loopback,
         require_key=services.config.require_key == "always",
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Mapping
 
 import msgspec
-from sqlalchemy import Connection, func, insert, select, text, update
+from sqlalchemy import Connection, bindparam, func, insert, select, text, update
 
 from palestra.store.errors import KeyExists
 from palestra.store.records import Key, NewKey, Rights
@@ -53,6 +54,15 @@ def revoke_key(conn: Connection, which: int | str, *, now: float) -> Key | None:
         return None
     conn.execute(update(t).where(t.c.key_hash == key.key_hash).values(revoked_at=now))
     return msgspec.structs.replace(key, revoked_at=now)
+
+
+def touch_keys(conn: Connection, uses: Mapping[int, float]) -> None:
+    """Stores, by number, when each key was used last. Times never decrease."""
+    if not uses:
+        return
+    at = bindparam("at", type_=t.c.last_used_at.type)
+    change = update(t).where(t.c.key_id == bindparam("id"), func.coalesce(t.c.last_used_at, 0.0) < at)
+    conn.execute(change.values(last_used_at=at), [{"id": key_id, "at": time} for key_id, time in uses.items()])
 
 
 def hash_key(key_text: str) -> str:

@@ -216,6 +216,8 @@ class Key(Struct, frozen=True, kw_only=True):
     rights: Rights
     created_at: float
     revoked_at: float | None = None
+    last_used_at: float | None = None
+    """Within 15 seconds."""
 
 
 class NewKey(Struct, frozen=True, kw_only=True):

@@ -151,6 +151,7 @@ keys = Table(
     Column("rights", String(16), nullable=False),
     Column("created_at", Double, nullable=False),
     Column("revoked_at", Double),
+    Column("last_used_at", Double),
     UniqueConstraint("key_id"),
 )
 

@@ -29,7 +29,8 @@ STAR = "star"
 """The tag of runs that somebody has starred."""
 CURVE_POINTS = 60
 CURVES = ("reward/mean", "eval/success", "loss/mean", "eval/loss")
-MAX_TABLES = 16  # of 100 metrics and 10,000 steps, 8 MB each
+MAX_TABLES = 64
+TABLE_BYTES = 64 << 20  # one of 100 metrics and 10,000 steps takes 8 MB
 SAVE_BYTES = 1 << 20  # what is added to a file until its metrics are saved again; shorter ones are read in 10 ms
 WATCHED = ("config.json", "metrics.jsonl", "summary.json", "labels.jsonl", "lock")
 Fingerprint = tuple[int, ...]
@@ -70,11 +71,12 @@ class RunPage(Struct, frozen=True):
 
 
 class Catalogue:
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, most_table_bytes: int = TABLE_BYTES) -> None:
         self.root = root.expanduser().absolute()
         self._folders = RunFolders(self.root)
         self._rows: dict[str, tuple[Fingerprint, ListedRun]] = {}
         self._tables: OrderedDict[Path, MetricTable] = OrderedDict()
+        self._most_bytes = most_table_bytes
         self._saved: dict[Path, int] = {}
         """How much of each run's metrics the index has."""
         self._lock = threading.Lock()
@@ -90,13 +92,17 @@ class Catalogue:
             known = self._tables.pop(run.path, None) or self._restore(run)
             table = known.updated()
             self._tables[run.path] = table
-            if len(self._tables) > MAX_TABLES:
+            while len(self._tables) > MAX_TABLES or (len(self._tables) > 1 and self._table_bytes > self._most_bytes):
                 self._tables.popitem(last=False)
-        if self._has_index and table.offset >= self._saved.get(run.path, 0) + SAVE_BYTES:
+        if self._has_index and abs(table.offset - self._saved.get(run.path, 0)) >= SAVE_BYTES:
             self._saved[run.path] = table.offset
             with suppress(OSError):  # it was deleted meanwhile
                 self._index.store_metrics(run.name, table.saved())
         return table
+
+    @property
+    def _table_bytes(self) -> int:
+        return sum(table.size_bytes for table in self._tables.values())
 
     def _restore(self, run: RunReader) -> MetricTable:
         saved = self._index.load_metrics(run.name) if self._has_index else None
@@ -217,9 +223,10 @@ def _curve(table: MetricTable, name: str) -> list[float]:
 def _fingerprint(path: Path) -> Fingerprint:
     """Changes whenever a file that a row is made of does."""
     found: list[int] = []
+    folder = str(path)
     for name in WATCHED:
         try:
-            known = os.stat(path / name)  # noqa: PTH116 (a thousand runs: pathlib takes three times as long)
+            known = os.stat(f"{folder}/{name}")  # noqa: PTH116 (a thousand runs: pathlib takes three times as long)
         except OSError:
             found += [0, 0]
         else:

@@ -19,6 +19,7 @@ from palestra.view.comparison import compare_runs
 from palestra.view.rendering import render
 
 PAGE_RUNS = 100
+PAGE_EVENTS = 500
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 
@@ -92,7 +93,8 @@ def show_log(request: Request, runs: Runs, run: str, file: str = "", find: str =
 @router.get("/runs/{run}/events")
 def show_events(request: Request, runs: Runs, run: str) -> HTMLResponse:
     events = run_detail.read_events(runs, run)
-    return render(request, "events.html", tab="events", detail=run_detail.read_run(runs, run), events=events)
+    detail = run_detail.read_run(runs, run)
+    return render(request, "events.html", tab="events", detail=detail, events=events[:PAGE_EVENTS], total=len(events))
 
 
 @router.get("/runs/{run}/checkpoints")

@@ -171,7 +171,7 @@ def _without_messages(record: JsonObject) -> JsonObject:
 
 
 def _snippet(messages: Sequence[JsonObject], *, end: bool = False) -> str:
-    text = " ".join(content_text(messages[0])[-4000 if end else 0 :][:4000].split()) if messages else ""
+    text = " ".join(content_text(messages[0])[-1000 if end else 0 :][:1000].split()) if messages else ""
     if len(text) <= SNIPPET:
         return text
     return f"…{text[1 - SNIPPET :]}" if end else f"{text[: SNIPPET - 1]}…"

@@ -19,12 +19,14 @@ NUMBERS = (
 )
 TEXTS = ("id", "group", "task", "environment", "stop")
 MESSAGES = ("error", "failure")
+HUGE = 10**300
 TABLES = ("metrics", "judgement", "verdict")
 
 
 def complete(record: JsonObject) -> JsonObject:
     """The record with every field that pages show: None where it is missing or not of its kind, text for names."""
-    numbers = {name: value if is_number(value := record.get(name)) else None for name in NUMBERS}
+    numbers = dict.fromkeys(NUMBERS)
+    numbers |= {name: value for name in NUMBERS if is_number(value := record.get(name))}
     texts = {name: str(record.get(name)) for name in TEXTS}
     messages = {name: None if not (value := record.get(name)) else str(value) for name in MESSAGES}
     tables = {name: value if isinstance(value := record.get(name), dict) else {} for name in TABLES}
@@ -57,10 +59,10 @@ def said_in(record: JsonObject) -> list[JsonObject]:
 
 
 def is_number(value: object) -> bool:
-    try:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # JSON may have integers that no float can hold
-        return False
+    """Whether it is one that can be drawn. JSON may have integers that no float can hold."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return type(value) is int and -HUGE < value < HUGE
 
 
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]

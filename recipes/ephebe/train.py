@@ -10,11 +10,10 @@ import json
 import math
 import random
 import re
-import shutil
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +21,6 @@ import jinja2
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -30,6 +28,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent.parent)]
 
 from corpus import Conversation, conversation  # noqa: E402
+from model_files import log, write_model  # noqa: E402
 
 from palestra.model.loading.random_tokenizer import CONTROL_TOKENS, DATA, MARKUP_TOKENS, write_tokenizer  # noqa: E402
 
@@ -59,7 +58,7 @@ def main() -> None:
     log(begin, f"packed into {len(packed.tokens)} rows")
     model = Qwen3ForCausalLM(shape(ids.turn_end, ids.end_of_text)).to(args.device)
     fit(model, packed, args, begin)
-    write_model(model, args.out, ids.turn_end, ids.end_of_text)
+    write_model(model, args.out, ids.turn_end, ids.end_of_text, HERE / "model_card.md")
     log(begin, f"written to {args.out}")
 
 
@@ -97,6 +96,7 @@ def shape(end: int, pad: int) -> Qwen3Config:
 # Conversations to rows
 
 
+@cache
 def chat_template() -> jinja2.Template:
     env = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
     env.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
@@ -211,28 +211,6 @@ def train_step(model: Qwen3ForCausalLM, batch: Packed) -> torch.Tensor:
     loss = (losses * weights.flatten()).sum() / weights.sum()
     loss.backward()
     return loss.detach()
-
-
-def write_model(model: Qwen3ForCausalLM, folder: Path, end: int, pad: int) -> None:
-    tensors = {
-        name: tensor.detach().to("cpu", torch.bfloat16).contiguous()
-        for name, tensor in model.state_dict().items()
-        if name != "lm_head.weight"  # tied
-    }
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    config = {
-        **model.config.to_diff_dict(),
-        "architectures": ["Qwen3ForCausalLM"],
-        "dtype": "float32",
-    }  # to compute in; stored in half of it
-    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    generation = {"eos_token_id": [end, pad], "pad_token_id": pad, "do_sample": True, "temperature": 1.0}
-    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
-    shutil.copyfile(HERE / "model_card.md", folder / "README.md")
-
-
-def log(begin: float, text: str) -> None:
-    print(f"{time.monotonic() - begin:7.1f} s  {text}", flush=True)
 
 
 if __name__ == "__main__":

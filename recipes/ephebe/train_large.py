@@ -26,7 +26,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 sys.path[:0] = [str(HERE), str(ROOT)]
 
-from train import CHUNK, Rows, fit, log, make_chunk, pack  # noqa: E402
+from model_files import log  # noqa: E402
+from train import CHUNK, Rows, fit, make_chunk, pack  # noqa: E402
 
 from palestra.model.loading.random_model import SHAPES, random_config  # noqa: E402
 

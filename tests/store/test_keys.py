@@ -49,6 +49,15 @@ def test_revoked_by_number_or_name(tables_store: Store) -> None:
     assert [k.key_id for k in tables_store.read_now(lambda conn: keys.list_keys(conn, revoked=True))] == [1, 2]
 
 
+def test_the_last_use_of_a_key_is_kept_and_never_goes_back(tables_store: Store) -> None:
+    used, unused = create(tables_store, "used"), create(tables_store, "unused")
+    for at in (5.0, 3.0):
+        tables_store.write_now(lambda conn, at=at: keys.touch_keys(conn, {used.key.key_id: at, 99: at}))
+    tables_store.write_now(lambda conn: keys.touch_keys(conn, {}))
+    assert [one.last_used_at for one in tables_store.read_now(keys.list_keys)] == [5.0, None]
+    assert find(tables_store, unused.text) == unused.key
+
+
 def test_a_name_in_use_is_refused_and_numbers_are_not_used_twice(tables_store: Store) -> None:
     create(tables_store, "a")
     with pytest.raises(KeyExists, match="key 1 already has the name 'a'"):

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
 import math
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from palestra.runs.reader import RunStatus
+from palestra.runs.record_files import read_records, write_records
 from palestra.runs.writer import RunFolder
 from palestra.training.batches.grpo_batch import build_batch
 from palestra.types.rollouts import Group, RolloutStop
@@ -73,3 +80,104 @@ def figures(step: int) -> dict[str, float]:
         "batch/sampled_tokens": 100.0,
         "env/math/own_metric": 3.0,
     }
+
+
+def break_config(path: Path) -> None:
+    (path / "config.json").write_text('{"name": ')
+
+
+def break_metrics(path: Path) -> None:
+    with (path / "metrics.jsonl").open("ab") as stream:
+        stream.write(b'{"step": 5, "reward/me')
+
+
+def remove_metrics(path: Path) -> None:
+    (path / "metrics.jsonl").unlink()
+    (path / "events.jsonl").unlink()
+
+
+def break_rollouts(path: Path) -> None:
+    for file in (path / "rollouts").iterdir():
+        file.write_bytes(file.read_bytes()[:-9])
+
+
+def empty(path: Path) -> None:
+    for entry in path.iterdir():
+        if entry.name != "config.json":
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+
+def write_nan(path: Path) -> None:
+    with (path / "metrics.jsonl").open("ab") as stream:
+        stream.write(b'{"step": 5, "attempt": 1, "reward/mean": NaN}\n{"step": 6, "attempt": 1, "reward/mean": null}\n')
+
+
+def of_an_older_version(path: Path) -> None:
+    about = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({"config": {"model": "old"}, "kind": about["kind"]}))
+    for file in (path / "rollouts").iterdir():
+        kept = [{name: one[name] for name in ("id", "group", "messages")} for one in read_records(file)]
+        write_records(file, kept)
+
+
+def write_huge_numbers(path: Path) -> None:
+    with (path / "metrics.jsonl").open("ab") as stream:
+        stream.write(b'{"step": 5, "attempt": 1, "reward/mean": %s}\n' % (b"9" * 400))
+        stream.write(b'{"step": %s, "attempt": 1, "reward/mean": 1}\n' % (b"9" * 400))
+        stream.write(b'{"step": 6, "attempt": 1, "a": ' + b"[" * 100_000 + b"\n")
+    with (path / "events.jsonl").open("ab") as stream:
+        stream.write(b'{"event": "odd", "time": 1e300, "attempt": "first"}\n')
+
+
+def change_about(**changes: object) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        about = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps({**about, **changes}))
+
+    change.__name__ = f"change_{'_'.join(changes)}"
+    return change
+
+
+ACCIDENTS = (
+    break_config,
+    break_metrics,
+    remove_metrics,
+    break_rollouts,
+    empty,
+    write_nan,
+    of_an_older_version,
+    write_huge_numbers,
+    change_about(kind={"a": 1}),
+    change_about(created="yesterday"),
+    change_about(created=1e300),
+    change_about(config={"model": {"name": ["a", "b"]}, "steps": "many"}),
+    change_about(facts=["here"]),
+)
+
+
+CAP_DAC_OVERRIDE = 1
+CAPABILITY_VERSION = 0x20080522
+
+
+@contextmanager
+def made_read_only(folder: Path) -> Iterator[None]:
+    """Nobody may write into the folder and what is in it: also not root, as long as the work is done by this thread or
+    one that it starts."""
+    entries = [folder, *folder.rglob("*")]
+    modes = {entry: entry.stat().st_mode for entry in entries}
+    for entry, mode in modes.items():
+        entry.chmod(mode & 0o555)
+    libc = ctypes.CDLL(None)
+    header, rights = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
+    libc.capget(header, rights)
+    before = rights[0]
+    rights[0] = before & ~(1 << CAP_DAC_OVERRIDE)
+    libc.capset(header, rights)
+    try:
+        assert not os.access(folder, os.W_OK, effective_ids=True)
+        yield
+    finally:
+        rights[0] = before
+        libc.capset(header, rights)
+        for entry, mode in modes.items():
+            entry.chmod(mode)

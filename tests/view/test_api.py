@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import shutil
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 from urllib.parse import quote
@@ -23,7 +21,7 @@ from palestra.view.catalogue import Catalogue
 from palestra.view.live import follow
 from palestra.view.serving import make_server
 from tests.training.records import make_config
-from tests.view.folders import write_run
+from tests.view.folders import ACCIDENTS, write_run
 
 API = "/api/v1"
 
@@ -157,74 +155,6 @@ def test_a_run_is_asked_to_stop(client, root):
         assert client.get(f"{API}/runs/live").json()["is_stopping"]
 
 
-def break_config(path: Path) -> None:
-    (path / "config.json").write_text('{"name": ')
-
-
-def break_metrics(path: Path) -> None:
-    with (path / "metrics.jsonl").open("ab") as stream:
-        stream.write(b'{"step": 5, "reward/me')
-
-
-def remove_metrics(path: Path) -> None:
-    (path / "metrics.jsonl").unlink()
-    (path / "events.jsonl").unlink()
-
-
-def break_rollouts(path: Path) -> None:
-    for file in (path / "rollouts").iterdir():
-        file.write_bytes(file.read_bytes()[:-9])
-
-
-def empty(path: Path) -> None:
-    for entry in path.iterdir():
-        if entry.name != "config.json":
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-
-
-def write_nan(path: Path) -> None:
-    with (path / "metrics.jsonl").open("ab") as stream:
-        stream.write(b'{"step": 5, "attempt": 1, "reward/mean": NaN}\n{"step": 6, "attempt": 1, "reward/mean": null}\n')
-
-
-def of_an_older_version(path: Path) -> None:
-    about = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({"config": {"model": "old"}, "kind": about["kind"]}))
-
-
-def write_huge_numbers(path: Path) -> None:
-    with (path / "metrics.jsonl").open("ab") as stream:
-        stream.write(b'{"step": 5, "attempt": 1, "reward/mean": %s}\n' % (b"9" * 400))
-        stream.write(b'{"step": %s, "attempt": 1, "reward/mean": 1}\n' % (b"9" * 400))
-        stream.write(b'{"step": 6, "attempt": 1, "a": ' + b"[" * 100_000 + b"\n")
-    with (path / "events.jsonl").open("ab") as stream:
-        stream.write(b'{"event": "odd", "time": 1e300, "attempt": "first"}\n')
-
-
-def change_about(**changes: object) -> Callable[[Path], None]:
-    def change(path: Path) -> None:
-        about = json.loads((path / "config.json").read_text())
-        (path / "config.json").write_text(json.dumps({**about, **changes}))
-
-    change.__name__ = f"change_{'_'.join(changes)}"
-    return change
-
-
-ACCIDENTS = (
-    break_config,
-    break_metrics,
-    remove_metrics,
-    break_rollouts,
-    empty,
-    write_nan,
-    of_an_older_version,
-    write_huge_numbers,
-    change_about(kind={"a": 1}),
-    change_about(created="yesterday"),
-    change_about(created=1e300),
-    change_about(config={"model": {"name": ["a", "b"]}, "steps": "many"}),
-    change_about(facts=["here"]),
-)
 PAGES = ("", "/charts", "/config", "/log", "/events", "/checkpoints")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sqlite3
 
@@ -16,7 +15,7 @@ from palestra.view.app import create_app
 from palestra.view.catalogue import SAVE_BYTES, Catalogue
 from palestra.view.run_index import FILE
 from tests.training.records import make_config
-from tests.view.folders import make_step_group, write_run
+from tests.view.folders import made_read_only, make_step_group, write_run
 
 API = "/api/v1"
 
@@ -87,18 +86,24 @@ def test_a_kept_row_says_the_same_as_the_files(root):
     assert Catalogue(root).find() == first
 
 
-def test_a_broken_index_or_a_folder_that_cannot_be_written_changes_nothing(client, root):
+def test_a_broken_index_changes_nothing(client, root):
     expected = client.get(f"{API}/runs").json()
     (root / FILE).write_bytes(b"not a database at all, but long enough to look like one" * 40)
     assert TestClient(create_app(Catalogue(root)), base_url="http://localhost").get(f"{API}/runs").json() == expected
-    (root / FILE).unlink()
-    root.chmod(0o555)
-    try:
-        if not os.access(root, os.W_OK):  # not for root, who may write everywhere
+
+
+def test_a_folder_that_cannot_be_written_is_shown_all_the_same(client, root):
+    expected = client.get(f"{API}/runs").json()
+    for keeps_index in (True, False):
+        if not keeps_index:
+            (root / FILE).unlink()
+        with made_read_only(root):
             shown = TestClient(create_app(Catalogue(root)), base_url="http://localhost")
             assert shown.get(f"{API}/runs").json() == expected
-    finally:
-        root.chmod(0o755)
+            for path in ("", "/charts", "/config", "/log", "/events", "/rollouts"):
+                assert shown.get(f"{API}/runs/first{path}").status_code == 200
+            answer = shown.post(f"{API}/runs/first/labels", json={"tag": "new"})
+            assert (answer.status_code, "Permission denied" in answer.text) == (422, True)
 
 
 def test_the_index_forgets_runs_that_were_deleted(root):
@@ -124,6 +129,16 @@ def test_metrics_of_a_long_run_are_not_read_again_after_a_start(root):
     again = Catalogue(root).metrics(RunReader(root / "first"))
     assert (len(again.steps), expected.runs[0].last_step) == (8999, 8999)
     assert again.column("reward/mean")[0] == pytest.approx(0.21)
+
+
+def test_tables_are_kept_in_memory_by_their_bytes(root):
+    runs = [RunReader(root / "first"), RunReader(write_run(root, "second"))]
+    one = Catalogue(root).metrics(runs[0]).size_bytes
+    for most_bytes, is_kept in ((2 * one, True), (2 * one - 1, False), (0, False)):
+        catalogue = Catalogue(root, most_bytes)
+        tables = [catalogue.metrics(run) for run in runs]
+        assert catalogue.metrics(runs[1]) is tables[1]  # the newest always is
+        assert (catalogue.metrics(runs[0]) is tables[0]) == is_kept
 
 
 def test_a_kept_row_that_cannot_be_read_is_made_anew(client, root):

@@ -36,6 +36,15 @@ def test_a_run_has_its_tabs(client):
     assert 'data-api="../api/v1/runs/first"' in page
 
 
+def test_of_many_events_the_newest_are_shown(client, root):
+    with (root / "first" / "events.jsonl").open("a") as stream:
+        stream.writelines(f'{{"event": "odd", "number": {number}}}\n' for number in range(2000))
+    page = client.get("/runs/first/events").text
+    assert ("</span> 1999" in page, "</span> 1500" in page, "</span> 1499" in page) == (True, True, False)
+    assert "1502 earlier ones" in page
+    assert len(client.get("/api/v1/runs/first/events").json()) == 2002
+
+
 def test_a_star_is_given_and_taken(client):
     assert 'aria-pressed="true"' in client.post("/runs/first/star").text
     assert 'aria-pressed="false"' in client.post("/runs/first/star").text

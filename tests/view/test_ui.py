@@ -28,7 +28,7 @@ from tests.view.browser import (
     wait_for_charts,
     why_not,
 )
-from tests.view.folders import HOSTILE, figures, write_run
+from tests.view.folders import ACCIDENTS, HOSTILE, figures, made_read_only, write_run
 
 pytestmark = [pytest.mark.ui, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
@@ -373,6 +373,42 @@ def test_beyond_this_machine_a_browser_is_asked_for_the_key(browser, runs):
         page.get_by_label("Key").fill("a-long-key")
         page.get_by_role("button", name="Open").click()
         page.wait_for_url("**/runs/first/config")
+
+
+def test_what_accidents_leave_is_shown_as_far_as_it_can_be(browser, tmp_path):
+    names = [f"{number}-{accident.__name__}" for number, accident in enumerate(ACCIDENTS)]
+    for name, accident in zip(names, ACCIDENTS, strict=True):
+        accident(write_run(tmp_path, name))
+    with served(create_app(Catalogue(tmp_path))) as port, opened_page(browser, f"http://127.0.0.1:{port}") as page:
+        page.goto("/")
+        assert page.locator("tbody tr").count() == len(names)
+        for name in names:
+            for path in ("", "/rollouts", "/config", "/log", "/events"):
+                answer = page.goto(f"/runs/{name}{path}")
+                assert answer.status in (200, 422), (name, path)
+                if page.locator("#board").count():
+                    page.locator('#board[aria-busy="false"]').wait_for()
+        (older,) = (name for name in names if name.endswith("of_an_older_version"))
+        page.goto(f"/runs/{older}/rollouts?step=1")
+        page.locator(".dot").first.click()
+        page.get_by_text("What is 2 + 2?").wait_for()
+        page.locator("#strip span[data-token]").first.wait_for()
+
+
+def test_a_folder_that_cannot_be_written_is_shown_and_says_so_when_it_is_to_change(browser, tmp_path):
+    write_run(tmp_path)
+    with (
+        made_read_only(tmp_path),
+        served(create_app(Catalogue(tmp_path))) as port,
+        opened_page(browser, f"http://127.0.0.1:{port}") as page,
+    ):
+        page.goto("/")
+        page.get_by_role("link", name="first").click()
+        wait_for_charts(page)
+        for _ in range(2):  # the second time in the same place
+            page.get_by_role("button", name="Star first").click()
+            page.get_by_role("alert").get_by_text("Permission denied").wait_for()
+        assert page.get_by_role("alert").count() == 1
 
 
 def test_a_run_without_steps_and_one_with_odd_numbers_are_drawn(browser, tmp_path):

@@ -1,7 +1,7 @@
 """Runs programs that models wrote.
 
-Owns: the interface of a sandbox, the one that needs only Linux, finding others by name. Never touches: whether the
-outcome is right.
+Owns: the interface for programs, the one that needs only Linux, the one that uses any sandbox backend, finding them by
+name. Never touches: whether the outcome is right.
 """
 
 from __future__ import annotations
@@ -17,12 +17,19 @@ from msgspec import Struct
 
 from palestra.gym.errors import GymError
 from palestra.gym.grading.program_child import NO_SANDBOX
+from palestra.sandbox import SandboxLimits, SandboxSpec, backend, lean_python
 from palestra.sandbox.compute_only import process
 from palestra.util.renamed import renamed
 
 CHILD = "palestra.gym.grading.program_child"
 MAX_ANSWER = 64 * 1024 * 1024
 START_S = 20.0
+CHILD_IMPORTS = ("palestra.sandbox.compute_only.jail", "palestra.sandbox.seccomp", "palestra.util.json_types")
+INSIDE = "/work/grader"
+"""Where a sandbox has the child's files."""
+NO_PYTHON = 127
+ROOM_FOR_PYTHON = 256 * 1024**2
+"""Memory of a sandbox beside what the program may take."""
 
 
 class Program(Struct, frozen=True, kw_only=True):
@@ -49,7 +56,7 @@ class ProgramOutcome(Struct, frozen=True):
 
 
 class ProgramSandbox(Protocol):
-    """Runs untrusted programs. A setting names one: `sandbox: module:Class`."""
+    """Runs untrusted programs. A setting names one: `sandbox: local`, or another backend, or `module:Class`."""
 
     async def run(self, program: Program) -> list[ProgramOutcome]:
         """Returns one outcome for each input, in order; those that were not reached have an error. It never raises
@@ -64,46 +71,75 @@ class JailSandbox:
         self._slots = asyncio.Semaphore(at_once or os.cpu_count() or 1)
 
     async def run(self, program: Program) -> list[ProgramOutcome]:
-        total_s = program.test_s * len(program.inputs)
-        header = {
-            "source": program.source,
-            "inputs": program.inputs,
-            "function": program.function,
-            "test_s": program.test_s,
-            "memory_bytes": program.memory_bytes,
-            "cpu_s": math.ceil(total_s) + 5,
-            "are_trusted": program.are_trusted,
-        }
-        question = msgspec.json.encode(header) + b"\n"
+        question, limit_s = _question(program)
         async with self._slots:
-            said = await process.run_sandboxed(CHILD, question, limit_s=total_s + START_S, max_answer=MAX_ANSWER)
+            said = await process.run_sandboxed(CHILD, question, limit_s=limit_s, max_answer=MAX_ANSWER)
         if said.status == NO_SANDBOX and not said.answer:
             raise NoSandbox(
                 "this kernel cannot filter system calls (that needs Linux with seccomp), so programs of a "
-                "model would run unconfined; name a sandbox (`sandbox: module:Class`), or set `trust_programs: true`"
+                "model would run unconfined; name a sandbox (`sandbox: docker`), or set `trust_programs: true`"
             )
-        return _outcomes(said, len(program.inputs))
+        return _outcomes(said.answer, said.status, len(program.inputs))
+
+
+class BackendProgramSandbox:
+    """The same child in a sandbox of its own for each program. The child still closes itself off: two walls."""
+
+    def __init__(self, name: str, at_once: int | None = None) -> None:
+        """Raises SandboxError if there is no backend of that name."""
+        self.name, self._backend = name, backend(name)
+        self._slots = asyncio.Semaphore(at_once or os.cpu_count() or 1)
+
+    async def run(self, program: Program) -> list[ProgramOutcome]:
+        question, limit_s = _question(program)
+        command, files = lean_python.carried(CHILD, *CHILD_IMPORTS, folder=INSIDE)
+        limits = SandboxLimits(memory_bytes=program.memory_bytes + ROOM_FOR_PYTHON)
+        async with self._slots:
+            if problem := self._backend.problem():
+                raise NoSandbox(f"programs cannot run in {self.name}: {problem}")
+            async with self._backend(SandboxSpec(files=files, limits=limits)) as box:
+                said = await box.exec(command, stdin=question, limit_s=limit_s, max_output=MAX_ANSWER)
+        if said.status == NO_PYTHON:
+            raise NoSandbox(f"there is no python3 in the sandbox {self.name}, which programs need")
+        if said.status == NO_SANDBOX and not said.stdout:
+            raise NoSandbox(f"the kernel below {self.name} cannot filter system calls; set `trust_programs: true`")
+        return _outcomes(said.stdout, said.status, len(program.inputs))
 
 
 def sandbox_named(name: str | None, at_once: int | None) -> ProgramSandbox:
-    """Returns the named sandbox, or ours. Raises ImportError, AttributeError."""
+    """Returns the named sandbox, or the one that only computes. Raises ImportError, AttributeError, SandboxError."""
     if name is None:
         return JailSandbox(at_once)
-    module, _, attribute = name.partition(":")
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        return BackendProgramSandbox(name, at_once)
     return getattr(importlib.import_module(module), attribute)()
 
 
-def _outcomes(said: process.ChildAnswer, count: int) -> list[ProgramOutcome]:
+def _question(program: Program) -> tuple[bytes, float]:
+    """Returns what the child reads, and the seconds it may take."""
+    total_s = program.test_s * len(program.inputs)
+    header = {
+        "source": program.source,
+        "inputs": program.inputs,
+        "function": program.function,
+        "test_s": program.test_s,
+        "memory_bytes": program.memory_bytes,
+        "cpu_s": math.ceil(total_s) + 5,
+        "are_trusted": program.are_trusted,
+    }
+    return msgspec.json.encode(header) + b"\n", total_s + START_S
+
+
+def _outcomes(answer: bytes, status: int | None, count: int) -> list[ProgramOutcome]:
     """Converts the child's answer. A program can write into the pipe, too: the first invalid outcome ends the list."""
     found: list[ProgramOutcome] = []
-    for line in said.answer.splitlines()[:count]:
+    for line in answer.splitlines()[:count]:
         try:
             found.append(msgspec.json.decode(line, type=ProgramOutcome))
         except (msgspec.DecodeError, UnicodeDecodeError):
             break
-    return found + [ProgramOutcome(error=f"not reached: the program's process ended ({said.status})")] * (
-        count - len(found)
-    )
+    return found + [ProgramOutcome(error=f"not reached: the program's process ended ({status})")] * (count - len(found))
 
 
 if not TYPE_CHECKING:  # type checkers know the new names only

@@ -13,6 +13,7 @@ from palestra.model.loading.spec import ModelSpec
 from palestra.model.sampling.sequences import StepPlan
 
 KERNEL_HEAD_DIM = 256  # wider heads need more shared memory than the kernels' tiles leave
+KERNEL_ROW = 576  # the same for compressed rows, which are read once as keys and values
 
 
 def packed_attention(
@@ -37,5 +38,8 @@ def paged_attention(cache: KVCache, plan: StepPlan) -> Attention:
 
 def has_kernels(spec: ModelSpec, device: torch.device | str, dtype: torch.dtype) -> bool:
     """Whether attention runs by our kernels."""
-    fits = spec.head_dim <= KERNEL_HEAD_DIM and spec.kv_sides == 2
-    return fits and not spec.has_sinks and kernels.can_run(device, dtype)
+    if not kernels.can_run(device, dtype):
+        return False
+    return spec.head_dim <= KERNEL_HEAD_DIM or (
+        spec.key_tail > 0 and spec.head_dim <= KERNEL_ROW and kernels.is_roomy(device)
+    )

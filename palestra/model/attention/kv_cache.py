@@ -52,10 +52,9 @@ class KVCache:
         return self.spec.head_dim, self.n_pages * self.page_size * self.spec.head_dim
 
     def by_head(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values as [kv heads, positions, head_dim]."""
-        assert self.spec.kv_sides == 2, "the kernels do not attend to compressed rows"
-        keys, values = self._layers[layer].view(2, self.spec.n_kv_heads, -1, self.spec.head_dim)
-        return keys, values
+        """Keys and values as [kv heads, positions, head_dim]; of compressed rows, values are the first part."""
+        sides = self._layers[layer].view(self.spec.kv_sides, self.spec.n_kv_heads, -1, self.spec.head_dim)
+        return sides[0], sides[-1][..., : self.spec.head_dim - self.spec.key_tail]
 
     def rows_of(self, pages: NDArray) -> Tensor:
         """Row numbers of these pages for every kv head: [kv heads * pages]."""

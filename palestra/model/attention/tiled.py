@@ -32,6 +32,15 @@ from palestra.model.transfers import to_device
 
 PREFILL_ROWS = 64  # queries times heads of a group in a tile
 DECODE_ROWS = 16  # the same for single queries: the smallest tile there is
+LATENT_HEADS = 32  # of a tile where all heads have the same keys, which are wide
+
+
+def head_group(spec: ModelSpec) -> int:
+    """Heads of a query that a tile holds: those that have the same keys, as far as there is room."""
+    group = spec.n_heads // spec.n_kv_heads
+    if not spec.key_tail:
+        return group
+    return max(n for n in range(1, min(group, LATENT_HEADS) + 1) if group % n == 0)
 
 
 class TiledPackedAttention:
@@ -41,14 +50,15 @@ class TiledPackedAttention:
         self.spec = spec
         starts = np.concatenate([[0], np.cumsum(lengths)])[:-1].tolist()
         spans = [(start, 0, n, start) for start, n in zip(starts, lengths, strict=True)]
-        self.tiles = cut_tiles(np.array(spans, np.int32), spec.n_heads // spec.n_kv_heads, PREFILL_ROWS, device)
-        step = Launch.of(spec.head_dim, device).gradient_keys
+        self.groups = spec.n_heads // head_group(spec)
+        self.tiles = cut_tiles(np.array(spans, np.int32), head_group(spec), PREFILL_ROWS, device)
+        step = Launch.of(spec.head_dim - spec.key_tail, device).gradient_keys
         blocks = [(s, key, n) for s, n in zip(starts, lengths, strict=True) for key in range(0, n, step)]
         self.key_blocks = to_device(blocks, device, np.int32)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
-        assert sinks is None, "the kernels know no sinks"
-        return attend_packed(q, k, v, self.tiles, self.key_blocks, self.spec.n_kv_heads, self.spec.windows[layer])
+        values, window, tail = None if self.spec.key_tail else v, self.spec.windows[layer], self.spec.key_tail
+        return attend_packed(q, k, values, self.tiles, self.key_blocks, self.groups, window, sinks, tail)
 
 
 class TiledPagedAttention:
@@ -60,12 +70,14 @@ class TiledPagedAttention:
     ):
         """`shared` is for the first tiles, those of single queries."""
         self.cache, self.spec, self.slots, self.tiles, self.shared = cache, cache.spec, slots, tiles, shared
-        self.keys = KeySource(*cache.slot_strides, pages, cache.page_size)
+        row_stride, head_stride = cache.slot_strides
+        self.groups = self.spec.n_heads // head_group(self.spec)
+        self.keys = KeySource(row_stride, 0 if self.spec.key_tail else head_stride, pages, cache.page_size)
 
     @classmethod
     def of(cls, cache: KVCache, plan: StepPlan) -> TiledPagedAttention:
         """For one step of the scheduler's plan: rows are `decode` first, then `prefill`."""
-        group, device, n = cache.spec.n_heads // cache.spec.n_kv_heads, cache.device, len(plan.decode)
+        group, device, n = head_group(cache.spec), cache.device, len(plan.decode)
         spans = row_spans(plan)
         tiles = [
             cut_tiles(some, group, rows, device)
@@ -82,15 +94,14 @@ class TiledPagedAttention:
         return cls(cache, slots, pages, tiles, shared)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
-        assert sinks is None, "the kernels know no sinks"
         keys, values = self.cache.by_head(layer)
-        write_pages(k, v, keys, values, self.slots)
-        out, window = q.new_empty(len(q), self.spec.q_size), self.spec.windows[layer]
+        write_pages(k, None if self.spec.key_tail else v, keys, values, self.slots)
+        out, window = q.new_empty(len(q), q.shape[1] * values.shape[-1]), self.spec.windows[layer]
         shared = self.shared if window is None else None
         if shared is not None:
-            attend_once(q, keys, values, self.keys, self.spec.n_kv_heads, shared)
+            attend_once(q, keys, values, self.keys, self.groups, shared)
         for tiles in self.tiles:
-            attend(q, keys, values, tiles, self.keys, self.spec.n_kv_heads, window, out, shared=shared)
+            attend(q, keys, values, tiles, self.keys, self.groups, window, out, shared=shared, sinks=sinks)
             shared = None
         return out
 
@@ -159,14 +170,14 @@ class SharedResults:
 
     @classmethod
     def of(cls, n_tiles: int, spec: ModelSpec, device: torch.device) -> SharedResults:
-        group = spec.n_heads // spec.n_kv_heads
+        group, dim = head_group(spec), spec.head_dim - spec.key_tail
         shape = (n_tiles * (tile_rows(PREFILL_ROWS, group) // group), spec.n_heads)
         m, weight = (torch.empty(shape, dtype=torch.float32, device=device) for _ in range(2))
-        return cls(m, weight, torch.empty(*shape, spec.head_dim, dtype=torch.float32, device=device))
+        return cls(m, weight, torch.empty(*shape, dim, dtype=torch.float32, device=device))
 
 
 def shared_splits(tiles: Tensor, rows: Tensor, by_row: Tensor, spec: ModelSpec, results: SharedResults) -> SharedSplits:
-    size = tile_rows(PREFILL_ROWS, spec.n_heads // spec.n_kv_heads)
+    size = tile_rows(PREFILL_ROWS, head_group(spec))
     return SharedSplits(tiles, rows, by_row, results.m, results.weight, results.acc, size)
 
 

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 import torch
 
 HALF = (torch.bfloat16, torch.float16)
+ROOMY = 200 << 10
 interpreted = False
 """Whether CPU tensors go through the kernels, too, by Triton's interpreter: for tests."""
 
@@ -26,6 +27,15 @@ def can_run_on(device: torch.device | str) -> bool:
     """Whether there are kernels for the device at all; few of them take float32."""
     kind = torch.device(device).type
     return (kind == "cuda" or (interpreted and kind == "cpu")) and _has_triton()
+
+
+@cache
+def is_roomy(device: torch.device | str) -> bool:
+    """Whether one program may have the 200 KB of shared memory that tiles of wide heads take: Hopper and Blackwell have
+    them, Ampere and Ada do not. The interpreter has no limit."""
+    if torch.device(device).type != "cuda":
+        return True
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= ROOMY
 
 
 @cache

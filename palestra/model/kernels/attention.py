@@ -4,6 +4,8 @@ A tile holds neighbouring queries of one sequence with all heads of a group. It 
 positions that are multiples of 64, in order, and joins runs of 512 keys with what came before. Every query thus adds
 in the same order, whatever tile it is in: its result has the same bits in training, prefill and decoding.
 Sums over keys are products with ones, because the order of `tl.sum` depends on the tile.
+Where values are the first part of the keys (latent attention), a key is read once for both; what it has beyond that is
+called its tail.
 Owns: the kernels, their launch and gradient. Never touches: who plans tiles, where pages come from.
 """
 
@@ -11,7 +13,6 @@ Owns: the kernels, their launch and gradient. Never touches: who plans tiles, wh
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -20,8 +21,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd import Function
 
+from palestra.model import kernels
+
 KEY_BLOCK = 64
-ROOMY = 200 << 10  # bytes of shared memory: Hopper and Blackwell have them, Ampere and Ada do not
 KEY_SPLIT = 512  # the join costs little at this length, and a long context has enough of them to be computed apart
 
 
@@ -32,6 +34,8 @@ class Launch:
     stages: int = 2
     warps: int = 4
     """For 64 rows of a tile."""
+    few_warps: int = 2
+    """For fewer rows."""
     gradient_keys: int = KEY_BLOCK
     """Keys of a block in the gradient."""
     gradient_rows: int | None = None
@@ -44,20 +48,14 @@ class Launch:
         """Tiles of wide heads fill Hopper's 227 KB of shared memory; cards that have less take smaller ones."""
         if dim <= 128:
             return cls()
-        if _shared_memory(torch.device(device)) >= ROOMY:
+        if dim > 256:
+            return cls(stages=1, warps=8, few_warps=4, gradient_keys=32, gradient_rows=32, gradient_stages=1)
+        if kernels.is_roomy(device):
             return cls(warps=8, gradient_stages=1)
         return cls(stages=1, gradient_keys=32, gradient_rows=32, gradient_stages=1)
 
     def warps_for(self, rows: int) -> int:
-        return 8 if rows >= 128 else self.warps if rows >= 64 else 2
-
-
-@cache
-def _shared_memory(device: torch.device) -> int:
-    """Bytes that one program may have; without limit for the interpreter."""
-    if device.type != "cuda":
-        return ROOMY
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+        return 8 if rows >= 128 else self.warps if rows >= 64 else self.few_warps
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +101,17 @@ def _write_pages_kernel(
     place = h.to(tl.int64) * head_stride + slot * D + d
     if slot >= 0:
         tl.store(KEYS + place, tl.load(K + row * k_stride + h * D + d, mask=mask), mask=mask)
-        tl.store(VALUES + place, tl.load(V + row * v_stride + h * D + d, mask=mask), mask=mask)
+        if V is not None:
+            tl.store(VALUES + place, tl.load(V + row * v_stride + h * D + d, mask=mask), mask=mask)
 
 
-def write_pages(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+def write_pages(k: Tensor, v: Tensor | None, keys: Tensor, values: Tensor, slots: Tensor) -> None:
     """Puts rows of keys and values, [rows, kv heads, dim], into slots (int64, -1: nowhere) of pages, [kv heads,
-    slots, dim] of equal strides."""
+    slots, dim] of equal strides; keys alone where values are part of them."""
     rows, heads, dim = k.shape
     if rows:
         _write_pages_kernel[(rows,)](
-            *(k, v, keys, values, slots, k.stride(0), v.stride(0), keys.stride(0), heads, dim),
+            *(k, v, keys, values, slots, k.stride(0), 0 if v is None else v.stride(0), keys.stride(0), heads, dim),
             BLOCK_H=triton.next_power_of_2(heads),
             BLOCK_D=triton.next_power_of_2(dim),
             num_warps=4,
@@ -125,6 +124,7 @@ class KeySource:
 
     row_stride: int
     head_stride: int
+    """0: all heads have the same keys."""
     pages: Tensor | None = None
     """int32: page numbers of all sequences end to end; None for packed keys."""
     page_size: int = 1
@@ -139,9 +139,18 @@ def _key_places(source, key, live, PAGES, PAGE_SIZE: tl.constexpr, PAGED: tl.con
 
 
 @triton.jit
+def _tails(X, places, stride, is_there, D: tl.constexpr, TAIL: tl.constexpr, BLOCK_T: tl.constexpr):
+    """What rows have beyond their first D numbers; nothing is read where there is none."""
+    t = tl.arange(0, BLOCK_T)
+    mask = is_there[:, None] & (t < TAIL)[None]
+    return tl.load(X + places[:, None] * stride + D + t[None], mask=mask, other=0.0)
+
+
+@triton.jit
 def _attend_to(
-    q, position, K, V, PAGES, source, start, stop, end, c, k_stride, v_stride, WINDOW: tl.constexpr, D: tl.constexpr,
-    R: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr, PAGED: tl.constexpr,
+    q, q_tail, position, K, V, PAGES, source, start, stop, end, c, k_stride, v_stride, WINDOW: tl.constexpr,
+    D: tl.constexpr, TAIL: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_T: tl.constexpr, PAGE_SIZE: tl.constexpr, PAGED: tl.constexpr,
 ):  # fmt: skip
     """Keys from `start` to `stop`: the largest score, the sum of weights (16 equal columns), the weighted values."""
     d = tl.arange(0, BLOCK_D)
@@ -157,12 +166,15 @@ def _attend_to(
         seen = key[None] <= position[:, None]
         if WINDOW > 0:
             seen &= key[None] > position[:, None] - WINDOW
-        s = tl.where(seen, tl.dot(q, tl.trans(k)), -float("inf"))
+        s = tl.dot(q, tl.trans(k))
+        if TAIL > 0:
+            s = tl.dot(q_tail, tl.trans(_tails(K, places, k_stride, live, D, TAIL, BLOCK_T)), s)
+        s = tl.where(seen, s, -float("inf"))
         m_new = tl.maximum(m, tl.max(s, 1) * c)
         base = tl.where(m_new == -float("inf"), 0.0, m_new)
         p = tl.exp2(tl.fma(s, c, -base[:, None]))  # spelled out: how a product and a sum fuse is not left open
         fade = tl.exp2(m - base)
-        v = tl.load(V + places[:, None] * v_stride + d[None], mask=kv_mask, other=0.0)
+        v = k if TAIL > 0 else tl.load(V + places[:, None] * v_stride + d[None], mask=kv_mask, other=0.0)
         acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None])
         weight = tl.dot(p.to(v.dtype), ones, weight * fade[:, None])
         m = m_new
@@ -183,8 +195,8 @@ def _join(m_all, weight_all, acc_all, m, weight, acc):
 @triton.jit
 def _attend_once_kernel(
     Q, K, V, TILES, ROWS, M, WEIGHT, ACC, PAGES, scale, q_stride, k_stride, head_stride, n_heads, G: tl.constexpr,
-    D: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, BLOCK_D: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
+    D: tl.constexpr, TAIL: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, PAGE_SIZE: tl.constexpr,
 ):  # fmt: skip
     """One whole split of keys for queries of several sequences that share it."""
     tile, head = tl.program_id(0), tl.program_id(1)
@@ -195,12 +207,16 @@ def _attend_once_kernel(
         is_query = token < count
         row = tl.load(ROWS + tile * (R // G) + token, mask=is_query, other=0).to(tl.int64)
         mask, start = is_query[:, None] & (d < D)[None], split * SPLIT
-        q = tl.load(Q + row[:, None] * q_stride + query_head[:, None] * D + d[None], mask=mask, other=0.0)
+        place = row * q_stride + query_head * (D + TAIL)
+        q = tl.load(Q + place[:, None] + d[None], mask=mask, other=0.0)
+        q_tail = q
+        if TAIL > 0:
+            q_tail = _tails(Q, place, 1, is_query, D, TAIL, BLOCK_T)
         keys, values = K + head.to(tl.int64) * head_stride, V + head.to(tl.int64) * head_stride
         stop = start + SPLIT
         m, weight, acc = _attend_to(
-            q, tl.zeros((R,), tl.int32) + stop, keys, values, PAGES, source, start, stop, stop,
-            scale * 1.4426950408889634, k_stride, k_stride, 0, D, R, BLOCK, BLOCK_D, PAGE_SIZE, True,
+            q, q_tail, tl.zeros((R,), tl.int32) + stop, keys, values, PAGES, source, start, stop, stop,
+            scale * 1.4426950408889634, k_stride, k_stride, 0, D, TAIL, R, BLOCK, BLOCK_D, BLOCK_T, PAGE_SIZE, True,
         )  # fmt: skip
         place = (tile * (R // G) + token).to(tl.int64) * n_heads + query_head
         tl.store(M + place, m, mask=is_query)
@@ -210,10 +226,11 @@ def _attend_once_kernel(
 
 @triton.jit
 def _attend_kernel(
-    Q, K, V, OUT, LSE, TILES, PAGES, SHARED, SHARED_M, SHARED_WEIGHT, SHARED_ACC, scale, q_stride, out_stride, k_stride,
-    k_head_stride, v_stride, v_head_stride, n_heads, WINDOW: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
-    R: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    PAGED: tl.constexpr, WITH_LSE: tl.constexpr, SHARED_STEP: tl.constexpr,
+    Q, K, V, OUT, LSE, SINKS, TILES, PAGES, SHARED, SHARED_M, SHARED_WEIGHT, SHARED_ACC, scale, q_stride, out_stride,
+    k_stride, k_head_stride, v_stride, v_head_stride, n_heads, WINDOW: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
+    TAIL: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_T: tl.constexpr, PAGE_SIZE: tl.constexpr, PAGED: tl.constexpr, WITH_LSE: tl.constexpr,
+    SHARED_STEP: tl.constexpr,
 ):  # fmt: skip
     tile, head = tl.program_id(0), tl.program_id(1)
     row0, pos0 = tl.load(TILES + tile * 4), tl.load(TILES + tile * 4 + 1)
@@ -223,7 +240,11 @@ def _attend_kernel(
     is_query, position = token < count, pos0 + r // G
     row = (row0 + token).to(tl.int64)
     q_mask = is_query[:, None] & (d < D)[None]
-    q = tl.load(Q + row[:, None] * q_stride + query_head[:, None] * D + d[None], mask=q_mask, other=0.0)
+    q_place = row * q_stride + query_head * (D + TAIL)
+    q = tl.load(Q + q_place[:, None] + d[None], mask=q_mask, other=0.0)
+    q_tail = q
+    if TAIL > 0:
+        q_tail = _tails(Q, q_place, 1, is_query, D, TAIL, BLOCK_T)
     end = pos0 + count
     first = 0
     if WINDOW > 0:
@@ -241,11 +262,16 @@ def _attend_kernel(
             place, first = place + SHARED_STEP, first + SPLIT
     for split in range(first // SPLIT * SPLIT, end, SPLIT):
         m, weight, acc = _attend_to(
-            q, position, K + head.to(tl.int64) * k_head_stride, V + head.to(tl.int64) * v_head_stride, PAGES, source,
-            tl.maximum(split, first), tl.minimum(split + SPLIT, end), end, scale * 1.4426950408889634, k_stride,
-            v_stride, WINDOW, D, R, BLOCK, BLOCK_D, PAGE_SIZE, PAGED,
+            q, q_tail, position, K + head.to(tl.int64) * k_head_stride, V + head.to(tl.int64) * v_head_stride, PAGES,
+            source, tl.maximum(split, first), tl.minimum(split + SPLIT, end), end, scale * 1.4426950408889634,
+            k_stride, v_stride, WINDOW, D, TAIL, R, BLOCK, BLOCK_D, BLOCK_T, PAGE_SIZE, PAGED,
         )  # fmt: skip
         m_all, weight_all, acc_all = _join(m_all, weight_all, acc_all, m, weight, acc)
+    if SINKS is not None:  # one more key whose value is zero
+        sink = tl.load(SINKS + query_head, mask=is_query, other=0.0) * 1.4426950408889634
+        m_all, weight_all, acc_all = _join(
+            m_all, weight_all, acc_all, sink, tl.full((R, 16), 1.0, tl.float32), tl.zeros((R, BLOCK_D), tl.float32)
+        )
     total = tl.max(weight_all, 1)  # its 16 columns are equal
     total = tl.where(is_query, total, 1.0)
     out = (acc_all / total[:, None]).to(OUT.dtype.element_ty)
@@ -268,9 +294,12 @@ def _delta_kernel(
 
 
 @triton.jit
-def _score_gradients(q, k, v, do, lse, delta, seen, c):
+def _score_gradients(q, q_tail, k, k_tail, v, do, lse, delta, seen, c, TAIL: tl.constexpr):
     """p and ds of one block, both [queries, keys]."""
-    s = tl.where(seen, tl.dot(q, tl.trans(k)) * c, -float("inf"))
+    s = tl.dot(q, tl.trans(k))
+    if TAIL > 0:
+        s = tl.dot(q_tail, tl.trans(k_tail), s)
+    s = tl.where(seen, s * c, -float("inf"))
     p = tl.exp2(s - lse[:, None])
     return p, p * (tl.dot(do, tl.trans(v)) - delta[:, None])
 
@@ -278,8 +307,8 @@ def _score_gradients(q, k, v, do, lse, delta, seen, c):
 @triton.jit
 def _queries_gradient_kernel(
     Q, K, V, DO, LSE, DELTA, DQ, TILES, scale, q_stride, k_stride, v_stride, do_stride, dq_stride, n_heads,
-    WINDOW: tl.constexpr, G: tl.constexpr, D: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    head_stride, WINDOW: tl.constexpr, G: tl.constexpr, D: tl.constexpr, TAIL: tl.constexpr, R: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     tile, head = tl.program_id(0), tl.program_id(1)
     row0, pos0 = tl.load(TILES + tile * 4), tl.load(TILES + tile * 4 + 1)
@@ -288,12 +317,16 @@ def _queries_gradient_kernel(
     token, query_head = r // G, head * G + r % G
     is_query, position = token < count, pos0 + r // G
     row = (row0 + token).to(tl.int64)
-    mask, column = is_query[:, None] & (d < D)[None], query_head[:, None] * D + d[None]
-    q = tl.load(Q + row[:, None] * q_stride + column, mask=mask, other=0.0)
-    do = tl.load(DO + row[:, None] * do_stride + column, mask=mask, other=0.0)
+    mask, q_column = is_query[:, None] & (d < D)[None], query_head * (D + TAIL)
+    q = tl.load(Q + (row * q_stride + q_column)[:, None] + d[None], mask=mask, other=0.0)
+    q_tail = q
+    do = tl.load(DO + (row * do_stride + query_head * D)[:, None] + d[None], mask=mask, other=0.0)
     lse = tl.load(LSE + row * n_heads + query_head, mask=is_query, other=0.0)
     delta = tl.load(DELTA + row * n_heads + query_head, mask=is_query, other=0.0)
     dq = tl.zeros((R, BLOCK_D), tl.float32)
+    if TAIL > 0:
+        q_tail = _tails(Q, row * q_stride + q_column, 1, is_query, D, TAIL, BLOCK_T)
+        dq_tail = tl.zeros((R, BLOCK_T), tl.float32)
     end = pos0 + count
     first = 0
     if WINDOW > 0:
@@ -301,22 +334,34 @@ def _queries_gradient_kernel(
     for start in range(first, end, BLOCK):
         key = start + tl.arange(0, BLOCK)
         place, kv_mask = (source + key).to(tl.int64), (key < end)[:, None] & (d < D)[None]
-        k = tl.load(K + place[:, None] * k_stride + head * D + d[None], mask=kv_mask, other=0.0)
-        v = tl.load(V + place[:, None] * v_stride + head * D + d[None], mask=kv_mask, other=0.0)
+        k = tl.load(K + place[:, None] * k_stride + head * head_stride + d[None], mask=kv_mask, other=0.0)
+        k_tail, v = k, k
+        if TAIL > 0:
+            k_tail = _tails(K, place, k_stride, key < end, D, TAIL, BLOCK_T)
+        else:
+            v = tl.load(V + place[:, None] * v_stride + head * head_stride + d[None], mask=kv_mask, other=0.0)
         seen = (key[None] <= position[:, None]) & is_query[:, None]
         if WINDOW > 0:
             seen &= key[None] > position[:, None] - WINDOW
-        _, ds = _score_gradients(q, k, v, do, lse, delta, seen, scale * 1.4426950408889634)
+        _, ds = _score_gradients(q, q_tail, k, k_tail, v, do, lse, delta, seen, scale * 1.4426950408889634, TAIL)
         dq = tl.dot(ds.to(k.dtype), k, dq)
-    tl.store(DQ + row[:, None] * dq_stride + column, (dq * scale).to(DQ.dtype.element_ty), mask=mask)
+        if TAIL > 0:
+            dq_tail = tl.dot(ds.to(k.dtype), k_tail, dq_tail)
+    dq_place = (row * dq_stride + q_column)[:, None]
+    tl.store(DQ + dq_place + d[None], (dq * scale).to(DQ.dtype.element_ty), mask=mask)
+    if TAIL > 0:
+        t = tl.arange(0, BLOCK_T)
+        tail_mask = is_query[:, None] & (t < TAIL)[None]
+        tl.store(DQ + dq_place + D + t[None], (dq_tail * scale).to(DQ.dtype.element_ty), mask=tail_mask)
 
 
 @triton.jit
 def _keys_gradient_kernel(
     Q, K, V, DO, LSE, DELTA, DK, DV, BLOCKS, scale, q_stride, k_stride, v_stride, do_stride, dk_stride, dv_stride,
-    n_heads, WINDOW: tl.constexpr, G: tl.constexpr, D: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    n_heads, GROUPS: tl.constexpr, WINDOW: tl.constexpr, G: tl.constexpr, D: tl.constexpr, TAIL: tl.constexpr,
+    R: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
+    """`GROUPS` of G heads each have these keys."""
     block, head = tl.program_id(0), tl.program_id(1)
     source, start = tl.load(BLOCKS + block * 3), tl.load(BLOCKS + block * 3 + 1)
     length = tl.load(BLOCKS + block * 3 + 2)
@@ -324,29 +369,48 @@ def _keys_gradient_kernel(
     key = start + tl.arange(0, BLOCK)
     place, kv_mask = (source + key).to(tl.int64), (key < length)[:, None] & (d < D)[None]
     k = tl.load(K + place[:, None] * k_stride + head * D + d[None], mask=kv_mask, other=0.0)
-    v = tl.load(V + place[:, None] * v_stride + head * D + d[None], mask=kv_mask, other=0.0)
+    k_tail, v = k, k
     dk, dv = tl.zeros((BLOCK, BLOCK_D), tl.float32), tl.zeros((BLOCK, BLOCK_D), tl.float32)
-    query_head = head * G + r % G
+    if TAIL > 0:
+        k_tail = _tails(K, place, k_stride, key < length, D, TAIL, BLOCK_T)
+        dk_tail = tl.zeros((BLOCK, BLOCK_T), tl.float32)
+    else:
+        v = tl.load(V + place[:, None] * v_stride + head * D + d[None], mask=kv_mask, other=0.0)
     end = length
     if WINDOW > 0:
         end = tl.minimum(length, start + BLOCK - 1 + WINDOW)
-    for first in range(start, end, TOKENS):
-        position = first + r // G
-        is_query = (position < length) & (r < TOKENS * G)
-        row = (source + position).to(tl.int64)
-        mask, column = is_query[:, None] & (d < D)[None], query_head[:, None] * D + d[None]
-        q = tl.load(Q + row[:, None] * q_stride + column, mask=mask, other=0.0)
-        do = tl.load(DO + row[:, None] * do_stride + column, mask=mask, other=0.0)
-        lse = tl.load(LSE + row * n_heads + query_head, mask=is_query, other=0.0)
-        delta = tl.load(DELTA + row * n_heads + query_head, mask=is_query, other=0.0)
-        seen = (key[None] <= position[:, None]) & is_query[:, None]
-        if WINDOW > 0:
-            seen &= key[None] > position[:, None] - WINDOW
-        p, ds = _score_gradients(q, k, v, do, lse, delta, seen, scale * 1.4426950408889634)
-        dv = tl.dot(tl.trans(p.to(do.dtype)), do, dv)
-        dk = tl.dot(tl.trans(ds.to(q.dtype)), q, dk)
-    tl.store(DK + place[:, None] * dk_stride + head * D + d[None], (dk * scale).to(DK.dtype.element_ty), mask=kv_mask)
-    tl.store(DV + place[:, None] * dv_stride + head * D + d[None], dv.to(DV.dtype.element_ty), mask=kv_mask)
+    for group in tl.static_range(GROUPS):
+        query_head = (head * GROUPS + group) * G + r % G
+        for first in range(start, end, TOKENS):
+            position = first + r // G
+            is_query = (position < length) & (r < TOKENS * G)
+            row = (source + position).to(tl.int64)
+            mask, q_place = is_query[:, None] & (d < D)[None], row * q_stride + query_head * (D + TAIL)
+            q = tl.load(Q + q_place[:, None] + d[None], mask=mask, other=0.0)
+            q_tail = q
+            if TAIL > 0:
+                q_tail = _tails(Q, q_place, 1, is_query, D, TAIL, BLOCK_T)
+            do = tl.load(DO + (row * do_stride + query_head * D)[:, None] + d[None], mask=mask, other=0.0)
+            lse = tl.load(LSE + row * n_heads + query_head, mask=is_query, other=0.0)
+            delta = tl.load(DELTA + row * n_heads + query_head, mask=is_query, other=0.0)
+            seen = (key[None] <= position[:, None]) & is_query[:, None]
+            if WINDOW > 0:
+                seen &= key[None] > position[:, None] - WINDOW
+            c = scale * 1.4426950408889634
+            p, ds = _score_gradients(q, q_tail, k, k_tail, v, do, lse, delta, seen, c, TAIL)
+            dv = tl.dot(tl.trans(p.to(do.dtype)), do, dv)
+            dk = tl.dot(tl.trans(ds.to(q.dtype)), q, dk)
+            if TAIL > 0:
+                dk_tail = tl.dot(tl.trans(ds.to(q.dtype)), q_tail, dk_tail)
+    dk_place = (place * dk_stride + head * D)[:, None]
+    if TAIL > 0:
+        t = tl.arange(0, BLOCK_T)
+        tail_mask = (key < length)[:, None] & (t < TAIL)[None]
+        tl.store(DK + dk_place + d[None], (dk * scale + dv).to(DK.dtype.element_ty), mask=kv_mask)
+        tl.store(DK + dk_place + D + t[None], (dk_tail * scale).to(DK.dtype.element_ty), mask=tail_mask)
+    else:
+        tl.store(DK + dk_place + d[None], (dk * scale).to(DK.dtype.element_ty), mask=kv_mask)
+        tl.store(DV + place[:, None] * dv_stride + head * D + d[None], dv.to(DV.dtype.element_ty), mask=kv_mask)
 
 
 def attend(
@@ -360,26 +424,28 @@ def attend(
     out: Tensor,
     sums: Tensor | None = None,
     shared: SharedSplits | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
     """Writes the rows of the tiles to `out`, [tokens, heads * dim], and the log2 of each query's sum of weights to
     `sums`, float32 [tokens, heads]. q: [tokens, heads, dim], its last two dimensions dense. `shared`: for tiles of
-    single queries without a window."""
-    heads, dim = q.shape[1:]
+    single queries without a window. `sinks`: float32 [heads]. Where v is narrower than k, it is the first part of it,
+    and `kv_heads` are groups of heads that share a tile."""
+    (heads, width), dim = q.shape[1:], v.shape[-1]
     found = (None, None, None, None) if shared is None else (shared.by_row, shared.m, shared.weight, shared.acc)
     is_paged, launch = keys.pages is not None, Launch.of(dim, q.device)
     if len(tiles.table):
         _attend_kernel[(len(tiles.table), kv_heads)](
-            *(q, k, v, out, out if sums is None else sums, tiles.table, keys.pages if is_paged else tiles.table),
-            *(*found, dim**-0.5, q.stride(0), out.stride(0), keys.row_stride, keys.head_stride),
+            *(q, k, v, out, out if sums is None else sums, sinks),
+            *(tiles.table, keys.pages if is_paged else tiles.table),
+            *(*found, width**-0.5, q.stride(0), out.stride(0), keys.row_stride, keys.head_stride),
             *(keys.row_stride if is_paged else v.stride(0), keys.head_stride),
             heads,
             WINDOW=window or 0,
             G=heads // kv_heads,
-            D=dim,
+            **_widths(width, dim),
             R=tiles.rows,
             BLOCK=KEY_BLOCK,
             SPLIT=KEY_SPLIT,
-            BLOCK_D=triton.next_power_of_2(dim),
             PAGE_SIZE=keys.page_size,
             PAGED=is_paged,
             WITH_LSE=sums is not None,
@@ -391,84 +457,121 @@ def attend(
 
 def attend_once(q: Tensor, k: Tensor, v: Tensor, keys: KeySource, kv_heads: int, shared: SharedSplits) -> None:
     """Fills in what `attend` takes from `shared`."""
-    heads, dim = q.shape[1:]
+    (heads, width), dim = q.shape[1:], v.shape[-1]
     launch = Launch.of(dim, q.device)
     if len(shared.tiles):
         _attend_once_kernel[(len(shared.tiles), kv_heads)](
             *(q, k, v, shared.tiles, shared.rows, shared.m, shared.weight, shared.acc, keys.pages),
-            *(dim**-0.5, q.stride(0), keys.row_stride, keys.head_stride, heads),
+            *(width**-0.5, q.stride(0), keys.row_stride, keys.head_stride, heads),
             G=heads // kv_heads,
-            D=dim,
+            **_widths(width, dim),
             R=shared.tile_rows,
             BLOCK=KEY_BLOCK,
             SPLIT=KEY_SPLIT,
-            BLOCK_D=triton.next_power_of_2(dim),
             PAGE_SIZE=keys.page_size,
             num_warps=launch.warps,
             num_stages=launch.stages,
         )
 
 
+def _widths(width: int, dim: int) -> dict[str, int]:
+    """Of queries and keys, and of values: in numbers, and in those that a block holds."""
+    tail = width - dim
+    return {
+        "D": dim,
+        "TAIL": tail,
+        "BLOCK_D": triton.next_power_of_2(dim),
+        "BLOCK_T": max(16, triton.next_power_of_2(tail)) if tail else 16,
+    }
+
+
 def attend_packed(
-    q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, key_blocks: Tensor, kv_heads: int, window: int | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    tiles: Tiles,
+    key_blocks: Tensor,
+    kv_heads: int,
+    window: int | None,
+    sinks: Tensor | None = None,
+    tail: int = 0,
 ) -> Tensor:
     """Attention with gradients over packed keys, [tokens, kv heads, dim]; `key_blocks` is what the gradient of the
     keys is computed in, blocks of `Launch.gradient_keys`: int32 [blocks, 3] of the sequence's first row, the block's
-    first key, the sequence's length."""
+    first key, the sequence's length. Sinks are not trained. Without v, values are the keys but for their `tail`."""
     if torch.is_grad_enabled() and q.requires_grad:
-        return _AttendPacked.apply(q, k, v, tiles, key_blocks, kv_heads, window)
-    out = q.new_empty(len(q), q.shape[1] * q.shape[2])
-    attend(q, k, v, tiles, KeySource(k.stride(0), k.stride(1)), kv_heads, window, out)
+        return _AttendPacked.apply(q, k, v, tiles, key_blocks, kv_heads, window, sinks, tail)
+    values = k[..., :-tail] if v is None else v
+    out = q.new_empty(len(q), q.shape[1] * values.shape[-1])
+    attend(q, k, values, tiles, _packed_keys(k, v), kv_heads, window, out, sinks=sinks)
     return out
+
+
+def _packed_keys(k: Tensor, v: Tensor | None) -> KeySource:
+    return KeySource(k.stride(0), 0 if v is None else k.stride(1))
 
 
 class _AttendPacked(Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, key_blocks: Tensor, kv_heads: int, window: int | None
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        tiles: Tiles,
+        key_blocks: Tensor,
+        kv_heads: int,
+        window: int | None,
+        sinks: Tensor | None,
+        tail: int,
     ) -> Tensor:
-        tokens, heads, dim = q.shape
-        out = q.new_empty(tokens, heads * dim)
-        sums = torch.empty(tokens, heads, dtype=torch.float32, device=q.device)
-        attend(q, k, v, tiles, KeySource(k.stride(0), k.stride(1)), kv_heads, window, out, sums)
+        values = k[..., :-tail] if v is None else v
+        out = q.new_empty(len(q), q.shape[1] * values.shape[-1])
+        sums = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        attend(q, k, values, tiles, _packed_keys(k, v), kv_heads, window, out, sums, sinks=sinks)
         ctx.save_for_backward(q, k, v, out, sums)
-        ctx.tiles, ctx.key_blocks, ctx.kv_heads, ctx.window = tiles, key_blocks, kv_heads, window
+        ctx.tiles, ctx.key_blocks, ctx.kv_heads, ctx.window, ctx.tail = tiles, key_blocks, kv_heads, window, tail
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         q, k, v, out, sums = ctx.saved_tensors
-        d_out, heads, dim = grads[0].contiguous(), q.shape[1], q.shape[2]
-        delta = torch.empty_like(sums)
-        dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
-        block_d = triton.next_power_of_2(dim)
-        block_h = max(1, 4096 // block_d)
+        d_out, (heads, width) = grads[0].contiguous(), q.shape[1:]
+        dim, n_keys = width - ctx.tail, k.shape[1]
+        delta, dq, dk = torch.empty_like(sums), q.new_empty(q.shape), k.new_empty(k.shape)
+        dv = None if v is None else v.new_empty(v.shape)
+        values, d_values = (k, dk) if v is None or dv is None else (v, dv)
+        widths = _widths(width, dim)
+        block_h = max(1, 4096 // widths["BLOCK_D"])
         _delta_kernel[(len(q), triton.cdiv(heads, block_h))](
-            *(out, d_out, delta, out.stride(0), d_out.stride(0), heads, dim, block_h, block_d), num_warps=4
+            *(out, d_out, delta, out.stride(0), d_out.stride(0), heads, dim, block_h, widths["BLOCK_D"]), num_warps=4
         )
         launch, group = Launch.of(dim, q.device), heads // ctx.kv_heads
-        shape = {
-            "WINDOW": ctx.window or 0,
-            "G": group,
-            "D": dim,
-            "BLOCK": launch.gradient_keys,
-            "BLOCK_D": block_d,
-        }
+        shape = {"WINDOW": ctx.window or 0, "G": group, "BLOCK": launch.gradient_keys, **widths}
         rows = max(launch.gradient_rows or ctx.tiles.rows, triton.next_power_of_2(group))
         _queries_gradient_kernel[(len(ctx.tiles.table), ctx.kv_heads)](
-            *(q, k, v, d_out, sums, delta, dq, ctx.tiles.table, dim**-0.5),
-            *(q.stride(0), k.stride(0), v.stride(0), d_out.stride(0), dq.stride(0), heads),
+            *(q, k, values, d_out, sums, delta, dq, ctx.tiles.table, width**-0.5),
+            *(
+                q.stride(0),
+                k.stride(0),
+                values.stride(0),
+                d_out.stride(0),
+                dq.stride(0),
+                heads,
+                0 if v is None else dim,
+            ),
             **shape,
             R=ctx.tiles.rows,
             num_warps=launch.warps_for(ctx.tiles.rows),
             num_stages=launch.stages,
         )
-        _keys_gradient_kernel[(len(ctx.key_blocks), ctx.kv_heads)](
-            *(q, k, v, d_out, sums, delta, dk, dv, ctx.key_blocks, dim**-0.5),
-            *(q.stride(0), k.stride(0), v.stride(0), d_out.stride(0), dk.stride(0), dv.stride(0), heads),
+        _keys_gradient_kernel[(len(ctx.key_blocks), n_keys)](
+            *(q, k, values, d_out, sums, delta, dk, d_values, ctx.key_blocks, width**-0.5),
+            *(q.stride(0), k.stride(0), values.stride(0), d_out.stride(0), dk.stride(0), d_values.stride(0), heads),
+            GROUPS=ctx.kv_heads // n_keys,
             **shape,
             R=rows,
             num_warps=8 if dim > 128 else launch.warps_for(rows),
             num_stages=launch.gradient_stages,
         )
-        return dq, dk, dv, None, None, None, None
+        return dq, dk, dv, None, None, None, None, None, None

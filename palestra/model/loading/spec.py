@@ -98,6 +98,11 @@ class ModelSpec:
         return 1 if any(isinstance(layer.mixer, LatentAttentionSpec) for layer in self.layers) else 2
 
     @cached_property
+    def key_tail(self) -> int:
+        """Numbers of a compressed row that are no values: the rotated part of keys. 0 if keys and values are apart."""
+        return next((layer.mixer.rope_dim for layer in self.layers if isinstance(layer.mixer, LatentAttentionSpec)), 0)
+
+    @cached_property
     def delta_nets(self) -> dict[int, DeltaNetSpec]:
         """The layers that have a recurrent state, by number."""
         return {n: layer.mixer for n, layer in enumerate(self.layers) if isinstance(layer.mixer, DeltaNetSpec)}

@@ -30,6 +30,7 @@ from palestra.model.attention.tiled import (
     SharedResults,
     TiledPagedAttention,
     cut_spans,
+    head_group,
     page_numbers,
     row_spans,
     shared_splits,
@@ -163,7 +164,7 @@ class StepGraphs:
         self.decoder, self.cache, self.states = decoder, cache, states
         self.row_counts = _row_counts(max_rows)
         self._sites = _site_shapes(decoder)
-        self._group = decoder.spec.n_heads // decoder.spec.n_kv_heads
+        self._group = head_group(decoder.spec)
         self._queries = tile_rows(PREFILL_ROWS, self._group) // self._group
         most_pages = max_rows * -(-decoder.spec.max_positions // cache.page_size)
         most_rows = max(self.row_counts[-1], PREFILL_SIZES[-1])

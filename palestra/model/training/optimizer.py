@@ -1,4 +1,7 @@
-"""AdamW on adapter rows: torch's own fused kernel, many adapters in one call, each with its own settings."""
+"""AdamW on adapter rows: many adapters in one call, each with its own settings.
+
+On a CPU by torch's own fused code, a call for each settings; on a GPU by one launch for all.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import numpy as np
 import torch
 from torch.optim.adamw import adamw
 
+from palestra.model import kernels
 from palestra.model.errors import AdapterError, DataError, ModelError, NonFiniteGradient
 from palestra.model.lora.adapters import Adapter, AdapterPool
 from palestra.model.transfers import to_device
@@ -30,7 +34,7 @@ class StepResult:
 def optim_step(pool: AdapterPool, steps: Mapping[Adapter, AdamParams]) -> dict[Adapter, StepResult]:
     """Applies and clears the accumulated gradients. One adapter's trouble is that adapter's error alone."""
     results: dict[Adapter, StepResult] = {}
-    groups: dict[AdamParams, list[Adapter]] = {}
+    due: dict[Adapter, AdamParams] = {}
     # A dot product, not vector_norm: on a CPU it uses all cores and takes 40 % of the time.
     squares = {a: torch.dot(a.row("grads"), a.row("grads")) for a in steps if not a.freed and a.has_gradient}
     values = dict(zip(squares, torch.stack(list(squares.values())).sqrt().tolist(), strict=True)) if squares else {}
@@ -38,14 +42,23 @@ def optim_step(pool: AdapterPool, steps: Mapping[Adapter, AdamParams]) -> dict[A
         norm = values.get(adapter, 0.0)
         error = _refusal(pool, adapter, params, norm)
         if error is None:
-            groups.setdefault(params, []).append(adapter)
+            due[adapter] = params
             results[adapter] = StepResult({"grad_norm": norm})
         else:
             results[adapter] = StepResult(error=error)
             if isinstance(error, NonFiniteGradient):
                 pool.discard_gradient(adapter)
-    for params, adapters in groups.items():
-        _apply(pool, adapters, params, values)
+    for adapter in due:
+        pool.before_change(adapter)
+    shares = {a: _clip_share(params, values.get(a, 0.0)) for a, params in due.items()}
+    if due and kernels.can_run_on(pool.device):
+        _apply_at_once(pool, due, shares)
+    else:
+        _apply_by_settings(pool, due, shares)
+    for adapter in due:
+        adapter.steps += 1
+        pool.discard_gradient(adapter)
+        pool.after_change(adapter)
     return results
 
 
@@ -78,29 +91,47 @@ def _check(params: AdamParams) -> None:
             raise DataError(f"{name} is {value}; it must be {expected}")
 
 
-def _apply(pool: AdapterPool, adapters: list[Adapter], params: AdamParams, norms: dict[Adapter, float]) -> None:
-    for adapter in adapters:
-        pool.before_change(adapter)
-        if params.grad_clip_norm > 0 and norms.get(adapter, 0.0) > params.grad_clip_norm:
-            # torch's clip_grad_norm_ has the same 1e-6
-            adapter.row("grads").mul_(params.grad_clip_norm / (norms[adapter] + 1e-6))
-    adamw(
-        [a.row("weights") for a in adapters],
-        [a.row("grads") for a in adapters],
-        [a.row("exp_avg") for a in adapters],
-        [a.row("exp_avg_sq") for a in adapters],
-        [],
-        list(to_device([a.steps for a in adapters], pool.device, np.float32)),
-        fused=True,
-        amsgrad=False,
-        maximize=False,
-        lr=params.learning_rate,
-        beta1=params.beta1,
-        beta2=params.beta2,
-        weight_decay=params.weight_decay,
-        eps=params.eps,
-    )
-    for adapter in adapters:
-        adapter.steps += 1
-        pool.discard_gradient(adapter)
-        pool.after_change(adapter)
+def _clip_share(params: AdamParams, norm: float) -> float:
+    """What clipping leaves of a gradient; torch's clip_grad_norm_ has the same 1e-6."""
+    return params.grad_clip_norm / (norm + 1e-6) if 0 < params.grad_clip_norm < norm else 1.0
+
+
+def _apply_at_once(pool: AdapterPool, due: Mapping[Adapter, AdamParams], shares: Mapping[Adapter, float]) -> None:
+    from palestra.model.kernels.adamw import adamw_rows
+    from palestra.model.lora.tiles import addresses
+
+    adapters, kinds = list(due), ("weights", "grads", "exp_avg", "exp_avg_sq")
+    sizes = np.array([a.stack.layout.size for a in adapters], np.int64)
+    places = np.stack([sizes, *(addresses(adapters, kind) for kind in kinds)], 1)
+    settings = [
+        (
+            *(shares[a], 1 - p.beta1, p.beta2, 1 - p.beta2, p.learning_rate * p.weight_decay),
+            *(p.learning_rate / (1 - p.beta1 ** (a.steps + 1)), math.sqrt(1 - p.beta2 ** (a.steps + 1)), p.eps),
+        )
+        for a, p in due.items()
+    ]
+    adamw_rows(to_device(places, pool.device), to_device(settings, pool.device, np.float32), int(sizes.max()))
+
+
+def _apply_by_settings(pool: AdapterPool, due: Mapping[Adapter, AdamParams], shares: Mapping[Adapter, float]) -> None:
+    for adapter, share in shares.items():
+        if share < 1:
+            adapter.row("grads").mul_(share)
+    for params in dict.fromkeys(due.values()):
+        adapters = [a for a, p in due.items() if p == params]
+        adamw(
+            [a.row("weights") for a in adapters],
+            [a.row("grads") for a in adapters],
+            [a.row("exp_avg") for a in adapters],
+            [a.row("exp_avg_sq") for a in adapters],
+            [],
+            list(to_device([a.steps for a in adapters], pool.device, np.float32)),
+            fused=True,
+            amsgrad=False,
+            maximize=False,
+            lr=params.learning_rate,
+            beta1=params.beta1,
+            beta2=params.beta2,
+            weight_decay=params.weight_decay,
+            eps=params.eps,
+        )

@@ -62,6 +62,8 @@ class Core:
                 **({"database": config.database_file.parent} if config.database_file is not None else {}),
             }
         )
+        self.key_uses: dict[int, float] = {}
+        """When keys were used last, by their numbers, since the server has started."""
         self.is_stopping = False
         saving = (
             RequestKind.SAVE_WEIGHTS,

@@ -17,6 +17,7 @@ from palestra.server.core.activity import EVERY_S
 from palestra.server.core.core import Core
 from palestra.server.core.sessions import TinkerSession
 from palestra.server.core.teardown import end_session
+from palestra.store import keys as key_rows
 from palestra.store import models as model_rows
 from palestra.store import sessions as session_rows
 from palestra.store.purge import purge
@@ -24,7 +25,7 @@ from palestra.store.traces import Purge, purge_traces
 
 log = structlog.get_logger()
 
-FLUSH_S = 15.0  # heartbeats and last request times reach the database this often
+FLUSH_S = 15.0  # heartbeats, last request times and uses of keys reach the database this often
 SWEEP_S = 60.0
 
 
@@ -45,11 +46,13 @@ class Maintenance:
     async def flush(self) -> None:
         """Writes to the database. An error is only logged, because it is tried again later."""
         heartbeats = self._core.sessions.take_dirty()
+        uses = dict(self._core.key_uses)
         requests = {m.model_id: m.last_request_at for m in self._core.training.models.values()}
 
         def write(c: Connection) -> None:
             session_rows.touch_sessions(c, heartbeats)
             model_rows.touch_models(c, requests)
+            key_rows.touch_keys(c, uses)
 
         await _guarded(self._core.store.write(write))
 

@@ -34,17 +34,16 @@ class Authenticator:
         self,
         store: Store,
         find_attempt: Callable[[str], AttemptRef | None],
+        key_uses: dict[int, float],
         *,
         is_loopback: bool,
         require_key: bool,
     ):
         self._store, self._is_loopback, self._require_key = store, is_loopback, require_key
-        self._find_attempt = find_attempt
+        self._find_attempt, self._key_uses = find_attempt, key_uses
         self._known: dict[str, tuple[float, Caller | None]] = {}
         self._has_keys: tuple[float, bool] = (-math.inf, False)
         self._looking: asyncio.Future[bool] | None = None
-        self.last_uses: dict[int, float] = {}
-        """When each key was used last, since the server has started."""
 
     async def admit(self, connection: HTTPConnection, *, rights: tuple[Rights, ...] = TRAINERS) -> Caller:
         headers, came_at = connection.headers, time.monotonic()
@@ -112,7 +111,7 @@ class Authenticator:
             self.note_use(record)
 
     def note_use(self, key: Key) -> None:
-        self.last_uses[key.key_id] = time.time()
+        self._key_uses[key.key_id] = time.time()
 
     async def _keys_exist(self) -> bool:
         """Whether there are keys, including revoked ones: revoking the last key must not open the server to

@@ -49,7 +49,7 @@ def create_pages(services: ServerServices, authenticator: Authenticator, model_a
     def add(app: FastAPI) -> None:
         app.state.core, app.state.episodes, app.state.model_api = services.core, services.episodes, model_api
         app.state.is_stopping = lambda: services.core.is_stopping
-        app.state.store, app.state.last_uses = services.store, authenticator.last_uses
+        app.state.store = services.store
         app.state.authenticator, app.state.max_body_bytes = access, access.max_body_bytes
         app.dependency_overrides[get_catalogue] = _runs
         app.dependency_overrides[get_player] = _player

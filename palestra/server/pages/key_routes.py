@@ -41,7 +41,7 @@ class ShownKey(Struct, frozen=True, kw_only=True):
     created_at: float
     revoked_at: float | None
     last_used_at: float | None
-    """Since the server has started; None: not since then. Within two seconds."""
+    """None: never. Within two seconds, and within 15 of a crash."""
 
 
 class KeyRequest(Struct, frozen=True, kw_only=True):
@@ -60,8 +60,8 @@ class CreatedKey(Struct, frozen=True, kw_only=True):
 class KeyStore:
     """The keys of a server and their uses."""
 
-    def __init__(self, store: Store, last_uses: dict[int, float]):
-        self._store, self._last_uses = store, last_uses
+    def __init__(self, store: Store, uses: dict[int, float]):
+        self._store, self._uses = store, uses
 
     async def list(self) -> list[ShownKey]:
         return [self._shown(one) for one in await self._store.read(lambda conn: list_keys(conn, revoked=True))]
@@ -94,12 +94,12 @@ class KeyStore:
             right=key.rights,
             created_at=key.created_at,
             revoked_at=key.revoked_at,
-            last_used_at=self._last_uses.get(key.key_id),
+            last_used_at=self._uses.get(key.key_id, key.last_used_at),
         )
 
 
 async def _keys(request: Request) -> KeyStore:
-    return KeyStore(request.app.state.store, request.app.state.last_uses)
+    return KeyStore(request.app.state.store, request.app.state.core.key_uses)
 
 
 KeysNow = Annotated[KeyStore, Depends(_keys)]

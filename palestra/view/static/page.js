@@ -71,6 +71,17 @@ document.addEventListener("change", (event) => {
 
 // What a request to change something was refused with is worth knowing.
 document.addEventListener("htmx:responseError", (event) => {
-  const { xhr } = /** @type {CustomEvent} */ (event).detail;
+  const { xhr, requestConfig } = /** @type {CustomEvent} */ (event).detail;
   if (xhr.status === 401 || xhr.status === 403) location.reload();
+  else if (requestConfig.verb !== "get") showRefusal(xhr.responseText);
 });
+
+/** @param {string} page the page that a browser without scripts would show */
+function showRefusal(page) {
+  const shown = document.getElementById("refusal") ?? document.createElement("p");
+  shown.id = "refusal";
+  shown.className = "warning";
+  shown.setAttribute("role", "alert");
+  shown.textContent = new DOMParser().parseFromString(page, "text/html").querySelector("main p")?.textContent ?? "This failed.";
+  document.getElementById("main")?.prepend(shown);
+}

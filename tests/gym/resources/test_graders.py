@@ -16,8 +16,9 @@ from palestra.gym.shipped.resources_servers.math_with_judge.app import Math
 from palestra.gym.shipped.resources_servers.mcqa.app import Mcqa
 from palestra.gym.shipped.resources_servers.structured_outputs.app import StructuredOutputs
 from palestra.gym.testing import opened, said
-from palestra.sandbox import lean_python
+from palestra.sandbox import SandboxError, lean_python
 from palestra.types.gym import PARAMS
+from tests.sandbox.needs import needs_local
 
 OPTIONS = [{"A": "red"}, {"B": "blue sky"}, {"C": "green"}]
 
@@ -289,10 +290,24 @@ def test_programs_are_judged_by_their_outputs(code: Any, example: int, program: 
     assert graded(code, f"Here:\n```python\n{program}\n```", row) == 1.0
 
 
-@pytest.fixture(scope="module")
-def code() -> Any:
-    with opened(CodeGen, unit_test_timeout_secs=1, debug=True) as server:
+@pytest.fixture(scope="module", params=[None, pytest.param("local", marks=[pytest.mark.slow, needs_local])])
+def code(request: pytest.FixtureRequest) -> Any:
+    with opened(CodeGen, unit_test_timeout_secs=1, debug=True, sandbox=request.param) as server:
         yield server
+
+
+@needs_local
+def test_programs_are_graded_in_a_sandbox_of_the_named_backend() -> None:
+    row = {"verifier_metadata": {"unit_tests": {"inputs": ["1 2\n"], "outputs": ["3\n"]}}}
+    with opened(CodeGen, debug=True, sandbox="local") as server:
+        assert graded(server, f"```python\n{PROGRAMS[0]}\n```", row) == 1.0
+        response = server.caller().verify(said("```python\nprint(open('/etc/passwd').read())\n```"), **row)
+    assert "PermissionError" in response["errors"][0]
+
+
+def test_an_unknown_sandbox_is_refused_at_start() -> None:
+    with pytest.raises(SandboxError, match="did you mean local"), opened(CodeGen, sandbox="locl"):
+        pass
 
 
 @pytest.mark.parametrize(

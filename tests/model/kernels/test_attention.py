@@ -26,10 +26,11 @@ SHAPES = [
 ]
 
 
-def spec_of(heads: int, kv_heads: int, dim: int, window: int | None) -> Any:
-    return SimpleNamespace(n_heads=heads, n_kv_heads=kv_heads, head_dim=dim, windows=[window])
+def spec_of(heads: int, kv_heads: int, dim: int, window: int | None = None, key_tail: int = 0) -> Any:
+    return SimpleNamespace(n_heads=heads, n_kv_heads=kv_heads, head_dim=dim, windows=[window], key_tail=key_tail)
 
 
+@pytest.mark.parametrize("has_sinks", [False, True], ids=["", "sinks"])
 @pytest.mark.parametrize(("lengths", "heads", "kv_heads", "dim", "window"), SHAPES)
 def test_packed_attention_and_its_gradients(
     lengths: list[int],
@@ -37,6 +38,7 @@ def test_packed_attention_and_its_gradients(
     kv_heads: int,
     dim: int,
     window: int | None,
+    has_sinks: bool,
     device: str,
     dtype: torch.dtype,
     assert_close: Close,
@@ -46,8 +48,9 @@ def test_packed_attention_and_its_gradients(
     n = sum(lengths)
     inputs = [torch.randn(n, h, dim, device=device, dtype=dtype).requires_grad_() for h in (heads, kv_heads, kv_heads)]
     wide = [x.detach().float().requires_grad_() for x in inputs]
-    found = TiledPackedAttention(lengths, spec_of(heads, kv_heads, dim, window), device)(0, *inputs)
-    expected = PackedAttention(lengths, [window], device)(0, *wide)
+    sinks = torch.randn(heads, device=device) if has_sinks else None
+    found = TiledPackedAttention(lengths, spec_of(heads, kv_heads, dim, window), device)(0, *inputs, sinks)
+    expected = PackedAttention(lengths, [window], device)(0, *wide, sinks)
     assert_close(found, expected)
     grad = torch.randn_like(found)
     d_found = torch.autograd.grad(found, inputs, grad)
@@ -67,10 +70,32 @@ def test_wide_heads_fit_into_less_shared_memory(
     assert_close: Close,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from palestra.model.kernels import attention
+    monkeypatch.setattr("palestra.model.kernels.is_roomy", lambda device: False)
+    test_packed_attention_and_its_gradients(lengths, heads, kv_heads, dim, window, True, device, dtype, assert_close)
 
-    monkeypatch.setattr(attention, "_shared_memory", lambda device: 99 << 10)
-    test_packed_attention_and_its_gradients(lengths, heads, kv_heads, dim, window, device, dtype, assert_close)
+
+@pytest.mark.parametrize(
+    ("lengths", "heads", "tail"),
+    [([5, 70, 3], 6, 8), pytest.param([67], 64, 16, marks=pytest.mark.slow)],
+    ids=["one group", "two groups"],
+)
+def test_rows_that_are_keys_and_values_and_their_gradients(
+    lengths: list[int], heads: int, tail: int, device: str, dtype: torch.dtype, assert_close: Close
+) -> None:
+    from palestra.model.attention.tiled import TiledPackedAttention
+
+    n, dim = sum(lengths), 32
+    inputs = [torch.randn(n, h, dim + tail, device=device, dtype=dtype).requires_grad_() for h in (heads, 1)]
+    wide = [x.detach().float().requires_grad_() for x in inputs]
+    found = TiledPackedAttention(lengths, spec_of(heads, 1, dim + tail, key_tail=tail), device)(
+        0, *inputs, inputs[1]
+    ).view(n, heads, dim)
+    expected = PackedAttention(lengths, [None], device)(0, *wide, wide[1]).view(n, heads, -1)[..., :dim]
+    assert_close(found, expected)
+    grad = torch.randn_like(found)
+    d_found = torch.autograd.grad(found, inputs, grad)
+    for a, b in zip(d_found, torch.autograd.grad(expected, wide, grad.float()), strict=True):
+        assert_close(a, b)
 
 
 @settings(max_examples=4, deadline=None)
@@ -93,10 +118,10 @@ def test_a_query_gets_the_same_bits_in_any_tile_and_from_pages(
     generator = torch.Generator(device).manual_seed(seed)
     q, k, v = (torch.randn(length, h, dim, device=device, generator=generator).to(dtype) for h in (group, 1, 1))
     packed, alone, paged = (torch.zeros(length, group * dim, device=device, dtype=dtype) for _ in range(3))
-    keys = KeySource(k.stride(0), k.stride(1))
-    attend(q, k, v, cut_tiles(np.array([(0, 0, length, 0)]), group, 64, device), keys, 1, window, packed)
+    keys, sinks = KeySource(k.stride(0), k.stride(1)), torch.randn(group, device=device) if seed % 2 else None
+    attend(q, k, v, cut_tiles(np.array([(0, 0, length, 0)]), group, 64, device), keys, 1, window, packed, sinks=sinks)
     last, last_row = length - 1, np.array([(length - 1, length - 1, 1, 0)])
-    attend(q, k, v, cut_tiles(last_row, group, 16, device), keys, 1, window, alone)
+    attend(q, k, v, cut_tiles(last_row, group, 16, device), keys, 1, window, alone, sinks=sinks)
     n_pages = -(-length // page_size)
     pages = torch.randperm(n_pages + 3, generator=torch.Generator().manual_seed(seed))[:n_pages].int().to(device)
     slots = (
@@ -105,7 +130,7 @@ def test_a_query_gets_the_same_bits_in_any_tile_and_from_pages(
     cache = torch.full((2, 1, (n_pages + 3) * page_size, dim), torch.nan, device=device, dtype=dtype)
     cache[0, 0, slots[:length].long()], cache[1, 0, slots[:length].long()] = k[:, 0], v[:, 0]
     source = KeySource(dim, cache.stride(1), pages, page_size)
-    attend(q, *cache, cut_tiles(last_row, group, 16, device), source, 1, window, paged)
+    attend(q, *cache, cut_tiles(last_row, group, 16, device), source, 1, window, paged, sinks=sinks)
     assert torch.equal(alone[last], packed[last])
     assert torch.equal(paged[last], packed[last])
 
@@ -149,6 +174,7 @@ def test_keys_read_once_for_a_group_give_each_row_its_own_bits(
     q, k, v = (
         torch.randn(6, h, spec.head_dim, device=device).to(dtype) for h in (spec.n_heads, *[spec.n_kv_heads] * 2)
     )
-    together = attend(1, q, k, v)
+    sinks = torch.randn(spec.n_heads, device=device)
+    together = attend(1, q, k, v, sinks)
     attend.shared = None
-    assert torch.equal(attend(1, q, k, v), together)
+    assert torch.equal(attend(1, q, k, v, sinks), together)

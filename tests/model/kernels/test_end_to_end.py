@@ -39,7 +39,7 @@ def open_side(folder: Path, dtype: str, device: str) -> Side:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "qwen3_moe", "gpt_oss", "deepseek_v3"])
 @pytest.mark.usefixtures("with_kernels")
 def test_gradients_agree_with_float32(
     random_model: Callable[..., Path], family: str, device: str, dtype: torch.dtype
@@ -65,12 +65,13 @@ def test_gradients_agree_with_float32(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3", "gpt_oss", "deepseek_v3"])
 @pytest.mark.usefixtures("with_kernels")
 def test_sampled_logprobs_are_the_trainers_bits(
-    random_model: Callable[..., Path], device: str, dtype: torch.dtype
+    random_model: Callable[..., Path], family: str, device: str, dtype: torch.dtype
 ) -> None:
     """Through chunked prefill, a shared prompt, and batches that mix adapters and the base model."""
-    side = open_side(random_model("qwen3"), str(dtype).removeprefix("torch."), device)
+    side = open_side(random_model(family), str(dtype).removeprefix("torch."), device)
     sampler = Sampler(side.trainer.decoder, side.trainer.pool, cache_tokens=512, prefill_tokens=24)
     request = SampleRequest(
         prompt=PROMPT, num_samples=2, params=SamplingParams(max_tokens=4, seed=1, stop_token_ids=())

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.server.episodes.conftest import Api
-from tests.server.model_api.conftest import Ephebe
+from tests.server.model_api.conftest import Ephebe, revived
 
 OpenBrowser = Callable[[str], httpx.Client]
 RIGHTS = {"alice": "trainer", "bob": "trainer", "carol": "admin", "prometheus": "metrics", "a worker": "worker"}
@@ -24,6 +24,12 @@ def keyed(shared_ephebe: Callable[..., Ephebe]) -> Ephebe:
     """The same as the episodes' tests have."""
     mask = r'episodes.mask=["555-\\d{4}"]'
     return shared_ephebe("episodes.hold_calls_s=5", mask, require_key="always", log_level="debug")
+
+
+@pytest.fixture
+def mortal_keyed(shared_ephebe: Callable[..., Ephebe]) -> Ephebe:
+    """One that tests may stop, the same as the model API's tests have."""
+    return revived(shared_ephebe(require_key="always"))
 
 
 @pytest.fixture(scope="session")

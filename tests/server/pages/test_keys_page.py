@@ -41,6 +41,15 @@ def test_a_key_is_made_used_and_revoked(keyed, open_browser, name):
     assert carol.post(f"/keys/{shown(carol, name)['id']}/revoke").status_code == 404
 
 
+def test_the_last_use_of_a_key_survives_the_server(mortal_keyed, name):
+    admin = mortal_keyed.make_key(f"admin of {name}", right="admin")
+    assert mortal_keyed.http(key=mortal_keyed.make_key(name)).get("/v1/models").status_code == 200
+    mortal_keyed.stop()
+    mortal_keyed.start()
+    listed = mortal_keyed.http(key=admin).get("/ui/api/v1/keys").json()
+    assert {one["name"]: one["last_used_at"] for one in listed}[name] is not None
+
+
 def test_programs_make_keys_too(open_browser, name):
     carol = open_browser("carol")
     answer = carol.post("/api/v1/keys", json={"name": name, "right": "worker"})

@@ -30,7 +30,8 @@ class CodeSettings(ResourcesSettings, frozen=True, kw_only=True):
     unit_test_timeout_secs: float = 10.0
     memory_mib: int = 1024
     sandbox: str | None = None
-    """`module:Class` of your own ProgramSandbox, e.g. one with containers.  [a child process that may only compute]"""
+    """A sandbox backend such as `local` or `docker`, with one sandbox for each program, or `module:Class` of a
+    ProgramSandbox of your own.  [a child process that may only compute]"""
     trust_programs: bool = False
     """Run programs even if the kernel has no filter to restrict them."""
     debug: bool = False
