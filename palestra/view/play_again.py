@@ -15,12 +15,10 @@ from palestra.util.json_types import JsonObject
 from palestra.view.catalogue import Catalogue
 from palestra.view.run_detail import read_checkpoints
 
-MODEL = "MODEL"
-
 
 class PlayAgain(Struct, frozen=True):
     command: str
-    """With MODEL where the name of a model stands."""
+    """Without the name of the model, which comes last."""
     models: list[str]
     """Checkpoints of the run, the newest first, and the model it began with."""
     platform_task: str | None
@@ -37,7 +35,7 @@ def how_to_play_again(catalogue: Catalogue, name: str, record: JsonObject) -> Pl
     parts = ["palestra", "eval", str(run.path / "config.json"), f"task_ids={json.dumps([named])}"]
     quoted = " ".join(shlex.quote(part) for part in (*parts, f"runs={catalogue.root}"))
     models = [*saved, *([base] if isinstance(base, str) else [])]
-    return PlayAgain(f"{quoted} --samples 4 --model {MODEL}", models, _platform_task(task))
+    return PlayAgain(f"{quoted} --samples 4 --model", models, _platform_task(task))
 
 
 def _platform_task(task: str) -> str | None:

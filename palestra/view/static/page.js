@@ -62,11 +62,11 @@ document.addEventListener("change", (event) => {
   if (event.target instanceof HTMLSelectElement && "submits" in event.target.dataset) event.target.form?.requestSubmit();
 });
 
-// A choice that fills a command: the command's template has MODEL where the chosen value belongs.
+// A choice that completes a command.
 document.addEventListener("change", (event) => {
   if (!(event.target instanceof HTMLSelectElement) || !event.target.dataset.fills) return;
   const command = document.getElementById(event.target.dataset.fills);
-  if (command?.dataset.template) command.textContent = command.dataset.template.replace("MODEL", () => /** @type {HTMLSelectElement} */ (event.target).value);
+  if (command) command.textContent = `${command.dataset.command} ${event.target.value}`;
 });
 
 // What a request to change something was refused with is worth knowing.
