@@ -11,9 +11,9 @@ import shlex
 from msgspec import Struct
 
 from palestra.environments.platform import APPS, PlatformError, TaskKey
+from palestra.runs.saved_checkpoints import checkpoint_names
 from palestra.util.json_types import JsonObject
 from palestra.view.catalogue import Catalogue
-from palestra.view.run_detail import read_checkpoints
 
 
 class PlayAgain(Struct, frozen=True):
@@ -27,14 +27,13 @@ class PlayAgain(Struct, frozen=True):
 
 def how_to_play_again(catalogue: Catalogue, name: str, record: JsonObject) -> PlayAgain:
     run = catalogue.open(name)
-    config = run.read_about().get("config") or {}
-    model = config.get("model")
+    config = run.read_about().get("config")
+    model = config.get("model") if isinstance(config, dict) else None
     base = model.get("name") if isinstance(model, dict) else model
-    saved = [one.name for one in read_checkpoints(catalogue, name)]
     task, named = str(record.get("task")), f"{record.get('environment')}/{record.get('task')}"
     parts = ["palestra", "eval", str(run.path / "config.json"), f"task_ids={json.dumps([named])}"]
     quoted = " ".join(shlex.quote(part) for part in (*parts, f"runs={catalogue.root}"))
-    models = [*saved, *([base] if isinstance(base, str) else [])]
+    models = [*reversed(checkpoint_names(run)), *([base] if isinstance(base, str) else [])]
     return PlayAgain(f"{quoted} --samples 4 --model", models, _platform_task(task))
 
 

@@ -131,6 +131,12 @@ def test_the_command_plays_the_task_again(tmp_path):
     name, _, ids = words[3].partition("=")
     assert (name, msgspec.json.decode(ids)) == ("task_ids", ["stockroom/it's <b>one</b>"])
     assert again["models"] == ["ephebe"]
+    folder = tmp_path / "one" / "checkpoints"
+    folder.mkdir(exist_ok=True)
+    for name in ("step_000002.json", "step_000010.json", "step_damaged.json"):
+        (folder / name).write_text("{")
+    again = client.get(f"{API}/rollout", params={"step": 1, "id": "g-0"}).json()["again"]
+    assert again["models"] == ["one@10", "one@2", "ephebe"]
     page = page_of(client)
     assert "<b>one</b>" not in page
     assert 'data-fills="again"' in page
