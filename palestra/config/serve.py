@@ -27,6 +27,7 @@ from palestra.config.bundled import EPHEBE, bundled_model
 from palestra.config.load import Layers, Override, merge_layers, validate
 from palestra.config.redaction import check_pattern
 from palestra.types.engine import WorkerConfig
+from palestra.types.gym import GYM_HEAD
 from palestra.util.hugging_face import find_in_cache, is_hub_id
 from palestra.util.json_types import JsonObject
 
@@ -285,6 +286,8 @@ class ServeConfig(Config):
     """Folder of the checkpoints. Default: in the state folder."""
     runs: Folder = Path("runs")
     """Folder of the training runs that the dashboard at /ui shows, to keys with the right `admin`."""
+    gym: Annotated[str, AfterValidator(_url)] = GYM_HEAD
+    """Address of the head server of the gym that the dashboard at /ui shows, to keys with the right `admin`."""
     models: list[ModelConfig] = Field(default=[])
     """The base models to serve. Empty: the bundled `ephebe`."""
     limits: ServeLimits = ServeLimits()
