@@ -46,11 +46,7 @@ WIDE = {
 }
 
 
-WITHOUT_KERNELS = ("nemotron_h", "gemma4", "gemma4_moe")
-"""These attend or recur by plain torch on a GPU, too."""
-
-
-@pytest.fixture(scope="module", params=[*FAMILIES, *WIDE, *WITHOUT_KERNELS])
+@pytest.fixture(scope="module", params=[*FAMILIES, *WIDE])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     family, overrides = WIDE.get(request.param, (request.param, {}))
     where = tmp_path_factory.mktemp("cuda") / family
@@ -71,8 +67,6 @@ def test_float32_on_the_gpu_agrees_with_the_cpu(folder: Path) -> None:
 
 def test_samples_in_bfloat16_have_the_trainers_bits(folder: Path) -> None:
     """Through graphs where the family has them, chunked prefill and preemptions; and whoever shares the batch."""
-    if folder.name in WITHOUT_KERNELS:
-        pytest.skip("no kernels, so no promise")
     if folder.name in NEAR:
         pytest.skip("its recurrence, or its attention, runs by plain torch")
     side = open_side(folder, "cuda", "bfloat16")
