@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 from pathlib import Path
 
-# Before torch is imported anywhere: parallel test processes with all cores each only get in each other's way.
 if "PYTEST_XDIST_WORKER" in os.environ:
+    # Before torch is imported anywhere: parallel test processes with all cores each only get in each other's way.
     os.environ["OMP_NUM_THREADS"] = "1"
+    # One authority in place of the system's: to read those takes 25 ms for each client that a test or a command makes.
+    os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "fixtures" / "authority.pem")
+    atexit.register(os._exit, 0)  # after all others: to free every object takes two seconds, and nobody needs it
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 if not Path("/dev/nvidiactl").exists():
@@ -68,7 +72,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    gc.unfreeze()
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        gc.unfreeze()
 
 
 class SharingSchedule(LoadScopeScheduling):

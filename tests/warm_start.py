@@ -1,8 +1,9 @@
-"""`palestra` commands in processes that begin as copies of one which has imported the server.
+"""`palestra` commands and engines in processes that begin as copies of one which has imported what they need.
 
-The imports of a server take 1.5 s of CPU, and the tests start servers fifty times. What runs is the command as a user
-runs it, in a process of its own that can be killed, stopped and waited for; only its imports were made before. Engines
-are started by their servers, as always.
+The imports of a server take 1.5 s of CPU and those of an engine 2 s, and the tests start fifty of each. What runs is
+the command as a user runs it, in a process of its own that can be killed, stopped and waited for; only its imports were
+made before. Servers that are started here start their engines here too, unless there is a GPU, or a test has changed
+what an interpreter does when it starts.
 """
 
 from __future__ import annotations
@@ -18,16 +19,20 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-IMPORTED = ("palestra.cli.__main__", "palestra.cli.serve", "palestra.server.main", "uvloop")
+COMMANDS = ("palestra.cli.__main__", "palestra.cli.serve", "palestra.server.main", "uvloop")
+ENGINES = ("palestra.engine.__main__", "palestra.engine.torch_backend", "palestra.engine.worker")
+ENGINE_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+READ_AT_START = ("PYTHONPATH", "TRITON_INTERPRET")
+"""Variables that an interpreter and what it imports read once: with other values than ours, an engine starts afresh."""
 MESSAGE = 1 << 20
 
 
 class WarmProcess:
-    """What of `subprocess.Popen` the tests use."""
+    """What of `subprocess.Popen` the tests and the server use."""
 
     def __init__(self, reports: IO[bytes]) -> None:
         self._reports = reports
@@ -56,24 +61,68 @@ class WarmProcess:
         self.send_signal(signal.SIGKILL)
 
 
+class WarmEngines:
+    """Starts engines as copies of one process."""
+
+    def __init__(self, parent: socket.socket) -> None:
+        self._parent = parent
+        self._usual = {name: os.environ.get(name) for name in READ_AT_START} | ENGINE_ENVIRONMENT
+
+    def start(
+        self, command: Sequence[str], *, env: Mapping[str, str], output: IO[bytes]
+    ) -> WarmProcess | subprocess.Popen[bytes]:
+        """As `spawn_blocking([sys.executable, "-m", "palestra.engine"], …)`."""
+        is_usual = all(env.get(name) == value for name, value in self._usual.items())
+        if is_usual and not Path("/dev/nvidiactl").exists():  # CUDA is never begun in a copy
+            return _request(self._parent, (), output, Path.cwd(), env)
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, start_new_session=True
+        )
+
+
 def start_palestra(*args: str, output: IO[bytes], cwd: Path, env: Mapping[str, str]) -> WarmProcess:
     """As `subprocess.Popen([sys.executable, "-m", "palestra.cli", *args], …)`, without a stdin."""
+    return _request(_parent_of_commands(), args, output, cwd, env)
+
+
+def start_engine(*, output: IO[bytes], env: Mapping[str, str]) -> WarmProcess | subprocess.Popen[bytes]:
+    """As `subprocess.Popen([sys.executable, "-m", "palestra.engine"], …)`, without a stdin and in its own session."""
+    return WarmEngines(_parent_of_engines()).start([sys.executable, "-m", "palestra.engine"], output=output, env=env)
+
+
+def _request(
+    parent: socket.socket, args: Sequence[str], output: IO[bytes], cwd: Path, env: Mapping[str, str]
+) -> WarmProcess:
     request = json.dumps({"args": args, "cwd": str(cwd), "env": dict(env)}).encode()
     reports, reporting = os.pipe()
     with Path(os.devnull).open("rb") as nothing:
-        socket.send_fds(_parent(), [request], [nothing.fileno(), output.fileno(), output.fileno(), reporting])
+        socket.send_fds(parent, [request], [nothing.fileno(), output.fileno(), output.fileno(), reporting])
     os.close(reporting)
     return WarmProcess(os.fdopen(reports, "rb", buffering=0))
 
 
 @functools.cache
-def _parent() -> socket.socket:
-    """The parent of all that this test process starts; it ends with the test process."""
+def _parent_of_commands() -> socket.socket:
+    """The parent of all commands that this test process starts; it ends with the test process."""
+    engines = _parent_of_engines()
+    return _start_parent(str(engines.fileno()), pass_fds=[engines.fileno()])
+
+
+@functools.cache
+def _parent_of_engines() -> socket.socket:
+    """The parent of the engines that this test process and its servers start."""
+    return _start_parent(env=os.environ | ENGINE_ENVIRONMENT)
+
+
+def _start_parent(*args: str, env: Mapping[str, str] = os.environ, pass_fds: Sequence[int] = ()) -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    process = subprocess.Popen([sys.executable, __file__], stdin=theirs, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    process = subprocess.Popen(
+        [sys.executable, __file__, *args], stdin=theirs, env={**env, "PYTHONUNBUFFERED": "1"}, pass_fds=pass_fds
+    )
     theirs.close()
 
     def end() -> None:
+        ours.send(b"")  # servers have copies of the socket: to close ours is not the end of the file
         ours.close()
         process.wait()
 
@@ -81,11 +130,15 @@ def _parent() -> socket.socket:
     return ours
 
 
-# What follows runs in the parent.
+# What follows runs in the parents.
 
 
 def main() -> None:
-    for name in IMPORTED:
+    engines = None
+    if len(sys.argv) > 1:
+        os.set_inheritable(int(sys.argv[1]), False)
+        engines = WarmEngines(socket.socket(fileno=int(sys.argv[1])))
+    for name in COMMANDS if engines else ENGINES:
         importlib.import_module(name)
     gc.freeze()
     woken, wakes = os.pipe()
@@ -109,12 +162,21 @@ def main() -> None:
             for fd in (woken, wakes, *pipes.values()):
                 os.close(fd)
             _become(json.loads(message), fds)
-            sys.modules["palestra.cli.__main__"].run()
-            return
+            sys.exit(_run_command(engines) if engines else _run_engine())
         pipes[pid] = fds.pop()
         os.write(pipes[pid], b"%d\n" % pid)
         for fd in fds:
             os.close(fd)
+
+
+def _run_command(engines: WarmEngines) -> None:
+    sys.modules["palestra.server.core.workers"].spawn_blocking = engines.start  # type: ignore[attr-defined]
+    sys.modules["palestra.cli.__main__"].run()
+
+
+def _run_engine() -> int:
+    os.setsid()
+    return sys.modules["palestra.engine.__main__"].main()
 
 
 def _report_ends(pipes: dict[int, int]) -> None:

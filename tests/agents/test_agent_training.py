@@ -69,20 +69,21 @@ def played_once(run: RunReader, steps: int) -> None:
     assert set(groups.values()) == {2}
 
 
+@pytest.mark.parametrize("steps", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_with_an_agent_gets_its_rewards_and_trains_on_what_was_sampled(
-    coding_server: PuppetServer, tmp_path: Path
+    coding_server: PuppetServer, tmp_path: Path, steps: int
 ) -> None:
-    config = write_config(tmp_path, coding_server, DAWDLES)
+    config = write_config(tmp_path, coding_server, DAWDLES, steps=steps)
     finish(start(tmp_path, config, "--name", "whole"))
     run = RunReader(tmp_path / "runs" / "whole")
     assert run.status() is RunStatus.DONE
     rows = run.read_metrics()
-    assert [row["reward/mean"] for row in rows] == [0.5, 0.5]
+    assert [row["reward/mean"] for row in rows] == [0.5] * steps
     assert all(row["mismatch/logprob_abs_max"] < 1e-5 for row in rows)
-    played_once(run, 2)
+    played_once(run, steps)
     rewards = {record["task"]: record["reward"] for record in run.read_rollouts(1)}
     assert rewards[SHIRKS] == 0.0
-    assert len(list((tmp_path / "runs" / "whole" / "agent").glob("*/changes.patch"))) == 8
+    assert len(list((tmp_path / "runs" / "whole" / "agent").glob("*/changes.patch"))) == 4 * steps
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import random
 import re
 import sys
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -242,16 +243,31 @@ ADDED = ("<|python_tag|>", "[TOOL_CALLS]", "[ARGS]")
 
 
 class Machine:
-    """A tokenizer, and what it lets through."""
+    """A tokenizer, which is read when it is first needed, and what it lets through."""
 
     def __init__(self, *added: str):
-        self.special = dict(ChatTokenizer.load(EPHEBE).special_texts)
+        self._added = added
+
+    @cached_property
+    def special(self) -> dict[str, int]:
+        known = dict(ChatTokenizer.load(EPHEBE).special_texts)
+        return known | {text: 2039 + len(known) + i for i, text in enumerate(self._added)}
+
+    @cached_property
+    def _file(self) -> str:
         library = json.loads((EPHEBE / "tokenizer.json").read_text())
-        for text in added:
-            self.special[text] = number = 2039 + len(self.special)
-            library["added_tokens"].append({**library["added_tokens"][0], "id": number, "content": text})
-        self._library = Tokenizer.from_str(json.dumps(library))
-        self._tokenizer = LLTokenizer(json.dumps(library), eos_token=self.special["<|im_end|>"])
+        for text in self._added:
+            added = {**library["added_tokens"][0], "id": self.special[text], "content": text}
+            library["added_tokens"].append(added)
+        return json.dumps(library)
+
+    @cached_property
+    def _library(self) -> Tokenizer:
+        return Tokenizer.from_str(self._file)
+
+    @cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        return LLTokenizer(self._file, eos_token=self.special["<|im_end|>"])
 
     def matcher(self, tools: CallFormat, parallel: bool = False, given: Any = TOOLS) -> LLMatcher:
         matcher = LLMatcher(

@@ -57,8 +57,8 @@ def test_30b_a3b_trains_and_samples_in_40_gb_with_4_bits(tmp_path):
     assert facts["active_parameters"] < 0.12 * facts["parameters"]
 
 
-@pytest.mark.parametrize("name", [None, "int8", "nf4", "mxfp4"])
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("name", [None, pytest.param("int8", marks=pytest.mark.slow), "nf4", "mxfp4"])
+@pytest.mark.parametrize("family", ["qwen3", pytest.param("qwen3_5", marks=pytest.mark.slow), "qwen3_moe", "gpt_oss"])
 def test_planned_weights_are_those_that_are_loaded(random_model, family, name):
     folder = random_model(family, shape="tiny")
     with WeightFiles(folder) as files:

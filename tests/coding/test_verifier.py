@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from tests.coding import folders
 from tests.sandbox.needs import needs_local
 
 pytestmark = needs_local
+slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 def play(folder: Path, command: str) -> CodingVerdict:
@@ -57,9 +59,9 @@ def test_the_agent_sees_the_environment_and_no_tests(tmp_path: Path) -> None:
     [
         "mkdir -p tests logs/verifier; echo 1 > logs/verifier/reward.txt; echo 'echo 1' > tests/test.sh",
         "mkdir bin; echo echo 42 > bin/cat; chmod +x bin/cat; echo PATH=/app/bin > ~/.bashrc; cp ~/.bashrc ~/.profile",
-        "ln -s /tests/expected.txt answer.txt.link; echo 42 > /tmp/answer.txt; cd /; echo 42",
         "(while true; do echo 1 > /logs/verifier/reward.txt; done) 2>/dev/null & exit 0",
-        "rm -rf /app/* && exit 0",
+        slow("ln -s /tests/expected.txt answer.txt.link; echo 42 > /tmp/answer.txt; cd /; echo 42"),
+        slow("rm -rf /app/* && exit 0"),
     ],
 )
 def test_what_was_planted_for_the_verifier_does_not_decide(tmp_path: Path, cheat: str) -> None:
@@ -100,9 +102,9 @@ def test_failures_of_the_verifier_are_told_from_those_of_the_agent(tmp_path: Pat
     ("left", "value"),
     [
         ("mkdir d; touch d/conftest.py answer.txt; chmod 500 d; echo 42 > answer.txt", 1.0),
-        pytest.param("echo 42 > answer.txt; truncate -s 1200M hole", 0.0, marks=pytest.mark.slow),
-        ("echo 42 > answer.txt; rm -r tests; touch tests", 0.0),
-        ("echo 42 > answer.txt; mkdir conftest.py; ln -s / up", 1.0),
+        slow("echo 42 > answer.txt; truncate -s 1200M hole", 0.0),
+        slow("echo 42 > answer.txt; rm -r tests; touch tests", 0.0),
+        slow("echo 42 > answer.txt; mkdir conftest.py; ln -s / up", 1.0),
     ],
 )
 def test_an_agent_cannot_make_the_verifier_fail(tmp_path: Path, left: str, value: float) -> None:

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -55,6 +54,7 @@ from palestra.types.engine import (
     encode_message,
 )
 from tests.waiting import source_of
+from tests.warm_start import WarmProcess, start_engine
 
 WAIT_S = 60.0
 
@@ -108,7 +108,7 @@ class Driver(Data):
             **options,
         )
         self.context = zmq.Context()
-        self.process: subprocess.Popen | None = None
+        self.process: WarmProcess | subprocess.Popen[bytes] | None = None
         self.log = folder / "worker.log"
         self.hellos: list[Hello] = []
         self.beats: list[WorkerHeartbeat] = []
@@ -140,13 +140,8 @@ class Driver(Data):
     def start(self, **environment: str) -> Hello:
         config = msgspec.json.encode(self.config).decode()
         with self.log.open("ab") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "palestra.engine"],
-                env=os.environ | {"PALESTRA_WORKER": config, "OMP_NUM_THREADS": "1"} | environment,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
+            variables = os.environ | {"PALESTRA_WORKER": config, "OMP_NUM_THREADS": "1"} | environment
+            self.process = start_engine(output=out, env=variables)
         return self.welcome()
 
     def welcome(self) -> Hello:

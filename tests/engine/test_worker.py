@@ -24,15 +24,15 @@ def test_samples_are_answered_while_a_long_pass_runs(drivers: Callable[..., Any]
     driver = drivers(micro_batch_tokens=256, beat_every_s=0.05)
     driver.start()
     driver.create("a")
-    long = driver.train("a", driver.a_pass(1500))
+    long = driver.train("a", driver.a_pass(800))
     for _ in range(5):  # one after another: each has its turns between those of the pass
         driver.answer(driver.sample(max_tokens=4))
     assert long not in driver.results
-    many = [driver.sample(n=8, max_tokens=100) for _ in range(4)]
+    many = [driver.sample(n=8, max_tokens=50) for _ in range(4)]
     for name in many:
         driver.answer(name)
-    assert len(driver.result(long).outputs) == 1500
-    driver.until(lambda: driver.stats[-1].tokens_sampled >= 4 * 8 * 100)
+    assert len(driver.result(long).outputs) == 800
+    driver.until(lambda: driver.stats[-1].tokens_sampled >= 4 * 8 * 50)
     assert min(driver.stats[-1].train_s, driver.stats[-1].sample_s) > 0
     assert {"training", "sampling"} <= {b.doing for b in driver.beats}
     assert max(b.busy_s for b in driver.beats) < 5  # of one quantum, however long the pass

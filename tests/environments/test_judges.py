@@ -281,7 +281,7 @@ def judged_config(endpoint: str, url: str, runs: Path, **more: Any) -> dict[str,
     return {"server": url, "runs": str(runs), "environments": environments, "judges": {"sums": judge}, **more}
 
 
-@pytest.mark.parametrize("rollouts", ["local", "episodes"])
+@pytest.mark.parametrize("rollouts", ["local", pytest.param("episodes", marks=pytest.mark.slow)])
 def test_a_training_run_is_graded_by_its_judge(endpoint, ephebe_url, tmp_path, rollouts):
     from palestra.training.launch import train
 

@@ -120,12 +120,20 @@ FAMILIES = [
 
 SLOW = {"ministral3", "phi3", "olmo2", "granite-tied", "seed_oss", "glm4_moe_lite", "nemotron_h"}
 """Each of their mechanisms has another case in the everyday suite, and `families_check` has them all."""
-every_case = pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.slow) if case in SLOW else case for case in CASES]
-)
+POSITIONS_ONLY = {
+    *("linear", "yarn", "yarn-settings", "yarn-mscale", "old-theta", "old-linear", "old-llama3", "old-yarn"),
+    *("qwen2-windows-old", "qwen2-windows-off", "llama-sharded"),
+}
+"""They differ from others in how positions and files are read, which their logits show: gradients take the same way."""
 
 
-@every_case
+def each_case(slow: set[str]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        "case", [pytest.param(case, marks=pytest.mark.slow) if case in slow else case for case in CASES]
+    )
+
+
+@each_case(SLOW)
 def test_packed_logits_equal_transformers_one_by_one(get_bench, case):
     bench = get_bench(**CASES[case])
     sequences = [bench.tokens(n) for n in LENGTHS]
@@ -135,7 +143,7 @@ def test_packed_logits_equal_transformers_one_by_one(get_bench, case):
         assert (ours - truth).abs().max() < 1e-4
 
 
-@every_case
+@each_case(SLOW | POSITIONS_ONLY)
 def test_gradients_equal_peft(get_bench, case, tmp_path):
     bench = get_bench(**CASES[case])
     adapter = bench.adapter(rank=4, noise=0.1)

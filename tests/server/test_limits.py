@@ -20,7 +20,7 @@ from tinker import types
 
 from tests.server.raw import NAME, Raw, datum, datum_of, ok, real, refused, whole, wire
 
-MAX_SAMPLES, MAX_TRAIN_BYTES, MAX_MODELS, KEEP_S = 4, 200_000, 8, 2.0
+MAX_SAMPLES, MAX_TRAIN_BYTES, MAX_MODELS, KEEP_S = 4, 50_000, 8, 2.0
 MakeServer = Callable[..., Any]
 
 
@@ -114,7 +114,7 @@ def test_the_sdk_waits_for_room_to_sample_by_itself(tight_server: Any) -> None:
 
 def test_training_data_beyond_the_limit_is_told_to_wait(tight_server: Any, api: Raw) -> None:
     model = api.model()
-    large = datum(length=4000)
+    large = datum(length=1000)
     with standstill(tight_server):
         waiting = [ok(model.send_pass(*[large] * 2, seq_id=i)) for i in (1, 2)]
         told_to_wait(model.send_pass(large, seq_id=3))
@@ -127,7 +127,7 @@ def test_training_data_beyond_the_limit_is_told_to_wait(tight_server: Any, api: 
 def test_the_sdk_waits_for_room_to_train_by_itself(tight_server: Any) -> None:
     client = tight_server.client()
     model = client.create_lora_training_client(base_model=NAME, rank=4)
-    batch = sdk_batch(4000)
+    batch = sdk_batch()
     futures = []
 
     def send() -> None:

@@ -155,7 +155,9 @@ def test_two_models_answer_side_by_side(puppet):
     assert plain == "[puppet]\nHello there.\n[puppet]\nHello there.\n"
 
 
-@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
+@pytest.mark.parametrize(
+    "environment", [{"NO_COLOR": "1"}, pytest.param({"TERM": "dumb"}, marks=pytest.mark.slow)], ids=str
+)
 def test_no_colours_where_there_are_none(puppet, environment):
     with palestra_in_terminal(
         "chat", "puppet", "hi", "--server", puppet.url, "--logprobs", environment=environment

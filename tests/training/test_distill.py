@@ -150,6 +150,7 @@ def test_an_endpoint_teaches_the_same_as_the_servers_own_weights(run_training, t
     assert kl_curve(other) == pytest.approx(kl_curve(own), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_each_environment_has_its_teacher(run_training, taught):
     teachers = [{"model": str(taught.path), "environments": ["arithmetic"]}, {"model": "ephebe"}]
     environments = [{"name": "arithmetic"}, {"name": "stockroom"}]

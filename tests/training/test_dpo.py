@@ -47,6 +47,7 @@ def test_a_run_learns_to_prefer_what_was_chosen(ephebe_url, tmp_path):
     assert {"time/score_s", "time/update_s", "throughput/total_tokens_per_s", "optim/grad_norm"} <= last.keys()
 
 
+@pytest.mark.slow
 def test_the_reference_is_what_the_run_began_with_also_after_a_resume(ephebe_url, tmp_path):
     small = (ephebe_url, "batch_size=4", "optimizer.lr=4e-3", "checkpoint.every=1")
     before, _ = start(a_dpo_config(*small, "steps=1"), tmp_path / "before")

@@ -133,6 +133,7 @@ def test_records_are_those_of_a_run_that_plays_alone(run_training):
     assert evals[0] == evals[1]
 
 
+@pytest.mark.slow
 def test_asynchronous_runs_take_groups_of_bounded_age(run_training):
     run = run_training("ahead", steps=3, rollout=FEW, asynchronous={"enabled": True, "in_flight": "drop"}, **SUMS)
     ages = [row["staleness/max"] for row in run.read_metrics()]

@@ -184,6 +184,7 @@ def test_model_behind_anthropics_api_is_evaluated(evaluate, tmp_path):
         assert one[name] == other[name]
 
 
+@pytest.mark.slow
 def test_killed_evaluation_goes_on_and_plays_nothing_twice(evaluate, ephebe_url, tmp_path):
     command = [sys.executable, "-m", "palestra.cli", "eval", "stockroom", "--tasks", "12", "--name", "killed"]
     options = ["--server", ephebe_url, "--model", "ephebe", "concurrency=1"]

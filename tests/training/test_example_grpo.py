@@ -33,7 +33,7 @@ def rewards_of(script: ModuleType, capsys: pytest.CaptureFixture[str], server: s
     return [float(found) for found in re.findall(r"reward ([\d.]+)", capsys.readouterr().out)]
 
 
-@pytest.mark.parametrize("environment", ["arithmetic", "stockroom"])
+@pytest.mark.parametrize("environment", ["arithmetic", pytest.param("stockroom", marks=pytest.mark.slow)])
 def test_it_plays_and_trains(script, capsys, ephebe_url, environment):
     rewards = rewards_of(script, capsys, ephebe_url, environment=environment, steps=2, groups=2, group_size=3)
     assert len(rewards) == 2

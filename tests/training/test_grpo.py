@@ -46,7 +46,7 @@ def test_reward_rises(run_training, environment, asynchronous, settings):
 
 
 def test_a_step_reports_its_health(run_training):
-    run = run_training("healthy", steps=2, algorithm={"loss": "ppo"})
+    run = run_training("healthy", steps=2, rollout=FEW, algorithm={"loss": "ppo"})
     first, second = run.read_metrics()
     for name in HEALTH:
         assert math.isfinite(second[name]), name
@@ -80,9 +80,10 @@ def test_trained_tokens_are_the_sampled_ones(run_training):
 
 def test_environments_are_mixed_by_weight(run_training):
     entries = [{"name": "stockroom", "weight": 3}, {"name": "arithmetic", "weight": 1}]
-    run = run_training("mixed", environments=entries, steps=1, data={"zero_variance": "keep"})
+    few = {"group_size": 2}
+    run = run_training("mixed", environments=entries, steps=1, rollout=few, data={"zero_variance": "keep"})
     (row,) = run.read_metrics()
-    assert (row["env/stockroom/rollouts"], row["env/arithmetic/rollouts"]) == (12, 4)
+    assert (row["env/stockroom/rollouts"], row["env/arithmetic/rollouts"]) == (6, 2)
 
 
 @pytest.mark.slow
@@ -93,11 +94,12 @@ def test_both_styles_of_playing_give_the_same_curve(run_training):
 
 def test_groups_that_teach_nothing_are_played_again_or_dropped(run_training):
     entry = {"name": "stockroom", "extras": {"max_turns": 1}}  # one turn: nobody can know
-    run = run_training("barren", environments=[entry], steps=1, data={"zero_variance": "refill", "max_refills": 2})
+    data = {"zero_variance": "refill", "max_refills": 2}
+    run = run_training("barren", environments=[entry], steps=1, rollout=FEW, data=data)
     (row,) = run.read_metrics()
-    assert row["rollouts/total"] == 3 * 16
+    assert row["rollouts/total"] == 3 * 8
     assert row["batch/sequences"] == 0
-    assert row["batch/dropped_zero_variance"] == 3 * 16
+    assert row["batch/dropped_zero_variance"] == 3 * 8
 
 
 @pytest.mark.slow
@@ -129,10 +131,14 @@ def test_a_run_stops_when_it_is_good_enough(run_training):
 @pytest.mark.parametrize("temperature", [pytest.param(1.0, marks=pytest.mark.slow), 0.7])
 def test_the_kl_penalty_is_nothing_while_policy_and_base_are_one(run_training, temperature):
     """In the first step: all tokens of a rollout have the same advantage still, at whatever temperature."""
-    settings = {"penalty": {"kl": 1.0}, "algorithm": {"normalize": "none"}, "rollout": {"temperature": temperature}}
+    settings = {
+        "penalty": {"kl": 1.0},
+        "algorithm": {"normalize": "none"},
+        "rollout": {**FEW, "temperature": temperature},
+    }
     run = run_training("kl", steps=1, data={"zero_variance": "keep"}, **settings)
     used = [[one for one in record["advantages"] if one] for record in run.read_tokens(1) if record["advantages"]]
-    assert len(used) == 16
+    assert len(used) == 8
     assert all(max(found) - min(found) < 1e-3 for found in used if found)
 
 

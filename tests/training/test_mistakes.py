@@ -138,7 +138,7 @@ def test_a_dry_run_shows_the_config_and_leaves_nothing(folder):
     [
         ("envs:Raises", "the sandbox is out of sand"),
         ("envs:Hangs", "env_failed"),
-        ("envs:NotANumber", "nan"),
+        pytest.param("envs:NotANumber", "nan", marks=pytest.mark.slow),
     ],
 )
 def test_an_environment_that_never_grades_ends_the_run_and_can_be_resumed(folder, ephebe_url, environment, message):
@@ -156,7 +156,7 @@ def test_an_environment_that_never_grades_ends_the_run_and_can_be_resumed(folder
 
 
 def test_failed_rollouts_are_records_and_in_no_baseline(folder, ephebe_url):
-    config = write(server=ephebe_url, environments=[{"name": "envs:Sometimes"}], steps=2)
+    config = write(server=ephebe_url, environments=[{"name": "envs:Sometimes"}], steps=1)
     code, said = train(config, "--name", "some", "--display", "none")
     assert code == 0, said
     run = RunReader("runs/some")
@@ -269,8 +269,8 @@ def test_a_metric_that_no_evaluation_has_is_named(folder, ephebe_url):
 @pytest.mark.parametrize(
     ("asynchronous", "zero_variance"),
     [
-        (False, "refill"),
         (True, "drop"),
+        pytest.param(False, "refill", marks=pytest.mark.slow),
         pytest.param(True, "refill", marks=pytest.mark.slow),
         pytest.param(False, "drop", marks=pytest.mark.slow),
     ],
@@ -292,6 +292,7 @@ def test_a_run_where_nothing_can_be_learned_goes_on(folder, ephebe_url, asynchro
     assert all(row["rollouts/total"] >= least and row["batch/sequences"] == 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_slow_tasks_are_trained_on_as_often_as_fast_ones_in_async_mode(folder, ephebe_url):
     settings = {"environments": [{"name": "envs:Slow"}], "asynchronous": {"enabled": True}, "steps": 5}
     code, said = train(write(server=ephebe_url, data={"zero_variance": "keep"}, **settings), "--name", "slow")
@@ -306,17 +307,17 @@ def test_slow_tasks_are_trained_on_as_often_as_fast_ones_in_async_mode(folder, e
 
 def test_a_resume_that_fails_leaves_the_saved_config(folder, ephebe_url, monkeypatch):
     monkeypatch.setattr(guard, "REACH_S", 0.3)
-    config = write(server=ephebe_url, environments=[{"name": "arithmetic"}], steps=2, rollout=FEW)
+    config = write(server=ephebe_url, environments=[{"name": "arithmetic"}], steps=1, rollout=FEW)
     assert train(config, "--name", "kept", "--display", "none")[0] == 0
-    code, said = train("--resume", "kept", "server=http://127.0.0.1:1", "steps=3")
+    code, said = train("--resume", "kept", "server=http://127.0.0.1:1", "steps=2")
     assert code == 4, said
     assert "http://127.0.0.1:1 does not answer" in said
-    code, said = train("--resume", "kept", "model.rank=4", "steps=3")
+    code, said = train("--resume", "kept", "model.rank=4", "steps=2")
     assert "has rank 16" in said
-    code, said = train("--resume", "kept", "steps=3", "--display", "none")
+    code, said = train("--resume", "kept", "steps=2", "--display", "none")
     assert code == 0, said
     events = [event for event in RunReader("runs/kept").read_events() if event["event"] == "config"]
-    assert [event["changes"] for event in events] == [{"steps": [2, 3]}]
+    assert [event["changes"] for event in events] == [{"steps": [1, 2]}]
 
 
 @pytest.mark.slow

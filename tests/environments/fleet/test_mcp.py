@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from palestra.environments.fleet.backends.mcp_server import McpBackend
 from palestra.environments.fleet.mcp_client import answer_of
 from tests.environments.fleet.conftest import call
 
-pytest.importorskip("mcp")
+pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="needs mcp")
 
 SERVER = Path(__file__).with_name("notes_server.py")
 OLD_PYTHON = Path(os.environ.get("PALESTRA_MCP1_PYTHON") or Path(__file__).parents[3] / ".venv-mcp1" / "bin" / "python")

@@ -7,8 +7,6 @@ from typing import Any
 
 import httpx2
 import pytest
-from mcp import Client
-from mcp.client.streamable_http import streamable_http_client
 
 from palestra.gym.testing import said
 from tests.gym.servers.conftest import Gym
@@ -22,6 +20,9 @@ def seeded(gym: Gym, **fields: Any) -> tuple[dict[str, str], dict[str, Any]]:
 
 
 def test_an_mcp_client_plays_in_the_session_it_was_given(gym: Gym) -> None:
+    from mcp import Client
+    from mcp.client.streamable_http import streamable_http_client
+
     cookies, invitation = seeded(gym, initial_count=3)
     assert invitation["url_path"] == "/mcp"
     assert invitation["server_name"] == "shown"

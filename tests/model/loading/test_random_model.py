@@ -109,6 +109,7 @@ def test_bfloat16_is_stored_as_such(random_model):
     assert AutoModelForCausalLM.from_pretrained(folder).dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 def test_same_seed_gives_the_same_bytes_in_another_process(random_model, tmp_path):
     script = (
         "import sys; from palestra.model.loading.random_model import make_random_model as m; "

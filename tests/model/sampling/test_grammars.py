@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 
 import jsonschema
 import pytest
@@ -14,6 +15,7 @@ from palestra.model import DataError
 from palestra.model.sampling.grammars import KEPT_CHARACTERS, Grammars
 from palestra.types import Grammar, GrammarKind, StopReason
 
+slow = partial(pytest.param, marks=pytest.mark.slow)
 HOT = {"temperature": 1.5, "max_tokens": 300}
 PERSON = {
     "type": "object",
@@ -234,12 +236,12 @@ def nested(depth: int) -> dict:
     "grammar",
     [
         json_schema(wide(500)),
-        json_schema({"type": "object", "properties": {"a": wide(500)}, "required": ["a"]}),
-        json_schema({"type": "object", "properties": {f"o{i}": wide(100) for i in range(20)}}),
+        slow(json_schema({"type": "object", "properties": {"a": wide(500)}, "required": ["a"]})),
+        slow(json_schema({"type": "object", "properties": {f"o{i}": wide(100) for i in range(20)}})),
         json_schema(wide(3000) | {"required": [f"p{i}" for i in range(3000)]}),
         json_schema(nested(40)),
         json_schema({"type": "array", "items": {"enum": [f"a long value, the {i}th" for i in range(5000)]}}),
-        lark(f"start: %json {json.dumps(wide(500))}", is_wide=True),
+        slow(lark(f"start: %json {json.dumps(wide(500))}", is_wide=True)),
         lark("start: WORD\nWORD: " + " | ".join(f'"w{i}"' for i in range(10_000))),
     ],
     ids=["500 optional", "inside", "2000 optional", "3000 required", "deep", "enum", "of a tool", "choice"],

@@ -41,6 +41,11 @@ MODELS = {
     "nemotron_h": {"family": "nemotron_h"},
     "gemma4": {"family": "gemma4", "tie": True, "overrides": GEMMA4},
 }
+SLOW = ("llama2", "llama3", "mistral")
+"""Their logits are those of transformers every day, in `test_families`, and their kind of window is that of Qwen2."""
+each_model = pytest.mark.parametrize(
+    "model", [pytest.param(one, marks=pytest.mark.slow) if one in SLOW else one for one in MODELS]
+)
 
 
 def tokens_of(result: SampleResult) -> list[list[int]]:
@@ -50,7 +55,7 @@ def tokens_of(result: SampleResult) -> list[list[int]]:
 # Against transformers
 
 
-@pytest.mark.parametrize("model", MODELS)
+@each_model
 def test_greedy_equals_transformers_token_by_token(get_bench, model):
     bench = get_bench(**MODELS[model])
     shared = bench.tokens(37)
@@ -80,7 +85,7 @@ def test_greedy_with_an_adapter_equals_peft_token_by_token(bench, tmp_path):
         assert result.sequences[0].tokens == truth[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("model", MODELS)
+@each_model
 def test_prompt_logprobs_equal_transformers(get_bench, model):
     bench = get_bench(**MODELS[model])
     prompts = [bench.tokens(n) for n in (1, 2, 45)]
@@ -125,7 +130,7 @@ def test_only_what_was_asked_for_comes_back(bench):
 # Against the training forward
 
 
-@pytest.mark.parametrize("model", MODELS)
+@each_model
 @pytest.mark.parametrize("with_adapter", [False, True], ids=["base", "adapter"])
 def test_logprobs_at_temperature_one_equal_the_training_forward(get_bench, model, with_adapter):
     bench = get_bench(**MODELS[model])

@@ -95,6 +95,7 @@ def test_a_call_and_a_claim_that_a_kill_interrupts_can_be_made_again(api: Api) -
     assert line["tokens"] == whole(answer)  # of the call that was never answered nothing is left
 
 
+@pytest.mark.slow
 def test_an_answer_that_never_left_a_killed_server_is_not_trained_on(api: Api) -> None:
     api.register()
     lease = api.claim_one()

@@ -7,39 +7,13 @@ from typing import Any, Literal
 
 import openai
 import pytest
-from agents import (
-    Agent,
-    Model,
-    ModelSettings,
-    OpenAIChatCompletionsModel,
-    OpenAIResponsesModel,
-    RunConfig,
-    Runner,
-    function_tool,
-)
 from pydantic import BaseModel, Field
 
 from tests.server.model_api.conftest import MODEL, Ephebe
-from tests.server.model_api.stockroom import STOCK, SYSTEM
+from tests.server.model_api.stockroom import STOCK
 
 QUESTION = "How many cups and hats are there together?"
-UNTRACED = RunConfig(tracing_disabled=True)
-MODELS = {"responses": OpenAIResponsesModel, "chat": OpenAIChatCompletionsModel}
-
-
-@function_tool
-def count(item: str) -> int:
-    return STOCK.get(item, 0)
-
-
-@function_tool
-def add(a: int, b: int) -> int:
-    return a + b
-
-
-@function_tool
-def subtract(a: int, b: int) -> int:
-    return a - b
+ROUTES = ["responses", "chat"]
 
 
 class Stock(BaseModel):
@@ -47,35 +21,18 @@ class Stock(BaseModel):
     count: int = Field(ge=0, le=99)
 
 
-def clerk(model: Model) -> Agent[Any]:
-    return Agent(
-        name="clerk",
-        instructions=str(SYSTEM["content"]),
-        model=model,
-        tools=[count, add, subtract],
-        model_settings=ModelSettings(temperature=0),
-    )
+@pytest.mark.parametrize("run", ["plain", "streamed"])
+@pytest.mark.parametrize("route", ROUTES)
+def test_an_agent_uses_its_tools_and_all_it_said_is_one_trajectory(ephebe: Ephebe, route: str, run: str) -> None:
+    from tests.server.model_api import stock_agent
 
+    play = getattr(stock_agent, run)
 
-async def plain(agent: Agent[Any], given: Any) -> Any:
-    return await Runner.run(agent, given, run_config=UNTRACED)
-
-
-async def streamed(agent: Agent[Any], given: Any) -> Any:
-    result = Runner.run_streamed(agent, given, run_config=UNTRACED)
-    kinds = [event.type async for event in result.stream_events()]
-    assert "raw_response_event" in kinds
-    return result
-
-
-@pytest.mark.parametrize("run", [plain, streamed])
-@pytest.mark.parametrize("route", MODELS)
-def test_an_agent_uses_its_tools_and_all_it_said_is_one_trajectory(ephebe: Ephebe, route: str, run: Any) -> None:
     async def work() -> tuple[int, str]:
         async with openai.AsyncOpenAI(base_url=f"{ephebe.url}/v1", api_key="tml-test") as client:
-            agent = clerk(MODELS[route](MODEL, client))
-            first = await run(agent, QUESTION)
-            more = await run(agent, [*first.to_input_list(), {"role": "user", "content": "How many cups are there?"}])
+            agent = stock_agent.clerk(stock_agent.MODELS[route](MODEL, client))
+            first = await play(agent, QUESTION)
+            more = await play(agent, [*first.to_input_list(), {"role": "user", "content": "How many cups are there?"}])
             return len(first.raw_responses) + len(more.raw_responses), first.final_output
 
     calls, response = asyncio.run(work())
@@ -90,8 +47,12 @@ def test_an_agent_uses_its_tools_and_all_it_said_is_one_trajectory(ephebe: Epheb
     assert sum(whole["loss_mask"]) == sum(len(turn["samples"][0]["tokens"]) for turn in turns)
 
 
-@pytest.mark.parametrize("route", MODELS)
+@pytest.mark.parametrize("route", ROUTES)
 def test_an_agents_output_has_the_type_it_asks_for(ephebe: Ephebe, route: str) -> None:
+    from agents import Agent, ModelSettings, Runner
+
+    from tests.server.model_api.stock_agent import MODELS, UNTRACED
+
     async def work() -> Any:
         async with openai.AsyncOpenAI(base_url=f"{ephebe.url}/v1", api_key="tml-test") as client:
             settings = ModelSettings(temperature=0)  # drawn at random, an answer may be thoughts up to its limit

@@ -277,7 +277,7 @@ def test_a_stream_says_what_the_plain_answer_says(families: Families, call: dict
     assert any(thoughts)
 
 
-@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("streams", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_anthropics_client_goes_on_token_for_token(families: Families, call: dict[str, Any], streams: bool) -> None:
     import anthropic
 

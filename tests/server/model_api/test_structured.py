@@ -57,7 +57,7 @@ def refused(ask: Any, **options: Any) -> openai.BadRequestError:
     return error.value
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.5])
 def test_pydantic_model_comes_back_parsed(client, temperature):
     answer = client.chat.completions.parse(
         model="ephebe",

@@ -421,6 +421,7 @@ def test_loading_another_rank_is_refused(create):
         loading.result()
 
 
+@pytest.mark.slow
 def test_a_new_process_goes_on_where_this_one_was(create, server):
     client = create()
     step(client, DATUM)

@@ -49,6 +49,7 @@ def run_of(path: str) -> str:
     return path.removeprefix("tinker://").partition("/")[0]
 
 
+@pytest.mark.slow
 def test_the_command_itself(server):
     assert "Tinker accessible: yes" in server.tinker("auth", "status").stdout
 

@@ -13,8 +13,6 @@ import pytest
 from palestra.environments.platform import APPS
 from tests.environments.platform.api.conftest import Platform
 
-mcp = pytest.importorskip("mcp")
-
 OLD_PYTHON = Path(os.environ.get("PALESTRA_MCP1_PYTHON") or Path(__file__).parents[4] / ".venv-mcp1" / "bin" / "python")
 TOOLS = [tool.name for tool in APPS["keys"].tools]
 MISSING = '{"error":"not_found","message":"there is no item \'nowhere\'","hint":"list() shows them"}'
@@ -29,6 +27,7 @@ MISSING = '{"error":"not_found","message":"there is no item \'nowhere\'","hint":
     ],
 )
 def test_mcp_2_plays(platform: Platform, mode: str, version: str, path: str):
+    mcp = pytest.importorskip("mcp")
     root = platform.make()["urls"]["root"]
 
     async def play() -> None:
@@ -46,6 +45,7 @@ def test_mcp_2_plays(platform: Platform, mode: str, version: str, path: str):
 
 
 def test_mcp_2_hears_why_an_instance_does_not_answer(platform: Platform):
+    mcp = pytest.importorskip("mcp")
     made = platform.make()
 
     async def play() -> None:
