@@ -46,7 +46,7 @@ def main() -> int:
     def forward_backward(
         recur: Recurrence, leaves: list[torch.Tensor], weight: torch.Tensor, grad: torch.Tensor
     ) -> None:
-        torch.autograd.grad(recur(0, leaves[0], leaves[1], leaves[2], weight), leaves, grad)
+        torch.autograd.grad(recur.scan(0, recur.convolve(0, leaves[0], weight), leaves[1], leaves[2]), leaves, grad)
 
     weight = torch.randn(SPEC.conv_kernel, SPEC.conv_size, device="cuda")
     for n in (1, 64, 256):

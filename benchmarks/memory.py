@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
 import torch
 from harness import Measure, Progress, Report, Row, argument_parser, machine, report, some_of, versions
 from peers.ours import item_of
@@ -24,6 +26,7 @@ from torch import Tensor
 
 from palestra.cli.model_plan import MemoryPlan, PlanRequest, plan_memory
 from palestra.model import AdapterPool, Decoder, ModelSpec, Sampler, Trainer
+from palestra.model.attention.kv_cache import KVCache
 from palestra.model.loading.random_model import SHAPES, draw, parameters_of, random_config
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.loading.weights import lay_out
@@ -55,6 +58,16 @@ ON_GPU = (
     Case("qwen3_moe", "qwen3-30b-a3b", "nf4", 40 * GB, 8, 4096),
 )
 ON_CPU = (Case("qwen3", "micro", "nf4", GB, 2, 256), Case("qwen3_moe", "micro", "nf4", GB, 2, 256))
+
+
+KV_TOKENS = 1024
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "Qwen3-8B": random_config("qwen3", SHAPES["qwen3-8b"]),
+    "GLM-4.5-Air": {"architectures": ["Glm4MoeForCausalLM"], "head_dim": 128},
+    "GLM-4.7-Flash": {"architectures": ["Glm4MoeLiteForCausalLM"]},
+    "DeepSeek-V3": {"architectures": ["DeepseekV3ForCausalLM"]},
+}
+"""Defaults of these classes are the published sizes."""
 
 
 class RandomWeights(WeightFiles):
@@ -166,6 +179,27 @@ def _memory_rows(what: str, case: Case, plan: MemoryPlan, loaded: int, peak: int
     ]
 
 
+def kv_rows(device: torch.device) -> list[Row]:
+    """What a token takes of the cache in bfloat16, measured over a cache of published layers that is filled."""
+    rows, caches = [], []  # all are kept, or the next one would take the memory of the last
+    for what, config in PUBLISHED.items():
+        spec = ModelSpec.from_config(config)
+        gc.collect()
+        before = _held(device)
+        cache = KVCache(spec, KV_TOKENS // 16, 16, dtype=torch.bfloat16, device=device)
+        cache.clear(np.arange(KV_TOKENS // 16))
+        measured = (_held(device) - before) / KV_TOKENS / 1024
+        caches.append(cache)
+        planned = spec.kv_numbers_per_token * 2 / 1024
+        name = f"{what}: keys and values of a token"
+        rows.append(Row(name, "KiB", Measure((measured,)), "computed", Measure((planned,)), less_is_better=True))
+    return rows
+
+
+def _held(device: torch.device) -> int:
+    return torch.cuda.memory_allocated() if device.type == "cuda" else psutil.Process().memory_info().rss
+
+
 def main() -> None:
     parser = argument_parser("memory", __doc__ or "")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -179,6 +213,8 @@ def main() -> None:
     for case in cases:
         if args.shape is None or case.shape in args.shape:
             rows += run(replace(case, weights=args.weights or case.weights), torch.device(args.device), progress)
+    if args.shape is None:
+        rows += kv_rows(torch.device(args.device))
     progress.done()
     report(Report("memory", machine(), versions(["palestra", "torch"]), rows), json_line=args.json)
 

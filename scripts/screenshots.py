@@ -1,4 +1,4 @@
-"""Pictures of the dashboard for the documentation, from a run of the demo.
+"""Pictures of the dashboard for the documentation, from a run of the demo, a task of the platform, a server and a gym.
 
 make screenshots                     # trains the demo first (minutes), unless ./runs has one called demo
 make screenshots ARGS="FOLDER demo"  # of a run that is there
@@ -8,20 +8,34 @@ Owns: which pages are shown, and how. Never touches: what is on them.
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
+from palestra.environments.platform import Instance, make_task
+from palestra.environments.platform.golden import play_golden
 from palestra.runs.reader import Part, RunReader
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SIZE = {"width": 1280, "height": 800}
+TASK = "mail-move_only-0-17"
+ITEM = {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]}
+TOOL = {"name": "count", "description": "Count an item.", "parameters": ITEM}
+GYM = [
+    *("-c", "resources_servers/mcqa/configs/mcqa.yaml"),
+    *("-c", "responses_api_models/vllm_model/configs/vllm_model.yaml"),
+    *("head_server.port=0", "--model", "ephebe", "--model-api-key", "tml-anything"),
+]
 
 
 def main() -> None:
@@ -30,45 +44,113 @@ def main() -> None:
         subprocess.run(["palestra", "train", "demo", f"runs={folder}", "--name", name], check=True)
     IMAGES.mkdir(exist_ok=True)
     sync_api: Any = import_module("playwright.sync_api")  # make screenshots installs it
-    with served(folder) as address, sync_api.sync_playwright() as playwright:
+    with ExitStack() as stack:
+        state = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        server = stack.enter_context(started("serve", "--port", "0", "--state", str(state), says="http://"))
+        head = stack.enter_context(started("gym", "run", *GYM, "--model-url", f"{server}/v1", says="The head is at "))
+        view = stack.enter_context(started("view", str(folder), "--port", "0", "--gym", head, says="http://"))
+        play_gym(head, state)
+        playwright = stack.enter_context(sync_api.sync_playwright())
         program = next(path for one in BROWSERS if (path := shutil.which(one)))
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        for scheme, pages in pages_of(RunReader(folder / name)).items():
-            context = browser.new_context(base_url=address, viewport=SIZE, color_scheme=scheme)
+        for scheme, pages in pages_of(RunReader(folder / name), view, server).items():
+            context = browser.new_context(viewport=SIZE, color_scheme=scheme)
             page = context.new_page()
-            for image, path in pages.items():
-                page.goto(path, wait_until="networkidle" if "/rollout?" in path else "load")
+            for image, address in pages.items():
+                page.goto(address, wait_until="networkidle" if "/rollout?" in address else "load")
                 page.wait_for_timeout(1500)
-                prepare(page, image)
+                PREPARE.get(image, lambda page: None)(page)
                 page.screenshot(path=IMAGES / f"{image}.png")
                 print(IMAGES / f"{image}.png")  # noqa: T201
             context.close()
         browser.close()
 
 
-def pages_of(run: RunReader) -> dict[str, dict[str, str]]:
+def pages_of(run: RunReader, view: str, server: str) -> dict[str, dict[str, str]]:
     """Addresses by scheme and picture. The rollout is the one with the most to see in the step in the middle."""
     steps = run.steps(Part.ROLLOUTS)
     middle = steps[len(steps) // 2]
     rollout = max(run.read_rollouts(middle), key=lambda one: (one["used"] or False, one["turns"]))
-    here = f"/runs/{run.name}"
-    light = {"view-run": here, "view-rollouts": f"{here}/rollouts?step={middle}"}
+    here = f"{view}/runs/{run.name}"
+    light = {
+        "view-run": here,
+        "view-rollouts": f"{here}/rollouts?step={middle}",
+        "view-platform": f"{view}/platform?task={TASK}",
+        "view-gym": f"{view}/gym",
+        "view-playground": f"{server}/ui/playground",
+    }
     return {"light": light, "dark": {"view-rollout": f"{here}/rollout?step={middle}&id={rollout['id']}"}}
 
 
-def prepare(page: Any, image: str) -> None:
-    if image == "view-rollout":
-        page.get_by_text("log-probability", exact=True).click()
-        page.locator("#strip span[class^=lp]").nth(5).hover()
+def show_token(page: Any) -> None:
+    page.get_by_text("log-probability", exact=True).click()
+    page.locator("#strip span[class^=lp]").nth(5).hover()
+
+
+def play_task(page: Any) -> None:
+    """Searches a mail and moves it, by the forms of two tools."""
+    page.get_by_role("button", name="Play", exact=True).click()
+    task = make_task(TASK)
+    for call, _ in play_golden(task, Instance(task.seed)).steps:
+        tool = page.locator("details", has=page.get_by_text(f"Call {call.tool}", exact=True))
+        tool.locator("summary").click()
+        for argument, value in call.arguments.items():
+            tool.locator(f"[name={argument}]").fill(str(value))
+        tool.get_by_role("button").click()
+        page.locator("#play .piece-call").first.get_by_text(call.tool).wait_for()
+    page.locator(".verdict b.passed").wait_for()
+
+
+def call_tool(page: Any) -> None:
+    """Asks for a call, and answers it."""
+    page.get_by_text("Tools", exact=True).click()
+    page.get_by_label("Tool definitions as JSON").fill(json.dumps(TOOL, indent=2))
+    page.locator("select[name=tool_choice]").select_option("required")
+    page.locator("#text").fill("How many cups are there?")
+    page.locator("#text").press("Enter")
+    page.get_by_label("Result of count").fill("7")
+    page.locator("select[name=tool_choice]").select_option("none")
+    page.get_by_role("button", name="Send the result").click()
+    page.locator(".message footer a").nth(1).wait_for()
+
+
+PREPARE: dict[str, Callable[[Any], None]] = {
+    "view-rollout": show_token,
+    "view-platform": play_task,
+    "view-playground": call_tool,
+}
+
+
+def play_gym(head: str, folder: Path) -> None:
+    """Lets the gym play its example rows, so that there is something to count."""
+    rows = ["-i", "resources_servers/mcqa/data/example.jsonl", "-o", str(folder / "rollouts.jsonl")]
+    command = [
+        sys.executable,
+        "-m",
+        "palestra",
+        "gym",
+        "collect",
+        *rows,
+        "--agent",
+        "mcqa_simple_agent",
+        "--repeats",
+        "8",
+    ]
+    subprocess.run([*command, "--server", head], check=True, stdout=subprocess.DEVNULL)
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
-    command = [sys.executable, "-m", "palestra", "view", str(folder), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+def started(*command: str, says: str) -> Iterator[str]:
+    """Runs a command of ours until the end of the block. Gives the address behind `says` in its output."""
+    whole = [sys.executable, "-m", "palestra", *command]
+    with subprocess.Popen(whole, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         try:
-            yield process.stdout.readline().rpartition(": ")[2].strip().rstrip("/")
+            line = next(line for line in process.stdout if says in line)
+            found = re.search(r"http://[\w.:-]+", line)
+            assert found is not None, line
+            Thread(target=process.stdout.read, daemon=True).start()  # it goes on only while somebody reads
+            yield found[0]
         finally:
             process.terminate()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from palestra.chat.output_pieces import (
     ContentPiece,
@@ -19,7 +20,9 @@ from palestra.chat.output_pieces import (
 )
 from palestra.chat.tag_scanner import Tags
 from palestra.chat.tool_calls import END_THINK, THINK
-from palestra.chat.tool_parsers import ToolCallReader, ToolParser
+
+if TYPE_CHECKING:
+    from palestra.chat.tool_parsers.protocol import ToolCallReader, ToolParser
 
 __all__ = [
     "ContentPiece",
@@ -41,11 +44,19 @@ class ReasoningParser:
     calls that cannot be parsed is text. Once a block of calls has begun, think tags are text.
     """
 
-    def __init__(self, tools: ToolParser | None, *, in_thought: bool = False):
+    def __init__(
+        self,
+        tools: ToolParser | None,
+        *,
+        in_thought: bool = False,
+        thought_tags: tuple[str, str] = (THINK, END_THINK),
+    ):
         """`tools`: None if no calls are searched for. `in_thought`: the prompt has opened a think block."""
         self._tools = tools
+        self._think_tag, end = thought_tags
+        self._end_tags = _END_THINK if end == END_THINK else Tags((end,))
         markers = tools.markers if tools else ()
-        self._tags, self._later_tags = Tags((THINK, *markers)), Tags(markers)
+        self._tags, self._later_tags = Tags((self._think_tag, *markers)), Tags(markers)
         self._openings = tools.openings if tools else ()
         self._pieces: list[Piece] = []
         self._unread: list[_Unread] = []
@@ -96,10 +107,10 @@ class ReasoningParser:
         self._say(found.start)
         if found.tag is None:
             return False
-        return self._begin_thought() if found.tag == THINK else self._begin_block(found.tag)
+        return self._begin_thought() if found.tag == self._think_tag else self._begin_block(found.tag)
 
     def _begin_thought(self) -> bool:
-        self._buffer = self._buffer.removeprefix(THINK)
+        self._buffer = self._buffer.removeprefix(self._think_tag)
         self._said.is_trimmed = True
         self._thought = _Spaced(is_trimmed=True)
         self._between_thoughts = "\n" if self._has_thought else ""
@@ -109,12 +120,12 @@ class ReasoningParser:
     def _opened_again(self, at_end: bool) -> bool:
         """Skips a think tag at the beginning: some models repeat the tag that their prompt ends with."""
         self._buffer = self._buffer.lstrip()
-        if not at_end and self._buffer != THINK and THINK.startswith(self._buffer):
+        if not at_end and self._buffer != self._think_tag and self._think_tag.startswith(self._buffer):
             return False
         return self._begin_thought()
 
     def _thinking(self, at_end: bool) -> bool:
-        found = _END_THINK.find(self._buffer, at_end)
+        found = self._end_tags.find(self._buffer, at_end)
         if certain := self._thought.add(self._take(found.start)):
             self._think(certain)
         if found.tag is None:

@@ -30,7 +30,8 @@ def model() -> None:
     default="qwen3",
     show_default=True,
     help="qwen3, qwen3_moe, qwen3_5, qwen3_5_moe, qwen3_next, gpt_oss, qwen2, llama, mistral, ministral3, phi3, olmo2, "
-    "olmo3, smollm3, granite, seed_oss, gemma3, glm4_moe, glm4_moe_lite or deepseek_v3.",
+    "olmo3, smollm3, granite, seed_oss, gemma3, gemma4, gemma4_moe, glm4_moe, glm4_moe_lite, deepseek_v3 or "
+    "nemotron_h.",
 )
 @click.option(
     "--shape",
@@ -179,7 +180,7 @@ def info(
         **({"experts": _experts_text(experts)} if experts else {}),
         "heads": f"{facts.heads} query, {facts.kv_heads} key/value, {facts.head_dim} wide",
         "context": f"{facts.max_positions} tokens{window}",
-        "rope": f"theta {facts.rope_theta:g}{scaling}",
+        "rope": "none" if facts.rope_type == "none" else f"theta {facts.rope_theta:g}{scaling}",
         "embeddings": f"{facts.vocab_size} rows, {'tied' if facts.tied_embeddings else 'untied'}",
         "tokenizer": f"{facts.tokenizer_vocab} tokens" if facts.tokenizer_vocab else "none",
         "end tokens": ", ".join(map(str, facts.eos_token_ids)) or "none",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from palestra.model.errors import TokenizerError, WeightsError
-from palestra.model.loading.layer_spec import SLIDING, UNROTATED, AttentionSpec, MlpSpec, Multipliers
+from palestra.model.loading.layer_spec import SLIDING, UNROTATED, AttentionSpec, ExpertsSpec, MlpSpec, Multipliers
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.lora.adapters import Layout
 from palestra.types import LoraConfig
@@ -101,7 +101,7 @@ def gather_facts(folder: Path) -> ModelFacts:
         head_dim=spec.head_dim,
         max_positions=spec.max_positions,
         sliding_window=spec.sliding_window,
-        rope_type=spec.rope.type,
+        rope_type=spec.rope.type if spec.rope.dim else "none",
         rope_theta=spec.rope.theta,
         vocab_size=spec.vocab_size,
         tied_embeddings=spec.tie_embeddings,
@@ -121,20 +121,32 @@ def gather_facts(folder: Path) -> ModelFacts:
 
 def _mechanisms(spec: ModelSpec) -> list[str]:
     attention = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, AttentionSpec)]
+    activations = {layer.mlp.activation for layer in spec.layers if layer.mlp is not None}
     has = {
         "mixture of experts": bool(spec.experts),
         "sigmoid router": any(experts.router == "sigmoid" for experts in spec.experts.values()),
         "latent attention": spec.kv_sides == 1,
         "gated delta nets": bool(spec.delta_nets),
+        "Mamba-2": bool(spec.mambas),
+        "experts of a width of their own": any(experts.latent_size for experts in spec.experts.values()),
         "sliding windows": spec.sliding_window is not None,
         "norms on queries and keys": any(mixer.qk_norm for mixer in attention),
         "attention sinks": spec.has_sinks,
         "gated attention": any(mixer.is_gated for mixer in attention),
-        "positions in some layers only": any(mixer.rope == UNROTATED for mixer in attention),
+        "positions in some layers only": UNROTATED in spec.ropes and len(spec.ropes) > 1,
+        "attention without positions": spec.rope.dim == 0,
         "queries scaled by position": any(rope.query_beta for rope in spec.ropes.values()),
         "multipliers on embeddings, residuals or logits": spec.multipliers != Multipliers(),
         "norms behind each half of a layer": any(layer.norms != "before" for layer in spec.layers),
-        "gelu": any(isinstance(layer.mlp, MlpSpec) and layer.mlp.activation == "gelu_tanh" for layer in spec.layers),
+        "heads of several sizes": len({spec.heads[n] for n in spec.attention_layers}) > 1,
+        "layers that read another one's keys": bool(spec.kv_sources),
+        "norms on values": any(mixer.has_value_norm for mixer in attention),
+        "values that are keys": any(mixer.values_are_keys for mixer in attention),
+        "inputs of each layer's own": any(layer.per_layer_input for layer in spec.layers),
+        "experts beside a dense network": any(experts.beside for experts in spec.experts.values()),
+        "capped logits": spec.multipliers.logit_cap is not None,
+        "gelu": "gelu_tanh" in activations,
+        "squared relu without a gate": "relu2" in activations,
         "a rope of its own for windows": SLIDING in spec.ropes,
         "biases": any(mixer.qkv_bias or mixer.o_bias for mixer in attention),
         "partial rope": spec.kv_sides == 2 and 0 < spec.rope.dim < spec.head_dim,
@@ -161,9 +173,12 @@ def _layer_kinds(spec: ModelSpec) -> dict[str, int]:
     kind = "attention" if spec.kv_sides == 2 else "latent attention"
     windowed = sum(window is not None for window in spec.windows)
     counts = {
-        kind: len(spec.attention_layers) - windowed,
+        kind: len(spec.attention_layers) + len(spec.kv_sources) - windowed,
         "windowed attention": windowed,
         "gated delta net": len(spec.delta_nets),
+        "Mamba-2": len(spec.mambas),
+        "dense": sum(layer.mixer is None and isinstance(layer.mlp, MlpSpec) for layer in spec.layers),
+        "experts": sum(layer.mixer is None and isinstance(layer.mlp, ExpertsSpec) for layer in spec.layers),
     }
     return {kind: n for kind, n in counts.items() if n}
 
@@ -198,7 +213,8 @@ def _is_of_text_model(name: str, n_layers: int) -> bool:
     number = re.search(r"\blayers\.(\d+)\.", name)
     if number is not None and int(number[1]) >= n_layers:
         return False
-    others = ("__metadata__", "mtp.", "vision_tower.", "multi_modal_projector.")
+    others = ("__metadata__", "mtp.", "vision_tower.", "audio_tower.", "multi_modal_projector.", "embed_vision.")
+    others += ("embed_audio.",)
     return not name.removeprefix("model.").startswith(others) and "visual." not in name
 
 

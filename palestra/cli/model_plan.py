@@ -18,9 +18,9 @@ from palestra.model.training.head import CHUNK_CELLS
 from palestra.types import LoraConfig
 
 LAYER = re.compile(r"\.layers\.\d+\.")
-PLAIN = re.compile(r"(conv1d|in_proj_(a|b|ba)|kv_b_proj|mlp\.gate|router|shared_expert_gate)(\.weight)?$|bias$")
+PLAIN = re.compile(r"(conv1d|in_proj_(a|b|ba)|kv_b_proj|(mlp|mixer)\.gate|router|shared_expert_gate)(\.weight)?$|bias$")
 """What is never quantised in layers, though it has two dimensions."""
-LEFT_OUT = re.compile(r"^mtp\.|visual|vision_tower")
+LEFT_OUT = re.compile(r"^mtp\.|visual|vision_tower|audio_tower|embed_(vision|audio)")
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ADAPTER_COPIES = 4  # weight, gradient, and the two moments of Adam, in float32
 RUNTIME_BYTES = 1 << 30  # CUDA's own, its libraries and kernels, and what the allocator leaves between blocks

@@ -12,6 +12,7 @@ from pathlib import Path
 import rich_click as click
 
 from palestra.cli.output import USAGE, fail, needs_extra, one_line_errors
+from palestra.types.gym import GYM_HEAD
 
 
 @click.command()
@@ -29,7 +30,8 @@ from palestra.cli.output import USAGE, fail, needs_extra, one_line_errors
     help="Key that others have to give. [beyond this machine: one is made]",
 )
 @click.option("--public-url", metavar="URL", help="Address by which browsers reach it through a proxy.")
-def view(folder: Path, host: str, port: int, opens: bool, key: str | None, public_url: str | None) -> None:
+@click.option("--gym", metavar="URL", default=GYM_HEAD, show_default=True, help="Head server of the gym that is shown.")
+def view(folder: Path, host: str, port: int, opens: bool, key: str | None, public_url: str | None, gym: str) -> None:
     """Show the runs of FOLDER, or one run by its folder, in the browser: curves, rollouts, tokens, live."""
     with needs_extra("view"):
         from urllib.parse import quote, urlsplit
@@ -53,4 +55,4 @@ def view(folder: Path, host: str, port: int, opens: bool, key: str | None, publi
             webbrowser.open(f"{address}{page}")
 
     with one_line_errors(ViewError):
-        serve(root, host, port, Access(key, hosts), started)
+        serve(root, host, port, Access(key, hosts), started, gym.rstrip("/"))

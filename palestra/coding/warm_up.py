@@ -207,7 +207,8 @@ def warm_up_task(number: int, held_out: bool = False) -> WarmUpTask:
 
 
 def write_warm_up(folder: Path, count: int, first: int = 0, *, held_out: bool = False) -> list[Path]:
-    """Writes the tasks of these numbers, as folders in Harbor's format. Returns the folders."""
+    """Writes the tasks of these numbers, as folders in Harbor's format, whose names have the same order. Returns the
+    folders."""
     return [_write(folder, number, held_out) for number in range(first, first + count)]
 
 
@@ -223,7 +224,7 @@ def _write(folder: Path, number: int, held_out: bool) -> Path:
         f"environment/{KEPT}": kept,
         **{f"environment/{name}": lines for name, lines in task.files.items()},
     }
-    made = folder / f"0-{task.kind}-{'held-out-' if held_out else ''}{number:05d}"
+    made = folder / f"0-{'held-out-' if held_out else ''}{number:05d}-{task.kind}"
     for name, lines in texts.items():
         (made / name).parent.mkdir(parents=True, exist_ok=True)
         (made / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

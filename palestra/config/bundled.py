@@ -1,4 +1,4 @@
-"""What ships with the package: a small model, and configs to start from.
+"""What ships with the package: small models, and configs to start from.
 
 Owns: their names and folders. Never touches: their content.
 """
@@ -10,13 +10,13 @@ from pathlib import Path
 from palestra.util.suggest import did_you_mean
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
-EPHEBE = "ephebe"
-"""The model's name."""
+EPHEBE, EPHEBE_SHELL = "ephebe", "ephebe-shell"
+"""Names of the models."""
 
 
 def bundled_model(name: str) -> Path | None:
     """Folder of the bundled model of this name; None if there is none, or if a folder of this name exists here."""
-    return BUNDLED / EPHEBE if name == EPHEBE and not Path(name).is_dir() else None
+    return BUNDLED / name if name in (EPHEBE, EPHEBE_SHELL) and not Path(name).is_dir() else None
 
 
 def find_config_file(given: str) -> Path:

@@ -40,6 +40,9 @@ class EnvironmentEntry(Config):
     own tasks."""
     eval_tasks: Dataset | None = None
     """The same with held-out tasks, for evaluation. Default: the environment's own."""
+    shuffle: bool = True
+    """Shuffle the tasks anew whenever all have been used. false: they are played in the order of the file, those of
+    `coding` by the names of their folders."""
     config: JsonObject = Field(default={})
     """`env_config` of the environment."""
     extras: JsonObject = Field(default={})

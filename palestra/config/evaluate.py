@@ -51,6 +51,9 @@ class EvaluationConfig(Config):
     """Models that grade rollouts, by the names that `environments[].reward` uses."""
     tasks: PositiveInt = 100
     """Maximum number of tasks of each environment."""
+    task_ids: list[str] | None = Field(default=None, min_length=1)
+    """Play these tasks only: ids, or ENVIRONMENT/ID where several environments have the same. They are looked for among
+    the training tasks, too."""
     samples: PositiveInt = 1
     """Samples of each task; pass@k is reported up to this k."""
     success: float = 1.0
@@ -113,7 +116,10 @@ def load_evaluation_config(
 
 
 def _evaluation_of(content: JsonObject) -> JsonObject:
-    """Takes from the config of a training run what an evaluation needs; one of an evaluation stays as it is."""
+    """Takes from the config of a training run what an evaluation needs; one of an evaluation stays as it is. The
+    config.json of a run's folder has the config inside."""
+    if isinstance(inner := content.get("config"), dict) and "facts" in content:
+        content = {name: value for name, value in inner.items() if name not in ("name", "runs")}
     if content.get("kind") == "eval":
         return content
     found: JsonObject = {name: content[name] for name in ("environments", "judges") if name in content}

@@ -27,6 +27,7 @@ from palestra.config.bundled import EPHEBE, bundled_model
 from palestra.config.load import Layers, Override, merge_layers, validate
 from palestra.config.redaction import check_pattern
 from palestra.types.engine import WorkerConfig
+from palestra.types.gym import GYM_HEAD
 from palestra.util.hugging_face import find_in_cache, is_hub_id
 from palestra.util.json_types import JsonObject
 
@@ -145,8 +146,8 @@ class ModelConfig(Config):
     server_timeout_s: PositiveFloat = 30.0
     """A worker that hears nothing from its server for this time exits."""
     tool_format: str | None = None
-    """Format of the model's tool calls: glm, harmony, hermes, llama3_json, mistral, qwen_xml or module:attribute. None:
-    detected from its chat template."""
+    """Format of the model's tool calls: deepseek, gemma4, glm, harmony, hermes, kimi, llama3_json, mistral, qwen_xml or
+    module:attribute. None: detected from its chat template."""
     sampler: Literal["torch", "vllm"] = "torch"
     """torch: the worker trains and samples. vllm: the worker trains, and vLLM samples."""
     vllm: VllmConfig = VllmConfig()
@@ -285,6 +286,8 @@ class ServeConfig(Config):
     """Folder of the checkpoints. Default: in the state folder."""
     runs: Folder = Path("runs")
     """Folder of the training runs that the dashboard at /ui shows, to keys with the right `admin`."""
+    gym: Annotated[str, AfterValidator(_url)] = GYM_HEAD
+    """Address of the head server of the gym that the dashboard at /ui shows, to keys with the right `admin`."""
     models: list[ModelConfig] = Field(default=[])
     """The base models to serve. Empty: the bundled `ephebe`."""
     limits: ServeLimits = ServeLimits()

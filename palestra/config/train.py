@@ -59,8 +59,8 @@ class TrainModel(Config):
     """The model to train, and the LoRA adapter on it."""
 
     name: str = EPHEBE
-    """Name of the model at the server. Without `server`: a model folder, a Hugging Face id in the local cache, or the
-    bundled `ephebe`."""
+    """Name of the model at the server. Without `server`: a model folder, a Hugging Face id in the local cache, or a
+    bundled one: `ephebe`, `ephebe-shell`."""
     tokenizer: Folder | None = None
     """A folder with tokenizer.json and a chat template. Default: the model's own; needed for a server on another
     machine."""

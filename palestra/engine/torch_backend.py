@@ -109,7 +109,7 @@ class TorchBackend:
             weights=model.weights or UNQUANTISED,
             device=str(decoder.device),
             eos_token_ids=model.spec.eos_token_ids,
-            lora_beyond_dense=tuple(name for name in ("delta_nets", "experts") if getattr(model.spec, name)),
+            lora_beyond_dense=tuple(name for name in ("delta_nets", "mambas", "experts") if getattr(model.spec, name)),
         )
 
     def _warm_up(self) -> None:

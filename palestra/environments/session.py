@@ -16,8 +16,16 @@ from msgspec import Struct
 
 from palestra.environments.errors import EnvironmentFailure
 from palestra.environments.guarded_calls import GuardedCaller, words
-from palestra.environments.step_results import StepResult, conversation_of, numbers_of, reward_of, step_result_of
+from palestra.environments.step_results import (
+    StepResult,
+    conversation_of,
+    numbers_of,
+    reward_of,
+    step_result_of,
+    verdict_of,
+)
 from palestra.types.rollouts import Message
+from palestra.util.json_types import JsonObject
 
 __all__ = ["Deferred", "EnvSession", "StepResult"]
 
@@ -110,6 +118,16 @@ class EnvSession:
                 _without_metrics.add(self._name)
                 log.warning("no metrics: %s (reported once for %s)", words(error), self._name)
             return {}
+
+    async def verdict(self) -> JsonObject:
+        """Returns what the environment's verifier saw and said, for people to read: plain JSON of a bounded size, empty
+        without a `get_verdict`. Never raises; call it before `close`."""
+        if isinstance(self._env, Deferred) or self._method("get_verdict") is None:
+            return {}
+        try:
+            return verdict_of(await self._call("get_verdict"))
+        except Exception as error:  # boundary: the environment's own code; a verdict is not worth losing a rollout
+            return {"error": f"the verdict cannot be read: {words(error)}"}
 
     def _copied(self, prompt: list[Message]) -> list[Message]:
         """Copies the prompt: all rollouts of a task share it, and an environment may change what it gets."""

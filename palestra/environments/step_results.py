@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
 from msgspec import Struct, field
 
 from palestra.environments.errors import EnvironmentFailure
@@ -17,6 +18,7 @@ from palestra.types.rollouts import Message
 from palestra.util.json_types import JsonObject
 
 SHOWN_CHARS = 80  # of a value in a message
+VERDICT_BYTES = 64 << 10  # of a verdict as JSON, which is kept with every rollout
 
 
 class StepResult(Struct, kw_only=True):
@@ -64,6 +66,17 @@ def numbers_of(answer: object) -> dict[str, float]:
         return {}
     numbers = {str(key): _number(value) for key, value in answer.items()}
     return {key: number for key, number in numbers.items() if number is not None and math.isfinite(number)}
+
+
+def verdict_of(answer: object) -> JsonObject:
+    """Checks the result of `get_verdict`: returns it as plain JSON, or a note in place of one that is too long. Raises
+    TypeError or ValueError for what is no JSON object."""
+    if not isinstance(answer, Mapping):
+        raise TypeError(f"get_verdict should return a mapping, not {shown(answer)}")
+    text = msgspec.json.encode(answer)
+    if len(text) > VERDICT_BYTES:
+        return {"error": f"the verdict has {len(text)} bytes and is not kept; at most {VERDICT_BYTES} are"}
+    return msgspec.json.decode(text)
 
 
 def shown(value: object) -> str:

@@ -7,7 +7,7 @@ touches: what has been played; to continue after a restart, ask for the next num
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from palestra.types.rollouts import Task
 
@@ -18,10 +18,16 @@ KEPT_SHUFFLES = 2  # of each environment: those of this epoch and the last one, 
 class TaskOrder:
     """`order[i]` is a task for any i from 0. Each environment is spread evenly: any section has about its share."""
 
-    def __init__(self, weighted: Sequence[tuple[float, Sequence[Task]]], seed: int) -> None:
+    def __init__(
+        self, weighted: Sequence[tuple[float, Sequence[Task]]], seed: int, *, unshuffled: Collection[int] = ()
+    ) -> None:
+        """`unshuffled`: places of the environments whose tasks come in the order that they have."""
         if not weighted or any(weight <= 0 or not tasks for weight, tasks in weighted):
             raise ValueError("an order of tasks needs environments, each with tasks and a weight above 0")
-        self._decks = [_Deck(tasks, f"{seed}/{place}") for place, (_, tasks) in enumerate(weighted)]
+        self._decks = [
+            _Deck(tasks, None if place in unshuffled else f"{seed}/{place}")
+            for place, (_, tasks) in enumerate(weighted)
+        ]
         counts = _counts([weight for weight, _ in weighted])
         self._pattern = _pattern(counts)
 
@@ -34,15 +40,17 @@ class TaskOrder:
 
 
 class _Deck:
-    """One environment's tasks, shuffled again for each epoch."""
+    """One environment's tasks, shuffled again for each epoch; without a seed, in their own order each time."""
 
-    def __init__(self, tasks: Sequence[Task], seed: str) -> None:
+    def __init__(self, tasks: Sequence[Task], seed: str | None) -> None:
         self._tasks = tasks
         self._seed = seed
         self._shuffles: dict[int, list[int]] = {}
 
     def __getitem__(self, index: int) -> Task:
         epoch, place = divmod(index, len(self._tasks))
+        if self._seed is None:
+            return self._tasks[place]
         if epoch not in self._shuffles:
             if len(self._shuffles) >= KEPT_SHUFFLES:
                 del self._shuffles[next(iter(self._shuffles))]

@@ -50,7 +50,10 @@ def model_place(config: EvaluationConfig, key: str | None) -> ModelPlace:
 
 
 def tasks_of(config: EvaluationConfig, environments: EnvironmentSet) -> list[Task]:
-    """Held-out tasks; of an environment that has none, those it trains on. Raises ValueError if there are none."""
+    """Held-out tasks; of an environment that has none, those it trains on; or those that the config names. Raises
+    TaskFileError if there is no task of a name."""
+    if config.task_ids is not None:
+        return _named_tasks(config.task_ids, environments)
     return [task for _, tasks in _all_tasks(config, environments) for task in tasks[: config.tasks]]
 
 
@@ -60,6 +63,19 @@ def _all_tasks(
     held_out = {entry.name: tasks for entry, tasks in environments.tasks("eval")}
     for entry in config.environments:
         yield entry, held_out.get(entry.name) or _training_tasks(environments, entry)
+
+
+def _named_tasks(names: Sequence[str], environments: EnvironmentSet) -> list[Task]:
+    found: dict[str, Task] = {}
+    everything = (task for split in ("eval", "train") for _, tasks in environments.tasks(split) for task in tasks)
+    for task in everything:
+        for name in (task.id, f"{task.environment}/{task.id}"):
+            if name in names:
+                found.setdefault(name, task)
+        if len(found) == len(set(names)):
+            return [found[name] for name in dict.fromkeys(names)]
+    missing = next(name for name in names if name not in found)
+    raise TaskFileError(f"no environment of this config has a task {missing!r} (task_ids)")
 
 
 def check_tasks(config: EvaluationConfig, environments: EnvironmentSet) -> None:
@@ -83,7 +99,7 @@ async def evaluate(config: EvaluationConfig, run: RunFolder, listener: RunListen
     try:
         with open_environments(config) as environments:
             for entry, tasks in _all_tasks(config, environments):
-                if len(tasks) > config.tasks:
+                if len(tasks) > config.tasks and config.task_ids is None:
                     listener.note(f"{entry.name}: the first {config.tasks} of {len(tasks)} tasks; tasks=N for more")
             requests = [_request(config, task) for task in tasks_of(config, environments)]
             rollouts = await _play(config, run, environments, requests, listener, key)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 
 from palestra.gym.errors import BadCall, GymConfigError, GymError
 from palestra.gym.servers.base import GymServer
@@ -16,6 +17,7 @@ from palestra.gym.wire import GymRequest, GymResponse
 
 log = logging.getLogger(__name__)
 
+BAD_REQUEST = 400
 ROLLOUT_PREFIX = "/ng-rollout/"
 PREFIXED = re.compile(r"/ng-rollout/([A-Za-z0-9][A-Za-z0-9._-]*)(/training-token-capture)?(/.*)")
 COOKIE_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -37,11 +39,25 @@ class ServerEndpoint:
         call.session_id = self.signer.session_from(call.cookies)
         try:
             _take_prefix(call)
-            found = await self.server.answer(call)
-        except Exception as error:  # boundary: a server's own code; callers get an answer
+            found = await self._counted(call)
+        except BadCall as error:
             found = self._failure(call, error)
         cookies = {**found.cookies, self.signer.name: self.signer.signed(call.session_id)}
         return GymResponse(status=found.status, body=found.body, cookies=cookies, content_type=found.content_type)
+
+    async def _counted(self, call: GymRequest) -> GymResponse:
+        calls, began_s, failure = self.server.calls, time.perf_counter(), "cancelled"
+        count = calls.begin(call.path)
+        try:
+            found = await self.server.answer(call)
+            failure = None if found.status < BAD_REQUEST else str(found.status)
+        except Exception as error:  # boundary: a server's own code; callers get an answer
+            found = self._failure(call, error)
+            known = error.failure if isinstance(error, GymError) else None
+            failure = str(known.kind) if known is not None else str(found.status)
+        finally:
+            calls.end(count, time.perf_counter() - began_s, failure)
+        return found
 
     def _failure(self, call: GymRequest, error: Exception) -> GymResponse:
         if isinstance(error, BadCall):

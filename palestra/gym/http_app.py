@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,6 +24,7 @@ from palestra.gym.sessions import MAX_AGE_S
 from palestra.gym.wire import NO_COOKIES, GymRequest, GymResponse
 from palestra.net.bodies import BodyReader
 from palestra.net.cookies import cookie_pair, cookies_of
+from palestra.types.gym_calls import STATS
 from palestra.util.json_types import JsonObject
 
 log = logging.getLogger(__name__)
@@ -74,6 +76,8 @@ class GymHttpApp:
         except Exception as error:  # boundary: a server's own code; callers get an answer
             log.error("%s%s broke", self.server.name, path, exc_info=error)
             return GymResponse(status=500, body=repr(error))
+        if found is None and path == STATS:
+            return GymResponse(body=msgspec.to_builtins(self.server.calls.read()))
         if found is None:
             is_posted = path in self.server.routes()
             status, words = (405, "Method Not Allowed") if is_posted else (404, "Not Found")

@@ -21,6 +21,7 @@ from palestra.model.loading.layer_spec import (
     DeltaNetSpec,
     ExpertsSpec,
     LatentAttentionSpec,
+    MambaSpec,
     MlpSpec,
     Multipliers,
 )
@@ -31,16 +32,21 @@ from palestra.model.loading.weights import (
     DeltaNetWeights,
     ExpertsWeights,
     LatentAttentionWeights,
+    MambaWeights,
     MlpWeights,
+    ParallelWeights,
 )
 from palestra.model.lora.linear import LoraPlan
 from palestra.model.mixers.attention import AttentionMixer
 from palestra.model.mixers.delta_net import DeltaNetMixer
 from palestra.model.mixers.inputs import MixerInputs, Recurrence
 from palestra.model.mixers.latent_attention import LatentAttentionMixer
+from palestra.model.mixers.mamba import MambaMixer
 from palestra.model.mlp.activations import activation
 from palestra.model.mlp.dense import DenseMlp
 from palestra.model.mlp.experts import ExpertsMlp
+from palestra.model.mlp.parallel import ParallelMlp
+from palestra.model.mlp.per_layer_input import LayerEnd, PerLayerInputs
 from palestra.model.mlp.routing import Routing
 
 
@@ -59,6 +65,9 @@ class Decoder:
         self.ops = BlockOps.of(self.device, self.dtype)
         self.mixers = [self._mixer(n) for n in range(spec.n_layers)]
         self.mlps = [self._mlp(n) for n in range(spec.n_layers)]
+        ends = [layer.end for layer in weights.layers]
+        self.ends = [None if end is None else LayerEnd(n, spec, end, self.ops) for n, end in enumerate(ends)]
+        self.per_layer = None if weights.per_layer is None else PerLayerInputs(spec, weights.per_layer)
 
     def __call__(
         self,
@@ -74,7 +83,8 @@ class Decoder:
         """Final hidden states, normalised: [tokens, hidden]. The unembedding is the caller's, in chunks."""
         hidden, update = scaled(embedding(tokens, self.weights.embedding), self.embedding_scale), None
         angles = {name: rotary.angles(positions, self.dtype) for name, rotary in self.rotaries.items()}
-        inputs = MixerInputs(angles, attend, recur, routing)
+        per_layer = None if self.per_layer is None else self.per_layer(tokens, hidden)
+        inputs = MixerInputs(angles, attend, recur, routing, per_layer)
         for n in range(self.spec.n_layers):
             if checkpointing and torch.is_grad_enabled():
                 hidden, update = checkpoint(
@@ -86,13 +96,18 @@ class Decoder:
 
     def _layer(
         self, n: int, hidden: Tensor, update: Tensor | None, inputs: MixerInputs, plan: LoraPlan
-    ) -> tuple[Tensor, Tensor]:
-        """The residual stream before the block's second half, and what that half adds: the next norm joins them."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """The residual stream before the block's last half, and what that half adds: the next norm joins them."""
         w = self.weights.layers[n]
-        hidden, x = self._enter(hidden, update, w.input_norm)
-        update = self._leave(self.mixers[n](x, inputs, plan), w.mixer_out_norm)
-        hidden, x = self._enter(hidden, update, w.mlp_norm)
-        return hidden, self._leave(self.mlps[n](x, plan, inputs.routing), w.mlp_out_norm)
+        if (mixer := self.mixers[n]) is not None:
+            hidden, x = self._enter(hidden, update, w.input_norm)
+            update = self._leave(mixer(x, inputs, plan), w.mixer_out_norm)
+        if (mlp := self.mlps[n]) is not None:
+            hidden, x = self._enter(hidden, update, w.mlp_norm)
+            update = self._leave(mlp(x, plan, inputs.routing), w.mlp_out_norm)
+        if (end := self.ends[n]) is not None:
+            hidden, update = end(hidden, update, inputs.per_layer), None
+        return hidden, update
 
     def _enter(self, hidden: Tensor, update: Tensor | None, norm: Tensor | None) -> tuple[Tensor, Tensor]:
         """The residual stream with the update, and what a half of a layer reads of it."""
@@ -107,7 +122,7 @@ class Decoder:
             x = self.ops.add_rms_norm(x, None, norm, self.spec.norm_eps)[1]
         return scaled(x, self.spec.multipliers.residual)
 
-    def _mixer(self, n: int) -> AttentionMixer | LatentAttentionMixer | DeltaNetMixer:
+    def _mixer(self, n: int) -> AttentionMixer | LatentAttentionMixer | DeltaNetMixer | MambaMixer | None:
         match self.spec.layers[n].mixer, self.weights.layers[n].mixer:
             case AttentionSpec() as mixer, AttentionWeights() as weights:
                 return AttentionMixer(n, self.spec, mixer, weights, self.ops)
@@ -115,14 +130,22 @@ class Decoder:
                 return LatentAttentionMixer(n, self.spec, mixer, weights, self.ops)
             case DeltaNetSpec() as mixer, DeltaNetWeights() as weights:
                 return DeltaNetMixer(n, self.spec, mixer, weights, self.ops)
+            case MambaSpec() as mixer, MambaWeights() as weights:
+                return MambaMixer(n, self.spec, mixer, weights)
+            case None, None:
+                return None
         raise TypeError(f"the weights of layer {n} are not those its spec asks for")
 
-    def _mlp(self, n: int) -> DenseMlp | ExpertsMlp:
+    def _mlp(self, n: int) -> DenseMlp | ExpertsMlp | ParallelMlp | None:
         match self.spec.layers[n].mlp, self.weights.layers[n].mlp:
             case MlpSpec() as mlp, MlpWeights() as weights:
                 return DenseMlp(n, weights, activation(mlp.activation, self.ops))
             case ExpertsSpec() as experts, ExpertsWeights() as weights:
                 return ExpertsMlp(n, experts, weights, self.ops)
+            case ExpertsSpec() as experts, ParallelWeights() as weights:
+                return ParallelMlp(n, self.spec, experts, weights, self.ops)
+            case None, None:
+                return None
         raise TypeError(f"the weights of layer {n} are not those its spec asks for")
 
 

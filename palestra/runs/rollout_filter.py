@@ -24,6 +24,7 @@ FIELDS = [
     "index",
     "task",
     "environment",
+    "level",
     "reward",
     "stop",
     "turns",

@@ -107,6 +107,12 @@ class SavedCheckpoint(Struct, frozen=True, kw_only=True):
         return push_saved(self, target, form, public=public, update=update, **names)
 
 
+def checkpoint_names(run: RunReader) -> list[str]:
+    """Names of the checkpoints, as in `first@4`, oldest first; no file is read."""
+    steps = (file.stem.removeprefix("step_") for file in sorted((run.path / "checkpoints").glob("step_*.json")))
+    return [f"{run.name}@{int(step)}" for step in steps if step.isdecimal()]
+
+
 def list_checkpoints(run: RunReader) -> list[SavedCheckpoint]:
     """Oldest first. Works while the run goes on."""
     config: JsonObject = run.read_about().get("config", {})

@@ -117,7 +117,7 @@ class RunFolder(RunReader):
         advantage and, if `trainer_logprobs` has those of each sequence's `tokens[1:]`, its logprob by the trainer."""
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         if sequences is None:
-            self._write_readable(Part.ROLLOUTS, step, rollouts, None)
+            self._write_readable(Part.ROLLOUTS, step, groups, None)
             return
         trained = {one.rollout: one for one in sequences}
         scored = {one.rollout: logprobs for one, logprobs in zip(sequences, trainer_logprobs, strict=False)}
@@ -127,10 +127,10 @@ class RunFolder(RunReader):
             for row in rollout.rows
         ]
         write_records(self.step_file(Part.TOKENS, step), records)
-        self._write_readable(Part.ROLLOUTS, step, rollouts, trained)
+        self._write_readable(Part.ROLLOUTS, step, groups, trained)
 
     def write_eval(self, step: int, groups: Sequence[Group], metrics: Mapping[str, float]) -> None:
-        self._write_readable(Part.EVAL, step, [rollout for group in groups for rollout in group.rollouts], None)
+        self._write_readable(Part.EVAL, step, groups, None)
         self.write_metrics(step, metrics)
 
     def write_json(self, name: str, content: object) -> Path:
@@ -152,10 +152,14 @@ class RunFolder(RunReader):
         self._lock.close()
 
     def _write_readable(
-        self, part: Part, step: int, rollouts: Sequence[Rollout], trained: Mapping[str, TrainSequence] | None
+        self, part: Part, step: int, groups: Sequence[Group], trained: Mapping[str, TrainSequence] | None
     ) -> None:
         about = {"step": step, "attempt": self.attempt}
-        records = [{**_readable(rollout), **about, **_use(rollout, trained)} for rollout in rollouts]
+        records = [
+            {**_readable(rollout), "level": group.task.level, **about, **_use(rollout, trained)}
+            for group in groups
+            for rollout in group.rollouts
+        ]
         write_records(self.step_file(part, step), records)
 
     def __enter__(self) -> Self:
@@ -223,12 +227,20 @@ def _readable(rollout: Rollout) -> JsonObject:
         "seconds": rollout.seconds,
         "sample_s": sum(turn.sample_s for turn in rollout.all_turns),
         "env_s": sum(turn.env_s for turn in rollout.all_turns),
+        **_turn_times(rollout),
         "metrics": rollout.metrics,
+        **({"verdict": rollout.verdict} if rollout.verdict else {}),
         **({"judgement": rollout.judgement} if rollout.judgement else {}),
         "error": rollout.error,
         "failure": rollout.failure,
         "messages": rollout.messages,
     }
+
+
+def _turn_times(rollout: Rollout) -> JsonObject:
+    """The seconds of sampling and of the environment for each turn, in the order of play, if they were measured."""
+    times = [[round(turn.sample_s, 4), round(turn.env_s, 4)] for turn in rollout.turns_in_order]
+    return {"turn_times": times} if any(any(one) for one in times) else {}
 
 
 def _use(rollout: Rollout, trained: Mapping[str, TrainSequence] | None) -> JsonObject:

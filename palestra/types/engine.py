@@ -248,7 +248,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     device: str
     eos_token_ids: tuple[int, ...] = ()
     lora_beyond_dense: tuple[str, ...] = ()
-    """Which of `delta_nets` and `experts` adapters of this model train beside plain projections."""
+    """Which of `delta_nets`, `mambas` and `experts` adapters of this model train beside plain projections."""
 
 
 class Hello(Struct, frozen=True, kw_only=True, tag="hello"):

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 GYM = "gym"
+GYM_HEAD = "http://127.0.0.1:11000"
+"""Where the head server of a gym is, unless its config says otherwise."""
 
 PARAMS = "responses_create_params"
 AGENT_REF = "agent_ref"

@@ -65,6 +65,12 @@ class Task(Struct, frozen=True, kw_only=True):
     extras: JsonObject = {}
     """Further data for the environment: the answer, a key, a difficulty."""
 
+    @property
+    def level(self) -> str | None:
+        """The level or difficulty that the task names, as text; None if it names none."""
+        found = (self.extras.get(name) for name in ("level", "difficulty"))
+        return next((str(value) for value in found if isinstance(value, str | int | float) and value != ""), None)
+
 
 class Turn(Struct, kw_only=True):
     observation: list[int]
@@ -129,6 +135,8 @@ class Rollout(Struct, kw_only=True):
     """None if the rollout failed or could not be graded."""
     metrics: dict[str, float] = {}
     """Metrics of the environment."""
+    verdict: JsonObject = {}
+    """What the environment's verifier saw and said, for people to read."""
     judgement: JsonObject = {}
     """What a judge said about it, if one graded it."""
     error: str | None = None
@@ -149,6 +157,12 @@ class Rollout(Struct, kw_only=True):
     @property
     def all_turns(self) -> list[Turn]:
         return [*self.turns, *(turn for branch in self.branches for turn in branch.turns)]
+
+    @property
+    def turns_in_order(self) -> list[Turn]:
+        """All turns as they were played: a rollout that goes on from a changed conversation has the earlier ones in
+        branches."""
+        return [*(turn for branch in self.branches for turn in branch.turns), *self.turns]
 
     @property
     def response_length(self) -> int:

@@ -16,20 +16,24 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
 from palestra import __version__
+from palestra.environments.platform import PlatformError
 from palestra.runs.record_files import RunError
 from palestra.runs.rollout_filter import WhereError
-from palestra.view import api, login, pages, rollout_pages
+from palestra.types.gym import GYM_HEAD
+from palestra.view import api, gym_routes, login, pages, platform_routes, rollout_pages
 from palestra.view.access import API_PATHS, HEADERS, Access, AccessMiddleware, PageAccess, error_response, own_path
 from palestra.view.catalogue import Catalogue
 from palestra.view.comparison import ComparisonError
+from palestra.view.places import PLACES, mark_here
 from palestra.view.rendering import FOLDER, page_templates, render
+from palestra.view.task_plays import TaskPlays
 
 PageContext = dict[str, object]
 
 
-def no_server(_request: Request) -> PageContext:
-    """What every template knows: links to pages that only a server has, and who is logged in."""
-    return {"places": [], "user": ""}
+def no_server(request: Request) -> PageContext:
+    """What every template knows: links to the pages, whether a server is behind them, and who is logged in."""
+    return {"places": mark_here(request, PLACES), "has_server": False, "user": ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,13 @@ class Extension:
     """In place of `no_server`."""
 
 
-def create_app(catalogue: Catalogue, access: PageAccess | None = None, extension: Extension | None = None) -> FastAPI:
+def create_app(
+    catalogue: Catalogue,
+    access: PageAccess | None = None,
+    extension: Extension | None = None,
+    gym: str = GYM_HEAD,
+) -> FastAPI:
+    """`gym` is the address of the head server of the gym that is shown."""
     app = FastAPI(
         title="Palestra's dashboard",
         version=__version__,
@@ -58,6 +68,10 @@ def create_app(catalogue: Catalogue, access: PageAccess | None = None, extension
     app.state.templates = page_templates(*([extension.templates] if extension else []))
     if extension:
         extension.add(app)
+    app.state.plays, app.state.gym = TaskPlays(), gym
+    for routes in (platform_routes, gym_routes):
+        app.include_router(routes.api)
+        app.include_router(routes.pages)
     for routes in (api, pages, rollout_pages, login):
         app.include_router(routes.router)
     app.mount("/static", StaticFiles(directory=FOLDER / "static"), name="static")
@@ -65,6 +79,7 @@ def create_app(catalogue: Catalogue, access: PageAccess | None = None, extension
         RunError,
         WhereError,
         ComparisonError,
+        PlatformError,
         msgspec.DecodeError,
         HTTPException,
         RequestValidationError,
@@ -103,6 +118,6 @@ def _described(error: Exception) -> tuple[int, str, str]:
             return 400, "bad_request", f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}"
         case LookupError():
             return 404, "not_found", str(error)
-        case ValueError():
+        case ValueError() | PlatformError():
             return 400, "bad_request", str(error)
     return 422, "unreadable", str(error)

@@ -16,6 +16,7 @@ RAMP = 10
 HEIGHT = 22
 BAR = 7
 WIDTH = 420
+MAX_HEIGHT = 240  # of a waterfall of many turns
 
 
 def curve_points(values: Sequence[float], width: int, height: int) -> str:
@@ -78,6 +79,33 @@ def waterfall(record: JsonObject) -> Markup:
         "{bars}</svg>"
         '<p class="small muted">{words} of {t} s</p>'
     ).format(w=WIDTH, t=number_text(total), bars=bars, words=Markup(" ").join(words))
+
+
+def turn_waterfall(times: Sequence[Sequence[float]]) -> Markup:
+    """When each turn was sampled and when the environment answered it: a line for each turn, one after the other."""
+    total = sum(map(sum, times)) or 1.0
+    height = max(1.0, min(10.0, MAX_HEIGHT / len(times)))
+    at, bars = 0.0, Markup("")
+    for number, seconds in enumerate(times):
+        for name, spent in zip(("sampling", "environment"), seconds, strict=True):
+            bars += Markup(
+                '<rect class="time-{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}">'
+                "<title>turn {}: {} {} s</title></rect>"
+            ).format(
+                name,
+                WIDTH * at / total,
+                number * height,
+                max(0.5, WIDTH * spent / total),
+                height,
+                number + 1,
+                name,
+                number_text(spent),
+            )
+            at += spent
+    return Markup(
+        '<svg class="waterfall turns" viewBox="0 0 {w} {h:.0f}" height="{h:.0f}" preserveAspectRatio="none" role="img" '
+        'aria-label="{n} turns, one below the other">{bars}</svg>'
+    ).format(w=WIDTH, h=height * len(times), n=len(times), bars=bars)
 
 
 def span_text(rollouts: Sequence[JsonObject], field: str) -> str:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from urllib.parse import urlencode
 
+import msgspec
 from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -19,7 +20,7 @@ from palestra import __version__
 from palestra.util.figures import duration_text, latency_text, number_text, size_text, time_text
 from palestra.util.safe_text import safe_text
 from palestra.view.access import own_path
-from palestra.view.drawings import advantage_bars, curve_points, reward_class, span_text, waterfall
+from palestra.view.drawings import advantage_bars, curve_points, reward_class, span_text, turn_waterfall, waterfall
 from palestra.view.rollout_records import complete
 
 FOLDER = Path(__file__).parent
@@ -54,6 +55,14 @@ def model_text(text: object, limit: int = MAX_TEXT) -> str:
     return safe_text(shown[:limit]) + cut
 
 
+def indented_json(value: object) -> str:
+    """JSON in a form that is easy to read; text that is JSON already is parsed first."""
+    try:
+        return msgspec.json.format(value if isinstance(value, str) else msgspec.json.encode(value).decode(), indent=2)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return str(value)
+
+
 def with_code(text: str) -> Markup:
     """Words of the documentation: what is between backticks becomes code."""
     parts = text.split("`")
@@ -77,6 +86,7 @@ def page_templates(*folders: Path) -> Environment:
         "bytes": size_text,
         "age": age_text,
         "text": model_text,
+        "json_text": lambda value: model_text(indented_json(value)),
         "complete": complete,
         "shell": lambda value: shlex.quote(safe_text(str(value), keep="")),
         "line": lambda value: safe_text(str(value), keep=""),
@@ -84,6 +94,7 @@ def page_templates(*folders: Path) -> Environment:
         "ramp": lambda reward, bins: reward_class(reward, bins[0].low, bins[-1].high) if bins else "failed",
         "advantages": advantage_bars,
         "waterfall": waterfall,
+        "turn_waterfall": turn_waterfall,
         "span": span_text,
         "query": lambda fields: urlencode({name: value for name, value in fields.items() if value != ""}, doseq=True),
         "code": with_code,

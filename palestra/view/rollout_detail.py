@@ -18,8 +18,10 @@ from palestra.util.json_types import JsonObject
 from palestra.util.safe_text import safe_text
 from palestra.view.catalogue import Catalogue
 from palestra.view.messages import ShownMessage, content_text, show_messages
+from palestra.view.play_again import PlayAgain, how_to_play_again
 from palestra.view.rollout_list import read_step
 from palestra.view.rollout_records import complete, complete_tokens, said_in
+from palestra.view.verdicts import ShownVerdict, read_verdict
 
 ORIGINS = list(TokenOrigin)
 WIDTH = 110  # of a line in a test case
@@ -44,6 +46,9 @@ class RolloutDetail(Struct, frozen=True):
     """All rollouts of its group, itself among them."""
     previous: str | None
     next: str | None
+    verdict: ShownVerdict | None
+    """What the environment's verifier saw and said, if that was recorded."""
+    again: PlayAgain
     token_rows: list[str]
     """Ids of the conversations whose tokens are kept: the rollout's own, and branches."""
 
@@ -81,6 +86,8 @@ def read_rollout(catalogue: Catalogue, name: str, part: Part, step: int, rollout
         siblings=siblings,
         previous=siblings[place - 1].id if place > 0 else None,
         next=siblings[place + 1].id if place + 1 < len(siblings) else None,
+        verdict=read_verdict(complete(record)["verdict"]),
+        again=how_to_play_again(catalogue, name, record),
         token_rows=_token_rows(run, part, step, complete(record)),
     )
 

@@ -32,7 +32,9 @@ MAX_SCANNED_BYTES = 32 << 20
 KEPT = StepCache(32 << 20)
 BINS = 12
 SNIPPET = 140
-FACETS = ("environment", "stop", "error", "used")
+FACETS = ("environment", "level", "stop", "error", "used")
+UNLISTED = ("messages", "verdict", "turn_times")
+"""Fields of a rollout that only its own page shows."""
 
 
 class Order(StrEnum):
@@ -164,7 +166,7 @@ def _without_messages(record: JsonObject) -> JsonObject:
     messages = record["messages"]
     asked = [one for one in messages if one.get("role") == "user"] or messages
     said = [one for one in messages if one.get("role") == "assistant"]
-    kept = {name: value for name, value in record.items() if name != "messages"}
+    kept = {name: value for name, value in record.items() if name not in UNLISTED}
     return {**kept, "prompt": _snippet(asked[:1]), "answer": _snippet(said[-1:], end=True)}
 
 
@@ -256,6 +258,8 @@ def _facet(name: str, records: Sequence[JsonObject], where: str) -> Facet | None
 def _facet_text(name: str, value: object) -> str:
     if name == "error":
         return "with an error" if value else "without"
+    if name == "level" and value is None:
+        return "unknown"
     if name == "used":
         return "unknown" if value is None else "trained on" if value else "not trained on"
     return str(value)
@@ -267,8 +271,8 @@ def _condition(name: str, text: str) -> str:
             return "error!=None"
         case "error", _:
             return "error=None"
-        case "used", "unknown":
-            return "used=None"
+        case "used" | "level", "unknown":
+            return f"{name}=None"
         case "used", _:
             return "used=1" if text == "trained on" else "used=0"
     return f"{name}={text!r}"

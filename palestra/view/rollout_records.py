@@ -20,7 +20,7 @@ NUMBERS = (
 TEXTS = ("id", "group", "task", "environment", "stop")
 MESSAGES = ("error", "failure")
 HUGE = 10**300
-TABLES = ("metrics", "judgement")
+TABLES = ("metrics", "judgement", "verdict")
 
 
 def complete(record: JsonObject) -> JsonObject:
@@ -30,16 +30,26 @@ def complete(record: JsonObject) -> JsonObject:
     texts = {name: str(record.get(name)) for name in TEXTS}
     messages = {name: None if not (value := record.get(name)) else str(value) for name in MESSAGES}
     tables = {name: value if isinstance(value := record.get(name), dict) else {} for name in TABLES}
-    used = record.get("used")
+    used, level = record.get("used"), record.get("level")
     return {
         **record,
         **numbers,
         **texts,
         **messages,
         **tables,
+        "level": None if level is None else str(level),
+        "turn_times": turn_times(record.get("turn_times")),
         "used": used if isinstance(used, bool) else None,
         "messages": said_in(record),
     }
+
+
+def turn_times(times: object) -> list[list[float]]:
+    """The seconds of sampling and of the environment, turn by turn; empty if they were not recorded."""
+    if not isinstance(times, list):
+        return []
+    pairs = [one for one in times if isinstance(one, list) and len(one) == 2 and all(is_number(value) for value in one)]
+    return pairs if len(pairs) == len(times) else []
 
 
 def said_in(record: JsonObject) -> list[JsonObject]:

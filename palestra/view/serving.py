@@ -15,6 +15,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from palestra.net.serving import HttpServer
+from palestra.types.gym import GYM_HEAD
 from palestra.view.access import Access
 from palestra.view.app import create_app
 from palestra.view.catalogue import Catalogue
@@ -24,11 +25,13 @@ class ViewError(Exception):
     """The dashboard cannot start."""
 
 
-def serve(root: Path, host: str, port: int, access: Access, started: Callable[[str], None]) -> None:
+def serve(
+    root: Path, host: str, port: int, access: Access, started: Callable[[str], None], gym: str = GYM_HEAD
+) -> None:
     """Serves the runs of a folder until SIGINT or SIGTERM. `started` gets the address."""
     listener = _bind(host, port)
     try:
-        asyncio.run(_serve(root, listener, access, started))
+        asyncio.run(_serve(create_app(Catalogue(root), access, gym=gym), listener, started))
     finally:
         listener.close()
 
@@ -40,8 +43,8 @@ def make_server(app: FastAPI, **settings: Any) -> HttpServer:
     return server
 
 
-async def _serve(root: Path, listener: socket.socket, access: Access, started: Callable[[str], None]) -> None:
-    server = make_server(create_app(Catalogue(root), access), log_level="warning", timeout_graceful_shutdown=1)
+async def _serve(app: FastAPI, listener: socket.socket, started: Callable[[str], None]) -> None:
+    server = make_server(app, log_level="warning", timeout_graceful_shutdown=1)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, setattr, server, "should_exit", True)

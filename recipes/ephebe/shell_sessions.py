@@ -4,7 +4,8 @@ python recipes/ephebe/shell_sessions.py --out sessions.xz
 
 Instructions are those of warm-up tasks. The command is drawn from all that fit the files and words in the instruction,
 whatever it asks for, and is really run: the model learns how the agent is spoken to, how commands are written and what
-they print, but not which one an instruction wants. That is left to rewards.
+they print, but not which one an instruction wants. That is left to rewards. (`train_shell.py --asked-share` may draw
+the wanted one more often than the others.)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Trains Ephebe's sibling for the shell agent, from Ephebe, on recorded sessions. Minutes on one GPU.
 
 python recipes/ephebe/shell_sessions.py --out sessions.xz
-python recipes/ephebe/train_shell.py --sessions sessions.xz --out palestra/bundled/ephebe-shell
+python recipes/ephebe/train_shell.py --sessions sessions.xz --asked-share 0.13 --out palestra/bundled/ephebe-shell
 
 It needs nothing but this folder, Ephebe, torch, transformers and tokenizers. In half of the sessions files are called
 by random letters, new ones each time, so that a name can only be copied.

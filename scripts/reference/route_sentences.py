@@ -81,6 +81,7 @@ GYM_SERVERS = {
     "GET /livez": _IS_THERE,
     "GET /readyz": _IS_THERE,
     "GET /openapi.json": "The routes of this server.",
+    "GET /call_stats": "Calls it has answered by path, failures by class, and rates of the last minute.",
     "POST /aggregate_metrics": "Agents and resources servers: metrics over many rollouts.",
     "POST /close": "Worlds that move by steps: end a session.",
     "POST /close_session": "Resources servers: end a session.",

@@ -31,6 +31,7 @@ from palestra.gym.testing import opened
 from palestra.server.app import create_app
 from palestra.server.pages.app import create_pages
 from palestra.server.services import ServerServices
+from palestra.types.gym_calls import STATS
 from palestra.view.app import create_app as create_view
 from palestra.view.catalogue import Catalogue
 from scripts.reference.pages import Reference, code, page, table
@@ -137,7 +138,7 @@ def _gym_servers() -> list[str]:
     health = [f"GET {path}" for path in sorted(HEALTH)]
     resources = _posts(ResourcesServer, expose_tools_over_mcp=True) | {"/{tool}"}
     paths = _posts(AgentServer) | _posts(ModelServer) | _posts(GymnasiumServer) | resources
-    return [*health, "GET /openapi.json", *(f"POST {path}" for path in sorted(paths))]
+    return [*health, "GET /openapi.json", f"GET {STATS}", *(f"POST {path}" for path in sorted(paths))]
 
 
 def _posts(kind: type[GymServer], **settings: Any) -> set[str]:

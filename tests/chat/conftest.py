@@ -21,6 +21,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "thinking": {},
     "qwen35": {"eos_token": "<|endoftext|>"},
     "qwen38": {"eos_token": "<|endoftext|>"},
+    "nemotron": {"eos_token": "<|endoftext|>"},
     "headers": {
         "bos_token": "<|begin_of_text|>",
         "eos_token": {"__type": "AddedToken", "content": "<|end_of_text|>", "special": True},
@@ -59,6 +60,15 @@ STYLES: dict[str, dict[str, Any]] = {
             *("<|startoftext|>",),
         ],
         "stops": ["<|return|>", "<|call|>", "<|endoftext|>"],
+    },
+    "gemma4": {
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "added": [
+            *("<bos>", "<eos>", "<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool>", "<tool|>", '<|"|>'),
+            *("<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>"),
+        ],
+        "stops": ["<turn|>", "<|tool_response>"],
     },
     "glm": {
         "eos_token": "<|endoftext|>",

@@ -43,7 +43,7 @@ def as_written(style: str, calls: list[dict[str, Any]]) -> str:
         return "; ".join(json.dumps(call, ensure_ascii=False) for call in renamed)
     if style == "brackets":
         return f"[TOOL_CALLS] {json.dumps(calls, ensure_ascii=False)}" if calls else ""
-    if style in ("qwen35", "qwen38", "glm"):
+    if style in ("qwen35", "qwen38", "nemotron", "glm"):
         return "\n".join(_tagged(style, call) for call in calls)
     return "\n".join(f"<tool_call>\n{json.dumps(c, ensure_ascii=False)}\n</tool_call>" for c in calls)
 
@@ -71,7 +71,24 @@ def in_channels(thought: str | None, content: str, calls: list[dict[str, Any]]) 
     return f"{text} to=functions.{calls[0]['name']}<|channel|>commentary json<|message|>{arguments}"
 
 
-WRITTEN_BY_MODELS = re.compile(r"(\[TOOL_CALLS\]|<\|(?:start|channel|message|end)\|>)")
+def in_gemma4(thought: str | None, content: str, calls: list[dict[str, Any]]) -> str:
+    """An answer as Gemma 4 writes it."""
+
+    def written(value: Any) -> str:
+        if isinstance(value, dict):
+            return "{" + ",".join(f"{key}:{written(inner)}" for key, inner in sorted(value.items())) + "}"
+        if isinstance(value, list):
+            return "[" + ",".join(map(written, value)) + "]"
+        return f'<|"|>{value}<|"|>' if isinstance(value, str) else json.dumps(value)
+
+    text = "" if thought is None else f"<|channel>thought\n{thought}\n<channel|>"
+    made = [f"<|tool_call>call:{call['name']}{written(call['arguments'])}<tool_call|>" for call in calls]
+    return text + content + "".join(made)
+
+
+WRITTEN_BY_MODELS = re.compile(
+    r"(\[TOOL_CALLS\]|<\|(?:start|channel|message|end)\|>|<\|(?:channel|tool_call)>|<(?:channel|tool_call)\|>|<\|\"\|>)"
+)
 """Special tokens that are part of an answer."""
 
 
@@ -109,6 +126,8 @@ class Agent:
         if self.style == "harmony":
             # Think blocks that a content begins with count as reasoning, in whichever format.
             text = in_channels(thought, self.text().replace("<think>", "think"), calls)
+        elif self.style == "gemma4":
+            text = in_gemma4(thought, self.text().replace("<think>", "think"), calls)
         else:
             text = "" if thought is None else f"<think>\n{thought}\n</think>\n\n"
             text += ("" if calls and self.style == "headers" else self.text()) + as_written(self.style, calls)
@@ -171,7 +190,7 @@ class Agent:
             self.history += [self.echoed(message), *self.back(message)]
 
 
-@pytest.mark.parametrize("style", [*FAMILIES, "chatml", "open", "glm"])
+@pytest.mark.parametrize("style", [*FAMILIES, "chatml", "open", "glm", "nemotron", "gemma4"])
 def test_ids_are_those_read_and_sampled_and_only_what_is_new_is_encoded(style: str, tokenizer_of: TokenizerOf) -> None:
     tokenizer = tokenizer_of(style)
 
@@ -195,7 +214,7 @@ def test_ids_are_those_read_and_sampled_and_only_what_is_new_is_encoded(style: s
     check()
 
 
-@pytest.mark.parametrize("style", ["thinking", "qwen35", "qwen38", "glm", "harmony"])
+@pytest.mark.parametrize("style", ["thinking", "qwen35", "qwen38", "glm", "harmony", "gemma4"])
 def test_fifty_turns(style: str, tokenizer_of: TokenizerOf) -> None:
     prompts = list(Agent(style, tokenizer_of(style), 7).play(turns=50))
     assert all(prompt.match is HistoryMatch.CONTINUED for prompt in prompts[1:])

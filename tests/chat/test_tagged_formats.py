@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palestra.chat import ChatError, ChatTokenizer, ParsedCall
-from palestra.chat.answer_formats import output_parser
+from palestra.chat.answer_formats import answer_start, output_parser
 from palestra.chat.output_pieces import ParsedOutput, put_together
 from palestra.chat.tool_parsers import tool_format
+from palestra.chat.tool_parsers.protocol import AnswerStart
 from tests.chat.test_tool_formats import PLAIN, Machine
 from tests.chat.test_tool_formats import TOOLS as GRAMMAR_TOOLS
 
@@ -188,7 +189,7 @@ VALUES = st.fixed_dictionaries(
 
 
 @settings(deadline=None)
-@given(VALUES, st.sampled_from(["qwen35", "qwen38", "glm"]))
+@given(VALUES, st.sampled_from(["qwen35", "qwen38", "nemotron", "glm"]))
 def test_what_a_template_writes_is_read_as_it_was_meant(
     tokenizer_of: Callable[[str], ChatTokenizer], arguments: dict[str, Any], style: str
 ) -> None:
@@ -291,3 +292,23 @@ def test_what_a_grammar_cannot_say_is_refused_unless_it_may_be_left_open() -> No
     lenient = schema | {"x-guidance": {"lenient": True}}
     call = written("qwen_xml", "f", {"s": "some day"})
     assert PLAIN.lets_through(call, PLAIN.matcher(tool_format("qwen_xml"), given=bound(lenient)))
+
+
+# Nemotron: Qwen's calls, with a word on whether there is a thought in every turn
+
+
+@pytest.mark.parametrize(("thinks", "start"), [(True, AnswerStart.IN_THOUGHT), (False, AnswerStart.FRESH)])
+def test_nemotron_says_whether_a_thought_begins(
+    tokenizer_of: Callable[[str], ChatTokenizer], thinks: bool, start: AnswerStart
+) -> None:
+    tokenizer = tokenizer_of("nemotron")
+    assert tokenizer.tool_format.name == "qwen_xml"
+    prompt = tokenizer.encode_chat(
+        [{"role": "user", "content": "Hi"}], TOOLS, template_kwargs={"enable_thinking": thinks}
+    )
+    assert answer_start(tokenizer, prompt, 0) is start
+    parser = output_parser(tokenizer.tool_format, TOOLS, start)
+    text = ("hm\n</think>\n" if thinks else "") + "I will.\n" + written("qwen_xml", "f", {"count": "1"})
+    found = put_together([*parser.feed(text), *parser.finish()])
+    call = ParsedCall(name="f", arguments={"count": 1})
+    assert found == ParsedOutput("hm" if thinks else None, "I will.", [call])

@@ -152,7 +152,7 @@ def test_one_of_your_own_can_be_named_by_its_module(
     ("name", "reason"),
     [
         ("hermess", "did you mean: hermes?"),
-        ("zzz", "there are: deepseek, glm, harmony, hermes, kimi, llama3_json, mistral, qwen_xml"),
+        ("zzz", "there are: deepseek, gemma4, glm, harmony, hermes, kimi, llama3_json, mistral, qwen_xml"),
         ("no_such_module:X", "No module named 'no_such_module'"),
         ("json:nothing", "no attribute 'nothing'"),
         ("json:loads", "is not a tool format: it has no name, markers"),

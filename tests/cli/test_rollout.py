@@ -227,3 +227,15 @@ def test_the_pieces_of_the_tokens_are_the_text(micro_model):
 def test_a_rollout_that_was_not_trained_on_has_no_advantages():
     record = {"prompt": [1], "turns": [{"observation": [], "tokens": [2], "logprobs": [-1.0]}], "advantages": None}
     assert [(cell.text, cell.advantage) for cell in token_cells(record, None)] == [("<1>", None), ("<2>", None)]
+
+
+def test_what_the_verifier_said_is_shown_as_text():
+    with RunFolder.create("runs", "judged", make_config()) as run:
+        judged = make_rollout("v-0", 0.0, verdict={"missed": ["changes"], "stdout": EVIL})
+        run.write_rollouts(1, [group_of("v", [judged], step=1)])
+    shown = call("show", "v-0", "--run", "judged")
+    assert shown.exit_code == 0, shown.output
+    assert '"missed"' in shown.stdout
+    assert "\x1b" not in shown.stdout
+    assert "\u202e" not in shown.stdout
+    assert ids("--where", "level=None and reward>0.5") == ["g2-0", "g1-0"]

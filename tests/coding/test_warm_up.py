@@ -55,4 +55,4 @@ def test_the_command_writes_folders_that_are_read_as_tasks(tmp_path: Path) -> No
     assert (done.exit_code, done.output.split(";")[0]) == (0, f"3 tasks are in {tmp_path / 'made'}")
     tasks = read_tasks(tmp_path / "made")
     assert {task.level for task in tasks} == {"0"}
-    assert [task.id for task in tasks] == ["0-copy-00005", "0-count-00007", "0-link-00006"]
+    assert [task.id for task in tasks] == ["0-00005-copy", "0-00006-link", "0-00007-count"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from palestra.config import ConfigError, dump_config
-from palestra.config.bundled import BUNDLED, EPHEBE, bundled_model, find_config_file
+from palestra.config.bundled import BUNDLED, EPHEBE, EPHEBE_SHELL, bundled_model, find_config_file
 from palestra.config.train import DpoConfig, GrpoConfig, OptimizerConfig, SftConfig, load_train_config
 from palestra.training.loops.lr_schedule import adam_at, learning_rate
 
@@ -40,6 +40,7 @@ def test_names_of_what_ships_are_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert find_config_file("stockroom").is_file()
     assert bundled_model(EPHEBE) == BUNDLED / EPHEBE
+    assert bundled_model(EPHEBE_SHELL) == BUNDLED / EPHEBE_SHELL
     assert bundled_model("elsewhere") is None
     Path("stockroom").write_text("steps: 1")  # a file of one's own wins
     assert find_config_file("stockroom") == Path("stockroom")

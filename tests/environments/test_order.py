@@ -53,6 +53,13 @@ def test_the_same_seed_gives_the_same_task_at_any_index_in_any_order(weighted, s
     assert {index: fresh[index] for index in sorted(indices, reverse=True)} == forward
 
 
+def test_unshuffled_tasks_come_in_their_own_order_in_every_pass():
+    order = TaskOrder([(1.0, deck("a", 5)), (1.0, deck("b", 5))], seed=3, unshuffled={1})
+    played = [order[index] for index in range(40)]
+    assert [task.id for task in played if task.environment == "b"] == [*"01234"] * 4
+    assert [task.id for task in played if task.environment == "a"] != [*"01234"] * 4
+
+
 def test_seeds_and_passes_differ():
     tasks = deck("a", 50)
 

@@ -16,6 +16,7 @@ import pytest
 
 from palestra.environments import BaseTextEnv, EnvironmentFailure, EnvironmentTimeout, EnvSession
 from palestra.environments.session import Deferred
+from palestra.environments.step_results import VERDICT_BYTES
 from palestra.environments.threads import CallThreads
 
 PROMPT = [{"role": "user", "content": "hello"}]
@@ -34,9 +35,9 @@ class Scripted(BaseTextEnv):
 
     max_turns = 3
 
-    def __init__(self, *, init=(PROMPT, {}), step=OVER, close=None, metrics=None):
+    def __init__(self, *, init=(PROMPT, {}), step=OVER, close=None, metrics=None, verdict=None):
         super().__init__()
-        self.answers = {"init": init, "step": step, "close": close, "metrics": metrics or {}}
+        self.answers = {"init": init, "step": step, "close": close, "metrics": metrics or {}, "verdict": verdict}
         self.closed = 0
 
     def answer(self, name):
@@ -319,6 +320,34 @@ def test_metrics_that_hang_or_exit_are_none_and_said_once(pool, caplog, is_async
     assert len(caplog.messages) == 1
     assert "get_metrics took longer than 0.05 s" in caplog.text
     release.set()
+
+
+@pytest.mark.parametrize(
+    ("found", "kept"),
+    [
+        ({"score": 1, "rows": ({"id": 3},)}, {"score": 1, "rows": [{"id": 3}]}),
+        ({"text": "x" * VERDICT_BYTES}, "bytes and is not kept"),
+        ("nothing", "get_verdict should return a mapping"),
+        (ValueError("no"), "no"),
+        ({"what": object()}, "cannot be read"),
+    ],
+)
+def test_a_verdict_is_plain_json_of_a_bounded_size_and_costs_no_rollout(pool, found, kept):
+    class Judged(Scripted):
+        def get_verdict(self):
+            return self.answer("verdict")
+
+    async def episode(env):
+        session = EnvSession(env, pool, 5.0)
+        await session.init(PROMPT)
+        return await session.verdict()
+
+    verdict = asyncio.run(episode(Judged(verdict=found)))
+    if isinstance(kept, str):
+        assert kept in verdict["error"]
+    else:
+        assert verdict == kept
+    assert asyncio.run(episode(Scripted())) == {}
 
 
 def test_an_environment_cannot_change_the_prompt_of_the_others(pool):

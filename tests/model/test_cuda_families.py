@@ -33,7 +33,12 @@ FAMILIES = (
     "glm4_moe",
     "glm4_moe_lite",
     "deepseek_v3",
+    "nemotron_h",
+    "gemma4",
+    "gemma4_moe",
 )
+NEAR = ("nemotron_h", "gemma4", "gemma4_moe")
+"""Families whose recurrence or attention runs by plain torch, so that bits may depend on the batch."""
 PUBLISHED_ROWS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
 WIDE = {
     "glm4_moe_lite, published rows": ("glm4_moe_lite", PUBLISHED_ROWS | {"num_attention_heads": 20}),
@@ -62,6 +67,8 @@ def test_float32_on_the_gpu_agrees_with_the_cpu(folder: Path) -> None:
 
 def test_samples_in_bfloat16_have_the_trainers_bits(folder: Path) -> None:
     """Through graphs where the family has them, chunked prefill and preemptions; and whoever shares the batch."""
+    if folder.name in NEAR:
+        pytest.skip("its recurrence, or its attention, runs by plain torch")
     side = open_side(folder, "cuda", "bfloat16")
     requested = requests(12)
     adapters = [[*side.adapters, None][i % 4] for i in range(len(requested))]

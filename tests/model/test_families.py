@@ -9,10 +9,11 @@ import torch
 
 from palestra.model import TrainItem
 from palestra.model.loading.weights import by_halves
+from palestra.model.lora.adapter_names import WHOLES
 from palestra.model.mlp.routing import Routing
 from palestra.model.sampling.routing_cache import routed_experts
 from palestra.types import AdamParams
-from tests.model.conftest import Bench
+from tests.model.conftest import GEMMA4, Bench
 
 LENGTHS = (5, 40, 17, 40, 1, 64, 33)
 
@@ -93,10 +94,14 @@ CASES: dict[str, dict] = {
     "granite": {"family": "granite"},
     "granite-tied": {"family": "granite", "tie": True},
     "gemma3": {"family": "gemma3", "tie": True, "overrides": {"sliding_window": 8, "query_pre_attn_scalar": 24}},
+    "gemma4": {"family": "gemma4", "tie": True, "overrides": GEMMA4},
+    "gemma4_moe": {"family": "gemma4_moe", "tie": True, "overrides": {"sliding_window": 8}},
     "glm4_moe": {"family": "glm4_moe", "overrides": {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5}},
     "glm4_moe_lite": {"family": "glm4_moe_lite"},
     "glm4_moe_lite-whole-queries": {"family": "glm4_moe_lite", "overrides": {"q_lora_rank": None}},
     "deepseek_v3": {"family": "deepseek_v3"},
+    "nemotron_h": {"family": "nemotron_h"},
+    "nemotron_h-latent": {"family": "nemotron_h", "overrides": {"moe_latent_size": 24}},
     "seed_oss": {"family": "seed_oss", "overrides": {"attention_out_bias": True}},
     "mistral": {"family": "mistral", "overrides": {"sliding_window": 8}},
     "mistral-full": {"family": "mistral", "overrides": {"sliding_window": None}},
@@ -107,13 +112,13 @@ FAMILIES = [
     *(pytest.param(one, marks=pytest.mark.slow) for one in ("ministral3", "phi3", "olmo2", "olmo3", "smollm3")),
     *(
         pytest.param(one, marks=pytest.mark.slow)
-        for one in ("granite", "seed_oss", "gemma3", "glm4_moe", "glm4_moe_lite")
+        for one in ("granite", "seed_oss", "gemma3", "glm4_moe", "glm4_moe_lite", "nemotron_h", "gemma4", "gemma4_moe")
     ),
     "qwen3_5",
     "qwen3_moe",
 ]
 
-SLOW = {"ministral3", "phi3", "olmo2", "granite-tied", "seed_oss", "glm4_moe_lite"}
+SLOW = {"ministral3", "phi3", "olmo2", "granite-tied", "seed_oss", "glm4_moe_lite", "nemotron_h"}
 """Each of their mechanisms has another case in the everyday suite, and `families_check` has them all."""
 POSITIONS_ONLY = {
     *("linear", "yarn", "yarn-settings", "yarn-mscale", "old-theta", "old-linear", "old-llama3", "old-yarn"),
@@ -165,9 +170,10 @@ def test_gradients_equal_peft(get_bench, case, tmp_path):
 
 def take_parts(truth: dict[str, torch.Tensor], ours: dict[str, torch.Tensor]) -> None:
     """Of matrices that PEFT has joined, what is ours: its other blocks of B are zero, but not their gradients."""
-    for joined in [name for name in truth if "in_proj_qkv." in name]:
+    for joined in [name for name in truth if "in_proj_qkv." in name or "in_proj." in name]:
         gradient, row, column = truth.pop(joined), 0, 0
-        for part in (joined.replace("qkv", x) for x in "qkv"):
+        whole = "in_proj_qkv" if "in_proj_qkv" in joined else "in_proj"
+        for part in (joined.replace(whole, part) for part in WHOLES[whole]):
             rows, columns = ours[part].shape
             truth[part] = gradient[row : row + rows, column : column + columns]
             row, column = row + rows, column + (columns if "lora_B" in part else 0)
@@ -177,7 +183,8 @@ def take_experts(truth: dict[str, torch.Tensor], ours: dict[str, torch.Tensor], 
     """Of what PEFT repeats for each expert, the sum where ours is one matrix; the blocks of gate and up."""
     for key in [key for key in truth if key.endswith("experts.lora_A.weight")]:
         head = key.removesuffix(".lora_A.weight")
-        for module, parts in ((f"{head}.base_layer", ("w1", "w3")), (head, ("w2",))):
+        ups = ("w1", "w3") if f"{head}.w3.lora_A.weight" in ours else ("w1",)
+        for module, parts in ((f"{head}.base_layer", ups), (head, ("w2",))):
             a, b = (truth.pop(f"{module}.lora_{x}.weight") for x in "AB")
             n = max(len(ours[f"{head}.{parts[0]}.lora_{x}.weight"]) for x in "AB")
             a, b = a.unflatten(0, (n, -1)), b.unflatten(1, (-1, n)).permute(2, 0, 1)
@@ -239,7 +246,9 @@ def test_bfloat16_trains_like_float32(get_bench, case):
     """The same stored weights and the same adapter in both precisions: gradients agree to bfloat16's digits."""
     narrow = get_bench(**CASES[case], dtype="bfloat16")
     wide = get_bench(**CASES[case], dtype="bfloat16", load_dtype="float32")
-    bound = 0.15 if narrow.model.spec.delta_nets else 0.05  # a recurrence carries its roundings on
+    spec = narrow.model.spec
+    # A recurrence carries its roundings on. Those of Gemma 4 are 4.8 % on average, and 4.7 % in transformers.
+    bound = 0.15 if spec.recurrences or spec.family == "gemma4" else 0.05
     gradients = []
     items = with_experts_of(wide, wide.items([None], (30, 12, 50)))  # rounding would send some tokens to others
     for bench in (narrow, wide):

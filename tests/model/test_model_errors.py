@@ -55,6 +55,8 @@ def message_of(error: type[ModelError], folder: Path) -> str:
     [
         ({"architectures": ["GPT2LMHeadModel"]}, ["'architectures'", "'GPT2LMHeadModel'"]),
         ({"architectures": ["Llama4ForCausalLM"]}, ["'architectures'", "'Llama4ForCausalLM'"]),
+        ({"architectures": ["KimiLinearForCausalLM"]}, ["'architectures'", "'KimiLinearForCausalLM'"]),
+        ({"architectures": ["InklingForCausalLM"]}, ["'architectures'", "'InklingForCausalLM'"]),
         ({"architectures": ["LlamaForSequenceClassification"]}, ["'architectures'"]),
         ({"architectures": "remove"}, ["'architectures'", "nothing"]),
     ],
@@ -72,7 +74,7 @@ def test_unsupported_architecture_is_named_with_those_supported(copy_of, fields,
     ("architecture", "fields", "parts"),
     [
         ("Qwen2_5ForCausalLM", {}, ["the nearest is Qwen"]),
-        ("NemotronHForCausalLM", {"ssm_state_size": 128}, ["the nearest is", "which lacks Mamba layers"]),
+        ("Llama4ForCausalLM", {"attention_chunk_size": 8192}, ["the nearest is", "which lacks chunked attention"]),
     ],
 )
 def test_unsupported_architecture_names_the_nearest_and_what_it_lacks(copy_of, architecture, fields, parts):

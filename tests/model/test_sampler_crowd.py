@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from palestra.model.sampling.token_draws import DrawRow, uniforms
 from palestra.types import SampleResult
+from tests.model.conftest import GEMMA4
 from tests.properties import examples
 
 MODELS = {
@@ -21,6 +22,9 @@ MODELS = {
     "gpt_oss": {"family": "gpt_oss", "overrides": {"sliding_window": 9}},
 }
 MORE = {
+    "nemotron_h": {"family": "nemotron_h"},
+    "gemma4": {"family": "gemma4", "tie": True, "overrides": GEMMA4},
+    "gemma4_moe": {"family": "gemma4_moe", "tie": True, "overrides": {"sliding_window": 9}},
     "olmo3": {"family": "olmo3", "overrides": {"sliding_window": 9}},
     "smollm3": {"family": "smollm3"},
     "ministral3": {"family": "ministral3", "context": 1024},

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from palestra.model import Decoder, Trainer, TrainItem, encode
 from palestra.types import AdamParams, Datum, SampleRequest, SamplingParams
+from tests.model.conftest import GEMMA4
 from tests.properties import examples
 
 LENGTHS = [30, 4, 17, 1, 52, 30, 9, 24, 41]
@@ -155,11 +156,11 @@ def test_forward_never_touches_gradients(bench):
     check_equal(bench.gradient(adapter), before)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama", "mistral", "qwen3_5", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["qwen3", "llama", "mistral", "qwen3_5", "qwen3_moe", "nemotron_h", "gemma4"])
 def test_activation_checkpointing_gives_the_same_gradients(get_bench, family):
-    ends = []
+    ends, options = [], {"overrides": GEMMA4} if family == "gemma4" else {}
     for checkpointing in (False, True):
-        bench = get_bench(family, checkpointing=checkpointing)
+        bench = get_bench(family, checkpointing=checkpointing, **options)
         adapters = [bench.adapter(seed=1), bench.adapter(seed=2)]
         results = bench.trainer.forward_backward(bench.items(adapters, LENGTHS))
         ends.append((results, [bench.gradient(a) for a in adapters]))

@@ -50,6 +50,17 @@ def test_evaluation_is_a_folder_that_others_read(evaluate, tmp_path):
     assert metrics["eval/reward_stderr"] == metrics["eval/success_stderr"] >= 0
 
 
+def test_tasks_of_a_run_are_played_again_by_their_names(evaluate, tmp_path):
+    assert evaluate("arithmetic", "--tasks", 2, "--name", "one").exit_code == 0
+    first = RunReader(tmp_path / "runs" / "one").read_rollouts(0, Part.EVAL)[0]
+    names = json.dumps([f"arithmetic/{first['task']}"])
+    done = evaluate("runs/one/config.json", f"task_ids={names}", "--samples", 2, "--name", "again")
+    assert done.exit_code == 0, done.output
+    again = RunReader(tmp_path / "runs" / "again").read_rollouts(0, Part.EVAL)
+    assert [(one["task"], one["messages"][0]) for one in again] == [(first["task"], first["messages"][0])] * 2
+    assert all(len(one["turn_times"]) == one["turns"] for one in again)
+
+
 def test_same_seed_gives_the_same_answers_and_a_paired_comparison(evaluate, tmp_path):
     for name, more in {"one": (), "again": (), "other": ("seed=1",), "greedy": ("temperature=0",)}.items():
         assert evaluate("arithmetic", "--tasks", 6, "--name", name, *more).exit_code == 0
@@ -99,6 +110,7 @@ def test_checkpoint_of_a_run_is_evaluated(run_training, evaluate, ephebe_url, tm
         ([], 2, "name an environment"),
         (["nowhere"], 3, "nowhere"),
         (["arithmetic", "samples=0"], 2, "samples"),
+        (["arithmetic", 'task_ids=["nobody"]'], 1, "has a task 'nobody'"),
         (["arithmetic", "--model", "no-such-model"], 2, "no-such-model"),
         (["arithmetic", "--server", "not-a-url"], 2, "server"),
         (["gym"], 2, "name the gym's YAML files"),

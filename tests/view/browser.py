@@ -7,12 +7,16 @@ import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from threading import Thread
 from typing import Any
+
+import pytest
 
 from palestra.net.serving import HttpServer
 from tests.waiting import until
 
+AXE = Path(__file__).parents[2] / ".ui" / "node_modules" / "axe-core" / "axe.min.js"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -81,3 +85,18 @@ def _is_complaint(said: Any) -> bool:
 
 def wait_for_charts(page: Any) -> None:
     page.locator('#board[aria-busy="false"] .chart canvas').first.wait_for()
+
+
+def serious_findings(page: Any) -> dict[str, list[str]]:
+    """What axe finds wrong with a page for people with disabilities, with the places; the page needs `bypass_csp`."""
+    if not AXE.is_file():
+        pytest.skip("needs axe-core: make test-ui installs it")
+    page.add_script_tag(path=str(AXE))
+    found = page.evaluate("axe.run()")["violations"]
+    serious = [one for one in found if one["impact"] in ("serious", "critical")]
+    return {one["id"]: [node["html"][:200] for node in one["nodes"]][:3] for one in serious}
+
+
+def is_too_wide(page: Any) -> bool:
+    """Whether one has to scroll to the side."""
+    return page.evaluate("document.scrollingElement.scrollWidth > innerWidth")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+from urllib.parse import urlencode
 
 import pytest
 from starlette.testclient import TestClient
 
-from palestra.view.app import create_app
+from palestra.view.app import Extension, create_app, no_server
 from palestra.view.catalogue import Catalogue
+from palestra.view.rendering import FOLDER
 from tests.view.folders import HOSTILE, write_run
 
 
@@ -71,3 +74,22 @@ def test_text_of_models_stays_text(tmp_path, page):
     if page in ("/log", "/config"):
         assert "&lt;script&gt;alert(1)&lt;/script&gt;" in shown
         assert "\\x1b[31mred" in shown
+
+
+def test_a_checkpoint_leads_to_the_playground_of_a_server(root):
+    address = "tinker://x:train:0/weights/step-2"
+    folder = root / "first" / "checkpoints"
+    folder.mkdir(exist_ok=True)
+    (folder / "step_000002.json").write_text(json.dumps({"step": 2, "address": address}))
+
+    def with_server(request):
+        return {**no_server(request), "has_server": True}
+
+    alone = create_app(Catalogue(root))
+    mounted = create_app(Catalogue(root), extension=Extension(lambda app: None, FOLDER / "templates", with_server))
+    pages = [
+        TestClient(app, base_url="http://localhost").get("/runs/first/checkpoints").text for app in (alone, mounted)
+    ]
+    link = f'href="../../playground?{urlencode({"model": address})}"'
+    assert [link in page for page in pages] == [False, True]
+    assert all("palestra checkpoint export first@2" in page for page in pages)

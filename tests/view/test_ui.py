@@ -19,12 +19,19 @@ from palestra.view.access import Access
 from palestra.view.app import create_app
 from palestra.view.catalogue import Catalogue
 from tests.training.records import group_of, make_config, make_rollout, make_turn
-from tests.view.browser import opened_browser, opened_page, served, wait_for_charts, why_not
+from tests.view.browser import (
+    is_too_wide,
+    opened_browser,
+    opened_page,
+    serious_findings,
+    served,
+    wait_for_charts,
+    why_not,
+)
 from tests.view.folders import ACCIDENTS, HOSTILE, figures, made_read_only, write_run
 
 pytestmark = [pytest.mark.ui, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
-AXE = Path(__file__).parents[2] / ".ui" / "node_modules" / "axe-core" / "axe.min.js"
 TRAIN = ["steps=3", "rollout.groups_per_step=3", "rollout.group_size=4", "eval.tasks=8", "eval.every=3"]
 PAGES = (
     "/",
@@ -228,17 +235,12 @@ def test_rollouts_are_filtered_by_a_bar_and_read_with_j_and_k(page):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(browser, address, rollout_id, scheme):
-    if not AXE.is_file():
-        pytest.skip("needs axe-core: make test-ui installs it")
     told = {}
     with opened_page(browser, address, color_scheme=scheme, bypass_csp=True) as page:
         for path in PAGES:
             open_whole(page, path.format(id=rollout_id))
-            page.add_script_tag(path=str(AXE))
-            found = page.evaluate("axe.run()")["violations"]
-            serious = [one for one in found if one["impact"] in ("serious", "critical")]
-            told |= {(path, one["id"]): [node["html"][:200] for node in one["nodes"]][:3] for one in serious}
-    assert told == {}
+            told[path] = serious_findings(page)
+    assert {path: found for path, found in told.items() if found} == {}
 
 
 def test_a_narrow_window_needs_no_scrolling_to_the_side(browser, address, rollout_id):
@@ -246,7 +248,7 @@ def test_a_narrow_window_needs_no_scrolling_to_the_side(browser, address, rollou
         page.set_viewport_size({"width": 390, "height": 800})
         for path in PAGES:
             open_whole(page, path.format(id=rollout_id))
-            assert page.evaluate("document.scrollingElement.scrollWidth <= innerWidth"), path
+            assert not is_too_wide(page), path
 
 
 def open_whole(page, path: str) -> None:

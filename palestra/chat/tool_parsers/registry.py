@@ -9,6 +9,8 @@ import re
 from importlib import import_module
 
 from palestra.chat.errors import ChatError
+from palestra.chat.tool_parsers.gemma4 import CALL as GEMMA4_CALL
+from palestra.chat.tool_parsers.gemma4 import Gemma4Format
 from palestra.chat.tool_parsers.glm import KEY, GlmToolParser
 from palestra.chat.tool_parsers.harmony import HarmonyFormat
 from palestra.chat.tool_parsers.harmony_parser import CHANNEL
@@ -23,6 +25,7 @@ from palestra.util.suggest import nearest
 HERMES, LLAMA3_JSON = HermesToolParser(), Llama3JsonToolParser()
 MARKS: tuple[tuple[str, CallFormat], ...] = (
     (CHANNEL, HarmonyFormat()),
+    (GEMMA4_CALL, Gemma4Format()),
     (FUNCTION, QwenXmlToolParser()),
     (KEY, GlmToolParser()),
     *((marker, HERMES) for marker in HERMES.markers),

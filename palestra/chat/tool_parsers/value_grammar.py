@@ -38,11 +38,11 @@ class ValueSyntax:
 def value_rules(rule: str, parameters: JsonMapping, syntax: ValueSyntax) -> list[str]:
     """Returns a rule for all arguments of a tool, in the order of its schema, and the rules of their values."""
     schema = resolved(parameters, parameters)
-    _refuse_unknown(schema, parameters, OBJECT_KEYS, "the arguments")
+    refuse_unknown(schema, parameters, OBJECT_KEYS, "the arguments")
     properties, required = schema.get("properties") or {}, set(schema.get("required") or ())
     # A schema that lists properties, even none, allows only these.
     if not properties and schema.get("additionalProperties", "properties" not in schema) is not False:
-        return [f"{rule}: ({syntax.any_opening} {rule}_any)*", *_text(f"{rule}_any", {}, syntax)]
+        return [f"{rule}: ({syntax.any_opening} {rule}_any)*", *text_rules(f"{rule}_any", {}, syntax)]
     values, rules = list[str](), list[str]()
     for number, (key, value) in enumerate(properties.items()):
         if any(character in key for character in "<>\n"):
@@ -60,15 +60,15 @@ def _value(rule: str, schema: JsonMapping, root: JsonMapping, syntax: ValueSynta
     if types is None or "string" in types:
         schema = resolved(schema, root)
         if types == STRING:
-            _refuse_unknown(schema, root, TEXT_KEYS, "a string")
-        return _text(rule, schema if types == STRING else {}, syntax)
+            refuse_unknown(schema, root, TEXT_KEYS, "a string")
+        return text_rules(rule, schema if types == STRING else {}, syntax)
     shared = {key: root[key] for key in ("$defs", "definitions", "x-guidance") if key in root}
     whole = json.dumps({"x-guidance": lark.AS_TRAINED} | shared | dict(schema))
     also = ' | "True" | "False"' if types == {"boolean"} else ""
     return [f"{rule}: ({rule}_json{also}) {_end(syntax)}", f"{rule}_json: %json {whole}"]
 
 
-def _text(rule: str, schema: JsonMapping, syntax: ValueSyntax) -> list[str]:
+def text_rules(rule: str, schema: JsonMapping, syntax: ValueSyntax) -> list[str]:
     """Returns a rule for any text in which `closing` does not occur, within the limits of a schema."""
     closing = "" if syntax.closing_token is not None else lark.escaped(syntax.closing)
     bounds = [f"/{bound}{closing}/" for bound in _bounds(schema)]
@@ -98,7 +98,7 @@ def _end(syntax: ValueSyntax) -> str:
     return f"<[{syntax.closing_token}]>" + (f" {lark.literal(syntax.after)}" if syntax.after else "")
 
 
-def _refuse_unknown(schema: JsonMapping, root: JsonMapping, known: set[str], what: str) -> None:
+def refuse_unknown(schema: JsonMapping, root: JsonMapping, known: set[str], what: str) -> None:
     """Refuses schema keys that a grammar cannot express, unless they may be ignored."""
     unknown = sorted(schema.keys() - known - NOTES)
     if unknown and not (root.get("x-guidance") or {}).get("lenient"):

@@ -19,6 +19,7 @@ from palestra.cli.lazy import LazyCommand, LazyGroup
 from palestra.cli.options import server_options
 from palestra.cli.output import UNREACHABLE, fail, needs_extra, one_line_errors, print_json
 from palestra.cli.run.common import json_option, print_table
+from palestra.types.gym import GYM_HEAD
 from palestra.util.json_types import JsonObject
 from palestra.util.safe_text import safe_text
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 STATUS_S = 5.0
-HEAD = "http://127.0.0.1:11000"
+HEAD = GYM_HEAD
 COMMANDS = [
     LazyCommand(
         "aggregate", "palestra.cli.gym.results:aggregate", "Compute metrics over the rollouts of several files."

@@ -6,7 +6,6 @@ Owns: what a line means, what is shown. Never touches: the state, except through
 from __future__ import annotations
 
 import io
-import random
 import shlex
 import sys
 from collections.abc import Iterator
@@ -16,18 +15,15 @@ import rich_click as click
 
 from palestra.cli.output import print_json
 from palestra.environments.platform import (
-    APPS,
     Instance,
     PlatformTask,
     PlatformTool,
-    TaskKey,
     ToolResult,
-    app_of,
     make_task,
     verify,
 )
 from palestra.environments.platform.expectations import change_text
-from palestra.environments.platform.task_records import FIRST_EVAL
+from palestra.environments.platform.tasks import draw_task_key
 from palestra.util.json_types import JsonObject
 from palestra.util.safe_text import safe_text
 
@@ -42,9 +38,7 @@ COMMANDS = ("tools", "task", "diff", "reset", "done", "quit", "help")
 
 
 def play_task(key: str, *, as_json: bool) -> None:
-    if "-" not in key:
-        app_of(key)  # raises for an unknown app, with the nearest name
-    task = make_task(drawn(key) if key in APPS else key)
+    task = make_task(key if "-" in key else draw_task_key(key))
     game = HumanPlay(task, is_silent=as_json)
     try:
         game.play(lines(is_silent=as_json))
@@ -52,11 +46,6 @@ def play_task(key: str, *, as_json: bool) -> None:
             print_json(game.facts())
     finally:
         game.instance.close()
-
-
-def drawn(app: str) -> TaskKey:
-    template = random.choice(APPS[app].templates)
-    return TaskKey(app, template.name, template.difficulty, random.randrange(FIRST_EVAL))
 
 
 def lines(*, is_silent: bool) -> Iterator[str]:

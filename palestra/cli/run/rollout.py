@@ -5,6 +5,7 @@ Owns: arguments and printing. Never touches: the files of a run, except by readi
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -110,6 +111,8 @@ def show(
             score = "no verdict" if judgement["score"] is None else number_text(judgement["score"])
             said = safe_text(judgement["error"] or judgement["answer"])
             console.print(f"judge {judgement['judge']}: {score}\n{said}", style="dim")
+        if verdict := found.record.get("verdict"):
+            console.print(f"verifier: {safe_text(json.dumps(verdict, ensure_ascii=False, indent=2))}", style="dim")
 
 
 def matching(

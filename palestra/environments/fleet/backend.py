@@ -39,6 +39,11 @@ class FleetGrade(msgspec.Struct, frozen=True, kw_only=True):
     """The partial reward, for those who use it, if the score is 0."""
     stdout: str = ""
     error: str = ""
+    met: list[str] = []
+    """Names of the checks that passed, if the platform itself has judged."""
+    missed: list[str] = []
+    changes: list[JsonObject] = []
+    """Rows that the episode has changed, before and after; the first of very many."""
 
     @classmethod
     def of(cls, done: VerifierExecution) -> FleetGrade:

@@ -186,6 +186,9 @@ class FleetTaskEnv(BaseTextEnv):
             "unknown_reward": float(self._is_unknown),
         }
 
+    async def get_verdict_async(self) -> JsonObject:
+        return {} if self.openenv_task_env is None else self.openenv_task_env.verdict
+
     @staticmethod
     def aggregate_metrics(metrics: list[JsonObject]) -> JsonObject:
         return aggregate_metrics(metrics)

@@ -12,6 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from palestra.environments.fleet.backend import BackendFactory, FleetAttempt, FleetBackend, FleetGrade
 from palestra.environments.fleet.backends import make_backend
 from palestra.environments.fleet.errors import BackendError
@@ -63,6 +65,14 @@ class OpenEnvTask:
     @property
     def is_graded(self) -> bool:
         return self._grade is not None
+
+    @property
+    def verdict(self) -> JsonObject:
+        """What the verifier saw and said, for people to read; empty before the grade."""
+        if self._grade is None:
+            return {}
+        told = {name: value for name, value in msgspec.to_builtins(self._grade).items() if value or name == "score"}
+        return {**told, **({} if self._answer is None else {"answer": self._answer})}
 
     async def reset_async(self, seed: int | None = None) -> JsonObject:
         """Makes a new instance. `seed` exists for compatibility: the task says which data it has. Raises

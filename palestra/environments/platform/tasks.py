@@ -14,7 +14,7 @@ from palestra.environments.platform.catalog import app_of, template_of
 from palestra.environments.platform.difficulty import turned
 from palestra.environments.platform.errors import PlatformError, UnknownName
 from palestra.environments.platform.seeds import seed_of
-from palestra.environments.platform.task_records import MAX_NUMBER, PlatformTask, TaskKey
+from palestra.environments.platform.task_records import FIRST_EVAL, MAX_NUMBER, PlatformTask, TaskKey
 
 WORLDS = 64  # seed databases of an app over which tasks are spread: each is built once
 MAX_DRAWS = 200
@@ -44,6 +44,16 @@ def make_task(key: TaskKey | str, max_draws: int = MAX_DRAWS) -> PlatformTask:
             )
             return msgspec.structs.replace(made, prompt=turned(made)) if key.knobs else made
     raise PlatformError(f"no valid task was drawn for {key} in {max_draws} attempts")
+
+
+def draw_task_key(app: str, template: str | None = None, number: int | None = None) -> TaskKey:
+    """A task of an app by chance, or of one of its templates, or with this number. Raises UnknownName."""
+    templates = [template_of(app, template)] if template else app_of(app).templates
+    if not templates:
+        raise UnknownName(f"{app} has no tasks")
+    chosen = random.choice(templates)
+    drawn = random.randrange(FIRST_EVAL) if number is None else number
+    return TaskKey(app, chosen.name, chosen.difficulty, drawn)
 
 
 def _generator(key: TaskKey) -> random.Random:

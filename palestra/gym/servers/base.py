@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar, Protocol
 
+from palestra.gym.call_counts import CallCounts
 from palestra.gym.errors import BadCall
 from palestra.gym.records import ServerInstance, ServerKind
 from palestra.gym.sessions import SessionSigner
@@ -48,6 +49,7 @@ class GymServer:
     def __init__(self, instance: ServerInstance, peers: Peers) -> None:
         self.instance = instance
         self.peers = peers
+        self.calls = CallCounts()
 
     @property
     def name(self) -> str:

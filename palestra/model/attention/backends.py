@@ -24,7 +24,7 @@ def packed_attention(
         from palestra.model.attention.tiled import TiledPackedAttention
 
         return TiledPackedAttention(lengths, spec, device)
-    return PackedAttention(lengths, spec.windows, device)
+    return PackedAttention(lengths, spec.windows, device, spec.kv_sources)
 
 
 def paged_attention(cache: KVCache, plan: StepPlan) -> Attention:
@@ -38,7 +38,7 @@ def paged_attention(cache: KVCache, plan: StepPlan) -> Attention:
 
 def has_kernels(spec: ModelSpec, device: torch.device | str, dtype: torch.dtype) -> bool:
     """Whether attention runs by our kernels."""
-    if not kernels.can_run(device, dtype):
+    if not kernels.can_run(device, dtype) or not spec.has_plain_heads:
         return False
     return spec.head_dim <= KERNEL_HEAD_DIM or (
         spec.key_tail > 0 and spec.head_dim <= KERNEL_ROW and kernels.is_roomy(device)

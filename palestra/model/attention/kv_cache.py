@@ -28,23 +28,25 @@ BLOCK_WASTE = 1.4  # a block may read this many positions per real one, before a
 
 
 class KVCache:
-    """For each layer that attends, [kv heads * pages, page_size, head_dim]: a gather of pages is a gather of rows, at
-    memcpy speed. Keys and values have one each, unless values are keys (latent attention)."""
+    """For each layer that has keys and values, [kv heads * pages, page_size, head_dim]: a gather of pages is a gather
+    of rows, at memcpy speed. Keys and values have one each, unless values are keys (latent attention). Layers that read
+    another one's are found under their own number."""
 
     def __init__(self, spec: ModelSpec, n_pages: int, page_size: int, *, dtype: torch.dtype, device: torch.device):
         self.spec, self.n_pages, self.page_size = spec, n_pages, page_size
-        layers = spec.attention_layers
-        shape = (len(layers), spec.kv_sides, spec.n_kv_heads * n_pages, page_size, spec.head_dim)
-        self.dtype = dtype
-        self._pages = torch.empty(shape, dtype=dtype, device=device)
-        self._layers = dict(zip(layers, self._pages, strict=True))
+        self.dtype, self.device = dtype, device
+        self._layers: dict[int, Tensor] = {}
+        self._stacks: list[tuple[int, Tensor]] = []
+        """The same by heads: how many kv heads, and all layers that have these."""
+        for heads in dict.fromkeys(spec.heads[n] for n in spec.attention_layers):
+            layers = [n for n in spec.attention_layers if spec.heads[n] == heads]
+            shape = (len(layers), spec.kv_sides, heads.n_kv_heads * n_pages, page_size, heads.head_dim)
+            pages = torch.empty(shape, dtype=dtype, device=device)
+            self._layers.update(zip(layers, pages, strict=True))
+            self._stacks.append((heads.n_kv_heads, pages))
+        self._layers.update({n: self._layers[source] for n, source in spec.kv_sources.items()})
         self._by_page = {n: [side.flatten(1) for side in layer] for n, layer in self._layers.items()}
         self._by_slot = {n: [side.flatten(0, 1) for side in layer] for n, layer in self._layers.items()}
-        self._heads = (np.arange(spec.n_kv_heads) * n_pages)[:, None]
-
-    @property
-    def device(self) -> torch.device:
-        return self._pages.device
 
     @property
     def slot_strides(self) -> tuple[int, int]:
@@ -56,13 +58,17 @@ class KVCache:
         sides = self._layers[layer].view(self.spec.kv_sides, self.spec.n_kv_heads, -1, self.spec.head_dim)
         return sides[0], sides[-1][..., : self.spec.head_dim - self.spec.key_tail]
 
-    def rows_of(self, pages: NDArray) -> Tensor:
+    def rows_of(self, pages: NDArray, kv_heads: int) -> Tensor:
         """Row numbers of these pages for every kv head: [kv heads * pages]."""
-        return to_device((self._heads + pages.reshape(-1)).ravel(), self._pages.device)
+        return to_device((self._first_pages(kv_heads) + pages.reshape(-1)).ravel(), self.device)
 
-    def slots_of(self, slots: NDArray) -> Tensor:
+    def slots_of(self, slots: NDArray, kv_heads: int) -> Tensor:
         """The same for single positions: [kv heads * slots]."""
-        return to_device((self._heads * self.page_size + slots).ravel(), self._pages.device)
+        return to_device((self._first_pages(kv_heads) * self.page_size + slots).ravel(), self.device)
+
+    def _first_pages(self, kv_heads: int) -> NDArray:
+        """Where the pages of each kv head begin."""
+        return (np.arange(kv_heads) * self.n_pages)[:, None]
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         for kept, x in zip(self._by_slot[layer], (k, v)[: self.spec.kv_sides], strict=True):
@@ -70,19 +76,23 @@ class KVCache:
 
     def read(self, layer: int, rows: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """Keys and values of gathered pages, as [n, positions, head_dim]."""
-        sides = [side.index_select(0, rows).view(n, -1, self.spec.head_dim) for side in self._by_page[layer]]
+        dim = self.spec.heads[layer].head_dim
+        sides = [side.index_select(0, rows).view(n, -1, dim) for side in self._by_page[layer]]
         return sides[0], sides[-1]
 
     def clear(self, pages: NDArray) -> None:
         """Zeroes pages that get a new owner. What was there (NaN, if a tenant's weights were ruined) would reach
         the new one through masked positions: their weight is 0, but 0 times NaN is NaN."""
         if len(pages):
-            self._pages.index_fill_(2, self.rows_of(pages), 0.0)
+            for kv_heads, stack in self._stacks:
+                stack.index_fill_(2, self.rows_of(pages, kv_heads), 0.0)
 
     def copy(self, copies: Seq[tuple[int, int]]) -> None:
-        if copies:
-            source, target = (self.rows_of(np.array(side)) for side in zip(*copies, strict=True))
-            self._pages.index_copy_(2, target, self._pages.index_select(2, source))
+        if not copies:
+            return
+        for kv_heads, stack in self._stacks:
+            source, target = (self.rows_of(np.array(side), kv_heads) for side in zip(*copies, strict=True))
+            stack.index_copy_(2, target, stack.index_select(2, source))
 
 
 @dataclass(slots=True)
@@ -110,23 +120,28 @@ class PagedAttention:
 
     def __init__(self, cache: KVCache, plan: StepPlan):
         self.cache, self.spec = cache, cache.spec
-        self.device = cache._pages.device
+        self.device = cache.device
         self.n_decode = len(plan.decode)
         slots = write_slots(plan, cache.page_size)
-        self.slots = cache.slots_of(slots)
+        self.kv_heads = [shape.n_kv_heads for shape in self.spec.heads]
+        self.slots = {n: cache.slots_of(slots, n) for n in dict.fromkeys(self.kv_heads)}
         cache.clear(slots[slots % cache.page_size == 0] // cache.page_size)
-        self.blocks: dict[int | None, list[_Block]] = {}
+        self.blocks: dict[tuple[int | None, int], list[_Block]] = {}
+        """By the window, and the number of kv heads."""
         self._decoding = plan.decode
-        for window in dict.fromkeys(self.spec.windows):
-            self.blocks[window] = self._decode_blocks(window) if plan.decode else []
+        for kind in dict.fromkeys(zip(self.spec.windows, self.kv_heads, strict=True)):
+            self.blocks[kind] = self._decode_blocks(*kind) if plan.decode else []
         self._plan_prefill(plan.prefill)
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
-        self.cache.write(layer, self.slots, k, v)
-        blocks = self.blocks[self.spec.windows[layer]]
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, sinks: Tensor | None = None
+    ) -> Tensor:
+        if k is not None and v is not None:
+            self.cache.write(layer, self.slots[self.kv_heads[layer]], k, v)
+        blocks = self.blocks[self.spec.windows[layer], self.kv_heads[layer]]
         if len(blocks) == 1 and blocks[0].keep is None and blocks[0].rows == slice(0, len(q)):
             return self._decode(layer, blocks[0], q, sinks)
-        out = torch.empty(len(q), self.spec.q_size, dtype=q.dtype, device=q.device)
+        out = torch.empty(len(q), self.spec.heads[layer].q_size, dtype=q.dtype, device=q.device)
         for block in blocks:
             mixed, rows = self._decode(layer, block, q[block.rows], sinks), block.rows
             if block.keep is not None:
@@ -134,23 +149,24 @@ class PagedAttention:
                 mixed, rows = mixed[block.keep], rows[block.keep]
             out[rows] = mixed
         if self.fresh is not None:
-            q_fresh, k_fresh, v_fresh = (x[self.fresh_rows] for x in (q, k, v))
+            q_fresh, k_fresh, v_fresh = (None if x is None else x[self.fresh_rows] for x in (q, k, v))
+            assert q_fresh is not None
             out[self.fresh_rows] = self.fresh(layer, q_fresh, k_fresh, v_fresh, sinks)
         for first, chunk, pages in self.continued:
             rows = slice(first, first + chunk.end - chunk.start)
-            out[rows] = self._continue(layer, chunk, pages, q[rows], sinks)
+            out[rows] = self._continue(layer, chunk, pages[self.kv_heads[layer]], q[rows], sinks)
         return out
 
     # Decoding
 
     def _decode(self, layer: int, block: _Block, q: Tensor, sinks: Tensor | None) -> Tensor:
         """For the rows of a block, [rows, heads * dim]."""
-        spec = self.spec
+        shape = self.spec.heads[layer]
         softmax = (
-            _softmax if sinks is None else partial(softmax_with_sinks, sinks=sinks.view(spec.n_kv_heads, 1, -1, 1))
+            _softmax if sinks is None else partial(softmax_with_sinks, sinks=sinks.view(shape.n_kv_heads, 1, -1, 1))
         )
-        heads, n, dim = spec.n_kv_heads, block.groups * block.members, spec.head_dim
-        share = spec.n_heads // heads
+        heads, n, dim = shape.n_kv_heads, block.groups * block.members, shape.head_dim
+        share = shape.n_heads // heads
         grouped = q.view(n, heads, share, dim).transpose(0, 1) * dim**-0.5
         k, v = self.cache.read(layer, block.own, heads * n)
         scores = torch.bmm(grouped.reshape(heads * n, share, dim), k.mT).unflatten(0, (heads, n)) + block.own_bias
@@ -169,14 +185,14 @@ class PagedAttention:
             mixed = mixed + torch.bmm(per_group, shared_v).view(heads * n, share, dim)
         return mixed.view(heads, n, share * dim).transpose(0, 1).flatten(1)
 
-    def _decode_blocks(self, window: int | None) -> list[_Block]:
+    def _decode_blocks(self, window: int | None, kv_heads: int) -> list[_Block]:
         seqs, size = self._decoding, self.cache.page_size
         groups = [_Group([r], 0, _own_pages(seqs[r], 0)) for r in range(len(seqs))]
         if window is None:
             groups = _shared_groups(seqs, size)
-        return [self._block(merged, window) for merged in _similar(groups)]
+        return [self._block(merged, window, kv_heads) for merged in _similar(groups)]
 
-    def _block(self, groups: list[_Group], window: int | None) -> _Block:
+    def _block(self, groups: list[_Group], window: int | None, kv_heads: int) -> _Block:
         seqs, size = self._decoding, self.cache.page_size
         members = max(len(g.rows) for g in groups)
         prefix_pages = max(g.prefix for g in groups)
@@ -201,7 +217,7 @@ class PagedAttention:
             members=members,
             prefix=None,
             prefix_bias=None,
-            own=self.cache.rows_of(own),
+            own=self.cache.rows_of(own, kv_heads),
             own_bias=self._bias(hidden),
         )
         if any(len(g.rows) < members for g in groups):
@@ -213,7 +229,7 @@ class PagedAttention:
                 pages = seqs[g.rows[0]].pages[: g.prefix]
                 shared[i, : g.prefix] = pages
                 shared[i, g.prefix :] = pages[-1]
-            block.prefix = self.cache.rows_of(shared)
+            block.prefix = self.cache.rows_of(shared, kv_heads)
             lengths = np.array([g.prefix for g in groups])[:, None] * size
             if (lengths != prefix_pages * size).any():
                 block.prefix_bias = self._bias(np.arange(prefix_pages * size) >= lengths)
@@ -221,7 +237,7 @@ class PagedAttention:
 
     def _bias(self, hidden: NDArray) -> Tensor:
         bias = np.where(hidden, -np.inf, 0.0).astype(np.float32)[:, None]
-        return torch.from_numpy(bias).to(self.device, self.cache._pages.dtype)
+        return torch.from_numpy(bias).to(self.device, self.cache.dtype)
 
     def _to(self, rows: list[int]) -> Tensor:
         return torch.tensor(rows, device=self.device)
@@ -231,7 +247,8 @@ class PagedAttention:
     def _plan_prefill(self, chunks: list[SequenceChunk]) -> None:
         """Chunks that begin a sequence attend within the step; the others also read their pages."""
         self.fresh: PackedAttention | None = None
-        self.continued: list[tuple[int, SequenceChunk, Tensor]] = []
+        self.continued: list[tuple[int, SequenceChunk, dict[int, Tensor]]] = []
+        """First row, chunk, and cache rows of its pages by the number of kv heads."""
         fresh: list[tuple[int, int]] = []
         first = self.n_decode
         for chunk in chunks:
@@ -240,10 +257,13 @@ class PagedAttention:
                 fresh.append((first, length))
             else:
                 n = -(-chunk.end // self.cache.page_size)
-                self.continued.append((first, chunk, self.cache.rows_of(np.array(chunk.seq.pages[:n]))))
+                pages = np.array(chunk.seq.pages[:n])
+                rows = {heads: self.cache.rows_of(pages, heads) for heads in dict.fromkeys(self.kv_heads)}
+                self.continued.append((first, chunk, rows))
             first += length
         if fresh:
-            self.fresh = PackedAttention([n for _, n in fresh], self.spec.windows, self.device)
+            lengths = [n for _, n in fresh]
+            self.fresh = PackedAttention(lengths, self.spec.windows, self.device, self.spec.kv_sources)
             rows = np.concatenate([np.arange(start, start + n) for start, n in fresh])
             adjacent = rows[-1] - rows[0] + 1 == len(rows)
             self.fresh_rows = (
@@ -251,7 +271,7 @@ class PagedAttention:
             )
 
     def _continue(self, layer: int, chunk: SequenceChunk, pages: Tensor, q: Tensor, sinks: Tensor | None) -> Tensor:
-        k, v = (x[None, :, : chunk.end] for x in self.cache.read(layer, pages, self.spec.n_kv_heads))
+        k, v = (x[None, :, : chunk.end] for x in self.cache.read(layer, pages, self.kv_heads[layer]))
         key = torch.arange(chunk.end, device=q.device)
         query = torch.arange(chunk.start, chunk.end, device=q.device)[:, None]
         seen = key <= query

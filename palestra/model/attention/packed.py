@@ -7,7 +7,7 @@ Never touches: the KV cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,10 +19,13 @@ PADDING_AREA = 128 * 128  # score cells a group may waste: about what launching 
 
 
 class Attention(Protocol):
-    """What the decoder calls in each layer. q: [tokens, heads, dim], k and v: [tokens, kv heads, dim]; sinks, where the
-    model has some: [heads], see `attend_with_sinks`."""
+    """What the decoder calls in each layer. q: [tokens, heads, dim], k and v: [tokens, kv heads, dim], or None where a
+    layer reads those of an earlier one (`ModelSpec.kv_sources`); sinks, where the model has some: [heads], see
+    `attend_with_sinks`."""
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor: ...
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, sinks: Tensor | None = None
+    ) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +44,30 @@ class _Group:
 
 
 class PackedAttention:
-    def __init__(self, lengths: Sequence[int], windows: Sequence[int | None], device: torch.device | str = "cpu"):
-        self.windows = windows
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        windows: Sequence[int | None],
+        device: torch.device | str = "cpu",
+        sources: Mapping[int, int] | None = None,
+    ):
+        """`sources`: layers that read the keys and values of another one, and which that is."""
+        self.windows, self.sources = windows, sources or {}
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
+        """Keys and values of layers that others read."""
         self.groups: list[_Group] = []
         self.restore: Tensor | None = None
         """Where each packed row stands in the groups' outputs laid end to end (None: in place already)."""
         self._plan(list(lengths), device)
         self._bands: dict[tuple[int, int], Tensor] = {}
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, sinks: Tensor | None = None
+    ) -> Tensor:
+        if k is None or v is None:
+            k, v = self._kept[self.sources[layer]]
+        elif layer in self.sources.values():
+            self._kept[layer] = (k, v)
         outputs = [self._attend(g, self.windows[layer], q, k, v, sinks) for g in self.groups]
         out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return out if self.restore is None else out.index_select(0, self.restore)

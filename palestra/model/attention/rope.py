@@ -68,6 +68,14 @@ def _linear(rope: RopeSpec, dim: int) -> tuple[Tensor, float]:
     return _plain(rope, dim) / rope.parameters["factor"], 1.0
 
 
+def _proportional(rope: RopeSpec, dim: int) -> tuple[Tensor, float]:
+    """The first frequencies of a whole head, and none for the rest of it."""
+    p = rope.parameters
+    turned = int(p.get("partial_rotary_factor", 1.0) * dim // 2)
+    frequencies = _plain(rope, dim) / p.get("factor", 1.0)
+    return torch.cat([frequencies[:turned], torch.zeros(dim // 2 - turned)]), 1.0
+
+
 def _llama3(rope: RopeSpec, dim: int) -> tuple[Tensor, float]:
     """Long wavelengths are stretched by `factor`, short ones kept, those between blended."""
     p = rope.parameters
@@ -119,4 +127,11 @@ def _yarn_attention_scale(p: dict) -> float:
     return mscale(1.0)
 
 
-_SCALINGS = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope}
+_SCALINGS = {
+    "default": _default,
+    "linear": _linear,
+    "proportional": _proportional,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}

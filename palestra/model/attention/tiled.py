@@ -56,7 +56,10 @@ class TiledPackedAttention:
         blocks = [(s, key, n) for s, n in zip(starts, lengths, strict=True) for key in range(0, n, step)]
         self.key_blocks = to_device(blocks, device, np.int32)
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, sinks: Tensor | None = None
+    ) -> Tensor:
+        assert k is not None, "the kernels know no layers that read another one's keys"
         values, window, tail = None if self.spec.key_tail else v, self.spec.windows[layer], self.spec.key_tail
         return attend_packed(q, k, values, self.tiles, self.key_blocks, self.groups, window, sinks, tail)
 
@@ -93,7 +96,10 @@ class TiledPagedAttention:
             shared = shared_splits(tables[0], tables[1], tables[2], cache.spec, results)
         return cls(cache, slots, pages, tiles, shared)
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, sinks: Tensor | None = None
+    ) -> Tensor:
+        assert k is not None, "the kernels know no layers that read another one's keys"
         keys, values = self.cache.by_head(layer)
         write_pages(k, None if self.spec.key_tail else v, keys, values, self.slots)
         out, window = q.new_empty(len(q), q.shape[1] * values.shape[-1]), self.spec.windows[layer]

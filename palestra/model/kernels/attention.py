@@ -9,7 +9,7 @@ called its tail.
 Owns: the kernels, their launch and gradient. Never touches: who plans tiles, where pages come from.
 """
 
-# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
 from dataclasses import dataclass

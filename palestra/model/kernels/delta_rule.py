@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from palestra.model.loading.layer_spec import DeltaNetSpec
-from palestra.model.mixers.delta_rule import CHUNK
+from palestra.model.mixers.chunked_scan import CHUNK
 
 VALUE_BLOCK = 32  # value dimensions of a program: a state's rows are then read in whole cache lines
 

@@ -36,6 +36,10 @@ class ConfigFields:
             return self._config[name]
         return self._defaults.get(name, default)
 
+    def has(self, name: str) -> bool:
+        """Whether the file itself says it."""
+        return self._config.get(name) is not None
+
     def flag(self, name: str) -> bool:
         return bool(self.get(name))
 
@@ -45,6 +49,13 @@ class ConfigFields:
             value = self._defaults.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
             raise UnsupportedModel(f"{self.source}: field {name!r} must be a positive whole number, found {value!r}")
+        return value
+
+    def count(self, name: str) -> int:
+        """A number that may be 0, and is where nothing is said."""
+        value = self.get(name) or 0
+        if not isinstance(value, int) or value < 0:
+            raise UnsupportedModel(f"{self.source}: field {name!r} must be a whole number, found {value!r}")
         return value
 
     def one_of(self, name: str, *others: str) -> int:

@@ -26,6 +26,8 @@ class Family:
     """What an absent field means to the transformers class, where that is not what it means to Llama's."""
     activation: tuple[str, str] = ("hidden_act", "silu")
     """The field that names the activation, and what it has to say, if there is one."""
+    norm_eps: str = "rms_norm_eps"
+    """The field that says what norms add before they divide."""
     rope_names: dict[str, str] = field(default_factory=dict)
     """Rope types that this family has beside the usual ones, by what its files call them."""
     has_partial_rope: bool = False
@@ -265,6 +267,35 @@ _GEMMA3 = Family(
     has_offset_norms=True,
     multipliers=build.gemma_multipliers,
 )
+_GEMMA4 = Family(
+    "gemma4",
+    build.gemma4,
+    defaults={
+        "vocab_size": 262144,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "max_position_embeddings": 131072,
+        "sliding_window": 512,
+        "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": 262144,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+        },
+        "tie_word_embeddings": True,
+    },
+    activation=("hidden_activation", "gelu_pytorch_tanh"),
+    rope_names={"proportional": "proportional"},
+    has_partial_rope=True,
+    has_local_rope=True,
+    has_wide_norms=True,
+    multipliers=build.gemma_multipliers,
+)
 _GLM4_MOE = Family(
     "glm4_moe",
     build.glm4_moe,
@@ -311,6 +342,37 @@ _GLM4_MOE_LITE = Family(
         "norm_topk_prob": True,
         "routed_scaling_factor": 1.8,
     },
+)
+_NEMOTRON_H = Family(
+    "nemotron_h",
+    build.nemotron_h,
+    defaults={
+        "vocab_size": 131072,
+        "hidden_size": 4096,
+        "intermediate_size": 21504,
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 4096,
+        "layer_norm_epsilon": 1e-5,
+        "ssm_state_size": 128,
+        "mamba_num_heads": 128,
+        "mamba_head_dim": 64,
+        "n_groups": 8,
+        "conv_kernel": 4,
+        "use_conv_bias": True,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 7688,
+        "moe_shared_expert_intermediate_size": 7688,
+        "norm_topk_prob": True,
+    },
+    activation=("mlp_hidden_act", "relu2"),
+    norm_eps="layer_norm_epsilon",
+    has_wide_norms=True,
 )
 _DEEPSEEK_V3 = Family(
     "deepseek_v3",
@@ -367,9 +429,12 @@ FAMILIES: dict[str, Family] = {
     "SeedOssForCausalLM": _SEED_OSS,
     "Gemma3ForCausalLM": _GEMMA3,
     "Gemma3ForConditionalGeneration": _GEMMA3,
+    "Gemma4ForCausalLM": _GEMMA4,
+    "Gemma4ForConditionalGeneration": _GEMMA4,
     "Glm4MoeForCausalLM": _GLM4_MOE,
     "Glm4MoeLiteForCausalLM": _GLM4_MOE_LITE,
     "DeepseekV3ForCausalLM": _DEEPSEEK_V3,
+    "NemotronHForCausalLM": _NEMOTRON_H,
 }
 
 WRAPPERS = {
@@ -403,9 +468,8 @@ def _wrapped(name: str, config: Config, source: str) -> Family:
 
 
 LACKING = {
-    "ssm_state_size": "Mamba layers",
-    "mamba_num_heads": "Mamba layers",
-    "final_logit_softcapping": "soft-capped logits",
+    "attn_logit_softcapping": "soft-capped attention scores",
+    "attention_chunk_size": "chunked attention",
     "parallel_attn": "attention and MLP side by side",
 }
 """Mechanisms that no family here has, by fields of config.json that tell of them."""

@@ -6,6 +6,7 @@ Owns: one function per family. Never touches: defaults of absent fields, files, 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +20,10 @@ from palestra.model.loading.layer_spec import (
     AttentionSpec,
     DeltaNetSpec,
     ExpertsSpec,
+    HeadShape,
     LatentAttentionSpec,
     LayerSpec,
+    MambaSpec,
     MlpSpec,
     Multipliers,
 )
@@ -112,7 +115,7 @@ def olmo3(config: ConfigFields, n: int) -> Layers:
     """Three layers with a window, then one without; the window's rope is not scaled."""
     windows = _windows(config, [FULL if (i + 1) % 4 == 0 else SLIDING for i in range(n)])
     return tuple(
-        replace(layer, mixer=replace(layer.mixer, window=window, rope=FULL if window is None else SLIDING))
+        _attending(layer, window=window, rope=FULL if window is None else SLIDING)
         for layer, window in zip(olmo2(config, n), windows, strict=True)
     )
 
@@ -124,15 +127,12 @@ def smollm3(config: ConfigFields, n: int) -> Layers:
         raise UnsupportedModel(f"{config.source}: no_rope_layers, where given, must name all {n} layers")
     if config.flag("use_sliding_window"):
         raise UnsupportedModel(f"{config.source}: use_sliding_window is not supported in this family")
-    return tuple(
-        replace(layer, mixer=replace(layer.mixer, rope=FULL if rotated[i] else UNROTATED))
-        for i, layer in enumerate(llama(config, n))
-    )
+    return tuple(_attending(layer, rope=FULL if rotated[i] else UNROTATED) for i, layer in enumerate(llama(config, n)))
 
 
 def granite(config: ConfigFields, n: int) -> Layers:
     scale = config.number("attention_multiplier", 1.0)
-    return tuple(replace(layer, mixer=replace(layer.mixer, scale=scale)) for layer in llama(config, n))
+    return tuple(_attending(layer, scale=scale) for layer in llama(config, n))
 
 
 def granite_multipliers(config: ConfigFields) -> Multipliers:
@@ -170,7 +170,81 @@ def gemma3(config: ConfigFields, n: int) -> Layers:
 
 
 def gemma_multipliers(config: ConfigFields) -> Multipliers:
-    return Multipliers(embedding=config.integer("hidden_size") ** 0.5, rounds_embedding=True)
+    cap = config.number("final_logit_softcapping", 0.0) if config.has("final_logit_softcapping") else None
+    return Multipliers(embedding=config.integer("hidden_size") ** 0.5, rounds_embedding=True, logit_cap=cap)
+
+
+def gemma4(config: ConfigFields, n: int) -> Layers:
+    """Five layers with a window, then one without, whose heads are wider; the last ones read others' keys."""
+    if config.get("use_bidirectional_attention") == "all":
+        raise UnsupportedModel(f"{config.source}: use_bidirectional_attention is 'all', which is not supported")
+    kinds = config.layer_types(n, (SLIDING, FULL), [SLIDING if (i + 1) % 6 else FULL for i in range(n)])
+    kinds = [*kinds[:-1], FULL]
+    n_own = n - config.count("num_kv_shared_layers")
+    mixers = _gemma4_attention(config, kinds, n_own)
+    mlp, width = MlpSpec(activation="gelu_tanh"), config.count("hidden_size_per_layer_input")
+    wide = replace(mlp, size=2 * config.integer("intermediate_size")) if config.flag("use_double_wide_mlp") else mlp
+    if width and config.integer("vocab_size_per_layer_input") != config.integer("vocab_size"):
+        raise UnsupportedModel(f"{config.source}: vocab_size_per_layer_input is not vocab_size")
+    experts = _gemma4_experts(config, mlp) if config.flag("enable_moe_block") else None
+    return tuple(
+        LayerSpec(
+            mixer,
+            experts or (mlp if i < n_own else wide),
+            norms="around",
+            per_layer_input=width,
+            has_scalar=True,
+        )
+        for i, mixer in enumerate(mixers)
+    )
+
+
+def _gemma4_attention(config: ConfigFields, kinds: list[str], n_own: int) -> list[AttentionSpec]:
+    own, has_bias = kinds[:n_own], config.flag("attention_bias")
+    if not set(kinds) <= set(own):
+        raise UnsupportedModel(f"{config.source}: num_kv_shared_layers leaves no layer of each kind with its own keys")
+    window, is_joined = config.integer("sliding_window"), config.flag("attention_k_eq_v")
+    return [
+        AttentionSpec(
+            window=window if kind == SLIDING else None,
+            qkv_bias=has_bias,
+            o_bias=has_bias,
+            qk_norm="head",
+            rope=kind,
+            scale=1.0,
+            is_scale_in_norm=True,
+            heads=_gemma4_heads(config, i, kind),
+            kv_source=None if i < n_own else n_own - 1 - own[::-1].index(kind),
+            has_value_norm=i < n_own,
+            values_are_keys=is_joined and kind == FULL and i < n_own,
+        )
+        for i, kind in enumerate(kinds)
+    ]
+
+
+def _gemma4_heads(config: ConfigFields, i: int, kind: str) -> HeadShape | None:
+    """Older files say what layers without a window have, newer ones what differs in each layer."""
+    n_heads, kv_heads = config.integer("num_attention_heads"), config.integer("num_key_value_heads")
+    if config.has("per_layer_config"):
+        own: Any = config.get("per_layer_config").get(str(i), {})
+        if not own:
+            return None
+        shape = n_heads, own.get("num_key_value_heads", kv_heads), own.get("head_dim", config.integer("head_dim"))
+    elif kind == SLIDING:
+        return None
+    else:
+        is_joined = config.flag("attention_k_eq_v") and config.has("num_global_key_value_heads")
+        kv_heads = config.integer("num_global_key_value_heads") if is_joined else kv_heads
+        shape = n_heads, kv_heads, config.integer("global_head_dim")
+    if n_heads % shape[1]:
+        raise UnsupportedModel(f"{config.source}: layer {i} has {shape[1]} key heads for {n_heads} of queries")
+    return HeadShape(*shape)
+
+
+def _gemma4_experts(config: ConfigFields, beside: MlpSpec) -> ExpertsSpec:
+    n_experts, per_token = _expert_counts(config)
+    size = config.integer("moe_intermediate_size")
+    return ExpertsSpec(n_experts, per_token, size, normalises=True, activation=beside.activation, beside=beside)
 
 
 def glm4_moe(config: ConfigFields, n: int) -> Layers:
@@ -195,6 +269,73 @@ def glm4_moe_lite(config: ConfigFields, n: int) -> Layers:
 
 def deepseek_v3(config: ConfigFields, n: int) -> Layers:
     return _behind_dense(config, (LayerSpec(_latent_attention(config)),) * n, _sigmoid_experts(config))
+
+
+NEMOTRON_LETTERS = {"M": "linear_attention", "E": "moe", "*": FULL, "-": "mlp"}
+NEMOTRON_OLD_NAMES = {"mamba": "linear_attention", "attention": FULL}
+
+
+def nemotron_h(config: ConfigFields, n: int) -> Layers:
+    """Each layer is one mechanism; how many there are, the list of them says."""
+    for name in ("use_bias", "mlp_bias", "mamba_proj_bias", "sliding_window"):
+        if config.get(name):
+            raise UnsupportedModel(f"{config.source}: {name} is {config.get(name)!r}, which is not supported")
+    has_bias, experts = config.flag("attention_bias"), _nemotron_experts(config)
+    by_kind = {
+        "linear_attention": LayerSpec(_mamba(config), None),
+        FULL: LayerSpec(AttentionSpec(qkv_bias=has_bias, o_bias=has_bias, rope=UNROTATED), None),
+        "mlp": LayerSpec(None, MlpSpec(activation="relu2")),
+        "moe": LayerSpec(None, experts),
+    }
+    return tuple(by_kind[kind] for kind in _nemotron_kinds(config, by_kind))
+
+
+def _nemotron_kinds(config: ConfigFields, known: Collection[str]) -> list[str]:
+    """Older files have a letter for each layer, and other names."""
+    letters = config.get("hybrid_override_pattern")
+    kinds: Any = config.get("layers_block_type")
+    if letters is not None and not config.has("layers_block_type"):
+        kinds = [NEMOTRON_LETTERS.get(letter, letter) for letter in letters]
+    if not isinstance(kinds, list) or not kinds:
+        raise UnsupportedModel(f"{config.source}: layers_block_type must be a list of layers' kinds, found {kinds!r}")
+    kinds = [NEMOTRON_OLD_NAMES.get(kind, kind) for kind in kinds]
+    if odd := [kind for kind in kinds if kind not in known]:
+        raise UnsupportedModel(
+            f"{config.source}: layers_block_type names {odd[0]!r}; supported in this family: {', '.join(known)}"
+        )
+    return kinds
+
+
+def _mamba(config: ConfigFields) -> MambaSpec:
+    if (activation := config.get("mamba_hidden_act", "silu")) != "silu":
+        raise UnsupportedModel(f"{config.source}: mamba_hidden_act is {activation!r}; supported: 'silu'")
+    heads, groups = config.one_of("mamba_num_heads"), config.one_of("n_groups", "mamba_n_groups")
+    if heads % groups:
+        raise UnsupportedModel(f"{config.source}: mamba_num_heads ({heads}) is not a multiple of n_groups ({groups})")
+    return MambaSpec(
+        n_heads=heads,
+        head_dim=config.integer("mamba_head_dim"),
+        n_groups=groups,
+        state_size=config.integer("ssm_state_size"),
+        conv_kernel=config.one_of("conv_kernel", "mamba_d_conv"),
+        has_conv_bias=config.flag("use_conv_bias"),
+    )
+
+
+def _nemotron_experts(config: ConfigFields) -> ExpertsSpec:
+    latent = config.get("moe_latent_size")
+    return replace(
+        _sigmoid_experts(config),
+        shared_size=config.integer("moe_shared_expert_intermediate_size"),
+        activation="relu2",
+        latent_size=None if latent is None else config.integer("moe_latent_size"),
+    )
+
+
+def _attending(layer: LayerSpec, **changes: Any) -> LayerSpec:
+    """The same layer, with another attention."""
+    assert isinstance(layer.mixer, AttentionSpec)
+    return replace(layer, mixer=replace(layer.mixer, **changes))
 
 
 def _latent_attention(config: ConfigFields) -> LatentAttentionSpec:
@@ -258,7 +399,7 @@ def _experts(config: ConfigFields, *, normalises: bool, has_shared: bool = False
 def _expert_counts(config: ConfigFields) -> tuple[int, int]:
     """How many experts there are, and how many of them a token visits."""
     n_experts = config.one_of("num_experts", "num_local_experts", "n_routed_experts")
-    per_token = config.one_of("num_experts_per_tok", "experts_per_token")
+    per_token = config.one_of("num_experts_per_tok", "experts_per_token", "top_k_experts")
     if per_token > n_experts:
         raise UnsupportedModel(
             f"{config.source}: num_experts_per_tok ({per_token}) is more than there are experts ({n_experts})"

@@ -13,8 +13,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 """Kinds of attention layers, as configs name them; each may have a rope of its own."""
 UNROTATED = "none"
 """The rope of layers that know no positions."""
-Activation = Literal["silu", "gelu_tanh"]
-"""What the gate of a feed-forward network goes through."""
+Activation = Literal["silu", "gelu_tanh", "relu2"]
+"""What the gate of a feed-forward network goes through; with `relu2` there is no gate: relu(up x) squared."""
 Router = Literal["softmax", "sigmoid"]
 """What makes weights of a router's scores. With sigmoids, a bias on each expert has a say in the choice only."""
 GATE_SLOPE = 1.702  # of gpt-oss's activation: with it x sigmoid(slope x) is close to GELU
@@ -40,8 +40,25 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadShape:
+    """Heads of attention: how many there are for queries, and for keys and values, and their width."""
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+
+    @property
+    def q_size(self) -> int:
+        return self.n_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.n_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """Softmax attention; its heads are the model's."""
+    """Softmax attention."""
 
     window: int | None = None
     """How many tokens back a position sees; None is all of them."""
@@ -53,12 +70,35 @@ class AttentionSpec:
     """Which of the model's ropes rotates queries and keys."""
     scale: float | None = None
     """What multiplies the scores; None: head_dim ** -0.5."""
+    is_scale_in_norm: bool = False
+    """The norm of queries multiplies by it, in float32, so that queries are rounded once."""
     is_fused: bool = False
     """Files have q, k and v as rows of one `qkv_proj`."""
     is_gated: bool = False
     """`q_proj` holds a gate beside each head's queries; its sigmoid multiplies what the head returns."""
     has_sinks: bool = False
     """Each head has a learned logit that takes its share of the attention and returns nothing."""
+    heads: HeadShape | None = None
+    """None: those of the model."""
+    kv_source: int | None = None
+    """The layer whose keys and values it reads; None: it has its own."""
+    has_value_norm: bool = False
+    """Values are normalised per head, without a factor."""
+    values_are_keys: bool = False
+    """There is no projection of values: they are the keys before their norm."""
+
+    def query_factor(self, heads: HeadShape) -> float:
+        """What multiplies queries, since attention divides by the root of their width."""
+        return 1.0 if self.scale is None else self.scale * heads.head_dim**0.5
+
+    def projections(self, heads: HeadShape) -> list[tuple[str, int]]:
+        """What files have of queries, keys and values, with their output sizes."""
+        if self.is_fused:
+            return [("qkv_proj", heads.q_size + 2 * heads.kv_size)]
+        queries, keys, values = ("q_proj", heads.q_size * (1 + self.is_gated)), ("k_proj", heads.kv_size), "v_proj"
+        if self.kv_source is not None:
+            return [queries]
+        return [queries, keys] if self.values_are_keys else [queries, keys, (values, heads.kv_size)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,24 +160,77 @@ class DeltaNetSpec:
         return self.n_value_heads, self.key_dim, self.value_dim
 
     @property
+    def output_shape(self) -> tuple[int, int]:
+        return self.n_value_heads, self.value_dim
+
+    @property
     def conv_state_shape(self) -> tuple[int, int]:
         """The inputs that the convolution of the next position still sees."""
         return self.conv_kernel - 1, self.conv_size
 
 
 @dataclass(frozen=True, slots=True)
+class MambaSpec:
+    """Mamba-2: a causal convolution, then a state space whose decay depends on the token."""
+
+    n_heads: int
+    head_dim: int
+    n_groups: int
+    """Heads of a group share what writes to the state (B) and what reads it (C)."""
+    state_size: int
+    conv_kernel: int
+    has_conv_bias: bool = True
+
+    @property
+    def inner_size(self) -> int:
+        return self.n_heads * self.head_dim
+
+    @property
+    def conv_size(self) -> int:
+        """Channels of the convolution: x, B and C."""
+        return self.inner_size + 2 * self.n_groups * self.state_size
+
+    @property
+    def in_size(self) -> int:
+        """Rows of the one projection before it: gates, what is convolved, and time steps."""
+        return self.inner_size + self.conv_size + self.n_heads
+
+    @property
+    def state_shape(self) -> tuple[int, int, int]:
+        return self.n_heads, self.state_size, self.head_dim
+
+    @property
+    def output_shape(self) -> tuple[int, int]:
+        return self.n_heads, self.head_dim
+
+    @property
+    def conv_state_shape(self) -> tuple[int, int]:
+        return self.conv_kernel - 1, self.conv_size
+
+
+RecurrenceSpec = DeltaNetSpec | MambaSpec
+MixerSpec = AttentionSpec | LatentAttentionSpec | RecurrenceSpec
+
+
+@dataclass(frozen=True, slots=True)
 class MlpSpec:
-    """Dense, gated feed-forward network."""
+    """Dense feed-forward network."""
 
     activation: Activation = "silu"
     has_bias: bool = False
     is_fused: bool = False
     """Files have gate and up as rows of one `gate_up_proj`."""
+    size: int | None = None
+    """Width inside; None: the model's `intermediate_size`."""
+
+    @property
+    def is_gated(self) -> bool:
+        return self.activation != "relu2"
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:
-    """Mixture of experts: a router picks some SwiGLUs for each token and weighs what they return."""
+    """Mixture of experts: a router picks some small networks for each token and weighs what they return."""
 
     n_experts: int
     per_token: int
@@ -161,18 +254,45 @@ class ExpertsSpec:
     """The activation is gpt-oss's, clamped to this; None: SwiGLU."""
     is_interleaved: bool = False
     """Files have all matrices transposed, and rows of gate and up by turns."""
+    activation: Activation = "silu"
+    latent_size: int | None = None
+    """Width of what experts read and return, between two projections; None: that of the residual stream."""
+    beside: MlpSpec | None = None
+    """A dense network that works beside the experts, each of the two with norms of its own."""
 
     @property
     def shared_name(self) -> str:
         return "shared_expert" if self.is_shared_gated else "shared_experts"
 
+    @property
+    def is_gated(self) -> bool:
+        return self.activation != "relu2"
+
+    @property
+    def n_products(self) -> int:
+        """Matrices of an expert."""
+        return 3 if self.is_gated else 2
+
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    mixer: AttentionSpec | LatentAttentionSpec | DeltaNetSpec
-    mlp: MlpSpec | ExpertsSpec = MlpSpec()
+    mixer: MixerSpec | None
+    """None, as `mlp` may be, where a layer has one half only."""
+    mlp: MlpSpec | ExpertsSpec | None = MlpSpec()
     norms: Literal["before", "after", "around"] = "before"
     """Whether a half of the layer normalises what it reads, what it adds to the residual stream, or both."""
+    per_layer_input: int = 0
+    """Width of an input of its own that enters behind the layer's halves; 0: there is none."""
+    has_scalar: bool = False
+    """At its end the layer multiplies the residual stream by a number of its own."""
+
+    @property
+    def is_half(self) -> bool:
+        return self.mixer is None or self.mlp is None
+
+    def module(self, usual: str) -> str:
+        """What files call one of its halves; the only one of a layer is its `mixer`, whatever it does."""
+        return "mixer" if self.is_half else usual
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,3 +305,5 @@ class Multipliers:
     residual: float = 1.0
     """Multiplies what each half of a layer adds."""
     logits: float = 1.0
+    logit_cap: float | None = None
+    """Logits x become cap tanh(x / cap)."""

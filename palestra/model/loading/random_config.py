@@ -174,6 +174,31 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rope_theta": 1e6,
         "sliding_window": 64,  # 512 or 1024 in the published ones
     },
+    "gemma4": {
+        "architectures": ["Gemma4ForCausalLM"],
+        "attention_bias": False,
+        "final_logit_softcapping": 30.0,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "model_type": "gemma4_text",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "sliding_window": 64,  # 512 or 1024 in the published ones
+        "use_double_wide_mlp": True,
+    },
+    "gemma4_moe": {
+        "architectures": ["Gemma4ForCausalLM"],
+        "attention_bias": False,
+        "attention_k_eq_v": True,
+        "enable_moe_block": True,
+        "final_logit_softcapping": 30.0,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size_per_layer_input": 0,
+        "model_type": "gemma4_text",
+        "num_global_key_value_heads": 1,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "sliding_window": 64,
+    },
     "glm4_moe": {
         "architectures": ["Glm4MoeForCausalLM"],
         "attention_bias": True,
@@ -213,6 +238,24 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 2.5,
         "topk_group": 2,
     },
+    "nemotron_h": {
+        "architectures": ["NemotronHForCausalLM"],
+        "attention_bias": False,
+        "conv_kernel": 4,
+        "layer_norm_epsilon": 1e-5,
+        "mamba_hidden_act": "silu",
+        "mlp_bias": False,
+        "mlp_hidden_act": "relu2",
+        "n_group": 1,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "rope_theta": 1e4,
+        "routed_scaling_factor": 2.5,
+        "time_step_min": 1e-9,  # transformers clamps time steps to this in one of its two forms, and others nowhere
+        "topk_group": 1,
+        "use_bias": False,
+        "use_conv_bias": True,
+    },
     "seed_oss": {
         "architectures": ["SeedOssForCausalLM"],
         "attention_bias": True,
@@ -226,8 +269,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """What differs between the families in config.json, with the values their published models use."""
 
 HYBRID = frozenset({"qwen3_5", "qwen3_5_moe", "qwen3_next"})
-SPARSE = frozenset({"qwen3_moe", "qwen3_5_moe", "qwen3_next", "gpt_oss", "glm4_moe", "glm4_moe_lite", "deepseek_v3"})
-SIGMOID = frozenset({"glm4_moe", "glm4_moe_lite", "deepseek_v3"})
+SIGMOID = frozenset({"glm4_moe", "glm4_moe_lite", "deepseek_v3", "nemotron_h"})
+SPARSE = SIGMOID | {"qwen3_moe", "qwen3_5_moe", "qwen3_next", "gpt_oss", "gemma4_moe"}
+GEMMA4 = frozenset({"gemma4", "gemma4_moe"})
 LATENT = frozenset({"glm4_moe_lite", "deepseek_v3"})
 YARN: dict[str, dict[str, Any]] = {
     "gpt_oss": {"truncate": False},
@@ -284,6 +328,10 @@ def random_config(
             plain = config["rope_parameters"]
             linear = {"rope_type": "linear", "factor": 8.0}
             config["rope_parameters"] = {FULL: plain | linear, SLIDING: plain | {"rope_theta": 1e4}}
+        if family in GEMMA4:
+            plain = config["rope_parameters"]
+            proportional = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
+            config["rope_parameters"] = {FULL: plain | proportional, SLIDING: plain | {"rope_theta": 1e4}}
         if family == "olmo3":
             plain = config["rope_parameters"]
             config["rope_parameters"] = {FULL: plain | _yarn(shape), SLIDING: plain}
@@ -293,11 +341,19 @@ def random_config(
         names = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
         if family in SIGMOID:
             names = ("n_routed_experts", *names[1:])
+        if family == "gemma4_moe":
+            names = ("num_experts", "top_k_experts", "moe_intermediate_size")
         if family == "gpt_oss":
             names = ("num_local_experts", "num_experts_per_tok", "intermediate_size")
         config |= dict(zip(names, shape.experts, strict=True))
     if family in HYBRID & SPARSE:
         config["shared_expert_intermediate_size"] = config["moe_intermediate_size"]
+    if family in GEMMA4:
+        config |= _gemma4(shape, config)
+    if family == "nemotron_h":
+        config |= _mambas(shape)
+        for absent in ("hidden_act", "num_hidden_layers", "rope_parameters"):
+            config.pop(absent, None)
     if family in LATENT:
         del config["head_dim"]
         config |= _latents(shape)
@@ -327,6 +383,36 @@ def _delta_nets(shape: Shape) -> dict[str, Any]:
         "linear_num_key_heads": shape.heads,
         "linear_num_value_heads": 2 * shape.heads,
         "linear_value_head_dim": shape.head_dim // 2,
+    }
+
+
+def _gemma4(shape: Shape, config: dict[str, Any]) -> dict[str, Any]:
+    """Every other layer has no window; of four layers and more, the second half reads the keys of the first."""
+    more: dict[str, Any] = {
+        "global_head_dim": 2 * shape.head_dim,
+        "layer_types": [FULL if i % 2 else SLIDING for i in range(shape.layers)],
+    }
+    if not config.get("enable_moe_block"):
+        more |= {
+            "hidden_size_per_layer_input": shape.hidden // 8,
+            "num_kv_shared_layers": shape.layers // 2 if shape.layers > 3 else 0,
+            "vocab_size_per_layer_input": config["vocab_size"],
+        }
+    return more
+
+
+def _mambas(shape: Shape) -> dict[str, Any]:
+    """Two layers, a mixer and a network, for each of the shape's; every fourth mixer attends, the first network is
+    dense."""
+    mixers = [FULL if is_last else "linear_attention" for is_last in _lasts(shape)]
+    networks = ["mlp" if i == 0 else "moe" for i in range(shape.layers)]
+    return {
+        "layers_block_type": [kind for pair in zip(mixers, networks, strict=True) for kind in pair],
+        "mamba_head_dim": 3 * shape.head_dim // 4,
+        "mamba_num_heads": 2 * shape.heads,
+        "moe_shared_expert_intermediate_size": 2 * shape.experts[2],
+        "n_groups": shape.kv_heads,
+        "ssm_state_size": shape.head_dim,
     }
 
 

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from palestra.model.loading.random_config import SHAPES, is_hybrid, pick, random_config
 from palestra.model.loading.random_tokenizer import write_tokenizer
 
-Kind = Literal["embedding", "projection", "norm", "offset_norm", "bias", "conv", "log_decay"]
+Kind = Literal["embedding", "projection", "norm", "offset_norm", "small_norm", "bias", "conv", "log_decay"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 OLMO = frozenset({"olmo2", "olmo3"})
 NORMS_BEFORE = ("input_layernorm", "post_attention_layernorm")
 NORMS_AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
-GEMMA3 = "gemma3_text"
+GEMMA3, GEMMA4 = "gemma3_text", "gemma4_text"
 NORMS = dict.fromkeys(OLMO, NORMS_AFTER) | {GEMMA3: (*NORMS_BEFORE, "pre_feedforward_layernorm", NORMS_AFTER[1])}
 LOGIT_STD = 2.5  # 0.02 initialisation leaves logits within 0.3 of each other; this gives an entropy near ln(vocab) - 3
 
@@ -81,6 +81,12 @@ def make_random_model(
 
 def parameters_of(config: dict[str, Any]) -> Iterator[Parameter]:
     """Names and shapes as the family's published checkpoints have them."""
+    if "layers_block_type" in config:
+        yield from _nemotron_parameters(config)
+        return
+    if config["model_type"] == GEMMA4:
+        yield from _gemma4_parameters(config)
+        return
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     norm = "offset_norm" if is_hybrid(config) or config["model_type"] == GEMMA3 else "norm"
     mlp_bias = bool(config.get("mlp_bias"))
@@ -109,6 +115,93 @@ def parameters_of(config: dict[str, Any]) -> Iterator[Parameter]:
     yield Parameter("model.norm.weight", (hidden,), norm)
     if not config["tie_word_embeddings"]:
         yield Parameter("lm_head.weight", (config["vocab_size"], hidden), "embedding")
+
+
+def _gemma4_parameters(config: dict[str, Any]) -> Iterator[Parameter]:
+    hidden, n, width = (config[f] for f in ("hidden_size", "num_hidden_layers", "hidden_size_per_layer_input"))
+    yield Parameter("model.embed_tokens.weight", (config["vocab_size"], hidden), "embedding")
+    if width:
+        yield Parameter("model.embed_tokens_per_layer.weight", (config["vocab_size"], n * width), "embedding")
+        yield Parameter("model.per_layer_model_projection.weight", (n * width, hidden), "projection")
+        yield Parameter("model.per_layer_projection_norm.weight", (width,), "norm")
+    n_own = n - config.get("num_kv_shared_layers", 0)
+    for layer in range(n):
+        prefix, is_own = f"model.layers.{layer}", layer < n_own
+        for name in (*NORMS_BEFORE, "pre_feedforward_layernorm", NORMS_AFTER[1]):
+            yield Parameter(f"{prefix}.{name}.weight", (hidden,), "norm")
+        yield from _gemma4_attention(config, layer, is_own)
+        is_wide = config.get("use_double_wide_mlp") and not is_own
+        yield from _mlp_parameters(f"{prefix}.mlp", hidden, config["intermediate_size"] * (2 if is_wide else 1))
+        if config.get("enable_moe_block"):
+            yield from _gemma4_experts(config, prefix)
+        if width:
+            yield Parameter(f"{prefix}.per_layer_input_gate.weight", (width, hidden), "projection")
+            yield Parameter(f"{prefix}.per_layer_projection.weight", (hidden, width), "projection")
+            yield Parameter(f"{prefix}.post_per_layer_input_norm.weight", (hidden,), "norm")
+        yield Parameter(f"{prefix}.layer_scalar", (1,), "norm")
+    yield Parameter("model.norm.weight", (hidden,), "norm")
+    if not config["tie_word_embeddings"]:
+        yield Parameter("lm_head.weight", (config["vocab_size"], hidden), "embedding")
+
+
+def _gemma4_attention(config: dict[str, Any], layer: int, is_own: bool) -> Iterator[Parameter]:
+    hidden, prefix = config["hidden_size"], f"model.layers.{layer}.self_attn"
+    is_full = config["layer_types"][layer] == "full_attention"
+    is_joined = is_full and config.get("attention_k_eq_v")
+    dim = config["global_head_dim" if is_full else "head_dim"]
+    keys = config["num_global_key_value_heads" if is_joined else "num_key_value_heads"] * dim
+    queries = config["num_attention_heads"] * dim
+    shapes = {"q": (queries, hidden), "o": (hidden, queries)}
+    yield Parameter(f"{prefix}.q_norm.weight", (dim,), "small_norm")
+    if is_own:
+        yield Parameter(f"{prefix}.k_norm.weight", (dim,), "small_norm")
+        shapes |= {"k": (keys, hidden)} if is_joined else {"k": (keys, hidden), "v": (keys, hidden)}
+    yield from _projections(prefix, shapes, dict.fromkeys(shapes, False))
+
+
+def _gemma4_experts(config: dict[str, Any], prefix: str) -> Iterator[Parameter]:
+    hidden, n, size = config["hidden_size"], config["num_experts"], config["moe_intermediate_size"]
+    for name in ("post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "pre_feedforward_layernorm_2"):
+        yield Parameter(f"{prefix}.{name}.weight", (hidden,), "norm")
+    yield Parameter(f"{prefix}.router.proj.weight", (n, hidden), "projection")
+    yield Parameter(f"{prefix}.router.scale", (hidden,), "norm")
+    yield Parameter(f"{prefix}.router.per_expert_scale", (n,), "norm")
+    yield Parameter(f"{prefix}.experts.gate_up_proj", (n, 2 * size, hidden), "projection")
+    yield Parameter(f"{prefix}.experts.down_proj", (n, hidden, size), "projection")
+
+
+def _nemotron_parameters(config: dict[str, Any]) -> Iterator[Parameter]:
+    hidden, vocab = config["hidden_size"], (config["vocab_size"], config["hidden_size"])
+    yield Parameter("backbone.embeddings.weight", vocab, "embedding")
+    for n, kind in enumerate(config["layers_block_type"]):
+        prefix = f"backbone.layers.{n}"
+        yield Parameter(f"{prefix}.norm.weight", (hidden,), "norm")
+        match kind:
+            case "linear_attention":
+                yield from _mamba_parameters(config, f"{prefix}.mixer")
+            case "full_attention":
+                yield from _attention_parameters(config, f"{prefix}.mixer", "norm")
+            case "moe":
+                yield from _sigmoid_expert_parameters(config, f"{prefix}.mixer")
+            case _:
+                yield from _plain_mlp_parameters(f"{prefix}.mixer", hidden, config["intermediate_size"])
+    yield Parameter("backbone.norm_f.weight", (hidden,), "norm")
+    if not config["tie_word_embeddings"]:
+        yield Parameter("lm_head.weight", vocab, "embedding")
+
+
+def _mamba_parameters(config: dict[str, Any], prefix: str) -> Iterator[Parameter]:
+    hidden, heads = config["hidden_size"], config["mamba_num_heads"]
+    inner = heads * config["mamba_head_dim"]
+    channels = inner + 2 * config["n_groups"] * config["ssm_state_size"]
+    yield Parameter(f"{prefix}.in_proj.weight", (inner + channels + heads, hidden), "projection")
+    yield Parameter(f"{prefix}.out_proj.weight", (hidden, inner), "projection")
+    yield Parameter(f"{prefix}.conv1d.weight", (channels, 1, config["conv_kernel"]), "conv")
+    yield Parameter(f"{prefix}.conv1d.bias", (channels,), "bias")
+    yield Parameter(f"{prefix}.A_log", (heads,), "log_decay")
+    yield Parameter(f"{prefix}.D", (heads,), "norm")
+    yield Parameter(f"{prefix}.dt_bias", (heads,), "norm")
+    yield Parameter(f"{prefix}.norm.weight", (inner,), "norm")
 
 
 def _attention_parameters(config: dict[str, Any], prefix: str, norm: Kind) -> Iterator[Parameter]:
@@ -159,6 +252,12 @@ def _mlp_parameters(prefix: str, hidden: int, inner: int, has_bias: bool = False
     yield from _projections(prefix, shapes, dict.fromkeys(shapes, has_bias))
 
 
+def _plain_mlp_parameters(prefix: str, hidden: int, inner: int) -> Iterator[Parameter]:
+    """Without a gate."""
+    shapes = {"up": (inner, hidden), "down": (hidden, inner)}
+    yield from _projections(prefix, shapes, dict.fromkeys(shapes, False))
+
+
 def _expert_parameters(config: dict[str, Any], prefix: str) -> Iterator[Parameter]:
     hidden, n, size = config["hidden_size"], config["num_experts"], config["moe_intermediate_size"]
     yield Parameter(f"{prefix}.gate.weight", (n, hidden), "projection")
@@ -177,9 +276,18 @@ def _sigmoid_expert_parameters(config: dict[str, Any], prefix: str) -> Iterator[
     hidden, n, size = config["hidden_size"], config["n_routed_experts"], config["moe_intermediate_size"]
     yield Parameter(f"{prefix}.gate.weight", (n, hidden), "projection")
     yield Parameter(f"{prefix}.gate.e_score_correction_bias", (n,), "bias")
+    if config["model_type"] != "nemotron_h":
+        for expert in range(n):
+            yield from _mlp_parameters(f"{prefix}.experts.{expert}", hidden, size)
+        yield from _mlp_parameters(f"{prefix}.shared_experts", hidden, size * config["n_shared_experts"])
+        return
+    latent = config.get("moe_latent_size")
     for expert in range(n):
-        yield from _mlp_parameters(f"{prefix}.experts.{expert}", hidden, size)
-    yield from _mlp_parameters(f"{prefix}.shared_experts", hidden, size * config["n_shared_experts"])
+        yield from _plain_mlp_parameters(f"{prefix}.experts.{expert}", latent or hidden, size)
+    yield from _plain_mlp_parameters(f"{prefix}.shared_experts", hidden, config["moe_shared_expert_intermediate_size"])
+    if latent is not None:
+        yield Parameter(f"{prefix}.fc1_latent_proj.weight", (latent, hidden), "projection")
+        yield Parameter(f"{prefix}.fc2_latent_proj.weight", (hidden, latent), "projection")
 
 
 def _gpt_oss_parameters(config: dict[str, Any], prefix: str) -> Iterator[Parameter]:
@@ -224,6 +332,8 @@ def draw(parameter: Parameter, seed: int, device: torch.device | str = "cpu") ->
     match parameter.kind:
         case "norm":
             return noise.mul_(0.1).add_(1.0)  # not 1, so that a forgotten norm weight shows
+        case "small_norm":
+            return noise.mul_(0.05).add_(0.5)  # without another scale on scores, each query would see one key only
         case "bias" | "offset_norm":  # 1 is added to the norm's
             return noise.mul_(0.1)
         case "conv":

@@ -42,7 +42,8 @@ def read_ropes(
         _require_object(fields, raw)
         _require_object(fields, local)
     parameters = {FULL: raw, SLIDING: local if family.has_local_rope else raw}
-    dims = {layer.mixer.rope: head_dim for layer in layers if isinstance(layer.mixer, AttentionSpec)}
+    attention = [layer.mixer for layer in layers if isinstance(layer.mixer, AttentionSpec)]
+    dims = {mixer.rope: head_dim if mixer.heads is None else mixer.heads.head_dim for mixer in attention}
     dims |= {layer.mixer.rope: layer.mixer.rope_dim for layer in layers if isinstance(layer.mixer, LatentAttentionSpec)}
     return {
         kind: RopeSpec("default", 1.0, 0, {})
@@ -68,7 +69,7 @@ def _rope(fields: ConfigFields, family: Family, raw: Config, head_dim: int) -> R
     if kind == "longrope" or "original_max_position_embeddings" not in raw:
         beside = fields.get("original_max_position_embeddings")
         raw["original_max_position_embeddings"] = beside or raw.get("original_max_position_embeddings") or longest
-    dim = int(head_dim * factor)
+    dim = head_dim if kind == "proportional" else int(head_dim * factor)
     if kind == "longrope":
         raw.setdefault("factor", longest / raw["original_max_position_embeddings"])
         if not isinstance(raw["short_factor"], list) or len(raw["short_factor"]) != dim // 2:

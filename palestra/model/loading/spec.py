@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,17 @@ from palestra.model.loading.layer_spec import (
     AttentionSpec,
     DeltaNetSpec,
     ExpertsSpec,
+    HeadShape,
     LatentAttentionSpec,
     LayerSpec,
+    MambaSpec,
+    MlpSpec,
     Multipliers,
+    RecurrenceSpec,
     RopeSpec,
 )
 from palestra.model.loading.packed_files import FP8_BLOCK, PACKED_TYPES
+from palestra.model.loading.parameter_counts import count_idle_parameters, count_parameters
 from palestra.model.loading.rope_fields import read_ropes
 
 STATE_BYTES = 4  # recurrent states are float32
@@ -43,7 +49,7 @@ class ModelSpec:
     n_kv_heads: int
     head_dim: int
     intermediate_size: int
-    """Width inside of dense feed-forward layers; 0 where every layer has experts."""
+    """Width inside of dense feed-forward layers; 0 where there are none."""
     max_positions: int
     norm_eps: float
     has_wide_norms: bool
@@ -87,10 +93,31 @@ class ModelSpec:
         return any(isinstance(layer.mixer, AttentionSpec) and layer.mixer.has_sinks for layer in self.layers)
 
     @cached_property
+    def heads(self) -> tuple[HeadShape, ...]:
+        """Those of each layer: the model's, where a layer has none of its own."""
+        common = HeadShape(self.n_heads, self.n_kv_heads, self.head_dim)
+        mixers = (layer.mixer for layer in self.layers)
+        return tuple((isinstance(mixer, AttentionSpec) and mixer.heads) or common for mixer in mixers)
+
+    @cached_property
     def attention_layers(self) -> tuple[int, ...]:
-        """Numbers of the layers that have keys and values."""
+        """Numbers of the layers that have keys and values of their own."""
         attention = AttentionSpec | LatentAttentionSpec
-        return tuple(n for n, layer in enumerate(self.layers) if isinstance(layer.mixer, attention))
+        return tuple(
+            n for n, layer in enumerate(self.layers) if isinstance(layer.mixer, attention) and n not in self.kv_sources
+        )
+
+    @cached_property
+    def kv_sources(self) -> dict[int, int]:
+        """Layers that read the keys and values of another one, and which that is."""
+        mixers = ((n, layer.mixer) for n, layer in enumerate(self.layers))
+        found = ((n, mixer.kv_source) for n, mixer in mixers if isinstance(mixer, AttentionSpec))
+        return {n: source for n, source in found if source is not None}
+
+    @cached_property
+    def has_plain_heads(self) -> bool:
+        """Whether all layers have the same heads, with keys and values of their own."""
+        return not self.kv_sources and len(set(self.heads)) == 1
 
     @cached_property
     def kv_sides(self) -> int:
@@ -103,20 +130,28 @@ class ModelSpec:
         return next((layer.mixer.rope_dim for layer in self.layers if isinstance(layer.mixer, LatentAttentionSpec)), 0)
 
     @cached_property
-    def delta_nets(self) -> dict[int, DeltaNetSpec]:
+    def recurrences(self) -> dict[int, RecurrenceSpec]:
         """The layers that have a recurrent state, by number."""
+        return self.delta_nets | self.mambas
+
+    @cached_property
+    def delta_nets(self) -> dict[int, DeltaNetSpec]:
         return {n: layer.mixer for n, layer in enumerate(self.layers) if isinstance(layer.mixer, DeltaNetSpec)}
+
+    @cached_property
+    def mambas(self) -> dict[int, MambaSpec]:
+        return {n: layer.mixer for n, layer in enumerate(self.layers) if isinstance(layer.mixer, MambaSpec)}
 
     @property
     def kv_numbers_per_token(self) -> int:
         """Numbers that the KV cache holds of a token."""
-        return self.kv_sides * len(self.attention_layers) * self.kv_size
+        return self.kv_sides * sum(self.heads[n].kv_size for n in self.attention_layers)
 
     def state_bytes(self, item_bytes: int) -> int:
         """Recurrent states of one sequence; the inputs of convolutions are kept in the model's own type."""
         return sum(
-            d.n_value_heads * d.key_dim * d.value_dim * STATE_BYTES + (d.conv_kernel - 1) * d.conv_size * item_bytes
-            for d in self.delta_nets.values()
+            prod(layer.state_shape) * STATE_BYTES + prod(layer.conv_state_shape) * item_bytes
+            for layer in self.recurrences.values()
         )
 
     @cached_property
@@ -124,43 +159,18 @@ class ModelSpec:
         """The layers that have experts, by number."""
         return {n: layer.mlp for n, layer in enumerate(self.layers) if isinstance(layer.mlp, ExpertsSpec)}
 
+    def dense_size(self, mlp: MlpSpec) -> int:
+        """Width inside of a dense network."""
+        return mlp.size or self.intermediate_size
+
     @property
     def n_parameters(self) -> int:
-        norms = sum(4 if layer.norms == "around" else 2 for layer in self.layers) * self.hidden_size
-        mixers = sum(self._mixer_parameters(layer) for layer in self.layers) + norms
-        mlps = sum(self._mlp_parameters(layer) for layer in self.layers)
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
-        return mixers + mlps + embeddings + self.hidden_size
+        return count_parameters(self)
 
     @property
     def n_idle_parameters(self) -> int:
         """Those of experts that a token does not visit."""
-        unvisited = sum((e.n_experts - e.per_token) * e.size for e in self.experts.values())
-        return 3 * self.hidden_size * unvisited
-
-    def _mixer_parameters(self, layer: LayerSpec) -> int:
-        mixer = layer.mixer
-        if isinstance(mixer, AttentionSpec):
-            return self.hidden_size * ((2 + mixer.is_gated) * self.q_size + 2 * self.kv_size)
-        if isinstance(mixer, LatentAttentionSpec):
-            return self._latent_parameters(mixer)
-        products = self.hidden_size * (mixer.conv_size + 2 * mixer.value_size + 2 * mixer.n_value_heads)
-        return products + mixer.conv_kernel * mixer.conv_size + 2 * mixer.n_value_heads + mixer.value_dim
-
-    def _latent_parameters(self, mixer: LatentAttentionSpec) -> int:
-        h, heads = self.hidden_size, self.n_heads
-        values = heads * mixer.value_dim
-        kv = h * mixer.row_size + mixer.kv_rank * (heads * mixer.nope_dim + values + 1)
-        queries = heads * mixer.qk_dim
-        return kv + h * values + (h * queries if mixer.q_rank is None else mixer.q_rank * (h + queries + 1))
-
-    def _mlp_parameters(self, layer: LayerSpec) -> int:
-        h, mlp = self.hidden_size, layer.mlp
-        if not isinstance(mlp, ExpertsSpec):
-            return 3 * h * self.intermediate_size
-        shared = h * (3 * mlp.shared_size + mlp.is_shared_gated) if mlp.shared_size else 0
-        biases = mlp.n_experts if mlp.router == "sigmoid" else 0
-        return mlp.n_experts * h * (3 * mlp.size + 1) + shared + biases
+        return count_idle_parameters(self)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> ModelSpec:
@@ -187,7 +197,7 @@ class ModelSpec:
         n_heads, n_kv_heads, head_dim = _heads(fields, layers)
         max_positions = fields.integer("max_position_embeddings", default=2048)
         ropes = read_ropes(fields, family, layers, head_dim)
-        is_sparse = all(isinstance(layer.mlp, ExpertsSpec) for layer in layers)
+        is_dense = any(isinstance(layer.mlp, MlpSpec) or (layer.mlp and layer.mlp.beside) for layer in layers)
         return cls(
             architecture=architecture,
             family=family.name,
@@ -197,9 +207,9 @@ class ModelSpec:
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
             head_dim=head_dim,
-            intermediate_size=0 if is_sparse else fields.integer("intermediate_size"),
+            intermediate_size=fields.integer("intermediate_size") if is_dense else 0,
             max_positions=int(min(max_positions, *(rope.max_positions for rope in ropes.values()))),
-            norm_eps=fields.number("rms_norm_eps", default=1e-6),
+            norm_eps=fields.number(family.norm_eps, default=1e-6),
             has_wide_norms=family.has_wide_norms,
             has_offset_norms=family.has_offset_norms,
             ropes=ropes,

@@ -28,8 +28,10 @@ from palestra.model.loading.packed_files import (
 from palestra.model.loading.progress import LoadProgress
 from palestra.model.loading.safetensors_file import SafetensorsFile
 
-PREFIXES = ("model.", "model.language_model.", "language_model.model.")
+PREFIXES = ("model.", "model.language_model.", "language_model.model.", "backbone.")
 """What the names of the text model's tensors begin with, by who wraps it."""
+EMBEDDINGS = {"embed_tokens.weight": "norm.weight", "embeddings.weight": "norm_f.weight"}
+"""What the embedding is called, and the last norm beside it."""
 HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 
 
@@ -70,7 +72,23 @@ class WeightFiles:
     @property
     def prefix(self) -> str:
         """What the names of the decoder's tensors begin with."""
-        return next((p for p in PREFIXES if f"{p}embed_tokens.weight" in self.file_of), PREFIXES[0])
+        return self._outer_names[0]
+
+    @property
+    def embedding(self) -> str:
+        prefix, name = self._outer_names
+        return prefix + name
+
+    @property
+    def last_norm(self) -> str:
+        prefix, name = self._outer_names
+        return prefix + EMBEDDINGS[name]
+
+    @property
+    def _outer_names(self) -> tuple[str, str]:
+        """The prefix, and the embedding's name behind it."""
+        names = [(prefix, name) for name in EMBEDDINGS for prefix in PREFIXES]
+        return next((found for found in names if "".join(found) in self.file_of), names[0])
 
     @property
     def head(self) -> str:

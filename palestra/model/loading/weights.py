@@ -14,7 +14,16 @@ import torch
 from torch import Tensor
 
 from palestra.model.errors import WeightsError
-from palestra.model.loading.layer_spec import AttentionSpec, DeltaNetSpec, ExpertsSpec, LatentAttentionSpec, MlpSpec
+from palestra.model.loading.layer_spec import (
+    AttentionSpec,
+    DeltaNetSpec,
+    ExpertsSpec,
+    HeadShape,
+    LatentAttentionSpec,
+    LayerSpec,
+    MambaSpec,
+    MlpSpec,
+)
 from palestra.model.loading.product_reader import ProductReader, Rows, Transposed
 from palestra.model.loading.progress import LoadProgress
 from palestra.model.loading.quantised_cache import QuantisedCache
@@ -37,6 +46,8 @@ NORMS = {
     },
 }
 """What files call a layer's norms, by their places."""
+HALF_NORM = "norm"
+"""The only one of a layer that is one half."""
 Parts = Sequence[tuple[str, int]]
 """Projections that share an input, with their output sizes."""
 
@@ -54,6 +65,8 @@ class AttentionWeights:
     """[heads], float32."""
     row_norms: tuple[Tensor, Tensor] | None = None
     """Those of q and of k where they are normalised over all heads."""
+    v_norm: Tensor | None = None
+    """Ones, where values are normalised."""
 
 
 @dataclass(slots=True)
@@ -91,8 +104,29 @@ class DeltaNetWeights:
 
 
 @dataclass(slots=True)
+class MambaWeights:
+    in_proj: FrozenWeight
+    """Gates, x, B, C and time steps, stacked."""
+    conv: Tensor
+    """[kernel, channels], float32."""
+    conv_bias: Tensor | None
+    neg_a: Tensor
+    """-exp(A_log), float32, as are those below."""
+    dt_bias: Tensor
+    skip: Tensor
+    """[heads]: how much of x goes past the state space."""
+    norm: Tensor
+    """[groups, size of a group]"""
+    out: FrozenWeight
+
+
+MixerWeights = AttentionWeights | LatentAttentionWeights | DeltaNetWeights | MambaWeights
+
+
+@dataclass(slots=True)
 class MlpWeights:
     gate_up: FrozenWeight
+    """Without a gate, `up` alone."""
     gate_up_bias: Tensor | None
     down: FrozenWeight
     down_bias: Tensor | None
@@ -103,9 +137,12 @@ class ExpertsWeights:
     router: Tensor
     """[experts, hidden]"""
     gate_up: FrozenWeight
-    """[experts, 2 * size, hidden]"""
+    """[experts, 2 * size, hidden]; without a gate, [experts, size, hidden]."""
     down: FrozenWeight
     """[experts, hidden, size]"""
+    latent_in: FrozenWeight | None = None
+    """[latent, hidden], as `latent_out` the other way: where experts work in another width."""
+    latent_out: FrozenWeight | None = None
     shared: MlpWeights | None = None
     shared_gate: Tensor | None = None
     """[1, hidden]"""
@@ -115,16 +152,51 @@ class ExpertsWeights:
     """[experts, 2 * size]"""
     down_bias: Tensor | None = None
     """[experts, hidden]"""
+    expert_scale: Tensor | None = None
+    """[experts], float32: what multiplies the weight of each."""
+
+
+@dataclass(slots=True)
+class ParallelWeights:
+    """A dense network and experts side by side; norms are float32."""
+
+    dense: MlpWeights
+    dense_norm: Tensor
+    dense_out_norm: Tensor
+    experts: ExpertsWeights
+    experts_norm: Tensor
+    experts_out_norm: Tensor
+    router_norm: Tensor
+    """With the router's own factors, and the root of the width, in it."""
+
+
+@dataclass(slots=True)
+class LayerEndWeights:
+    scalar: float
+    gate: FrozenWeight | None = None
+    """[width, hidden], as `projection` the other way: what takes in the layer's own input, if there is one."""
+    projection: FrozenWeight | None = None
+    norm: Tensor | None = None
+
+
+@dataclass(slots=True)
+class PerLayerWeights:
+    embedding: Tensor
+    """[vocabulary, layers * width]"""
+    projection: Tensor
+    """[layers * width, hidden]"""
+    norm: Tensor
 
 
 @dataclass(slots=True)
 class LayerWeights:
     input_norm: Tensor | None
-    mixer: AttentionWeights | LatentAttentionWeights | DeltaNetWeights
+    mixer: MixerWeights | None
     mixer_out_norm: Tensor | None
     mlp_norm: Tensor | None
-    mlp: MlpWeights | ExpertsWeights
+    mlp: MlpWeights | ExpertsWeights | ParallelWeights | None
     mlp_out_norm: Tensor | None
+    end: LayerEndWeights | None = None
 
 
 @dataclass(slots=True)
@@ -134,6 +206,8 @@ class DecoderWeights:
     norm: Tensor
     unembedding: Tensor
     """The embedding itself when tied."""
+    per_layer: PerLayerWeights | None = None
+    """Where layers have inputs of their own."""
 
 
 def read_weights(
@@ -204,39 +278,84 @@ class _Reader:
     def decoder(self) -> DecoderWeights:
         spec = self.spec
         size = (spec.vocab_size, spec.hidden_size)
-        embedding = self.get(f"{self.prefix}embed_tokens.weight", *size)
+        embedding = self.get(self.files.embedding, *size)
         return DecoderWeights(
             embedding=embedding,
             layers=[self.layer(n) for n in range(spec.n_layers)],
-            norm=self.last_norm(f"{self.prefix}norm.weight", spec.hidden_size),
+            norm=self.last_norm(self.files.last_norm, spec.hidden_size),
             unembedding=embedding if spec.tie_embeddings else self.get(self.files.head, *size),
+            per_layer=self.per_layer(),
+        )
+
+    def per_layer(self) -> PerLayerWeights | None:
+        spec, width = self.spec, max(layer.per_layer_input for layer in self.spec.layers)
+        if not width:
+            return None
+        rows = spec.n_layers * width
+        return PerLayerWeights(
+            embedding=self.get(f"{self.prefix}embed_tokens_per_layer.weight", spec.vocab_size, rows),
+            projection=self.get(f"{self.prefix}per_layer_model_projection.weight", rows, spec.hidden_size),
+            norm=self.norm(f"{self.prefix}per_layer_projection_norm.weight", width),
         )
 
     def layer(self, n: int) -> LayerWeights:
         h, layer, name = self.spec.hidden_size, self.spec.layers[n], f"{self.prefix}layers.{n}"
-        mixer, mlp = layer.mixer, layer.mlp
-        norms = {place: self.norm(f"{name}.{norm}.weight", h) for place, norm in NORMS[layer.norms].items()}
+        places = NORMS[layer.norms]
+        if layer.is_half:
+            places = {"mlp" if layer.mixer is None else "input": HALF_NORM}
+        elif isinstance(layer.mlp, ExpertsSpec) and layer.mlp.beside:
+            places = {place: norm for place, norm in places.items() if place != "mlp"}  # each has one of its own
+        norms = {place: self.norm(f"{name}.{norm}.weight", h) for place, norm in places.items()}
         return LayerWeights(
             input_norm=norms.get("input"),
-            mixer=self.mixer(name, mixer),
+            mixer=self.mixer(name, n),
             mixer_out_norm=norms.get("mixer_out"),
             mlp_norm=norms.get("mlp"),
-            mlp=self.dense(f"{name}.mlp", self.spec.intermediate_size, mlp)
-            if isinstance(mlp, MlpSpec)
-            else self.experts(f"{name}.mlp", mlp),
+            mlp=self.mlp(name, layer),
             mlp_out_norm=norms.get("mlp_out"),
+            end=self.end(name, layer),
         )
 
-    def mixer(
-        self, name: str, mixer: AttentionSpec | LatentAttentionSpec | DeltaNetSpec
-    ) -> AttentionWeights | LatentAttentionWeights | DeltaNetWeights:
-        match mixer:
-            case AttentionSpec():
-                return self.attention(f"{name}.self_attn", mixer)
-            case LatentAttentionSpec():
+    def end(self, name: str, layer: LayerSpec) -> LayerEndWeights | None:
+        h, width = self.spec.hidden_size, layer.per_layer_input
+        if not layer.has_scalar:
+            return None
+        stored = self.get(f"{name}.layer_scalar", 1)
+        scalar = 1.0 if stored.is_meta else stored.item()
+        if not width:
+            return LayerEndWeights(scalar)
+        return LayerEndWeights(
+            scalar,
+            gate=self.product(f"{name}.per_layer_input_gate.weight", width, h),
+            projection=self.product(f"{name}.per_layer_projection.weight", h, width),
+            norm=self.norm(f"{name}.post_per_layer_input_norm.weight", h),
+        )
+
+    def mixer(self, name: str, n: int) -> MixerWeights | None:
+        layer = self.spec.layers[n]
+        match layer.mixer:
+            case AttentionSpec() as mixer:
+                return self.attention(f"{name}.{layer.module('self_attn')}", mixer, self.spec.heads[n])
+            case LatentAttentionSpec() as mixer:
                 return self.latent_attention(f"{name}.self_attn", mixer)
-            case DeltaNetSpec():
+            case DeltaNetSpec() as mixer:
                 return self.delta_net(f"{name}.linear_attn", mixer)
+            case MambaSpec() as mixer:
+                return self.mamba(f"{name}.{layer.module('mamba')}", mixer)
+            case None:
+                return None
+
+    def mlp(self, name: str, layer: LayerSpec) -> MlpWeights | ExpertsWeights | ParallelWeights | None:
+        inner = f"{name}.{layer.module('mlp')}"
+        match layer.mlp:
+            case MlpSpec() as mlp:
+                return self.dense(inner, self.spec.dense_size(mlp), mlp)
+            case ExpertsSpec(beside=MlpSpec() as beside) as experts:
+                return self.parallel(name, beside, experts)
+            case ExpertsSpec() as experts:
+                return self.experts(inner, experts)
+            case None:
+                return None
 
     def latent_attention(self, name: str, m: LatentAttentionSpec) -> LatentAttentionWeights:
         heads, h = self.spec.n_heads, self.spec.hidden_size
@@ -256,15 +375,15 @@ class _Reader:
             o_bias=self.biases(name, [("o_proj", h)], m.has_bias),
         )
 
-    def attention(self, name: str, mixer: AttentionSpec) -> AttentionWeights:
-        spec, h, q, kv = self.spec, self.spec.hidden_size, self.spec.q_size, self.spec.kv_size
-        qkv = [("q_proj", q * (1 + mixer.is_gated)), ("k_proj", kv), ("v_proj", kv)]
-        if mixer.is_fused:
-            qkv = [("qkv_proj", q + 2 * kv)]
+    def attention(self, name: str, mixer: AttentionSpec, heads: HeadShape) -> AttentionWeights:
+        h, q, kv = self.spec.hidden_size, heads.q_size, heads.kv_size
+        qkv = mixer.projections(heads)
         qk_norm = row_norms = None
         if mixer.qk_norm == "head":
-            q_norm, k_norm = (self.norm(f"{name}.{x}_norm.weight", spec.head_dim) for x in "qk")
-            qk_norm = joined([q_norm.expand(spec.n_heads, -1), k_norm.expand(spec.n_kv_heads, -1)])
+            counts = {"q": heads.n_heads} | ({} if mixer.kv_source is not None else {"k": heads.n_kv_heads})
+            factors = {"q": mixer.query_factor(heads) if mixer.is_scale_in_norm else 1.0, "k": 1.0}
+            norms = [self.norm(f"{name}.{x}_norm.weight", heads.head_dim, factors[x]) for x in counts]
+            qk_norm = joined([norm.expand(n, -1) for norm, n in zip(norms, counts.values(), strict=True)])
         elif mixer.qk_norm == "row":
             row_norms = self.norm(f"{name}.q_norm.weight", q), self.norm(f"{name}.k_norm.weight", kv)
         return AttentionWeights(
@@ -273,8 +392,9 @@ class _Reader:
             qk_norm=qk_norm,
             o=self.product(f"{name}.o_proj.weight", h, q),
             o_bias=self.biases(name, [("o_proj", h)], mixer.o_bias),
-            sinks=self.get(f"{name}.sinks", spec.n_heads, dtype=torch.float32) if mixer.has_sinks else None,
+            sinks=self.get(f"{name}.sinks", heads.n_heads, dtype=torch.float32) if mixer.has_sinks else None,
             row_norms=row_norms,
+            v_norm=torch.ones(heads.head_dim, device=self.device) if mixer.has_value_norm else None,
         )
 
     def delta_net(self, name: str, mixer: DeltaNetSpec) -> DeltaNetWeights:
@@ -299,9 +419,25 @@ class _Reader:
             out=self.product(f"{name}.out_proj.weight", h, values),
         )
 
+    def mamba(self, name: str, m: MambaSpec) -> MambaWeights:
+        h, wide = self.spec.hidden_size, torch.float32
+        conv = self.get(f"{name}.conv1d.weight", m.conv_size, 1, m.conv_kernel, dtype=wide)
+        return MambaWeights(
+            in_proj=self.product(f"{name}.in_proj.weight", m.in_size, h),
+            conv=conv[:, 0].T.contiguous(),
+            conv_bias=self.get(f"{name}.conv1d.bias", m.conv_size, dtype=wide) if m.has_conv_bias else None,
+            neg_a=changed(self.get(f"{name}.A_log", m.n_heads, dtype=wide), lambda a: -a.exp()),
+            dt_bias=self.get(f"{name}.dt_bias", m.n_heads, dtype=wide),
+            skip=self.get(f"{name}.D", m.n_heads, dtype=wide),
+            norm=self.get(f"{name}.norm.weight", m.inner_size, dtype=wide).unflatten(0, (m.n_groups, -1)),
+            out=self.product(f"{name}.out_proj.weight", h, m.inner_size),
+        )
+
     def dense(self, name: str, size: int, mlp: MlpSpec) -> MlpWeights:
         h, gate_up = self.spec.hidden_size, [("gate_proj", size), ("up_proj", size)]
-        if mlp.is_fused:
+        if not mlp.is_gated:
+            gate_up = [("up_proj", size)]
+        elif mlp.is_fused:
             gate_up = [("gate_up_proj", 2 * size)]
         return MlpWeights(
             gate_up=self.products.read([(f"{name}.{part}.weight", n) for part, n in gate_up], h),
@@ -311,7 +447,8 @@ class _Reader:
         )
 
     def experts(self, name: str, mlp: ExpertsSpec) -> ExpertsWeights:
-        h, is_shared = self.spec.hidden_size, bool(mlp.shared_size)
+        h, is_shared, latent = self.spec.hidden_size, bool(mlp.shared_size), mlp.latent_size
+        shared = MlpSpec(activation=mlp.activation)
         if mlp.is_interleaved:
             return self.interleaved_experts(name, mlp)
         gate_up, down = self.expert_stacks(f"{name}.experts", mlp)
@@ -322,10 +459,31 @@ class _Reader:
             else None,
             gate_up=gate_up,
             down=down,
-            shared=self.dense(f"{name}.{mlp.shared_name}", mlp.shared_size, MlpSpec()) if is_shared else None,
+            latent_in=None if latent is None else self.product(f"{name}.fc1_latent_proj.weight", latent, h),
+            latent_out=None if latent is None else self.product(f"{name}.fc2_latent_proj.weight", h, latent),
+            shared=self.dense(f"{name}.{mlp.shared_name}", mlp.shared_size, shared) if is_shared else None,
             shared_gate=self.get(f"{name}.shared_expert_gate.weight", 1, h)
             if is_shared and mlp.is_shared_gated
             else None,
+        )
+
+    def parallel(self, name: str, beside: MlpSpec, mlp: ExpertsSpec) -> ParallelWeights:
+        h, n = self.spec.hidden_size, mlp.n_experts
+        gate_up, down = self.expert_stacks(f"{name}.experts", mlp)
+        router = self.get(f"{name}.router.scale", h, dtype=torch.float32)
+        return ParallelWeights(
+            dense=self.dense(f"{name}.mlp", self.spec.dense_size(beside), beside),
+            dense_norm=self.norm(f"{name}.pre_feedforward_layernorm.weight", h),
+            dense_out_norm=self.norm(f"{name}.post_feedforward_layernorm_1.weight", h),
+            experts=ExpertsWeights(
+                router=self.get(f"{name}.router.proj.weight", n, h),
+                gate_up=gate_up,
+                down=down,
+                expert_scale=self.get(f"{name}.router.per_expert_scale", n, dtype=torch.float32),
+            ),
+            experts_norm=self.norm(f"{name}.pre_feedforward_layernorm_2.weight", h),
+            experts_out_norm=self.norm(f"{name}.post_feedforward_layernorm_2.weight", h),
+            router_norm=changed(router, lambda w: w * h**-0.5),
         )
 
     def interleaved_experts(self, name: str, mlp: ExpertsSpec) -> ExpertsWeights:
@@ -341,16 +499,17 @@ class _Reader:
         )
 
     def expert_stacks(self, name: str, mlp: ExpertsSpec) -> tuple[FrozenWeight, FrozenWeight]:
-        """Files have two matrices for all experts, or three for each."""
-        n, h, i = mlp.n_experts, self.spec.hidden_size, mlp.size
-        gate_up: Rows = [(f"{name}.gate_up_proj", (n, 2 * i))]
+        """Files have two matrices for all experts, or those of each by themselves."""
+        n, h, i = mlp.n_experts, mlp.latent_size or self.spec.hidden_size, mlp.size
+        parts = ("gate", "up") if mlp.is_gated else ("up",)
+        gate_up: Rows = [(f"{name}.{'_'.join(parts)}_proj", (n, len(parts) * i))]
         down: Rows = [(f"{name}.down_proj", (n, h))]
-        if f"{name}.gate_up_proj" not in self.files:
+        if gate_up[0][0] not in self.files:
             if f"{name}.{n}.down_proj.weight" in self.files:
                 raise WeightsError(
                     f"{self.files.folder}: {name} has more experts than the {n} that config.json asks for"
                 )
-            gate_up = [(f"{name}.{e}.{part}_proj.weight", i) for e in range(n) for part in ("gate", "up")]
+            gate_up = [(f"{name}.{e}.{part}_proj.weight", i) for e in range(n) for part in parts]
             down = [(f"{name}.{e}.down_proj.weight", h) for e in range(n)]
         return as_stack(self.products.read(gate_up, h), n), as_stack(self.products.read(down, i), n)
 
@@ -359,11 +518,13 @@ class _Reader:
         self.files.read_into(name, place)
         return place
 
-    def norm(self, name: str, size: int) -> Tensor:
-        """A norm's factors: in float32 where the family multiplies before it rounds, and where one is added, since the
-        sum has more digits than a half holds."""
+    def norm(self, name: str, size: int, factor: float = 1.0) -> Tensor:
+        """A norm's factors: in float32 where the family multiplies before it rounds, and where one is added or they are
+        multiplied, since the result has more digits than a half holds."""
         if self.spec.has_offset_norms:
             return changed(self.get(name, size, dtype=torch.float32), lambda w: w + 1.0)
+        if factor != 1.0:
+            return changed(self.get(name, size, dtype=torch.float32), lambda w: w * factor)
         return self.get(name, size, dtype=torch.float32 if self.spec.has_wide_norms else None)
 
     def last_norm(self, name: str, size: int) -> Tensor:

@@ -23,6 +23,7 @@ from palestra.model.lora.adapter_names import (
     DENSE,
     EXPERTS,
     HEAD,
+    MAMBA,
     MLP,
     PREFIX,
     TIED_HEAD,
@@ -33,7 +34,7 @@ from palestra.model.lora.adapter_names import (
     split_rows,
 )
 from palestra.model.lora.adapters import Adapter, AdapterPool, Layout
-from palestra.model.lora.expert_names import DOWN, GATE_UP, join_experts, split_experts
+from palestra.model.lora.expert_names import DOWN, GATE_UP, UP, join_experts, split_experts
 from palestra.types import LoraConfig
 from palestra.types.engine import UNQUANTISED
 from palestra.util.files import whole_folder
@@ -73,17 +74,19 @@ def save_adapter(
     `require_trained_on`."""
     if optimizer and adapter.frozen:
         raise AdapterError("a snapshot has no optimizer state; save the original, or without the optimizer")
-    matrices, rank, alpha = adapter_matrices(adapter), adapter.config.rank, _plain(adapter.config.alpha)
+    matrices, layout = adapter_matrices(adapter), adapter.stack.layout
+    rank, alpha = adapter.config.rank, _plain(adapter.config.alpha)
     has_experts = any(".experts." in name for name in matrices)
     if form == "peft":
-        matrices = join_experts(join_rows(matrices), is_interleaved=adapter.stack.layout.is_interleaved)
+        matrices = join_experts(join_rows(matrices, layout.mamba_tail), layout)
     if is_tied:
         matrices = {f"{TIED_HEAD}{k.removeprefix(HEAD)}" if k.startswith(HEAD) else k: t for k, t in matrices.items()}
     tensors = {f"{PREFIX}{name}": t.cpu().contiguous() for name, t in matrices.items()}
     leaves = {name.partition(".lora_")[0].rsplit(".", 1)[-1] for name in matrices} - {"experts", "base_layer"}
     parameters = []
     if form == "peft" and has_experts:  # PEFT would take a module named down_proj for the experts'
-        parameters = [GATE_UP, DOWN, *sorted(f"{leaf}.weight" for leaf in leaves & DENSE)]
+        up = GATE_UP if layout.are_experts_gated else UP
+        parameters = [up, DOWN, *sorted(f"{leaf}.weight" for leaf in leaves & DENSE)]
         leaves -= DENSE
     modules = sorted(leaves)
     wholes = {name: n for name in (*modules, *parameters) if (n := _n_parts(name)) > 1}
@@ -193,8 +196,8 @@ def read_config(folder: str | Path) -> LoraConfig:
     return LoraConfig(
         rank=rank,
         alpha=alpha,
-        train_attn=bool(modules & (ATTENTION | DELTA_NET)),
-        train_mlp=bool(modules & MLP),
+        train_attn=bool(modules & (ATTENTION | DELTA_NET | MAMBA)),
+        train_mlp=bool(modules & (MLP - {"gate_proj"} if "x_proj" in modules else MLP)),
         train_unembed=HEAD in modules,
         per_expert=_is_per_expert(file.with_name(WEIGHTS)),
     )
@@ -247,14 +250,14 @@ def _patterns(wholes: dict[str, int], modules: list[str]) -> dict[str, int]:
 def _modules(raw: dict[str, Any], file: Path) -> set[str]:
     modules = raw["target_modules"] or []
     if parameters := raw.get("target_parameters"):
-        known = (GATE_UP, DOWN, *sorted(f"{leaf}.weight" for leaf in DENSE))
+        known = (GATE_UP, UP, DOWN, *sorted(f"{leaf}.weight" for leaf in DENSE))
         odd = [name for name in parameters if not name.endswith(known)]
         if odd:
             raise AdapterError(f"{file}: target_parameters names {odd[0]}; supported: {', '.join(known)}")
         modules = [modules] if isinstance(modules, str) else [*modules, *EXPERTS]
     if isinstance(modules, str):
         modules = ATTENTION | MLP if modules == "all-linear" else {modules}
-    known = ATTENTION | DELTA_NET | MLP | {HEAD}
+    known = ATTENTION | DELTA_NET | MAMBA | MLP | {HEAD}
     plain = {HEAD if leaf == _TIED_LEAF else leaf for leaf in (m.rsplit(".", 1)[-1] for m in modules)}
     if not plain or plain - known:
         odd = ", ".join(sorted(plain - known)) or "nothing"
@@ -277,7 +280,8 @@ def _read_row(layout: Layout, folder: Path) -> Tensor:
     file, rank = folder / WEIGHTS, layout.rank
     stored = {module_name(key): tensor for key, tensor in _load(file).items()}
     try:
-        split_rows(stored, {p.module: p.out_size for site in layout.sites.values() for p in site.parts}, rank)
+        sizes = {p.module: p.out_size for site in layout.sites.values() for p in site.parts}
+        split_rows(stored, sizes, rank, layout.mamba_tail)
         split_experts(stored, layout)
     except AdapterError as e:
         raise AdapterError(f"{file}: {e}") from None

@@ -22,14 +22,17 @@ Matrices = dict[str, Tensor]
 PREFIX = "base_model.model."
 ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "qkv_proj", "q_a_proj", "kv_a_proj_with_mqa", "o_proj"})
 DELTA_NET = frozenset({"in_proj_q", "in_proj_k", "in_proj_v", "in_proj_z", "out_proj", "in_proj_qkv", "in_proj_qkvz"})
+MAMBA = frozenset({"x_proj", "in_proj", "out_proj"})
+"""Beside these its `gate_proj`, which no feed-forward network of such a model has."""
 EXPERTS = frozenset({"w1", "w2", "w3"})
 DENSE = frozenset({"gate_proj", "up_proj", "gate_up_proj", "down_proj"})
-MLP = DENSE | EXPERTS
+MLP = DENSE | EXPERTS | {"fc1_latent_proj", "fc2_latent_proj"}
 HEAD = "lm_head"
 TIED_HEAD = "model.unembed_tokens"
 """What the Tinker cookbook calls the unembedding of a model that has none of its own."""
-WHOLES = {"in_proj_qkv": ("in_proj_q", "in_proj_k", "in_proj_v")}
-"""Modules of checkpoints whose rows are trained apart."""
+WHOLES = {"in_proj_qkv": ("in_proj_q", "in_proj_k", "in_proj_v"), "in_proj": ("gate_proj", "x_proj")}
+"""Modules of checkpoints whose rows are trained apart. Behind those of the last one stand rows that are not trained."""
+TAILED = "in_proj"
 
 
 def module_name(key: str) -> str:
@@ -45,13 +48,14 @@ def whole_of(module: str) -> tuple[str, tuple[str, ...]] | None:
     """The matrix of a checkpoint that has this module's rows, and all modules that have some, in order."""
     head, _, leaf = module.rpartition(".")
     for whole, parts in WHOLES.items():
-        if leaf in parts:
+        if leaf in parts and (leaf not in DENSE or head.endswith("mixer")):
             return f"{head}.{whole}", tuple(f"{head}.{part}" for part in parts)
     return None
 
 
-def join_rows(matrices: Mapping[str, Tensor]) -> Matrices:
-    """For PEFT: A matrices of parts stacked, B matrices on the diagonal."""
+def join_rows(matrices: Mapping[str, Tensor], tail: int) -> Matrices:
+    """For PEFT: A matrices of parts stacked, B matrices on the diagonal. `tail`: rows of `in_proj` that are not
+    trained."""
     joined: Matrices = {}
     for key, tensor in matrices.items():
         module, _, kind = key.partition(".lora_")
@@ -60,11 +64,17 @@ def join_rows(matrices: Mapping[str, Tensor]) -> Matrices:
             joined[key] = tensor
         elif module == found[1][0]:
             parts = [matrices[f"{part}.lora_{kind}"] for part in found[1]]
-            joined[f"{found[0]}.lora_{kind}"] = torch.cat(parts) if kind[0] == "A" else torch.block_diag(*parts)
+            whole = torch.cat(parts) if kind[0] == "A" else with_tail(found[0], torch.block_diag(*parts), tail)
+            joined[f"{found[0]}.lora_{kind}"] = whole
     return joined
 
 
-def split_rows(stored: Matrices, sizes: Mapping[str, int], rank: int) -> None:
+def with_tail(whole: str, rows: Tensor, tail: int) -> Tensor:
+    """The rows of a whole's parts, and zeros for those behind them."""
+    return torch.cat([rows, rows.new_zeros(tail, rows.shape[1])]) if whole.endswith(f".{TAILED}") else rows
+
+
+def split_rows(stored: Matrices, sizes: Mapping[str, int], rank: int, tail: int) -> None:
     """The way back, in place; `sizes` has the rows of each part. A whole of the adapter's own rank is split, too: each
     part gets a copy of its A."""
     for key in [key for key in stored if key.partition(".lora_")[0].rpartition(".")[2] in WHOLES]:
@@ -73,6 +83,10 @@ def split_rows(stored: Matrices, sizes: Mapping[str, int], rank: int) -> None:
         parts, tensor = [f"{head}.{part}" for part in WHOLES[leaf]], stored.pop(key)
         if any(part not in sizes for part in parts):
             raise AdapterError(f"{key} has no place in this model")
+        if leaf == TAILED and kind[0] == "B":
+            tensor, rest = tensor[: len(tensor) - tail], tensor[len(tensor) - tail :]
+            if rest.count_nonzero():
+                raise AdapterError(f"{key} changes the last {tail} rows, which adapters do not train here")
         rows, is_joined = [sizes[part] for part in parts], tensor.shape[kind[0] == "B"] == rank * len(parts)
         if tensor.ndim != 2 or (kind[0] == "B" and len(tensor) != sum(rows)):
             raise AdapterError(f"{key} has shape {list(tensor.shape)}, this model needs {sum(rows)} rows")

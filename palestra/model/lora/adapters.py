@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from palestra.model.errors import AdapterError
-from palestra.model.loading.layer_spec import AttentionSpec, ExpertsSpec, LatentAttentionSpec, LayerSpec
+from palestra.model.loading.layer_spec import AttentionSpec, LatentAttentionSpec, LayerSpec, MambaSpec, MlpSpec
 from palestra.model.loading.spec import ModelSpec
 from palestra.types import LoraConfig
 
@@ -60,7 +60,10 @@ class Site:
 SiteName = tuple[int, str]
 """(layer, one of SITE_KINDS), or UNEMBED."""
 UNEMBED: SiteName = (-1, "unembed")
-SITE_KINDS = ("qkv", "o", "gate_up", "down", "z", "shared_gate_up", "shared_down", "q_up")
+SITE_KINDS = (
+    *("qkv", "o", "gate_up", "down", "z", "shared_gate_up", "shared_down", "q_up"),
+    *("latent_in", "latent_out"),
+)
 LARGE_ROW = 64 << 20  # numbers; 256 MB. Most adapters of dense models are smaller, those of experts larger
 SITE_ENTRIES = 4  # one A, and B matrices of up to three projections
 
@@ -81,6 +84,9 @@ class Layout:
     size: int
     is_interleaved: bool = False
     """The base's files have experts' matrices transposed, and rows of gate and up by turns."""
+    are_experts_gated: bool = True
+    mamba_tail: int = 0
+    """Rows of a Mamba's one projection behind those that are trained."""
 
     @classmethod
     def of(cls, spec: ModelSpec, config: LoraConfig) -> Layout:
@@ -96,7 +102,9 @@ class Layout:
                 out_start += out_size
             sites[name] = Site(a_offset, in_size, tuple(parts), experts)
         is_interleaved = any(experts.is_interleaved for experts in spec.experts.values())
-        return cls(config.rank, config.alpha / config.rank, sites, offset, is_interleaved)
+        are_gated = all(experts.is_gated for experts in spec.experts.values())
+        tail = next((mamba.in_size - 2 * mamba.inner_size for mamba in spec.mambas.values()), 0)
+        return cls(config.rank, config.alpha / config.rank, sites, offset, is_interleaved, are_gated, tail)
 
     def matrices(self, row: Tensor) -> dict[str, Tensor]:
         """Every A and B under its Hugging Face module name, as views of a flat row: [rank, in] and [out, rank], with
@@ -144,35 +152,59 @@ def _sites(spec: ModelSpec, config: LoraConfig) -> list[SiteShape]:
 
 
 def _mlp_sites(spec: ModelSpec, n: int, layer: LayerSpec, config: LoraConfig) -> list[SiteShape]:
-    """Routers and the gate of a shared expert are not trained. Experts have Tinker's names: w1 is gate, w3 is up."""
-    h, name, mlp = spec.hidden_size, f"model.layers.{n}.mlp", layer.mlp
-    if not isinstance(mlp, ExpertsSpec):
-        return _dense_sites(n, "", name, h, spec.intermediate_size, is_fused=mlp.is_fused)
-    every, i = mlp.n_experts, mlp.size
+    """Routers and the gate of a shared expert are not trained. Experts have Tinker's names: w1 is gate, w3 is up, w2 is
+    down; without a gate, w1 is up."""
+    h, name, mlp = spec.hidden_size, f"model.layers.{n}.{layer.module('mlp')}", layer.mlp
+    if mlp is None:
+        return []
+    if isinstance(mlp, MlpSpec):
+        return _dense_sites(n, "", name, h, spec.dense_size(mlp), mlp)
+    every, i, width, dense = mlp.n_experts, mlp.size, mlp.latent_size or h, []
+    if mlp.beside is not None:  # its experts stand beside its dense network, in files too
+        dense = _dense_sites(n, "shared_", name, h, spec.dense_size(mlp.beside), mlp.beside)
+        name = f"model.layers.{n}"
+    elif mlp.shared_size:
+        shared = MlpSpec(activation=mlp.activation)
+        dense = _dense_sites(n, "shared_", f"{name}.{mlp.shared_name}", h, mlp.shared_size, shared)
     a_of_up, b_of_down = (every, every) if config.per_expert else (1, 1)
-    gate_up = [(f"{name}.experts.w1", i), (f"{name}.experts.w3", i)]
-    shared = _dense_sites(n, "shared_", f"{name}.{mlp.shared_name}", h, mlp.shared_size) if mlp.shared_size else []
+    gate_up = [(f"{name}.experts.{w}", i) for w in (("w1", "w3") if mlp.is_gated else ("w1",))]
+    latents = []
+    if mlp.latent_size is not None:
+        latents = [
+            ((n, "latent_in"), h, [(f"{name}.fc1_latent_proj", width)], None),
+            ((n, "latent_out"), width, [(f"{name}.fc2_latent_proj", h)], None),
+        ]
     return [
-        ((n, "gate_up"), h, gate_up, (a_of_up, every)),
-        ((n, "down"), i, [(f"{name}.experts.w2", h)], (every, b_of_down)),
-        *shared,
+        ((n, "gate_up"), width, gate_up, (a_of_up, every)),
+        ((n, "down"), i, [(f"{name}.experts.w2", width)], (every, b_of_down)),
+        *latents,
+        *dense,
     ]
 
 
-def _dense_sites(n: int, kind: str, name: str, h: int, i: int, *, is_fused: bool = False) -> list[SiteShape]:
-    gate_up = [(f"{name}.gate_up_proj", 2 * i)] if is_fused else [(f"{name}.gate_proj", i), (f"{name}.up_proj", i)]
+def _dense_sites(n: int, kind: str, name: str, h: int, i: int, mlp: MlpSpec) -> list[SiteShape]:
+    gate_up = [(f"{name}.gate_proj", i), (f"{name}.up_proj", i)]
+    if not mlp.is_gated:
+        gate_up = [(f"{name}.up_proj", i)]
+    elif mlp.is_fused:
+        gate_up = [(f"{name}.gate_up_proj", 2 * i)]
     return [((n, f"{kind}gate_up"), h, gate_up, None), ((n, f"{kind}down"), i, [(f"{name}.down_proj", h)], None)]
 
 
 def _mixer_sites(spec: ModelSpec, n: int, layer: LayerSpec) -> list[tuple[str, int, Outputs]]:
-    """Kind, input size and outputs of each. Decays and betas of a delta net are not trained."""
-    mixer, h, q, kv = layer.mixer, spec.hidden_size, spec.q_size, spec.kv_size
+    """Kind, input size and outputs of each. Decays and betas of a delta net are not trained, nor is what a Mamba writes
+    to its state and reads it with."""
+    mixer, h = layer.mixer, spec.hidden_size
+    if mixer is None:
+        return []
+    if isinstance(mixer, MambaSpec):
+        name, inner = f"model.layers.{n}.{layer.module('mamba')}", mixer.inner_size
+        gate_x = [(f"{name}.gate_proj", inner), (f"{name}.x_proj", inner)]
+        return [("qkv", h, gate_x), ("o", inner, [(f"{name}.out_proj", h)])]
     if isinstance(mixer, AttentionSpec):
-        name = f"model.layers.{n}.self_attn"
-        qkv = [(f"{name}.q_proj", q * (1 + mixer.is_gated)), (f"{name}.k_proj", kv), (f"{name}.v_proj", kv)]
-        if mixer.is_fused:
-            qkv = [(f"{name}.qkv_proj", q + 2 * kv)]
-        return [("qkv", h, qkv), ("o", q, [(f"{name}.o_proj", h)])]
+        name = f"model.layers.{n}.{layer.module('self_attn')}"
+        qkv = [(f"{name}.{part}", size) for part, size in mixer.projections(spec.heads[n])]
+        return [("qkv", h, qkv), ("o", spec.heads[n].q_size, [(f"{name}.o_proj", h)])]
     if isinstance(mixer, LatentAttentionSpec):
         name = f"model.layers.{n}.self_attn"
         q_a = (

@@ -18,33 +18,44 @@ from palestra.model.loading.weights import by_halves, by_turns
 from palestra.model.lora.adapters import Layout
 
 Matrices = dict[str, Tensor]
-GATE_UP, DOWN = "experts.gate_up_proj", "experts.down_proj"
-"""Parameters as PEFT's `target_parameters` name them."""
+GATE_UP, UP, DOWN = "experts.gate_up_proj", "experts.up_proj", "experts.down_proj"
+"""Parameters as PEFT's `target_parameters` name them; the second one without a gate."""
 PARTS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+UNGATED_PARTS = {"up_proj": "w1", "down_proj": "w2"}
 _OWN = re.compile(r"(.*\.experts)\.w[123]\.lora_[AB]\.weight")
 _SINGLE = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.lora_([AB])\.weight")
 _STACKED = re.compile(r"(.*\.experts)\.(base_layer\.)?lora_A\.weight")
 
 
-def join_experts(matrices: Mapping[str, Tensor], *, is_interleaved: bool) -> Matrices:
+def expert_parts(layout: Layout) -> dict[str, str]:
+    """Tinker's name for each matrix of an expert."""
+    return PARTS if layout.are_experts_gated else UNGATED_PARTS
+
+
+def join_experts(matrices: Mapping[str, Tensor], layout: Layout) -> Matrices:
     """For PEFT: gate and up as one parameter of twice the rank. What experts share, each of them gets a copy of."""
     joined = {key: t for key, t in matrices.items() if not _OWN.fullmatch(key)}
     for head in dict.fromkeys(found[1] for key in matrices if (found := _OWN.fullmatch(key))):
-        (gate_a, gate_b), (up_a, up_b), (down_a, down_b) = (_each(matrices, f"{head}.{w}") for w in ("w1", "w3", "w2"))
-        off = torch.zeros_like(gate_b)
-        gate_up_b = torch.cat([torch.cat([gate_b, off], 2), torch.cat([off, up_b], 2)], 1)
-        if is_interleaved:
-            gate_up_b = by_turns(gate_up_b)
-        joined |= _stack(f"{head}.base_layer", torch.cat([gate_a, up_a], 1), gate_up_b)
-        joined |= _stack(head, down_a, down_b)
+        up_a, up_b = _each(matrices, f"{head}.w1")
+        if layout.are_experts_gated:
+            up_a, up_b = _join_gate(up_a, up_b, *_each(matrices, f"{head}.w3"))
+        if layout.is_interleaved:
+            up_b = by_turns(up_b)
+        joined |= _stack(f"{head}.base_layer", up_a, up_b)
+        joined |= _stack(head, *_each(matrices, f"{head}.w2"))
     return joined
+
+
+def _join_gate(gate_a: Tensor, gate_b: Tensor, up_a: Tensor, up_b: Tensor) -> tuple[Tensor, Tensor]:
+    off = torch.zeros_like(gate_b)
+    return torch.cat([gate_a, up_a], 1), torch.cat([torch.cat([gate_b, off], 2), torch.cat([off, up_b], 2)], 1)
 
 
 def split_experts(stored: Matrices, layout: Layout) -> None:
     """The way back, in place."""
     shapes = {key: t.shape for key, t in layout.matrices(torch.empty(layout.size, device="meta")).items()}
     for key in [key for key in stored if _SINGLE.fullmatch(key)]:
-        _collect(stored, key, shapes)
+        _collect(stored, key, shapes, expert_parts(layout))
     for key in [key for key in stored if _STACKED.fullmatch(key)]:
         _unstack(stored, key, shapes, layout)
     for key in [key for key in stored if _OWN.fullmatch(key)]:
@@ -80,12 +91,15 @@ def _unstack(stored: Matrices, key: str, shapes: Mapping[str, torch.Size], layou
     if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1] or len(a) % n:
         raise AdapterError(f"{key} has shape {list(a.shape)}, lora_B {list(b.shape)}: not those of {n} experts")
     a, b = a.unflatten(0, (n, -1)), b.unflatten(1, (-1, n)).permute(2, 0, 1)
-    for inputs, parts in ((hidden, ("w1", "w3")), (size, ("w2",))):
-        outputs = 2 * size if parts == ("w1", "w3") else hidden
-        if (b.shape[1], a.shape[2]) != (outputs, inputs):
-            if (a.shape[2], b.shape[1]) != (outputs, inputs):
-                continue
-            a, b = b.mT, a.mT  # PEFT before 0.19 took the parameter's second axis as its input
+    ups = ("w1", "w3") if layout.are_experts_gated else ("w1",)
+    known = {(hidden, size): ("w2",), (len(ups) * size, hidden): ups}
+    parts = known.get((b.shape[1], a.shape[2]))
+    if parts is None and layout.are_experts_gated:  # without a gate, up and down have each other's shapes
+        parts = known.get((a.shape[2], b.shape[1]))
+        a, b = (b.mT, a.mT) if parts else (a, b)  # PEFT before 0.19 took the parameter's second axis as its input
+    if parts == ups and hidden == size and module == head:
+        parts = ("w2",)  # both fit: the outer one is down
+    if parts is not None:
         if layout.is_interleaved and len(parts) > 1:
             b = by_halves(b)
         stored.update(_parts(key, head, parts, a, b, layout.rank))
@@ -107,12 +121,12 @@ def _parts(key: str, head: str, parts: tuple[str, ...], a: Tensor, b: Tensor, ra
     return found
 
 
-def _collect(stored: Matrices, key: str, shapes: Mapping[str, torch.Size]) -> None:
+def _collect(stored: Matrices, key: str, shapes: Mapping[str, torch.Size], parts: Mapping[str, str]) -> None:
     """Matrices of single experts as one, from the first of them; one that is missing is zero."""
     found = _SINGLE.fullmatch(key)
     assert found is not None
     head, part, kind = found[1], found[3], found[4]
-    name = f"{head}.{PARTS[part]}.lora_{kind}.weight"
+    name = f"{head}.{parts.get(part)}.lora_{kind}.weight"
     if name in stored:
         return
     if name not in shapes:

@@ -17,9 +17,9 @@ from torch import Tensor
 from palestra.model.loading.weight_files import HEADS, PREFIXES, WeightFiles
 from palestra.model.loading.weights import by_turns
 from palestra.model.lora.adapter_files import adapter_matrices, new_folder
-from palestra.model.lora.adapter_names import HEAD, WHOLES
+from palestra.model.lora.adapter_names import HEAD, WHOLES, with_tail
 from palestra.model.lora.adapters import Adapter, Layout
-from palestra.model.lora.expert_names import PARTS
+from palestra.model.lora.expert_names import expert_parts
 from palestra.util.files import whole_folder
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ def export_merged(adapter: Adapter, base: str | Path, folder: str | Path, *, sha
         names = [n for n in files if not (untied and n == head)]  # some tied folders hold a copy
         sources = {name: name for name in names}
         if untied:  # from here on the two differ
-            sources[head] = f"{files.prefix}embed_tokens.weight"
+            sources[head] = files.embedding
         shards = _Shards(temporary, shard_bytes)
         for name, source in sources.items():
             weight, change = files.tensor(source), _change(name, files.prefix, matrices, adapter.stack.layout)
@@ -116,7 +116,7 @@ def _change(name: str, prefix: str, matrices: Mapping[str, Tensor], layout: Layo
     if module.startswith(prefix):
         module = PREFIXES[0] + module.removeprefix(prefix)
     if found := _EXPERTS.fullmatch(module):
-        change = _expert_change(found[1], found[2], found[3], matrices)
+        change = _expert_change(found[1], found[2], found[3], matrices, expert_parts(layout))
         if change is None or not layout.is_interleaved:
             return change
         return (by_turns(change) if found[3] == "gate_up_proj" else change).mT
@@ -124,12 +124,15 @@ def _change(name: str, prefix: str, matrices: Mapping[str, Tensor], layout: Layo
     parts = [f"{head}.{part}" for part in WHOLES[leaf]] if leaf in WHOLES else [module]
     if f"{parts[0]}.lora_A.weight" not in matrices:
         return None
-    return torch.cat([matrices[f"{p}.lora_B.weight"].cpu() @ matrices[f"{p}.lora_A.weight"].cpu() for p in parts])
+    change = torch.cat([matrices[f"{p}.lora_B.weight"].cpu() @ matrices[f"{p}.lora_A.weight"].cpu() for p in parts])
+    return with_tail(module, change, layout.mamba_tail)
 
 
-def _expert_change(head: str, number: str | None, leaf: str, matrices: Mapping[str, Tensor]) -> Tensor | None:
+def _expert_change(
+    head: str, number: str | None, leaf: str, matrices: Mapping[str, Tensor], names: Mapping[str, str]
+) -> Tensor | None:
     """The same for a matrix of one expert, or of all of them."""
-    parts = ["w1", "w3"] if leaf == "gate_up_proj" else [PARTS[leaf]]
+    parts = ["w1", "w3"] if leaf == "gate_up_proj" else [names[leaf]]
     if f"{head}.{parts[0]}.lora_A.weight" not in matrices:
         return None
     changes = []

@@ -31,7 +31,7 @@ class DeltaNetMixer:
             z = lora_linear(x, w.z, None, (n, "z"), plan)
         b, a = linear(x, w.ba).float().chunk(2, dim=-1)
         decay = w.neg_a * softplus(a + w.dt_bias)
-        mixed = inputs.recur(n, qkv, torch.sigmoid(b), decay, w.conv)
+        mixed = inputs.recur.scan(n, inputs.recur.convolve(n, qkv, w.conv), torch.sigmoid(b), decay)
         gated = self.ops.gated_norm(mixed, z, w.norm, self.spec.norm_eps)
         return lora_linear(gated, w.out, None, (n, "o"), plan)
 

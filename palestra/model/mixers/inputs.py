@@ -13,11 +13,15 @@ from palestra.model.mlp.routing import Routing
 
 
 class Recurrence(Protocol):
-    """What delta nets call in each layer, with the sequences of a batch packed in one row dimension."""
+    """What layers with a recurrent state call, with the sequences of a batch packed in one row dimension."""
 
-    def __call__(self, layer: int, qkv: Tensor, beta: Tensor, decay: Tensor, conv: Tensor) -> Tensor:
-        """Convolution and delta rule: [tokens, value heads, value dim], float32. `qkv` as projected, `conv` the
-        convolution's weights, `beta` and `decay` (in log space) [tokens, value heads]."""
+    def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """silu of the causal convolution of what was projected, [tokens, channels]."""
+        ...
+
+    def scan(self, layer: int, x: Tensor, beta: Tensor, decay: Tensor) -> Tensor:
+        """The recurrence over what was convolved: [tokens, heads, dim], float32. `beta` (how much of a position enters
+        the state) and `decay` (in log space) are [tokens, heads]."""
         ...
 
 
@@ -30,3 +34,5 @@ class MixerInputs:
     """None for models without a recurrence."""
     routing: Routing | None = None
     """Where it is noted which experts the rows visit, if somebody wants to know."""
+    per_layer: Tensor | None = None
+    """[tokens, layers, width]: inputs of each layer's own, in models that have some."""

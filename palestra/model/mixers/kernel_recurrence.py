@@ -16,7 +16,7 @@ from torch import Tensor
 from palestra.model.kernels.causal_conv import causal_conv
 from palestra.model.kernels.delta_rule import Spans, delta_rule
 from palestra.model.loading.layer_spec import DeltaNetSpec
-from palestra.model.mixers.delta_rule import CHUNK
+from palestra.model.mixers.chunked_scan import CHUNK
 from palestra.model.transfers import to_device
 
 
@@ -56,6 +56,9 @@ class PackedKernelRecurrence:
         self.rows, table, chunks = (to_device(a, device) for a in (arrays.rows, arrays.chunked, arrays.chunks))
         self.spans = Spans(table, chunks)
 
-    def __call__(self, layer: int, qkv: Tensor, beta: Tensor, decay: Tensor, conv: Tensor) -> Tensor:
-        mixed = causal_conv(qkv, conv, self.rows)
-        return delta_rule(mixed, beta, decay, self.spans, self.delta_nets[layer])
+    def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        assert bias is None, "the kernel adds no bias"
+        return causal_conv(x, weight, self.rows)
+
+    def scan(self, layer: int, x: Tensor, beta: Tensor, decay: Tensor) -> Tensor:
+        return delta_rule(x, beta, decay, self.spans, self.delta_nets[layer])

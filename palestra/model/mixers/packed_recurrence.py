@@ -8,34 +8,53 @@ import torch
 from torch import Tensor
 
 from palestra.model import kernels
+from palestra.model.loading.layer_spec import DeltaNetSpec, RecurrenceSpec
 from palestra.model.loading.spec import ModelSpec
-from palestra.model.mixers.delta_rule import ChunkLayout, ConvLayout, causal_conv, delta_rule
+from palestra.model.mixers.causal_conv import ConvLayout, causal_conv
+from palestra.model.mixers.chunked_scan import ChunkLayout
+from palestra.model.mixers.delta_rule import delta_rule
 from palestra.model.mixers.inputs import Recurrence
+from palestra.model.mixers.state_space import state_space
 
 
 class PackedRecurrence:
     """States and convolutions of every sequence start at zero."""
 
     def __init__(self, lengths: Sequence[int], spec: ModelSpec, device: torch.device | str):
-        self.delta_nets = spec.delta_nets
+        self.layers = spec.recurrences
         self.chunks = ChunkLayout(lengths, device)
-        kernels = {d.conv_kernel for d in self.delta_nets.values()}
+        kernels = {layer.conv_kernel for layer in self.layers.values()}
         self.convs = {kernel: ConvLayout(lengths, kernel - 1, device) for kernel in kernels}
 
-    def __call__(self, layer: int, qkv: Tensor, beta: Tensor, decay: Tensor, conv: Tensor) -> Tensor:
-        spec = self.delta_nets[layer]
-        mixed, _ = causal_conv(qkv, conv, self.convs[spec.conv_kernel])
-        return delta_rule(mixed, beta, decay, self.chunks, spec)[0]
+    def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return causal_conv(x, weight, self.convs[self.layers[layer].conv_kernel], bias=bias)[0]
+
+    def scan(self, layer: int, x: Tensor, beta: Tensor, decay: Tensor) -> Tensor:
+        return scan_chunks(x, beta, decay, self.chunks, self.layers[layer])[0]
+
+
+def scan_chunks(
+    x: Tensor, beta: Tensor, decay: Tensor, layout: ChunkLayout, spec: RecurrenceSpec, state: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """A layer's recurrence in chunks; see `chunked_scan`."""
+    if isinstance(spec, DeltaNetSpec):
+        return delta_rule(x, beta, decay, layout, spec, state)
+    return state_space(x, beta, decay, layout, spec, state)
 
 
 def packed_recurrence(
     lengths: Sequence[int], spec: ModelSpec, device: torch.device | str, dtype: torch.dtype
 ) -> Recurrence | None:
     """By kernels on a GPU in half precision, by torch elsewhere. None for models that have no recurrence."""
-    if not spec.delta_nets:
+    if not spec.recurrences:
         return None
-    if kernels.can_run(device, dtype):
+    if has_recurrence_kernels(spec, device, dtype):
         from palestra.model.mixers.kernel_recurrence import PackedKernelRecurrence
 
         return PackedKernelRecurrence(lengths, spec.delta_nets, device)
     return PackedRecurrence(lengths, spec, device)
+
+
+def has_recurrence_kernels(spec: ModelSpec, device: torch.device | str, dtype: torch.dtype) -> bool:
+    """There are kernels for delta nets, and none for state spaces."""
+    return not spec.mambas and kernels.can_run(device, dtype)

@@ -10,7 +10,11 @@ from palestra.model.loading.layer_spec import Activation
 
 
 def activation(name: Activation, ops: BlockOps) -> SwiGlu:
-    return ops.swiglu if name == "silu" else gelu_tanh
+    return {"silu": ops.swiglu, "gelu_tanh": gelu_tanh, "relu2": relu_squared}[name]
+
+
+def relu_squared(up: Tensor) -> Tensor:
+    return up.relu().square()
 
 
 def gelu_tanh(gate_up: Tensor) -> Tensor:

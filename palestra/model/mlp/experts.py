@@ -20,7 +20,8 @@ from palestra.model.block_ops import BlockOps, SwiGlu
 from palestra.model.loading.layer_spec import GATE_SLOPE, ExpertsSpec
 from palestra.model.loading.weights import ExpertsWeights
 from palestra.model.lora.expert_products import ExpertLora
-from palestra.model.lora.linear import LoraPlan
+from palestra.model.lora.linear import LoraPlan, lora_linear
+from palestra.model.mlp.activations import activation
 from palestra.model.mlp.dense import DenseMlp
 from palestra.model.mlp.routing import Dispatch, Routing, choose_experts
 from palestra.model.quantised.packed import FrozenWeight, dense_stack
@@ -29,26 +30,41 @@ from palestra.model.quantised.packed import FrozenWeight, dense_stack
 class ExpertsMlp:
     def __init__(self, n: int, spec: ExpertsSpec, weights: ExpertsWeights, ops: BlockOps):
         self.n, self.spec, self.weights = n, spec, weights
-        self.activate = ops.swiglu if spec.limit is None else partial(clamped_swiglu, limit=spec.limit)
-        self.shared = None if weights.shared is None else DenseMlp(n, weights.shared, ops.swiglu, kind="shared_")
+        plain = activation(spec.activation, ops)
+        self.activate = plain if spec.limit is None else partial(clamped_swiglu, limit=spec.limit)
+        self.shared = None if weights.shared is None else DenseMlp(n, weights.shared, plain, kind="shared_")
 
-    def __call__(self, x: Tensor, plan: LoraPlan, routing: Routing | None = None) -> Tensor:
-        """`routing`, if given, records which experts the rows visit, and may prescribe them."""
-        replayed = None if routing is None else routing.replayed.get(self.n)
-        weights, numbers = choose_experts(x, self.weights.router, self.weights.router_bias, self.spec, replayed)
+    def __call__(
+        self, x: Tensor, plan: LoraPlan, routing: Routing | None = None, *, seen_by_router: Tensor | None = None
+    ) -> Tensor:
+        """`routing`, if given, records which experts the rows visit, and may prescribe them. `seen_by_router`: what the
+        router reads, if that is not x."""
+        replayed, seen = None if routing is None else routing.replayed.get(self.n), seen_by_router
+        weights, numbers = choose_experts(
+            x if seen is None else seen, self.weights.router, self.weights.router_bias, self.spec, replayed
+        )
+        if (scale := self.weights.expert_scale) is not None:
+            weights = weights * scale[numbers]
         if routing is not None:
             routing.numbers[self.n] = numbers
-        dispatch = Dispatch.of(numbers, self.spec.n_experts)
-        lora = ExpertLora(plan.runs, self.n, numbers, dispatch)
-        pairs = _Experts(self.weights, self.activate, dispatch, lora)
-        if plan.anchor is not None and torch.is_grad_enabled():
-            y = _ExpertsFunction.apply(x, weights, plan.anchor, pairs)
-        else:
-            y = pairs.forward(x, weights)[0]
+        y = self._visit(x, weights, numbers, plan)
         if self.shared is None:
             return y
         shared, gate = self.shared(x, plan), self.weights.shared_gate
         return y + (shared if gate is None else torch.sigmoid(linear(x, gate)) * shared)
+
+    def _visit(self, x: Tensor, weights: Tensor, numbers: Tensor, plan: LoraPlan) -> Tensor:
+        """What the chosen experts return; some work in a width of their own."""
+        w, n = self.weights, self.n
+        dispatch = Dispatch.of(numbers, self.spec.n_experts)
+        pairs = _Experts(w, self.activate, dispatch, ExpertLora(plan.runs, n, numbers, dispatch))
+        if w.latent_in is not None:
+            x = lora_linear(x, w.latent_in, None, (n, "latent_in"), plan)
+        if plan.anchor is not None and torch.is_grad_enabled():
+            y = _ExpertsFunction.apply(x, weights, plan.anchor, pairs)
+        else:
+            y = pairs.forward(x, weights)[0]
+        return y if w.latent_out is None else lora_linear(y, w.latent_out, None, (n, "latent_out"), plan)
 
 
 @dataclass(frozen=True, slots=True)

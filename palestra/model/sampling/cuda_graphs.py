@@ -44,7 +44,7 @@ from palestra.model.lora.adapters import SITE_ENTRIES, SITE_KINDS, Layout, SiteN
 from palestra.model.lora.buckets import RowRun
 from palestra.model.lora.linear import LoraPlan
 from palestra.model.lora.tiles import TileArrays, addresses, site_shape
-from palestra.model.mixers.delta_rule import CHUNK
+from palestra.model.mixers.chunked_scan import CHUNK
 from palestra.model.mixers.kernel_recurrence import SpanArrays
 from palestra.model.sampling.kernel_recurrence import SlottedKernelRecurrence, plan_spans
 from palestra.model.sampling.recurrent_states import RecurrentStates

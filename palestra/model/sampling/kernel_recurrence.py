@@ -44,14 +44,19 @@ class SlottedKernelRecurrence:
         )
         return cls(states, rows, Spans(steps), Spans(chunked, chunks) if plan.prefill else None)
 
-    def __call__(self, layer: int, qkv: Tensor, beta: Tensor, decay: Tensor, conv: Tensor) -> Tensor:
-        spec = self.states.spec.delta_nets[layer]
-        states, inputs = self.states.matrices[layer], self.states.inputs[layer]
-        mixed = causal_conv(qkv, conv, self.rows, inputs, are_alone=self.chunked is None)
-        out = qkv.new_empty(len(qkv), spec.n_value_heads, spec.value_dim, dtype=torch.float32)
-        delta_steps(mixed, beta, decay, self.steps, spec, states, out)
+    def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        assert bias is None, "the kernel adds no bias"
+        inputs = self.states.inputs[layer]
+        mixed = causal_conv(x, weight, self.rows, inputs, are_alone=self.chunked is None)
         if self.chunked is not None:
-            delta_chunks(mixed, beta, decay, self.chunked, spec, states, out)
             for spans in (self.steps, self.chunked):
-                keep_inputs(qkv, spans.table, inputs)
+                keep_inputs(x, spans.table, inputs)
+        return mixed
+
+    def scan(self, layer: int, x: Tensor, beta: Tensor, decay: Tensor) -> Tensor:
+        spec, states = self.states.spec.delta_nets[layer], self.states.matrices[layer]
+        out = x.new_empty(len(x), spec.n_value_heads, spec.value_dim, dtype=torch.float32)
+        delta_steps(x, beta, decay, self.steps, spec, states, out)
+        if self.chunked is not None:
+            delta_chunks(x, beta, decay, self.chunked, spec, states, out)
         return out

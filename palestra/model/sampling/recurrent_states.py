@@ -23,8 +23,8 @@ class RecurrentStates:
         self.inputs: dict[int, Tensor] = {}
         self._stacks: list[Tensor] = []
         """The same by kind, [layers, rows, …]: a row of all layers is copied at once."""
-        for kind in dict.fromkeys(spec.delta_nets.values()):
-            layers = [n for n, delta_net in spec.delta_nets.items() if delta_net == kind]
+        for kind in dict.fromkeys(spec.recurrences.values()):
+            layers = [n for n, recurrence in spec.recurrences.items() if recurrence == kind]
             matrices = torch.zeros(len(layers), n_rows, *kind.state_shape, device=device)
             inputs = torch.zeros(len(layers), n_rows, *kind.conv_state_shape, dtype=dtype, device=device)
             self.matrices.update(zip(layers, matrices, strict=True))

@@ -505,7 +505,7 @@ def _cache_bytes(device: torch.device, share: float) -> int:
 
 def _state_slots(decoder: Decoder, size_bytes: int, max_rows: int, page_size: int) -> StateSlots | None:
     """Slots for as many rows as there may be, if they fit, and snapshots beside them."""
-    if not decoder.spec.delta_nets:
+    if not decoder.spec.recurrences:
         return None
     fitting = size_bytes // 2 // decoder.spec.state_bytes(decoder.dtype.itemsize)
     return StateSlots(max(1, min(fitting, max_rows)), max(1, min(fitting, SNAPSHOTS_PER_ROW * max_rows)), page_size)
@@ -519,11 +519,12 @@ def _states(decoder: Decoder, slots: StateSlots | None) -> RecurrentStates | Non
 
 
 def _step_graphs(decoder: Decoder, cache: KVCache, states: RecurrentStates | None, max_rows: int) -> StepGraphs | None:
-    """None where steps are not recorded: without kernels, and for models with experts."""
+    """None where steps are not recorded: without kernels, and for models with experts or Mamba layers."""
     if decoder.device.type != "cuda" or not has_kernels(decoder.spec, decoder.device, decoder.dtype):
         return None
-    if decoder.spec.experts:
-        log.warning("step_graphs_off family=%s: it has experts, so its steps are slower", decoder.spec.family)
+    if decoder.spec.experts or decoder.spec.mambas:
+        what = "experts" if decoder.spec.experts else "Mamba layers"
+        log.warning("step_graphs_off family=%s: it has %s, so its steps are slower", decoder.spec.family, what)
         return None
     from palestra.model.sampling.cuda_graphs import StepGraphs
 

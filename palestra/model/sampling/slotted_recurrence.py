@@ -10,9 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palestra.model import kernels
-from palestra.model.mixers.delta_rule import ChunkLayout, ConvLayout, causal_conv, delta_rule, delta_step
+from palestra.model.loading.layer_spec import DeltaNetSpec, RecurrenceSpec
+from palestra.model.mixers.causal_conv import ConvLayout, causal_conv
+from palestra.model.mixers.chunked_scan import ChunkLayout
+from palestra.model.mixers.delta_rule import delta_step
 from palestra.model.mixers.inputs import Recurrence
+from palestra.model.mixers.packed_recurrence import has_recurrence_kernels, scan_chunks
+from palestra.model.mixers.state_space import state_space_step
 from palestra.model.sampling.recurrent_states import RecurrentStates
 from palestra.model.sampling.sequences import StepPlan
 from palestra.model.transfers import to_device
@@ -22,12 +26,12 @@ class SlottedRecurrence:
     """The recurrence for one step: rows are `decode` first, then `prefill`. Advances the states; see `Recurrence`."""
 
     def __init__(self, states: RecurrentStates, plan: StepPlan):
-        self.states, self.delta_nets, device = states, states.spec.delta_nets, states.device
+        self.states, self.layers, device = states, states.spec.recurrences, states.device
         lengths = [chunk.end - chunk.start for chunk in plan.rows]
         slots = np.array([chunk.seq.state_slot for chunk in plan.rows], np.int64)
         starts = np.cumsum([0, *lengths])
         self.slots = to_device(slots, device)
-        kernels = {d.conv_kernel for d in self.delta_nets.values()}
+        kernels = {layer.conv_kernel for layer in self.layers.values()}
         self.convs = {kernel: ConvLayout(lengths, kernel - 1, device) for kernel in kernels}
         n = self.n_decode = len(plan.decode)
         is_prompt = [chunk.start < chunk.seq.prompt_len for chunk in plan.rows]
@@ -45,33 +49,44 @@ class SlottedRecurrence:
             self.prompt_rows = to_device(rows, device)
             self.prompt_slots = to_device(slots[prompts], device)
 
-    def __call__(self, layer: int, qkv: Tensor, beta: Tensor, decay: Tensor, conv: Tensor) -> Tensor:
-        spec, states, inputs = self.delta_nets[layer], self.states.matrices[layer], self.states.inputs[layer]
-        mixed, after = causal_conv(qkv, conv, self.convs[spec.conv_kernel], inputs.index_select(0, self.slots))
+    def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        layout, inputs = self.convs[self.layers[layer].conv_kernel], self.states.inputs[layer]
+        mixed, after = causal_conv(x, weight, layout, inputs.index_select(0, self.slots), bias)
         inputs.index_copy_(0, self.slots, after)
-        out = qkv.new_empty(len(qkv), spec.n_value_heads, spec.value_dim, dtype=torch.float32)
-        rows = (mixed, beta, decay)
+        return mixed
+
+    def scan(self, layer: int, x: Tensor, beta: Tensor, decay: Tensor) -> Tensor:
+        spec, states = self.layers[layer], self.states.matrices[layer]
+        out = x.new_empty(len(x), *spec.output_shape, dtype=torch.float32)
+        rows = (x, beta, decay)
         if n := self.n_decode:
             slots = self.slots[:n]
-            out[:n], state = delta_step(mixed[:n], beta[:n], decay[:n], states.index_select(0, slots), spec)
+            out[:n], state = scan_step(x[:n], beta[:n], decay[:n], states.index_select(0, slots), spec)
             states.index_copy_(0, slots, state)
         if self.chunks is not None:
-            qkv_p, beta_p, decay_p = (x.index_select(0, self.prompt_rows) for x in rows)
+            x_p, beta_p, decay_p = (r.index_select(0, self.prompt_rows) for r in rows)
             state = states.index_select(0, self.prompt_slots)
-            found, state = delta_rule(qkv_p, beta_p, decay_p, self.chunks, spec, state)
+            found, state = scan_chunks(x_p, beta_p, decay_p, self.chunks, spec, state)
             out.index_copy_(0, self.prompt_rows, found)
             states.index_copy_(0, self.prompt_slots, state)
         for part, slot in self.again:
             state = states[slot : slot + 1]
             for i in range(part.start, part.stop):
-                out[i : i + 1], state = delta_step(mixed[i : i + 1], beta[i : i + 1], decay[i : i + 1], state, spec)
+                out[i : i + 1], state = scan_step(x[i : i + 1], beta[i : i + 1], decay[i : i + 1], state, spec)
             states[slot : slot + 1] = state
         return out
 
 
+def scan_step(x: Tensor, beta: Tensor, decay: Tensor, state: Tensor, spec: RecurrenceSpec) -> tuple[Tensor, Tensor]:
+    """A layer's recurrence by one position of each of n sequences: what it returns, and the states after it."""
+    if isinstance(spec, DeltaNetSpec):
+        return delta_step(x, beta, decay, state, spec)
+    return state_space_step(x, beta, decay, state, spec)
+
+
 def slotted_recurrence(states: RecurrentStates, plan: StepPlan) -> Recurrence:
     """By kernels on a GPU in half precision, by torch elsewhere."""
-    if kernels.can_run(states.device, states.dtype):
+    if has_recurrence_kernels(states.spec, states.device, states.dtype):
         from palestra.model.sampling.kernel_recurrence import SlottedKernelRecurrence
 
         return SlottedKernelRecurrence.of(states, plan)

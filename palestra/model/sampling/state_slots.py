@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 
-from palestra.model.mixers.delta_rule import CHUNK
+from palestra.model.mixers.chunked_scan import CHUNK
 from palestra.model.sampling.kv_page_pool import PageNode
 from palestra.model.sampling.sequences import Sequence, StateMove
 

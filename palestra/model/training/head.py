@@ -19,7 +19,7 @@ from torch import Tensor
 from palestra.model.decoder import Decoder
 from palestra.model.lora.adapters import UNEMBED, Adapter
 from palestra.model.lora.linear import LoraPlan, lora_backward, lora_forward, lora_inner, lora_linear
-from palestra.model.training.log_softmax import TargetRows, target_rows
+from palestra.model.training.log_softmax import TargetRows, cap_logits, target_rows
 from palestra.model.training.losses import Loss
 from palestra.model.transfers import to_device
 
@@ -60,7 +60,8 @@ def chunk_rows(decoder: Decoder) -> int:
 
 def logits_of(decoder: Decoder, hidden: Tensor, plan: LoraPlan) -> Tensor:
     """Logits of a few rows, in the model's type."""
-    return lora_linear(hidden, decoder.weights.unembedding, None, UNEMBED, plan)
+    logits = lora_linear(hidden, decoder.weights.unembedding, None, UNEMBED, plan)
+    return cap_logits(logits, decoder.spec.multipliers.logit_cap)
 
 
 def run_head(
@@ -117,7 +118,7 @@ class _Head:
 
     def _rows(self, index: Tensor | slice, plan: LoraPlan) -> tuple[TargetRows, list[Tensor]]:
         logits, inner = lora_forward(self.hidden[index], self.decoder.weights.unembedding, None, UNEMBED, plan)
-        return target_rows(logits, self.targets.shape[1]), inner
+        return target_rows(logits, self.targets.shape[1], self.decoder.spec.multipliers.logit_cap), inner
 
     def _backward_chunk(
         self, index: Tensor | slice, plan: LoraPlan, chunk: TargetRows, inner: list[Tensor], grads: Tensor

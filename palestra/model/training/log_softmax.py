@@ -38,8 +38,17 @@ class TargetRows(Protocol):
         ...
 
 
-def target_rows(logits: Tensor, n_targets: int) -> TargetRows:
-    """Takes the logits over: they may be overwritten."""
+def cap_logits(logits: Tensor, cap: float | None) -> Tensor:
+    """cap tanh(x / cap) of each, in place."""
+    return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+
+def target_rows(logits: Tensor, n_targets: int, cap: float | None = None) -> TargetRows:
+    """Takes the logits over: they may be overwritten. With a cap, those of the product, before it."""
+    if cap is not None:
+        capped = cap_logits(logits, cap)
+        slopes = (capped / cap).square_().neg_().add_(1.0)
+        return _CappedRows(target_rows(capped, n_targets), slopes)
     if kernels.can_run(logits.device, logits.dtype) and n_targets <= FEW_TARGETS:
         return _KernelRows(logits)
     return _PlainRows(log_softmax(logits), logits.dtype)
@@ -58,6 +67,22 @@ class _PlainRows:
     def logits_gradient(self, targets: Tensor, grads: Tensor) -> Tensor:
         wide = self.logp.exp_().mul_(-grads.sum(1, keepdim=True)).scatter_add_(1, targets, grads)
         return wide.to(self.dtype)
+
+
+class _CappedRows:
+    """Rows of capped logits; gradients are those of the product's."""
+
+    def __init__(self, rows: TargetRows, slopes: Tensor):
+        self.rows, self.slopes = rows, slopes
+
+    def logprobs(self, targets: Tensor) -> Tensor:
+        return self.rows.logprobs(targets)
+
+    def pick(self, rows: Tensor) -> _CappedRows:
+        return _CappedRows(self.rows.pick(rows), self.slopes[rows])
+
+    def logits_gradient(self, targets: Tensor, grads: Tensor) -> Tensor:
+        return self.rows.logits_gradient(targets, grads).mul_(self.slopes)
 
 
 class _KernelRows:

@@ -15,7 +15,7 @@ from torch.optim.adamw import adamw
 
 from palestra.model import kernels
 from palestra.model.errors import AdapterError, DataError, ModelError, NonFiniteGradient
-from palestra.model.lora.adapters import Adapter, AdapterPool
+from palestra.model.lora.adapters import Adapter, AdapterPool, Rows
 from palestra.model.transfers import to_device
 from palestra.types import AdamParams
 
@@ -100,7 +100,8 @@ def _apply_at_once(pool: AdapterPool, due: Mapping[Adapter, AdamParams], shares:
     from palestra.model.kernels.adamw import adamw_rows
     from palestra.model.lora.tiles import addresses
 
-    adapters, kinds = list(due), ("weights", "grads", "exp_avg", "exp_avg_sq")
+    adapters = list(due)
+    kinds: tuple[Rows, ...] = ("weights", "grads", "exp_avg", "exp_avg_sq")
     sizes = np.array([a.stack.layout.size for a in adapters], np.int64)
     places = np.stack([sizes, *(addresses(adapters, kind) for kind in kinds)], 1)
     settings = [

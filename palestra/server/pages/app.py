@@ -18,7 +18,7 @@ from palestra.server.http.auth import Authenticator
 from palestra.server.model_api.chat import routes as openai_routes
 from palestra.server.model_api.service import ModelApi
 from palestra.server.pages import episode_routes, key_routes, playground_routes, server_routes
-from palestra.server.pages.access import CALLER, AdminNow, ServerAccess
+from palestra.server.pages.access import CALLER, AdminNow, ServerAccess, TrainerNow
 from palestra.server.services import ServerServices
 from palestra.store.errors import StoreError
 from palestra.store.records import Rights
@@ -26,6 +26,8 @@ from palestra.view.access import own_path
 from palestra.view.api import get_catalogue
 from palestra.view.app import Extension, PageContext, create_app, show_error
 from palestra.view.catalogue import Catalogue
+from palestra.view.places import mark_here
+from palestra.view.platform_routes import get_player
 
 FOLDER = Path(__file__).parent
 EVERYBODY, ADMINS = (*TRAINERS, Rights.METRICS), (Rights.ADMIN,)
@@ -34,10 +36,11 @@ PLACES = (
     ("Server", "server", EVERYBODY),
     ("Episodes", "episodes", TRAINERS),
     ("Playground", "playground", TRAINERS),
+    ("Platform", "platform", TRAINERS),
+    ("Gym", "gym", ADMINS),
     ("Keys", "keys", ADMINS),
 )
 """Title, path and who may see it: whoever may call what is behind it."""
-RUN_PATHS = ("runs", "compare")
 
 
 def create_pages(services: ServerServices, authenticator: Authenticator, model_api: ModelApi) -> FastAPI:
@@ -49,6 +52,7 @@ def create_pages(services: ServerServices, authenticator: Authenticator, model_a
         app.state.store = services.store
         app.state.authenticator, app.state.max_body_bytes = access, access.max_body_bytes
         app.dependency_overrides[get_catalogue] = _runs
+        app.dependency_overrides[get_player] = _player
         for routes in (server_routes, episode_routes, playground_routes, key_routes):
             app.include_router(routes.api)
             app.include_router(routes.pages)
@@ -58,7 +62,8 @@ def create_pages(services: ServerServices, authenticator: Authenticator, model_a
         app.add_exception_handler(StoreError, _refused)
         app.add_exception_handler(WireError, _refused)
 
-    return create_app(Catalogue(services.config.runs), access, Extension(add, FOLDER / "templates", _context))
+    extension = Extension(add, FOLDER / "templates", _context)
+    return create_app(Catalogue(services.config.runs), access, extension, services.config.gym)
 
 
 def _runs(request: Request, caller: AdminNow) -> Catalogue:
@@ -66,15 +71,20 @@ def _runs(request: Request, caller: AdminNow) -> Catalogue:
     return request.app.state.catalogue
 
 
+def _player(caller: TrainerNow) -> str:
+    """Plays of tasks belong to owners, as episodes do."""
+    return caller.owner
+
+
 def _context(request: Request) -> PageContext:
     caller: Caller | None = request.scope.get(CALLER)
-    here = own_path(request.scope).split("/")[1]
-    places = [
-        {"title": title, "path": path, "is_here": here == path or (not path and here in RUN_PATHS)}
-        for title, path, rights in PLACES
-        if caller is not None and caller.right in rights
-    ]
-    return {"places": places, "user": caller.key.name if caller is not None and caller.key is not None else ""}
+    theirs = [(title, path) for title, path, rights in PLACES if caller is not None and caller.right in rights]
+    places = mark_here(request, theirs)
+    return {
+        "places": places,
+        "has_server": True,
+        "user": caller.key.name if caller is not None and caller.key is not None else "",
+    }
 
 
 async def _refused(request: Request, error: Exception) -> Response:

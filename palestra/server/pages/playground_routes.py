@@ -5,14 +5,17 @@ Owns: which models are offered, the pages. Never touches: sampling; the browser 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
+from itertools import takewhile
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 from msgspec import Struct
 
 from palestra.chat import ChatTokenizer
+from palestra.runs.reader import Part
 from palestra.server.broker.service import EpisodeService
 from palestra.server.core.callers import Caller
 from palestra.server.core.paths import TinkerPath
@@ -20,11 +23,13 @@ from palestra.server.model_api.service import ModelApi
 from palestra.server.pages.access import TrainerNow
 from palestra.store import Store
 from palestra.store.checkpoints import list_checkpoints
-from palestra.store.records import CheckpointKind
+from palestra.store.records import CheckpointKind, Rights
 from palestra.util.json_types import JsonObject
 from palestra.view.api import json_response
-from palestra.view.messages import show_messages
+from palestra.view.messages import content_text, show_messages
 from palestra.view.rendering import render
+from palestra.view.rollout_detail import read_rollout
+from palestra.view.rollout_records import said_in
 
 MAX_CHECKPOINTS = 200
 MAX_TRACES = 100
@@ -56,6 +61,20 @@ class ShownToken(Struct, frozen=True):
     """0 to 8: the higher, the less likely."""
 
 
+class Opening(Struct, frozen=True):
+    """What a conversation begins with."""
+
+    system: str = ""
+    text: str = ""
+
+
+def opening_of(messages: Sequence[JsonObject]) -> Opening:
+    """The messages before the first answer of the model, as the fields of the page have them."""
+    asked = list(takewhile(lambda message: message.get("role") != "assistant", messages))
+    system = [content_text(one) for one in asked if one.get("role") == "system"]
+    return Opening("\n\n".join(system), "\n\n".join(content_text(one) for one in asked if one.get("role") != "system"))
+
+
 @api.get("/playground/models")
 async def list_playground_models(request: Request, caller: TrainerNow) -> Response:
     """What the caller can talk to: base models, aliases such as `policy`, and checkpoints for sampling, newest
@@ -64,13 +83,29 @@ async def list_playground_models(request: Request, caller: TrainerNow) -> Respon
 
 
 @pages.get("/playground")
-async def playground_page(request: Request, caller: TrainerNow, model: str = "", beside: str = "") -> HTMLResponse:
+async def playground_page(
+    request: Request,
+    caller: TrainerNow,
+    model: str = "",
+    beside: str = "",
+    run: str = "",
+    part: Part = Part.ROLLOUTS,
+    step: int = 0,
+    id: str = "",  # noqa: A002
+) -> HTMLResponse:
+    """With a `run`, a `step` and an `id`, the prompt of that rollout is filled in, for those who may see runs."""
     models = await _models(request, caller)
+    opening = Opening()
+    if run:
+        await request.app.state.authenticator.admit(request, rights=(Rights.ADMIN,))
+        record = (await asyncio.to_thread(read_rollout, request.app.state.catalogue, run, part, step, id)).record
+        opening = opening_of(said_in(record))
     known = {one.id for one in models}
     chosen = [
         PlaygroundModel(name, "named", "") for name in dict.fromkeys((model, beside)) if name and name not in known
     ]
-    return render(request, "playground.html", models=[*models, *chosen], model=model, beside=beside)
+    content = {"models": [*models, *chosen], "model": model, "beside": beside, "opening": opening}
+    return render(request, "playground.html", **content)
 
 
 @pages.get("/traces")

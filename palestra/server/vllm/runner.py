@@ -51,6 +51,7 @@ MAX_TRIES = 4  # of a sample at servers that broke off: the sample may be the ca
 BUSY_S = (0.25, 5.0)
 UNSERVED = {
     "delta_nets": ("train_attn", "delta nets (in_proj_q, in_proj_k, …)"),
+    "mambas": ("train_attn", "Mamba layers (gate_proj, x_proj)"),
     "experts": ("train_mlp", "experts in Tinker's layout (shared outer matrices)"),
 }
 """What vLLM's LoRA does not take as we write it: the option that trains it, and words for it."""

@@ -57,7 +57,7 @@ async def run_grpo(config: GrpoConfig, session: TrainingSession) -> RunStatus:
             teachers = None
             if isinstance(config, DistillConfig):
                 teachers = await stack.enter_async_context(open_teachers(config, session))
-            order = TaskOrder([(entry.weight, tasks) for entry, tasks in environments.tasks("train")], config.seed)
+            order = _task_order(config, environments)
             state, task_filter = session.state, None
             if config.difficulty is not None:
                 task_filter = TaskFilter(config.difficulty, config.eval.success, state.difficulty)
@@ -111,3 +111,9 @@ async def open_sources(
 
 def eval_tasks(config: GrpoConfig, environments: EnvironmentSet) -> list[Task]:
     return [task for _, tasks in environments.tasks("eval") for task in tasks[: config.eval.tasks]]
+
+
+def _task_order(config: GrpoConfig, environments: EnvironmentSet) -> TaskOrder:
+    found = environments.tasks("train")
+    unshuffled = {place for place, (entry, _) in enumerate(found) if not entry.shuffle}
+    return TaskOrder([(entry.weight, tasks) for entry, tasks in found], config.seed, unshuffled=unshuffled)

@@ -14,15 +14,15 @@ from palestra.environments.errors import UnknownEnvironment
 from palestra.episodes import AsyncEpisode, EpisodeApiError, EpisodeError, EpisodeResult
 from palestra.net.chat_apis import OpenAIChat
 from palestra.training.rollouts.chat_turns import ChatTurnSampler
-from palestra.training.rollouts.episode_rollouts import MESSAGES, STOP, UNGRADED
+from palestra.training.rollouts.episode_rollouts import MESSAGES, STOP, UNGRADED, VERDICT
 from palestra.training.rollouts.model_calls import ModelCalls
 from palestra.training.rollouts.rollout_loop import Environments, PlayedRollout, RolloutSettings, play
-from palestra.types.rollouts import Message
+from palestra.util.json_types import JsonObject
 
 CALL = "POST /chat/completions"
 LARGEST_TRANSCRIPT = 256 * 1024
-"""Largest size in bytes of the conversation in a result, which may have 1 MiB. A longer conversation is decoded from
-the tokens instead."""
+"""Largest size in bytes of the conversation in a result, and of a verdict; the result may have 1 MiB. A longer
+conversation is decoded from the tokens instead."""
 SETTING_NAMES = ("max_tokens", "max_context", "temperature", "top_p", "top_k", "timeout_s")
 
 
@@ -65,7 +65,8 @@ class EnvironmentPlayer:
             async with ModelCalls(EpisodeCaller(episode)) as calls:
                 turn_sampler = ChatTurnSampler(calls, settings, episode.seed)
                 played = await play(session, episode.task, turn_sampler, settings.timeout_s)
-            return _result(played, turn_sampler.messages, await session.metrics())
+            told = {MESSAGES: turn_sampler.messages, VERDICT: await session.verdict()}
+            return _result(played, told, await session.metrics())
         finally:
             await session.close()
 
@@ -88,7 +89,7 @@ class EpisodeCaller:
         return EpisodeApiError(status, detail, CALL)
 
 
-def _result(played: PlayedRollout, messages: list[Message], metrics: dict[str, float]) -> EpisodeResult:
+def _result(played: PlayedRollout, told: JsonObject, metrics: dict[str, float]) -> EpisodeResult:
     stop, failure = played.stop, None
     if played.is_ungraded or not (played.rewards or stop.is_failure):
         reason = played.error or "its environment gave no reward"
@@ -99,14 +100,13 @@ def _result(played: PlayedRollout, messages: list[Message], metrics: dict[str, f
         reward=None if failure else played.reward,
         step_rewards=played.rewards,
         metrics=metrics,
-        metadata={STOP: stop, **_transcript(messages)},
+        metadata={STOP: stop, **{name: value for name, value in told.items() if value and _is_short(value)}},
         error=failure,
     )
 
 
-def _transcript(messages: list[Message]) -> dict[str, list[Message]]:
+def _is_short(told: object) -> bool:
     try:
-        is_short = len(msgspec.json.encode(messages)) <= LARGEST_TRANSCRIPT
+        return len(msgspec.json.encode(told)) <= LARGEST_TRANSCRIPT
     except (TypeError, ValueError):
-        is_short = False
-    return {MESSAGES: messages} if is_short else {}
+        return False

@@ -15,8 +15,9 @@ from palestra.types.rollouts import FAILURES, Branch, Group, GroupRequest, Messa
 
 UNGRADED = "ungraded"
 """Type of an error which means that nothing went wrong, but no reward could be given."""
-STOP, MESSAGES = "stop", "messages"
-"""Keys in a result's metadata, set by some players: a RolloutStop; the conversation as the environment saw it."""
+STOP, MESSAGES, VERDICT = "stop", "messages", "verdict"
+"""Keys in a result's metadata, set by some players: a RolloutStop; the conversation as the environment saw it; what its
+verifier saw and said."""
 STALE = "stale_weights"
 
 
@@ -54,6 +55,7 @@ class EpisodeReader:
         for number, branch in enumerate(rollout.branches, 1):
             branch.id = f"{rollout.id}/{number}"
         rollout.metrics = dict(result.metrics)
+        rollout.verdict = verdict if isinstance(verdict := result.metadata.get(VERDICT), dict) else {}
         rollout.seconds = max(0.0, (info.ended_at or 0.0) - (info.claimed_at or info.ended_at or 0.0))
         rollout.messages = self._messages(rollout, request, result)
         grade_rollout(rollout, result)

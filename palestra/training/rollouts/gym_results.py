@@ -10,15 +10,18 @@ from collections.abc import Mapping
 
 from palestra.chat import ChatTokenizer
 from palestra.environments.gym.calls import GENERATION, GymModelCall, TokenIdFlaw, model_calls
+from palestra.environments.step_results import verdict_of
 from palestra.training.rollouts.sources import ERROR_LENGTH
 from palestra.types import StopReason
-from palestra.types.gym import MASK_SAMPLE
+from palestra.types.gym import AGENT_REF, MASK_SAMPLE, PARAMS
 from palestra.types.gym_failures import FailureClass
 from palestra.types.rollouts import Rollout, RolloutStop, Turn
-from palestra.util.json_types import JsonMapping
+from palestra.util.json_types import JsonMapping, JsonObject
 
 COMPONENTS = "reward_components"
 OWN_FIELDS = ("reward", MASK_SAMPLE)
+PLAYED = frozenset({"response", PARAMS, AGENT_REF})
+"""Fields of the row and of the conversation."""
 STOPS = {
     TokenIdFlaw.NOT_CONTIGUOUS: RolloutStop.MASKED,
     TokenIdFlaw.NO_LOGPROB: RolloutStop.SAMPLING_FAILED,
@@ -41,6 +44,7 @@ class NotTrainable(Exception):
 def fill(rollout: Rollout, result: JsonMapping, tokenizer: ChatTokenizer, version: int) -> None:
     """Fills the rollout in place. An answer that cannot be trained on gets a stop reason that says so, and an error."""
     rollout.metrics = {**numbers(result), TokenIdFlaw.NOT_CONTIGUOUS: 0.0}
+    rollout.verdict = verdict_of(verdict_fields(result))
     try:
         _take_turns(rollout, result, tokenizer, version)
         reward = reward_of(result)
@@ -62,6 +66,11 @@ def numbers(result: JsonMapping) -> dict[str, float]:
     own = {name: value for name, value in result.items() if name not in OWN_FIELDS and not name.startswith("_ng_")}
     found = {name: value for name, value in {**own, **named}.items() if isinstance(value, int | float)}
     return {name: float(value) for name, value in found.items() if abs(value) < math.inf}
+
+
+def verdict_fields(result: JsonMapping) -> JsonObject:
+    """Returns what the answer says beside the conversation: what was expected, what was found, what a judge said."""
+    return {name: value for name, value in result.items() if name not in PLAYED and not name.startswith("_ng_")}
 
 
 def reward_of(result: JsonMapping) -> float:

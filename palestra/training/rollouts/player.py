@@ -48,7 +48,7 @@ async def play_rollout(
     try:
         turn_sampler = TokenTurnSampler(context, rollout, sampler)
         played = await play(session, request.task, turn_sampler, context.settings.timeout_s, turns)
-        rollout.metrics = await session.metrics()
+        rollout.metrics, rollout.verdict = await session.metrics(), await session.verdict()
         return _recorded(rollout, played)
     finally:
         with cleaning_up():
@@ -56,7 +56,7 @@ async def play_rollout(
 
 
 def _recorded(rollout: Rollout, played: PlayedRollout) -> Rollout:
-    for turn, reward, env_s in zip(rollout.all_turns, played.rewards, played.env_s, strict=False):
+    for turn, reward, env_s in zip(rollout.turns_in_order, played.rewards, played.env_s, strict=False):
         turn.reward, turn.env_s = reward, env_s
     rollout.stop, rollout.error = played.stop, played.error
     rollout.seconds, rollout.reward = played.seconds, played.reward

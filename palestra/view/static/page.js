@@ -62,6 +62,13 @@ document.addEventListener("change", (event) => {
   if (event.target instanceof HTMLSelectElement && "submits" in event.target.dataset) event.target.form?.requestSubmit();
 });
 
+// A choice that completes a command.
+document.addEventListener("change", (event) => {
+  if (!(event.target instanceof HTMLSelectElement) || !event.target.dataset.fills) return;
+  const command = document.getElementById(event.target.dataset.fills);
+  if (command) command.textContent = `${command.dataset.command} ${event.target.value}`;
+});
+
 // What a request to change something was refused with is worth knowing.
 document.addEventListener("htmx:responseError", (event) => {
   const { xhr, requestConfig } = /** @type {CustomEvent} */ (event).detail;

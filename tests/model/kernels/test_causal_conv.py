@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from palestra.model.mixers import delta_rule as plain
-from palestra.model.mixers.delta_rule import ConvLayout
+from palestra.model.mixers import causal_conv as plain
+from palestra.model.mixers.causal_conv import ConvLayout
 from tests.properties import examples
 
 Close = Callable[[Tensor, Tensor], None]

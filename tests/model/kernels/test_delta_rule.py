@@ -10,7 +10,7 @@ from torch import Tensor
 
 from palestra.model.loading.layer_spec import DeltaNetSpec
 from palestra.model.mixers import delta_rule as plain
-from palestra.model.mixers.delta_rule import CHUNK, ChunkLayout
+from palestra.model.mixers.chunked_scan import CHUNK, ChunkLayout
 from tests.properties import examples
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -149,7 +149,43 @@ def test_compressed_rows_are_what_is_cached_of_a_token():
     assert flash.kv_numbers_per_token == 47 * 576
     assert 29e9 < flash.n_parameters < 31e9
     cache = KVCache(flash, 2, 8, dtype=torch.bfloat16, device=torch.device("meta"))
-    assert cache._pages.numel() == 2 * 8 * flash.kv_numbers_per_token
+    assert sum(stack.numel() for _, stack in cache._stacks) == 2 * 8 * flash.kv_numbers_per_token
+
+
+def test_nemotron_nano_has_its_published_size():
+    """What a token and a sequence cost follows from six attention layers and twenty-three Mamba layers."""
+    config = {
+        "architectures": ["NemotronHForCausalLM"],
+        "hidden_size": 2688,
+        "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+        "num_key_value_heads": 2,
+        "mamba_num_heads": 64,
+        "n_routed_experts": 128,
+        "num_experts_per_tok": 6,
+        "moe_intermediate_size": 1856,
+        "moe_shared_expert_intermediate_size": 3712,
+    }
+    spec = ModelSpec.from_config(config)
+    assert 31.5e9 < spec.n_parameters < 31.7e9
+    assert (spec.n_layers, len(spec.mambas), len(spec.experts), len(spec.attention_layers)) == (52, 23, 23, 6)
+    assert (spec.kv_numbers_per_token * 2, round(spec.state_bytes(2) / 2**20)) == (6144, 47)
+    with pytest.raises(UnsupportedModel, match="layers_block_type names 'X'"):
+        ModelSpec.from_config(config | {"hybrid_override_pattern": "MXE"})
+
+
+def test_gemma4_layers_read_the_keys_of_the_last_one_of_their_kind():
+    config = {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "text_config": {"num_hidden_layers": 12, "num_kv_shared_layers": 5, "use_double_wide_mlp": True},
+    }
+    spec = ModelSpec.from_config(config)
+    assert spec.kv_sources == {7: 6, 8: 6, 9: 6, 10: 6, 11: 5}
+    assert {spec.heads[n].head_dim for n in (5, 11)} == {512}
+    assert spec.kv_numbers_per_token == 2 * 4 * (6 * 256 + 512)
+    assert [spec.dense_size(layer.mlp) for layer in spec.layers[6:8]] == [9216, 18432]
+    assert spec.multipliers.logit_cap is None
+    with pytest.raises(UnsupportedModel, match="bidirectional"):
+        ModelSpec.from_config({"architectures": ["Gemma4ForCausalLM"], "use_bidirectional_attention": "all"})
 
 
 def test_longrope_ends_where_its_short_factors_end():
@@ -217,6 +253,8 @@ def test_every_architecture_has_a_family_of_its_own_name():
         "glm4_moe",
         "glm4_moe_lite",
         "deepseek_v3",
+        "nemotron_h",
+        "gemma4",
     }
     assert {family.name for family in FAMILIES.values()} == names
 

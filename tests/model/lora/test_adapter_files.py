@@ -385,7 +385,7 @@ def test_unknown_target_modules_are_named_with_those_supported(bench, saved, mod
     config = json.loads((saved / CONFIG).read_text()) | {"target_modules": modules}
     (saved / CONFIG).write_text(json.dumps(config))
     message = refused(bench, saved)
-    for part in (str(saved / CONFIG), "target_modules", "supported: down_proj, gate_proj", "q_proj"):
+    for part in (str(saved / CONFIG), "target_modules", "supported: down_proj, fc1_latent_proj", "q_proj"):
         assert part in message
 
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from palestra.model import AdapterPool, UnsupportedModel, export_merged, load_adapter, load_model, save_adapter
 from palestra.model.attention.packed import PackedAttention
 from palestra.model.lora.linear import LoraPlan
+from palestra.model.mixers.packed_recurrence import packed_recurrence
 
 WRAPPER = "Mistral3ForConditionalGeneration"
 slow = pytest.mark.slow
@@ -23,6 +24,9 @@ slow = pytest.mark.slow
         "phi3",
         "granite",
         "deepseek_v3",
+        "nemotron_h",
+        "gemma4",
+        "gemma4_moe",
         *(
             pytest.param(one, marks=slow)
             for one in ("ministral3", "olmo3", "smollm3", "seed_oss", "gemma3", "glm4_moe")
@@ -49,15 +53,16 @@ def test_fused_projections_are_trained_as_one(get_bench):
     assert names == {"qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head"}
 
 
-@pytest.mark.parametrize("family", ["phi3", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["phi3", "deepseek_v3", "nemotron_h", "gemma4", "gemma4_moe"])
 @pytest.mark.parametrize(("weights", "bound"), [("int8", 0.1), ("nf4", 0.6)])
 def test_stacked_projections_are_kept_in_few_bits(get_bench, family, weights, bound):
     bench = get_bench(family=family)
     packed = load_model(bench.model.folder, weights=weights)
     tokens = torch.arange(3, 40)
-    attend = PackedAttention([len(tokens)], packed.spec.windows)
+    attend = PackedAttention([len(tokens)], packed.spec.windows, sources=packed.spec.kv_sources)
+    recur = packed_recurrence([len(tokens)], packed.spec, "cpu", torch.float32)
     with torch.no_grad():
-        hidden = [m.decoder(tokens, torch.arange(37), attend, LoraPlan()) for m in (bench.model, packed)]
+        hidden = [m.decoder(tokens, torch.arange(37), attend, LoraPlan(), recur) for m in (bench.model, packed)]
     assert 0 < (hidden[0] - hidden[1]).norm() < bound * hidden[0].norm()
 
 

@@ -101,6 +101,29 @@ def test_joined_matrix_that_is_not_block_diagonal_is_refused(hybrid, tmp_path):
         load_adapter(hybrid.pool, tmp_path / "a")
 
 
+def test_mamba_is_read_back_from_either_form(get_bench, tmp_path):
+    """In PEFT's form gates and x are rows of one matrix, and those behind them must not change."""
+    bench = get_bench("nemotron_h")
+    adapter = bench.adapter(rank=4)
+    for form in ("tinker", "peft"):
+        save_adapter(adapter, tmp_path / form, form=form)
+        assert same_weights(load_adapter(bench.pool, tmp_path / form), adapter)
+    file, name = tmp_path / "peft" / "adapter_model.safetensors", f"{PREFIX}model.layers.0.mixer.in_proj.lora_B.weight"
+    tensors, mamba = load_file(file), bench.model.spec.mambas[0]
+    assert tensors[name].shape == (mamba.in_size, 8)
+    tensors[name][-1, 0] = 1.0
+    save_file(tensors, file)
+    with pytest.raises(AdapterError, match=r"changes the last 72 rows, which adapters do not train"):
+        load_adapter(bench.pool, tmp_path / "peft")
+
+
+def test_adapter_of_mixers_alone_trains_no_networks(get_bench, tmp_path):
+    bench = get_bench("nemotron_h")
+    save_adapter(bench.adapter(rank=4, train_mlp=False, train_unembed=False), tmp_path / "a")
+    config = load_adapter(bench.pool, tmp_path / "a").config
+    assert (config.train_attn, config.train_mlp) == (True, False)
+
+
 def test_joined_matrix_has_no_place_in_a_model_without_delta_nets(get_bench, tmp_path):
     save_adapter(get_bench("qwen3_5").adapter(rank=4), tmp_path / "a", form="peft")
     with pytest.raises(AdapterError, match=r"in_proj_qkv.* has no place in this model"):

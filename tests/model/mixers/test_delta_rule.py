@@ -10,7 +10,9 @@ from torch import Tensor
 
 from palestra.model import TrainItem, encode
 from palestra.model.loading.layer_spec import DeltaNetSpec
-from palestra.model.mixers.delta_rule import CHUNK, ChunkLayout, ConvLayout, causal_conv, delta_rule, delta_step
+from palestra.model.mixers.causal_conv import ConvLayout, causal_conv
+from palestra.model.mixers.chunked_scan import CHUNK, ChunkLayout
+from palestra.model.mixers.delta_rule import delta_rule, delta_step
 from palestra.types import Datum
 
 SPEC = DeltaNetSpec(n_key_heads=2, n_value_heads=4, key_dim=8, value_dim=6, conv_kernel=4)

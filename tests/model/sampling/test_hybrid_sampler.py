@@ -9,9 +9,9 @@ from palestra.model.sampling import sampler as sampler_module
 from palestra.types import SampleResult
 
 
-@pytest.fixture
-def hybrid(get_bench):
-    return get_bench("qwen3_5")
+@pytest.fixture(params=["qwen3_5", "nemotron_h"])
+def hybrid(get_bench, request):
+    return get_bench(request.param)
 
 
 def tokens_of(result: SampleResult) -> list[list[int]]:

@@ -11,6 +11,7 @@ import torch
 from palestra.model import Decoder, Sampler
 from palestra.model.training import head
 from palestra.types import AdamParams, SampleResult
+from tests.model.conftest import GEMMA4
 
 EQUAL = 3e-5  # float32, summed in another order: how far that goes depends on the CPU
 MODELS = {
@@ -37,6 +38,8 @@ MODELS = {
     },
     "mistral": {"family": "mistral", "overrides": {"sliding_window": 9}},
     "qwen3_5": {"family": "qwen3_5"},
+    "nemotron_h": {"family": "nemotron_h"},
+    "gemma4": {"family": "gemma4", "tie": True, "overrides": GEMMA4},
 }
 SLOW = ("llama2", "llama3", "mistral")
 """Their logits are those of transformers every day, in `test_families`, and their kind of window is that of Qwen2."""

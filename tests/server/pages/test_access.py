@@ -13,7 +13,7 @@ from palestra.view.app import create_app
 from palestra.view.catalogue import Catalogue
 from tests.waiting import until
 
-PAGES = ("/server", "/episodes", "/playground", "/traces", "/keys")
+PAGES = ("/server", "/episodes", "/playground", "/traces", "/platform", "/gym", "/keys")
 
 
 def test_without_a_key_pages_lead_to_the_login_and_programs_get_401(open_browser):
@@ -102,15 +102,16 @@ def test_runs_are_for_admins(keyed, open_browser):
 
 
 def test_no_route_of_the_runs_is_open_to_trainers(open_browser):
-    """Whatever routes the dashboard gains."""
-    alice, tried = open_browser("alice"), 0
+    """Whatever routes the dashboard gains. Plays of tasks belong to their owner; keys for metrics see none."""
+    alice, prometheus, tried = open_browser("alice"), open_browser("prometheus"), 0
     routers = (getattr(one, "original_router", None) for one in create_app(Catalogue(Path())).routes)
     for route in (route for router in routers if router is not None for route in router.routes):
         assert isinstance(route, APIRoute)
         if route.path in ("/", "/login", "/logout"):
             continue
+        caller = prometheus if "/platform" in route.path else alice
         for method in route.methods or ():
-            answer = alice.request(method, re.sub(r"\{.*?\}", "first", route.path))
+            answer = caller.request(method, re.sub(r"\{.*?\}", "first", route.path))
             assert answer.status_code == 403, (method, route.path, answer.text)
             tried += 1
     assert tried > 20
@@ -119,8 +120,8 @@ def test_no_route_of_the_runs_is_open_to_trainers(open_browser):
 @pytest.mark.parametrize(
     ("name", "places"),
     [
-        ("carol", ["Runs", "Server", "Episodes", "Playground", "Keys"]),
-        ("alice", ["Server", "Episodes", "Playground"]),
+        ("carol", ["Runs", "Server", "Episodes", "Playground", "Platform", "Gym", "Keys"]),
+        ("alice", ["Server", "Episodes", "Playground", "Platform"]),
         ("prometheus", ["Server"]),
     ],
 )
@@ -170,3 +171,16 @@ def test_nothing_is_asked_on_loopback_without_keys(shared_ephebe):
     assert page.status_code == 200
     assert "Log out" not in page.text
     assert httpx.get(f"{server.url}/ui/", trust_env=False).status_code == 200
+
+
+def test_a_play_of_a_task_belongs_to_its_owner(open_browser):
+    alice, bob, plays = open_browser("alice"), open_browser("bob"), "/api/v1/platform/plays"
+    mine = alice.post(plays, json={"task": "keys-put_number-0b-17"}).json()["id"]
+    assert [one["id"] for one in alice.get(plays).json()] == [mine]
+    assert bob.get(plays).json() == []
+    for path in (f"{plays}/{mine}", f"/platform/{mine}"):
+        assert alice.get(path).status_code == 200
+        assert bob.get(path).status_code == 404
+    assert bob.post(f"{plays}/{mine}/calls", json={"tool": "list"}).status_code == 404
+    assert bob.delete(f"{plays}/{mine}").status_code == 404
+    assert alice.delete(f"{plays}/{mine}").json() == []

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from palestra.server.pages.playground_routes import MAX_PAGE_TOKENS, MAX_TOKENS, token_limits
+from palestra.server.pages.playground_routes import (
+    MAX_PAGE_TOKENS,
+    MAX_TOKENS,
+    Opening,
+    opening_of,
+    token_limits,
+)
 from tests.server.raw import Raw
 from tests.view.folders import HOSTILE
 
@@ -88,3 +94,33 @@ def test_a_long_trace_shows_the_tokens_of_its_newest_turns():
 @pytest.mark.parametrize("path", ["/playground", "/api/v1/playground/models", "/v1/models", "/traces"])
 def test_a_key_for_metrics_talks_to_nobody(open_browser, path):
     assert open_browser("prometheus").get(path).status_code == 403
+
+
+def test_a_rollout_opens_a_conversation_with_its_prompt():
+    said = [
+        {"role": "system", "content": "Use tools."},
+        {"role": "user", "content": "How many?"},
+        {"role": "user", "content": [{"type": "text", "text": "And why?"}]},
+        {"role": "assistant", "content": "3"},
+        {"role": "user", "content": "later"},
+    ]
+    assert opening_of(said) == Opening("Use tools.", "How many?\n\nAnd why?")
+    assert opening_of([]) == Opening()
+
+
+def test_only_those_who_see_runs_open_one_in_the_playground(open_browser):
+    query = {"run": "nobody", "step": 1, "id": "g-0"}
+    assert open_browser("alice").get("/playground", params=query).status_code == 403
+    answer = open_browser("carol").get("/playground", params=query)
+    assert answer.status_code == 404
+    assert "there is no run" in answer.text
+
+
+def test_the_state_of_a_training_run_is_sampled_from_by_its_address(keyed, keys, open_browser):
+    """Checkpoints of runs lead here by their address."""
+    model = Raw(keyed, keys["alice"]).model(base_model="ephebe")
+    address = f"tinker://{model.model_id}/weights/kept"
+    Raw(keyed, keys["alice"]).result(model.send("save_weights", path="kept"))
+    alice = open_browser("alice")
+    assert f'<option value="{address}" selected>' in alice.get("/playground", params={"model": address}).text
+    assert ask(alice, model=address).json()["model"] == address

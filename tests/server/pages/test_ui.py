@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,13 +16,13 @@ from starlette.routing import Route
 
 from tests.server.episodes.conftest import Api
 from tests.server.model_api.conftest import Ephebe
-from tests.view.browser import opened_browser, opened_page, served, why_not
+from tests.server.model_api.stockroom import TOOLS
+from tests.view.browser import opened_browser, opened_page, serious_findings, served, why_not
 from tests.view.folders import HOSTILE
 
 pytestmark = [pytest.mark.ui, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 PREFIX = "/a/prefix"
-AXE = Path(__file__).parents[3] / ".ui" / "node_modules" / "axe-core" / "axe.min.js"
-PAGES = ("server", "episodes", "playground", "traces", "keys", "")
+PAGES = ("server", "episodes", "playground", "traces", "platform", "gym", "keys", "")
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +81,35 @@ def test_two_models_answer_side_by_side(page, keys):
     assert page.locator(".message").count() == 0
 
 
+def test_tools_are_pasted_called_and_their_results_sent_back(page, keys):
+    log_in(page, keys["alice"], "playground")
+    page.get_by_text("Tools", exact=True).click()
+    tools = page.get_by_label("Tool definitions as JSON")
+    tools.fill("{not JSON")
+    page.locator("#text").fill("How many cups and hats are there together?")
+    page.locator("#text").press("Enter")
+    page.get_by_role("alert").get_by_text("cannot be read").wait_for()
+    tools.fill(json.dumps(TOOLS))
+    page.locator("select[name=tool_choice]").select_option("required")
+    page.locator("#text").press("Enter")
+    page.get_by_role("button", name="Send the result").wait_for()
+    called = page.locator(".open-call b").first.inner_text()
+    assert called in ("count", "add", "subtract")
+    page.locator("select[name=tool_choice]").select_option("none")
+    page.get_by_label(f"Result of {called}").first.fill("seven <b>hats</b>")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        page.get_by_role("button", name="Send the result").click()
+    user, assistant, *results = json.loads(sent.value.post_data)["messages"]
+    assert (user["role"], assistant["tool_calls"][0]["function"]["name"]) == ("user", called)
+    assert results[0] == {
+        "role": "tool",
+        "tool_call_id": assistant["tool_calls"][0]["id"],
+        "content": "seven <b>hats</b>",
+    }
+    page.locator(".message footer a").nth(1).wait_for()
+    assert page.get_by_role("button", name="Send the result").count() == 0
+
+
 def test_texts_stay_text(page, keys):
     log_in(page, keys["alice"], "playground")
     page.on("dialog", lambda _: pytest.fail("a text has opened a dialog"))
@@ -135,8 +164,6 @@ def test_pages_fit_any_window_in_both_themes(browser, keyed, keys, scheme, width
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(browser, keyed, keys, alice: Api, scheme):
-    if not AXE.is_file():
-        pytest.skip("needs axe-core: make test-ui installs it")
     (episode_id,) = alice.register()
     told = {}
     for name, paths in {
@@ -147,11 +174,8 @@ def test_axe_finds_nothing_serious(browser, keyed, keys, alice: Api, scheme):
             log_in(page, keys[name])
             for path in paths:
                 page.goto(f"/ui/{path}")
-                page.add_script_tag(path=str(AXE))
-                found = page.evaluate("axe.run()")["violations"]
-                serious = [one for one in found if one["impact"] in ("serious", "critical")]
-                told |= {(path, one["id"]): [node["html"][:200] for node in one["nodes"]][:3] for one in serious}
-    assert told == {}
+                told[path] = serious_findings(page)
+    assert {path: found for path, found in told.items() if found} == {}
 
 
 def test_everything_works_behind_a_proxy_with_a_path(browser, keyed, keys):

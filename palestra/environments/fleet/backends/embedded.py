@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from weakref import WeakSet
 
+import msgspec
+
 from palestra.environments.fleet.backend import FleetAttempt, FleetGrade, ToolAnswer
 from palestra.environments.fleet.errors import BackendError
 from palestra.environments.fleet.platform_tasks import platform_task
@@ -20,6 +22,7 @@ from palestra.environments.platform.verifiers import VerifierLimits, run_verifie
 from palestra.environments.platform.verifiers.source import verifier_source
 from palestra.util.json_types import JsonObject
 
+MAX_CHANGES = 50  # that are kept with a grade, for people to read
 _live: WeakSet[EmbeddedBackend] = WeakSet()
 
 
@@ -60,7 +63,14 @@ class EmbeddedBackend:
         if self._own is not None:
             verdict = verify(self._own, self._opened, attempt.answer)
             partial = _partial(self._own, verdict) if self._settings.partial_reward and verdict.failed else 0.0
-            return FleetGrade(score=verdict.score, partial=partial, stdout="\n".join(verdict.failed))
+            return FleetGrade(
+                score=verdict.score,
+                partial=partial,
+                stdout="\n".join(verdict.failed),
+                met=verdict.met,
+                missed=verdict.missed,
+                changes=msgspec.to_builtins(self._opened.changes()[:MAX_CHANGES]),
+            )
         if not self._task.verifier_code:
             return FleetGrade(score=None, error=f"task {self._task.task_key} has no verifier")
         done = await run_verifier(

@@ -1,32 +1,17 @@
 // @ts-check
 // Chats with one model or two, streamed from the server's OpenAI endpoint, with the log-probability of every token.
 
+import { element, safeText } from "./dom.js";
+import { CallList, parseTools } from "./playground_tools.js";
+
 /**
  * @typedef {{token: string, logprob: number}} Alternative
  * @typedef {Alternative & {top_logprobs: Alternative[]}} Token
- * @typedef {{role: string, content: string}} Message
+ * @typedef {{role: string, content: string, tool_calls?: import("./playground_tools.js").ToolCall[], tool_call_id?: string}} Message
  */
 
 const LOWEST_LOGPROB = -6;
 const ALTERNATIVES = 5;
-
-/** Control codes, invisible characters and those that turn the direction of text are written out. @param {string} text */
-export function safeText(text) {
-  return text.replaceAll(/[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}]/gu, (char) => {
-    if (char === "\n" || char === "\t") return char;
-    const code = /** @type {number} */ (char.codePointAt(0));
-    if (code < 0x100) return `\\x${code.toString(16).padStart(2, "0")}`;
-    return code < 0x10000 ? `\\u${code.toString(16).padStart(4, "0")}` : `\\U${code.toString(16).padStart(8, "0")}`;
-  });
-}
-
-/** @param {string} tag @param {string} className @param {(Node | string)[]} [content] */
-function element(tag, className, content = []) {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  made.append(...content);
-  return made;
-}
 
 /** The data of server-sent events. @param {ReadableStream<Uint8Array>} body */
 async function* events(body) {
@@ -48,18 +33,16 @@ class Answer {
     this.reasoning = element("div", "said");
     this.thoughts = element("details", "piece piece-reasoning", [element("summary", "", ["reasoning"]), this.reasoning]);
     this.thoughts.hidden = true;
-    this.calls = element("details", "piece piece-call", [element("summary", "", ["tool calls"]), element("div", "said mono")]);
-    this.calls.hidden = true;
+    this.calls = new CallList();
     this.strip = element("div", "tokens");
     this.said = element("div", "said");
     this.footer = element("footer", "");
     this.place = element("article", "message role-assistant waiting", [
-      element("h3", "", ["assistant"]), this.thoughts, this.strip, this.said, this.calls, this.footer,
+      element("h3", "", ["assistant"]), this.thoughts, this.strip, this.said, this.calls.place, this.footer,
     ]);
     column.append(this.place);
     this.content = "";
     this.thought = "";
-    this.called = "";
     /** @type {number[]} */
     this.logprobs = [];
     this.begun = performance.now();
@@ -74,11 +57,7 @@ class Answer {
       this.thoughts.hidden = false;
       this.reasoning.textContent = safeText((this.thought += thought));
     }
-    for (const call of delta?.tool_calls ?? []) {
-      this.calls.hidden = false;
-      this.called += `${call.function?.name ? `${this.called ? "\n" : ""}${call.function.name} ` : ""}${call.function?.arguments ?? ""}`;
-      /** @type {HTMLElement} */ (this.calls.lastElementChild).textContent = safeText(this.called);
-    }
+    for (const part of delta?.tool_calls ?? []) this.calls.add(part);
     for (const token of logprobs?.content ?? []) this.#addToken(token);
   }
 
@@ -121,15 +100,23 @@ class Column {
     this.model = model;
     /** @type {Message[]} */
     this.messages = [];
+    /** @type {Answer | null} */
+    this.last = null;
     this.place = element("section", "column", [element("h2", "", [model])]);
     this.place.setAttribute("aria-label", `Conversation with ${model}`);
   }
 
-  /** @param {string} text @param {Record<string, unknown>} settings @param {AbortSignal} signal */
+  /** Adds what the tools returned, if the model waits for it, and what a person says, if anything; then the model goes on.
+   * @param {string} text @param {Record<string, unknown>} settings @param {AbortSignal} signal */
   async say(text, settings, signal) {
-    this.messages.push({ role: "user", content: text });
-    this.place.append(element("article", "message role-user", [element("h3", "", ["user"]), element("div", "said", [safeText(text)])]));
+    const known = this.messages.length;
+    if (this.last?.calls.isPending) this.messages.push(...this.last.calls.take());
+    if (text) {
+      this.messages.push({ role: "user", content: text });
+      this.place.append(element("article", "message role-user", [element("h3", "", ["user"]), element("div", "said", [safeText(text)])]));
+    }
     const answer = new Answer(this.place);
+    this.last = answer;
     answer.place.scrollIntoView({ block: "nearest" });
     try {
       await this.#stream(answer, settings, signal);
@@ -137,8 +124,17 @@ class Column {
       if (!signal.aborted) answer.fail(error instanceof Error ? error.message : String(error));
       else answer.end("stopped", undefined);
     }
-    if (answer.content) this.messages.push({ role: "assistant", content: answer.content });
-    else if (!answer.logprobs.length) this.messages.pop(); // nothing came: the next attempt begins here
+    this.#keep(answer, known);
+  }
+
+  /** @param {Answer} answer @param {number} known */
+  #keep(answer, known) {
+    const { calls } = answer.calls;
+    if (calls.length) {
+      this.messages.push({ role: "assistant", content: answer.content, tool_calls: calls });
+      answer.calls.ask(() => send([this], ""));
+    } else if (answer.content) this.messages.push({ role: "assistant", content: answer.content });
+    else if (!answer.logprobs.length) this.messages.length = known; // nothing came: the next attempt begins here
   }
 
   /** @param {Answer} answer @param {Record<string, unknown>} settings @param {AbortSignal} signal */
@@ -173,7 +169,8 @@ const columnsPlace = /** @type {HTMLElement} */ (document.getElementById("column
 const settings = /** @type {HTMLFormElement} */ (document.getElementById("settings"));
 const ask = /** @type {HTMLFormElement} */ (document.getElementById("ask"));
 const text = /** @type {HTMLTextAreaElement} */ (document.getElementById("text"));
-const send = /** @type {HTMLButtonElement} */ (document.getElementById("send"));
+const sendButton = /** @type {HTMLButtonElement} */ (document.getElementById("send"));
+const toolProblem = /** @type {HTMLElement} */ (document.getElementById("tool-problem"));
 const stop = /** @type {HTMLButtonElement} */ (document.getElementById("stop"));
 const tokenFacts = /** @type {HTMLElement} */ (document.getElementById("token-facts"));
 /** @type {Column[]} */
@@ -191,25 +188,44 @@ function begin() {
   history.replaceState(null, "", `?${query}`);
 }
 
-async function submit() {
-  const said = text.value.trim();
-  if (!said || running) return;
+/** What the settings ask for; null, with a word about it on the page, if the tools cannot be read. */
+function wanted() {
   const chosen = new FormData(settings);
-  const wanted = {
-    temperature: Number(chosen.get("temperature")),
-    max_tokens: Number(chosen.get("max_tokens")),
-    system: String(chosen.get("system") ?? ""),
-  };
+  toolProblem.textContent = "";
+  try {
+    const tools = parseTools(String(chosen.get("tools") ?? ""));
+    return {
+      temperature: Number(chosen.get("temperature")),
+      max_tokens: Number(chosen.get("max_tokens")),
+      system: String(chosen.get("system") ?? ""),
+      ...(tools.length ? { tools, tool_choice: String(chosen.get("tool_choice")) } : {}),
+    };
+  } catch (error) {
+    toolProblem.textContent = `These tools cannot be read: ${error instanceof Error ? error.message : error}`;
+    toolProblem.closest("details")?.setAttribute("open", "");
+    return null;
+  }
+}
+
+/** @param {Column[]} to @param {string} said */
+async function send(to, said) {
+  const asked = wanted();
+  if (!asked || running) return;
   text.value = "";
   running = new AbortController();
   stop.hidden = false;
-  send.disabled = true;
+  sendButton.disabled = true;
   const { signal } = running;
-  await Promise.all(columns.map((column) => column.say(said, wanted, signal)));
+  await Promise.all(to.map((column) => column.say(said, asked, signal)));
   running = null;
   stop.hidden = true;
-  send.disabled = false;
-  text.focus();
+  sendButton.disabled = false;
+  (to[0].last?.calls.results[0] ?? text).focus();
+}
+
+function submit() {
+  const said = text.value.trim();
+  if (said) send(columns, said);
 }
 
 /** @param {Token} token */

@@ -1,0 +1,52 @@
+"""Mamba-2's state space, S <- e^g S + B (dt x)^T, y = S^T C, in its two forms.
+
+Heads of a group share B and C. Chunks of 64 positions are computed by products, single positions by a step; see
+`chunked_scan`. Owns: this arithmetic. Never touches: where states are kept.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from palestra.model.loading.layer_spec import MambaSpec
+from palestra.model.mixers.chunked_scan import ChunkLayout, chunked_scan
+
+
+def state_space(
+    xbc: Tensor, dt: Tensor, decay: Tensor, layout: ChunkLayout, spec: MambaSpec, state: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """[tokens, heads, head_dim] and the last state of each sequence; see `chunked_scan`."""
+    return chunked_scan(_chunk, xbc, dt, decay, layout, spec, state)
+
+
+def _chunk(xbc: Tensor, dt: Tensor, decay: Tensor, state: Tensor, spec: MambaSpec) -> tuple[Tensor, Tensor]:
+    """One chunk each of n sequences: [n, 64, heads, head_dim], and their states after it."""
+    x, b, c = _heads(xbc, spec)
+    share = (spec.n_groups, spec.n_heads // spec.n_groups)
+    b, c = (y.transpose(1, 2).unsqueeze(2) for y in (b, c))  # [n, groups, 1, 64, state]
+    x, decay, state = (
+        y.unflatten(1, share) for y in ((x * dt.unsqueeze(-1)).transpose(1, 2), decay.transpose(1, 2), state)
+    )
+    total = decay.cumsum(-1)
+    grown = total.exp().unsqueeze(-1)
+    between = (total.unsqueeze(-1) - total.unsqueeze(-2)).tril().exp().tril()
+    out = (c * grown) @ state + ((c @ b.mT) * between) @ x
+    left = (total[..., -1:] - total).exp().unsqueeze(-1)
+    state = grown[..., -1:, :] * state + (b * left).mT @ x
+    return out.flatten(1, 2).transpose(1, 2), state.flatten(1, 2)
+
+
+def state_space_step(xbc: Tensor, dt: Tensor, decay: Tensor, state: Tensor, spec: MambaSpec) -> tuple[Tensor, Tensor]:
+    """One position each of n sequences: [n, heads, head_dim], and their states after it."""
+    x, b, c = _heads(xbc, spec)
+    b, c = (y.repeat_interleave(spec.n_heads // spec.n_groups, 1).unsqueeze(-1) for y in (b, c))
+    state = state * decay.exp()[..., None, None] + b * (x * dt.unsqueeze(-1)).unsqueeze(-2)
+    return (state * c).sum(-2), state
+
+
+def _heads(xbc: Tensor, spec: MambaSpec) -> tuple[Tensor, Tensor, Tensor]:
+    """x of each head, B and C of each group, in float32: […, heads or groups, dim]."""
+    shared = spec.n_groups * spec.state_size
+    x, b, c = xbc.float().split([spec.inner_size, shared, shared], -1)
+    b, c = (y.unflatten(-1, (spec.n_groups, spec.state_size)) for y in (b, c))
+    return x.unflatten(-1, (spec.n_heads, spec.head_dim)), b, c

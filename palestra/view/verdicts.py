@@ -1,0 +1,60 @@
+"""What an environment's verifier saw and said of a rollout, in one form, whatever the environment is.
+
+Owns: which parts of a verdict have a place of their own on the page. Never touches: HTML.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from palestra.util.json_types import JsonObject
+
+
+class ShownChange(Struct, frozen=True):
+    """A row of the world that the rollout has changed."""
+
+    table: str
+    kind: str
+    key: list[object]
+    before: JsonObject = {}
+    after: JsonObject = {}
+    fields: list[str] = []
+
+
+class VerdictParts(Struct, frozen=True):
+    """The parts that pages know."""
+
+    score: float | None = None
+    met: list[str] = []
+    missed: list[str] = []
+    changes: list[ShownChange] | None = None
+    stdout: str = ""
+
+
+class ShownVerdict(Struct, frozen=True):
+    score: float | None
+    met: list[str]
+    missed: list[str]
+    failed: list[str]
+    """What is missing or was not asked for, a line each."""
+    changes: list[ShownChange] | None
+    """None: the verifier has looked at no rows, or does not say which."""
+    others: JsonObject
+    """Everything else that was recorded."""
+
+
+def read_verdict(verdict: JsonObject) -> ShownVerdict | None:
+    """None if none was recorded."""
+    if not verdict:
+        return None
+    try:
+        known = msgspec.convert(verdict, VerdictParts)
+    except msgspec.ValidationError:  # an environment with words of its own
+        return ShownVerdict(None, [], [], [], None, verdict)
+    is_platform = bool(known.met or known.missed)
+    taken = ("score", "met", "missed", "changes", *(["stdout"] if is_platform else []))
+    others = {name: value for name, value in verdict.items() if name not in taken}
+    changes = [] if known.changes is None and is_platform else known.changes
+    failed = known.stdout.splitlines() if is_platform else []
+    return ShownVerdict(known.score, known.met, known.missed, failed, changes, others)
