@@ -115,5 +115,5 @@ def test_prompts_of_a_group_are_shared_under_a_common_beginning(bench):
     while sampler.scheduler.waiting or sampler.scheduler.running < 24:
         sampler.step()
     plan = sampler.scheduler.plan()
-    blocks = PagedAttention(sampler.cache, plan).blocks[None]
+    (blocks,) = PagedAttention(sampler.cache, plan).blocks.values()
     assert sum(b.groups for b in blocks if b.prefix is not None) == 3
