@@ -71,8 +71,8 @@ class OpenEnvTask:
         """What the verifier saw and said, for people to read; empty before the grade."""
         if self._grade is None:
             return {}
-        told = {name: value for name, value in msgspec.to_builtins(self._grade).items() if value or name == "score"}
-        return {**told, **({} if self._answer is None else {"answer": self._answer})}
+        verdict = {name: value for name, value in msgspec.to_builtins(self._grade).items() if value or name == "score"}
+        return {**verdict, **({} if self._answer is None else {"answer": self._answer})}
 
     async def reset_async(self, seed: int | None = None) -> JsonObject:
         """Makes a new instance. `seed` exists for compatibility: the task says which data it has. Raises

@@ -25,8 +25,8 @@ CHILD = "palestra.gym.grading.program_child"
 MAX_ANSWER = 64 * 1024 * 1024
 START_S = 20.0
 CHILD_IMPORTS = ("palestra.sandbox.compute_only.jail", "palestra.sandbox.seccomp", "palestra.util.json_types")
-INSIDE = "/work/grader"
-"""Where a sandbox has the child's files."""
+INSIDE = "grader"
+"""The folder of a sandbox, below its working folder, that has the child's files."""
 NO_PYTHON = 127
 ROOM_FOR_PYTHON = 256 * 1024**2
 """Memory of a sandbox beside what the program may take."""

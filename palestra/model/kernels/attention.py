@@ -475,7 +475,7 @@ def attend_once(q: Tensor, k: Tensor, v: Tensor, keys: KeySource, kv_heads: int,
 
 
 def _widths(width: int, dim: int) -> dict[str, int]:
-    """Of queries and keys, and of values: in numbers, and in those that a block holds."""
+    """The widths of values (`D`) and of what keys have beyond them (`TAIL`), and of the blocks that hold them."""
     tail = width - dim
     return {
         "D": dim,

@@ -65,8 +65,8 @@ class EnvironmentPlayer:
             async with ModelCalls(EpisodeCaller(episode)) as calls:
                 turn_sampler = ChatTurnSampler(calls, settings, episode.seed)
                 played = await play(session, episode.task, turn_sampler, settings.timeout_s)
-            told = {MESSAGES: turn_sampler.messages, VERDICT: await session.verdict()}
-            return _result(played, told, await session.metrics())
+            metadata = {MESSAGES: turn_sampler.messages, VERDICT: await session.verdict()}
+            return _result(played, metadata, await session.metrics())
         finally:
             await session.close()
 
@@ -89,7 +89,7 @@ class EpisodeCaller:
         return EpisodeApiError(status, detail, CALL)
 
 
-def _result(played: PlayedRollout, told: JsonObject, metrics: dict[str, float]) -> EpisodeResult:
+def _result(played: PlayedRollout, metadata: JsonObject, metrics: dict[str, float]) -> EpisodeResult:
     stop, failure = played.stop, None
     if played.is_ungraded or not (played.rewards or stop.is_failure):
         reason = played.error or "its environment gave no reward"
@@ -100,13 +100,13 @@ def _result(played: PlayedRollout, told: JsonObject, metrics: dict[str, float]) 
         reward=None if failure else played.reward,
         step_rewards=played.rewards,
         metrics=metrics,
-        metadata={STOP: stop, **{name: value for name, value in told.items() if value and _is_short(value)}},
+        metadata={STOP: stop, **{name: value for name, value in metadata.items() if value and _is_short(value)}},
         error=failure,
     )
 
 
-def _is_short(told: object) -> bool:
+def _is_short(value: object) -> bool:
     try:
-        return len(msgspec.json.encode(told)) <= LARGEST_TRANSCRIPT
+        return len(msgspec.json.encode(value)) <= LARGEST_TRANSCRIPT
     except (TypeError, ValueError):
         return False
