@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from asyncio.subprocess import Process
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from palestra.sandbox.errors import SandboxEnded, SandboxError
 from palestra.sandbox.spec import MIB, STDERR, STDOUT, ExecResult, OutputSink, SandboxSpec
 from palestra.sandbox.streams import CommandStreams, ended_in_time
 from palestra.util.files import replacing
-from palestra.util.processes import stop
+from palestra.util.processes import RunningProcess, stop
 
 PATIENCE_S = 2.0
 READ_MAX = 64 * MIB
@@ -75,11 +74,11 @@ class CommandSandbox(ABC):
     async def stop(self) -> None: ...
 
     @abstractmethod
-    async def _begin(self, command: Command, streams: tuple[int, int, int]) -> Process:
+    async def _begin(self, command: Command, streams: tuple[int, int, int]) -> RunningProcess:
         """Starts a process that lives as long as the command inside and ends with its status. `streams` are its
         standard input, output and errors."""
 
-    async def _end(self, process: Process) -> None:
+    async def _end(self, process: RunningProcess) -> None:
         """Ends a process of `_begin` together with its command. As it stands here, SIGTERM does that."""
         await stop(process, PATIENCE_S)
 
@@ -189,7 +188,7 @@ class CommandSandbox(ABC):
             streams.is_truncated,
         )
 
-    async def _ended_late(self, process: Process, limit_s: float) -> bool:
+    async def _ended_late(self, process: RunningProcess, limit_s: float) -> bool:
         """Waits for the end of a command; returns whether it took too long. It has ended, also when cancelled."""
         try:
             return not await ended_in_time(process, limit_s)

@@ -30,13 +30,13 @@ def backend_names() -> list[str]:
 
 def backend(name: str) -> type[Sandbox]:
     """Returns the class of a backend. Raises SandboxError if there is none of that name, or it cannot be loaded."""
-    published = {one.name: one for one in entry_points(group=ENTRY_POINTS)}
     try:
         if name in BUILT_IN:
             module, _, attribute = BUILT_IN[name].partition(":")
             return getattr(importlib.import_module(module), attribute)
-        if name in published:
-            return published[name].load()
+        for one in entry_points(group=ENTRY_POINTS):
+            if one.name == name:
+                return one.load()
     except (ImportError, AttributeError) as error:
         raise SandboxError(f"the sandbox backend {name!r} cannot be loaded: {error}") from error
     raise SandboxError(

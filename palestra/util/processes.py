@@ -14,12 +14,28 @@ import time
 from asyncio.subprocess import Process
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 DEVNULL, PIPE, STDOUT = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
 LOOK_S = 0.02
 Stream = int | IO[bytes] | None
 """None: the stream of the parent."""
+
+
+class RunningProcess(Protocol):
+    """A process that leads a group of its own: a child of `spawn`, or one that somebody else has forked for us."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None:
+        """None: it runs."""
+        ...
+
+    async def wait(self) -> int | None: ...
+
+    def terminate(self) -> None: ...
 
 
 async def spawn(
@@ -55,7 +71,7 @@ def spawn_blocking(
     return subprocess.Popen(command, stdin=stdin, stdout=output, stderr=output, env=env, start_new_session=True)
 
 
-async def stop(process: Process, patience_s: float) -> None:
+async def stop(process: RunningProcess, patience_s: float) -> None:
     """Asks the process to end, and kills its group after `patience_s`."""
     if process.returncode is None:
         process.terminate()
@@ -67,7 +83,7 @@ async def stop(process: Process, patience_s: float) -> None:
     await process.wait()
 
 
-async def kill(process: Process) -> None:
+async def kill(process: RunningProcess) -> None:
     """Kills the process and its group; it has ended when this returns or is cancelled."""
     if process.returncode is None:  # the number of one that ended long ago may be somebody else's
         signal_group(process.pid, signal.SIGKILL)

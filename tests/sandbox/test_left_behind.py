@@ -19,6 +19,7 @@ import pytest
 
 from palestra.sandbox import SandboxEnded, SandboxError, SandboxUnavailable, sandbox
 from palestra.sandbox.local import bubblewrap
+from palestra.sandbox.local import helpers as helpers_module
 from tests.sandbox.conftest import Box, LoopThread, spec_for
 from tests.sandbox.owner import MARK
 from tests.waiting import until
@@ -38,17 +39,21 @@ def left(mark: str = MARK) -> list[int]:
     return found
 
 
+def fork_servers() -> list[psutil.Process]:
+    """Processes of this one from which helpers are forked: one, as soon as there was a local sandbox."""
+    return [one for one in psutil.Process().children() if _lives(one) and helpers_module.FORK_SERVER in one.cmdline()]
+
+
 def helpers() -> set[int]:
-    """Processes that this one has started itself and that have not ended."""
-    return {one.pid for one in psutil.Process().children() if _lives(one)}
+    """Processes that this one has started or had forked, and that have not ended."""
+    servers = fork_servers()
+    forked = {one.pid for server in servers for one in server.children() if _lives(one)}
+    return forked | {one.pid for one in psutil.Process().children() if _lives(one) and one not in servers}
 
 
-def children() -> set[int]:
+def forked(server: psutil.Process) -> set[int]:
     """As `helpers`, but faster."""
-    found: set[int] = set()
-    for thread in Path("/proc/self/task").iterdir():
-        found |= {int(pid) for pid in (thread / "children").read_text().split()}
-    return found
+    return {int(pid) for pid in Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()}
 
 
 def name_of(pid: int) -> str:
@@ -197,7 +202,7 @@ class TestLocal:
         async def one(after_s: float) -> None:
             before = helpers()
             starting = asyncio.ensure_future(started())
-            while not (found := {pid for pid in children() - before if name_of(pid) == "bwrap"}):
+            while not (found := {pid for pid in forked(server) - before if name_of(pid) == "bwrap"}):
                 assert not starting.done()
                 await asyncio.sleep(0)
             time.sleep(after_s)  # noqa: ASYNC251 - a busy loop would be late
@@ -207,6 +212,9 @@ class TestLocal:
                 await starting
 
         user = bubblewrap.unprivileged_user()
+        with pytest.raises(SandboxUnavailable):
+            loop.run(started())
+        (server,) = fork_servers()
         before = of_user(user)
         for place in range(8):
             loop.run(one(0.001 * place))
@@ -221,3 +229,14 @@ class TestLocal:
         until(lambda: not left("palestra-killed"))
         with pytest.raises(SandboxEnded, match="has ended"):
             box.sh("true")
+
+    def test_sandboxes_end_with_the_process_that_forks_helpers_and_others_can_be_made(self, new_box: NewBox) -> None:
+        box = new_box(env={"MARK": "palestra-forked"})
+        box.sh("sleep 1000 & true")
+        (server,) = fork_servers()
+        server.kill()
+        until(lambda: not left("palestra-forked"))
+        with pytest.raises(SandboxEnded, match="has ended"):
+            box.sh("true")
+        assert new_box().sh("echo new").text == "new\n"
+        assert server not in fork_servers()

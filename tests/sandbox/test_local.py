@@ -64,7 +64,10 @@ def test_the_owner_is_not_who_runs_inside(box: Box) -> None:
 
 def _is_ours(process: psutil.Process) -> bool:
     parent = process.parent()
-    return parent is not None and parent.name() == "bwrap" and parent.ppid() == os.getpid()
+    if parent is None or parent.name() != "bwrap":
+        return False
+    server = parent.parent()
+    return server is not None and server.ppid() == os.getpid()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the tests run without root anyway")

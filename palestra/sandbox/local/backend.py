@@ -15,25 +15,23 @@ import random
 import select
 import signal
 import socket
-from asyncio.subprocess import Process
 from typing import Any, Self
 
-from palestra.sandbox import lean_python, seccomp
+from palestra.sandbox import seccomp
 from palestra.sandbox.commands import Command, CommandSandbox
 from palestra.sandbox.door import DoorRelay
 from palestra.sandbox.errors import SandboxEnded, SandboxError, SandboxUnavailable
 from palestra.sandbox.local import bubblewrap, cgroup
-from palestra.sandbox.local.launch import CONTROL
+from palestra.sandbox.local.helpers import HelperProcess, readable, start_helper
 from palestra.sandbox.local.watchdog import MemoryWatchdog, WatchedSandbox
 from palestra.sandbox.spec import SEARCH_PATH, SandboxSpec
-from palestra.util.processes import DEVNULL, PIPE, Stream, kill, spawn
+from palestra.util.processes import kill
 
-LAUNCH, ENTER = "palestra.sandbox.local.launch", "palestra.sandbox.local.enter"
-PACKAGES = ("palestra.sandbox.local", "palestra.sandbox")
 START_S = 30.0
 BYTES_PER_FILE = 4096
 OPEN_FILES = 1024
 MAX_DESCRIPTORS = 3
+LAST_WORDS = 1 << 16
 
 _watchdog = MemoryWatchdog()
 
@@ -43,7 +41,9 @@ class LocalSandbox(CommandSandbox):
 
     def __init__(self, spec: SandboxSpec) -> None:
         super().__init__(spec)
-        self._bwrap: Process | None = None
+        self._bwrap: HelperProcess | None = None
+        self._input: int | None = None
+        """The other end of process 1's input: it ends when this is closed."""
         self._common: dict[str, Any] = {}
         self._watched: WatchedSandbox | None = None
         self._relay: DoorRelay | None = None
@@ -107,35 +107,40 @@ class LocalSandbox(CommandSandbox):
             "files": spec.limits.disk_bytes // BYTES_PER_FILE,
             "door_port": spec.door.port if spec.door else 0,
         }
-        self._bwrap, control = await _helper(LAUNCH, order, stdin=PIPE, stderr=PIPE)
-        with control:
+        inside, self._input = os.pipe()
+        words, errors = os.pipe()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        try:
             try:
-                async with asyncio.timeout(START_S):
-                    return await _descriptors(control)
-            except (EOFError, ConnectionError, TimeoutError) as error:
-                own = str(error) if isinstance(error, EOFError) else ""
-                reason = own or await _last_words(self._bwrap) or "its helper took too long, or was killed"
-                raise SandboxUnavailable(f"the sandbox did not start: {reason}") from None
+                self._bwrap, control = await start_helper("launch", order, (inside, nowhere, errors))
+            finally:
+                for one in (inside, nowhere, errors):
+                    os.close(one)
+            with control:
+                try:
+                    async with asyncio.timeout(START_S):
+                        return await _descriptors(control)
+                except (EOFError, ConnectionError, TimeoutError) as error:
+                    own = str(error) if isinstance(error, EOFError) else ""
+                    reason = own or await _last_words(self._bwrap, words) or "its helper took too long, or was killed"
+                    raise SandboxUnavailable(f"the sandbox did not start: {reason}") from None
+        finally:
+            os.close(words)
 
-    async def _begin(self, command: Command, streams: tuple[int, int, int]) -> Process:
+    async def _begin(self, command: Command, streams: tuple[int, int, int]) -> HelperProcess:
         reason, watched = self._why_ended(), self._watched
         if reason or watched is None:
             raise SandboxEnded(reason)
         limits = self.spec.limits
-        first = os.dup(watched.first)
         order = {
             **self._common,
-            "process": first,
             "arguments": command.arguments,
             "env": {"PATH": SEARCH_PATH, "HOME": bubblewrap.HOME, "USER": "agent", "LANG": "C.UTF-8", **command.env},
             "cwd": command.cwd,
             "limits": {"NPROC": limits.processes, "NOFILE": OPEN_FILES, "CORE": 0},
         }
-        try:
-            process, control = await _helper(ENTER, order, *streams, pass_fds=(first,))
-            control.close()
-        finally:
-            os.close(first)
+        process, control = await start_helper("enter", order, streams, watched.first)
+        control.close()
         return process
 
     def _why_ended(self) -> str | None:
@@ -156,69 +161,32 @@ class LocalSandbox(CommandSandbox):
             watched.forget()
             with contextlib.suppress(ProcessLookupError):  # it has ended before
                 signal.pidfd_send_signal(watched.first, signal.SIGKILL)
-            await _readable(watched.first)  # the kernel ends process 1 after all others
+            await readable(watched.first)  # the kernel ends process 1 after all others
             os.close(watched.first)
             os.close(watched.processes)
+        if self._input is not None:
+            os.close(self._input)
+            self._input = None
         if self._bwrap is not None:
             await kill(self._bwrap)
         if self._cgroup is not None:
             self._cgroup.remove()
 
 
-async def _helper(
-    module: str,
-    order: dict[str, Any],
-    stdin: Stream,
-    stdout: Stream = DEVNULL,
-    stderr: Stream = DEVNULL,
-    pass_fds: tuple[int, ...] = (),
-) -> tuple[Process, socket.socket]:
-    """Starts a helper and sends it its order; returns it with our end of its control socket."""
-    control, theirs = socket.socketpair()
-    try:
-        with theirs:
-            process = await spawn(
-                *lean_python.command_of(module, *PACKAGES),
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
-                env={CONTROL: str(theirs.fileno())},
-                pass_fds=(theirs.fileno(), *pass_fds),
-            )
-        control.setblocking(False)
-        try:
-            await asyncio.get_running_loop().sock_sendall(control, json.dumps(order).encode() + b"\n")
-        except OSError:
-            pass  # the helper is gone: whoever waits for it sees that
-        except BaseException:
-            await kill(process)
-            raise
-    except BaseException:
-        control.close()
-        raise
-    return process, control
-
-
 async def _descriptors(control: socket.socket) -> list[int]:
     """Receives the launcher's answer. Raises EOFError where it has none, with its reason if it gave one."""
-    await _readable(control.fileno())
+    await readable(control.fileno())
     answer, found, _, _ = socket.recv_fds(control, 64 * 1024, MAX_DESCRIPTORS)
     if not found:
         raise EOFError(json.loads(answer)["error"] if answer else "")
     return list(found)
 
 
-async def _last_words(process: Process) -> str:
+async def _last_words(process: HelperProcess, errors: int) -> str:
+    """Reads what is in the pipe: others that hold its other end have ended, or say no more."""
     await kill(process)
-    assert process.stderr is not None
-    return (await process.stderr.read()).decode(errors="replace").strip()
-
-
-async def _readable(descriptor: int) -> None:
-    loop = asyncio.get_running_loop()
-    happened = loop.create_future()
-    loop.add_reader(descriptor, lambda: happened.done() or happened.set_result(None))
+    os.set_blocking(errors, False)
     try:
-        await happened
-    finally:
-        loop.remove_reader(descriptor)
+        return os.read(errors, LAST_WORDS).decode(errors="replace").strip()
+    except BlockingIOError:
+        return ""

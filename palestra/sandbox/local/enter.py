@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sys
 from types import FrameType
 from typing import Any, NoReturn
@@ -22,17 +23,18 @@ CANNOT_START = 126
 ROUNDS = 100
 
 
-def main() -> None:
+def main(control: socket.socket, process: int) -> None:
+    """`process` is the pidfd of the sandbox's process 1."""
     try:
-        order, control = read_order()
+        order = read_order(control)
         control.close()
         ns.die_with_parent()
         members = os.open(order["cgroup"], os.O_WRONLY | os.O_CLOEXEC) if order["cgroup"] else None
         prepare(order)
         ns.become(order["user"])
         ns.hide()
-        ns.enter(order["process"], ns.ALL)
-        os.close(order["process"])
+        ns.enter(process, ns.ALL)
+        os.close(process)
         told, tell = os.pipe()
         child = os.fork()
         if child == 0:

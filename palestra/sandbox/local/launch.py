@@ -18,17 +18,13 @@ from typing import Any
 from palestra.sandbox import first_process
 from palestra.sandbox.local import namespaces as ns
 
-CONTROL = "PALESTRA_CONTROL"
-"""The variable that says which descriptor the control socket is."""
 SCRATCH = "/.scratch"
 MODES = {"/tmp": 0o1777, "/dev/shm": 0o1777}
 
 
-def read_order() -> tuple[dict[str, Any], socket.socket]:
-    control = socket.socket(fileno=int(os.environ[CONTROL]))
-    control.set_inheritable(False)
+def read_order(control: socket.socket) -> dict[str, Any]:
     with control.makefile("rb") as stream:
-        return json.loads(stream.readline()), control
+        return json.loads(stream.readline())
 
 
 def prepare(order: dict[str, Any]) -> None:
@@ -37,8 +33,8 @@ def prepare(order: dict[str, Any]) -> None:
     os.sched_setaffinity(0, order["cores"])
 
 
-def main() -> None:
-    order, control = read_order()
+def main(control: socket.socket, _: int) -> None:
+    order = read_order(control)
     info, info_for_bwrap = os.pipe()
     ready, ready_for_bwrap = os.pipe()
     bwrap = os.pidfd_open(os.getpid())
