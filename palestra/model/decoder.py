@@ -106,7 +106,7 @@ class Decoder:
             hidden, x = self._enter(hidden, update, w.mlp_norm)
             update = self._leave(mlp(x, plan, inputs.routing), w.mlp_out_norm)
         if (end := self.ends[n]) is not None:
-            hidden, update = end(hidden, update, inputs.per_layer), None
+            hidden, update = end(hidden, update, inputs.per_layer, plan), None
         return hidden, update
 
     def _enter(self, hidden: Tensor, update: Tensor | None, norm: Tensor | None) -> tuple[Tensor, Tensor]:
