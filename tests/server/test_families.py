@@ -1,7 +1,7 @@
-"""Every kind of layer behind a real server: what is killed ends at the same bits, and tenants do not disturb each other.
+"""Every kind of layer behind a real server: what is killed ends at the same bits, and tenants do not disturb others.
 
-The other tests of servers use Qwen3. These train and sample models with Mamba-2 states, keys that layers share, compressed
-rows and experts, with plain weights and with weights of 8 and 4 bits.
+The other tests of servers use Qwen3. These train and sample models with Mamba-2 states, keys that layers share,
+compressed rows and experts, with plain weights and with weights of 8 and 4 bits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tinker import types
 
 from tests.model.conftest import GEMMA4
 from tests.server.conftest import NAME
-from tests.server.test_faults import assert_same_bits, batch, kill_worker, weights
+from tests.server.test_faults import Run, assert_same_bits, batch, kill_worker, weights
 
 STEPS = 2
 RANKS = (4, 8)
@@ -54,13 +54,11 @@ experts and 4 bits."""
 
 
 @dataclass
-class TenantRun:
+class TenantRun(Run):
     """What a tenant has seen, in the order in which it asked."""
 
-    losses: list[float] = field(default_factory=list)
     tokens: list[list[int]] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    path: str = ""
 
 
 def train_and_sample(
