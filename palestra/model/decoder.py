@@ -131,7 +131,7 @@ class Decoder:
             case DeltaNetSpec() as mixer, DeltaNetWeights() as weights:
                 return DeltaNetMixer(n, self.spec, mixer, weights, self.ops)
             case MambaSpec() as mixer, MambaWeights() as weights:
-                return MambaMixer(n, self.spec, mixer, weights)
+                return MambaMixer(n, self.spec, mixer, weights, self.ops)
             case None, None:
                 return None
         raise TypeError(f"the weights of layer {n} are not those its spec asks for")

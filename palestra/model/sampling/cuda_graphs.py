@@ -38,7 +38,7 @@ from palestra.model.attention.tiled import (
 )
 from palestra.model.decoder import Decoder
 from palestra.model.kernels.attention import Tiles
-from palestra.model.kernels.delta_rule import Spans
+from palestra.model.kernels.chunk_products import Spans
 from palestra.model.kernels.lora import TILE_ROWS, LoraTiles, SiteShape
 from palestra.model.lora.adapters import SITE_ENTRIES, SITE_KINDS, Layout, SiteName
 from palestra.model.lora.buckets import RowRun
@@ -270,13 +270,14 @@ class StepGraphs:
 
 
 class _GraphLora:
-    """`LoraProducts` of a recorded step: the tiles are read from buffers, and every site is there."""
+    """`LoraProducts` of a recorded step: tiles are read from buffers, and sites are all that an adapter may have."""
 
     def __init__(self, tiles: LoraTiles, sites: dict[SiteName, SiteShape]):
         self.tiles, self.sites = tiles, sites
 
     def apply(self, y: Tensor, x: Tensor, name: SiteName) -> None:
-        self.tiles.apply(y, x, self.sites[name])
+        if name in self.sites:
+            self.tiles.apply(y, x, self.sites[name])
 
     def inner(self, x: Tensor, name: SiteName) -> list[Tensor]:
         raise NotImplementedError("a recorded step has no backward pass")
@@ -386,7 +387,7 @@ def _row_counts(most: int) -> list[int]:
 
 
 def _chunks(rows: int) -> int:
-    """Chunks of delta nets: enough for a graph full of prompts that end within one."""
+    """Chunks of recurrences: enough for a graph full of prompts that end within one."""
     return 2 * -(-rows // CHUNK) + SPARE_TILES
 
 

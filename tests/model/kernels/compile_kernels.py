@@ -176,7 +176,7 @@ def dequantise() -> None:
 
 
 def spans_of(lengths: list[int]) -> tuple[Tensor, Any]:
-    from palestra.model.kernels.delta_rule import Spans
+    from palestra.model.kernels.chunk_products import Spans
     from palestra.model.mixers.kernel_recurrence import SpanArrays
 
     arrays = SpanArrays.of(lengths, [0] * len(lengths), [True] * len(lengths))
@@ -188,9 +188,10 @@ def convolution(channels: int) -> None:
 
     rows, spans = spans_of([70, 30])
     weight, states = numbers(4, channels, dtype=WIDE), numbers(5, 3, channels)
-    backward(causal_conv(numbers(ROWS, channels, grad=True), weight, rows))
-    for are_alone in (True, False):
-        causal_conv(numbers(ROWS, channels), weight, rows, states, are_alone=are_alone)
+    for bias in (None, weight[0]):
+        backward(causal_conv(numbers(ROWS, channels, grad=True), weight, rows, bias=bias))
+        for are_alone in (True, False):
+            causal_conv(numbers(ROWS, channels), weight, rows, states, bias, are_alone=are_alone)
     keep_inputs(numbers(ROWS, channels), spans.table, states)
 
 
@@ -213,10 +214,31 @@ def delta_net() -> None:
         gated_norm(out, gate, numbers(spec.value_dim, dtype=WIDE), 1e-6)
 
 
+def mamba() -> None:
+    """Nemotron 3 Nano's."""
+    from palestra.model.kernels.gated_norm import norm_gated
+    from palestra.model.kernels.state_space import state_space, state_space_chunks, state_space_steps
+    from palestra.model.loading.layer_spec import MambaSpec
+
+    spec = MambaSpec(n_heads=64, head_dim=64, n_groups=8, state_size=128, conv_kernel=4)
+    _, spans = spans_of([70, 30])
+    states, weight = numbers(5, *spec.state_shape, dtype=WIDE), numbers(spec.n_groups, 512, dtype=WIDE)
+    gates = [numbers(ROWS, spec.n_heads, dtype=WIDE, grad=True) for _ in range(2)]
+    xbc, gate = numbers(ROWS, spec.conv_size, grad=True), numbers(ROWS, spec.inner_size, grad=True)
+    out = state_space(xbc, gates[0], gates[1], spans, spec)
+    backward(norm_gated(out.view(ROWS, spec.n_groups, -1), gate, weight, 1e-5))
+    with torch.no_grad():
+        state_space_steps(xbc, gates[0], gates[1], spans, spec, states, out)
+        state_space_chunks(xbc, gates[0], gates[1], spans, spec, states, out)
+        norm_gated(out.view(ROWS, spec.n_groups, -1), gate, weight, 1e-5)
+
+
 ATTENTION: dict[str, dict[str, Any]] = {
     "Qwen3-8B": {"heads": 32, "kv_heads": 8, "dim": 128},
     "gpt-oss": {"heads": 64, "kv_heads": 8, "dim": 64, "window": 128, "has_sinks": True},
     "Qwen3.5-4B": {"heads": 16, "kv_heads": 4, "dim": 256},
+    "Gemma 4 31B": {"heads": 32, "kv_heads": 4, "dim": 512},
+    "Gemma 4 E2B": {"heads": 8, "kv_heads": 1, "dim": 512},
     "GLM-4.7-Flash": {"heads": 20, "kv_heads": 1, "dim": 512, "tail": 64},
     "DeepSeek-V3": {"heads": 128, "kv_heads": 1, "dim": 512, "tail": 64},
 }
@@ -231,6 +253,7 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "dequantise": dequantise,
     "Qwen3.5-4B: convolution": partial(convolution, 8192),
     "Qwen3.5-4B: delta net": delta_net,
+    "Nemotron 3 Nano: Mamba": mamba,
 }
 
 

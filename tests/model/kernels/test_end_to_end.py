@@ -39,7 +39,7 @@ def open_side(folder: Path, dtype: str, device: str) -> Side:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "qwen3_moe", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "qwen3_moe", "gpt_oss", "deepseek_v3", "nemotron_h"])
 @pytest.mark.usefixtures("with_kernels")
 def test_gradients_agree_with_float32(
     random_model: Callable[..., Path], family: str, device: str, dtype: torch.dtype

@@ -26,8 +26,16 @@ FIXTURE = Path(__file__).parents[2] / "fixtures" / "pack-quantized.safetensors"
 """Two weights that compressed-tensors 0.20 compressed, and what its decompression makes of them."""
 GROUP = 32
 WEIGHTS = {
-    "num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP,
-    "actorder": None, "block_structure": None, "dynamic": False, "observer": "minmax", "observer_kwargs": {},
+    "num_bits": 4,
+    "type": "int",
+    "symmetric": True,
+    "strategy": "group",
+    "group_size": GROUP,
+    "actorder": None,
+    "block_structure": None,
+    "dynamic": False,
+    "observer": "minmax",
+    "observer_kwargs": {},
 }
 SCHEME = {"weights": WEIGHTS, "input_activations": None, "output_activations": None, "targets": ["Linear"]}
 CONFIG = {
