@@ -67,7 +67,7 @@ class Decoder:
         self.mlps = [self._mlp(n) for n in range(spec.n_layers)]
         ends = [layer.end for layer in weights.layers]
         self.ends = [None if end is None else LayerEnd(n, spec, end, self.ops) for n, end in enumerate(ends)]
-        self.per_layer = None if weights.per_layer is None else PerLayerInputs(spec, weights.per_layer)
+        self.per_layer = None if weights.per_layer is None else PerLayerInputs(spec, weights.per_layer, self.ops)
 
     def __call__(
         self,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, gelu, linear
 
-from palestra.model.block_ops import BlockOps, rms_norm
+from palestra.model.block_ops import BlockOps
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weights import LayerEndWeights, PerLayerWeights
 from palestra.model.lora.linear import LoraPlan, lora_linear
@@ -18,15 +18,17 @@ from palestra.model.lora.linear import LoraPlan, lora_linear
 class PerLayerInputs:
     """What each layer gets of a token: something of its embedding, and an embedding of its own."""
 
-    def __init__(self, spec: ModelSpec, weights: PerLayerWeights):
-        self.spec, self.weights, width = spec, weights, weights.norm.shape[-1]
+    def __init__(self, spec: ModelSpec, weights: PerLayerWeights, ops: BlockOps):
+        self.spec, self.weights, self.ops, width = spec, weights, ops, weights.norm.shape[-1]
         self.own_scale = torch.tensor(width**0.5, dtype=weights.embedding.dtype).item()
 
     def __call__(self, tokens: Tensor, embedded: Tensor) -> Tensor:
         """[tokens, layers, width], from the embeddings that enter the first layer."""
         w, shape = self.weights, (self.spec.n_layers, -1)
         projected = linear(embedded, w.projection) * self.spec.hidden_size**-0.5
-        projected = rms_norm(projected.unflatten(1, shape), w.norm, self.spec.norm_eps)
+        rows = projected.view(-1, w.norm.shape[-1])
+        projected = self.ops.add_rms_norm(rows, None, w.norm, self.spec.norm_eps)[1].view_as(projected)
+        projected = projected.unflatten(1, shape)
         own = (embedding(tokens, w.embedding) * self.own_scale).unflatten(1, shape)
         return (projected + own) * 2**-0.5
 

@@ -26,6 +26,7 @@ from palestra.model.attention.kv_cache import KVCache, row_positions, write_slot
 from palestra.model.attention.tiled import (
     DECODE_ROWS,
     PREFILL_ROWS,
+    PagedTiles,
     SharedArrays,
     SharedResults,
     TiledPagedAttention,
@@ -164,7 +165,8 @@ class StepGraphs:
         self.decoder, self.cache, self.states = decoder, cache, states
         self.row_counts = _row_counts(max_rows)
         self._sites = _site_shapes(decoder)
-        self._group = head_group(decoder.spec)
+        self._shape = decoder.spec.heads[0]  # all layers have the same
+        self._group = head_group(self._shape, decoder.spec.key_tail)
         self._queries = tile_rows(PREFILL_ROWS, self._group) // self._group
         most_pages = max_rows * -(-decoder.spec.max_positions // cache.page_size)
         most_rows = max(self.row_counts[-1], PREFILL_SIZES[-1])
@@ -243,12 +245,14 @@ class StepGraphs:
         if n := key.shared_tiles:
             arrays = (inputs.shared_tiles[:n], inputs.shared_rows[:n], inputs.shared_by_row[:rows])
             if n not in self._results:  # graphs are replayed one after another: they share the room
-                self._results[n] = SharedResults.of(n, self.decoder.spec, self.cache.device)
-            shared = shared_splits(*arrays, self.decoder.spec, self._results[n])
+                tail = self.decoder.spec.key_tail
+                self._results[n] = SharedResults.of(n, self._shape, tail, self.cache.device)
+            shared = shared_splits(*arrays, self._group, self._results[n])
         tiles = [Tiles(inputs.tiles[:rows], tile_rows(DECODE_ROWS, self._group))]
         if n := key.prefill_tiles:
             tiles.append(Tiles(inputs.prefill_tiles[:n], tile_rows(PREFILL_ROWS, self._group)))
-        attention = TiledPagedAttention(self.cache, inputs.slots[:rows], inputs.pages, tiles, shared)
+        planned = PagedTiles(self._shape.n_heads // self._group, tiles, shared)
+        attention = TiledPagedAttention(self.cache, inputs.slots[:rows], inputs.pages, {self._shape: planned})
         plan = LoraPlan()
         if key.tiles:
             n = key.tiles

@@ -27,6 +27,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction, KernelInterface
 
 from palestra.model import kernels
+from palestra.model.loading.layer_spec import HeadShape
 
 HALF, WIDE = torch.bfloat16, torch.float32
 ROWS, VOCABULARY = 100, 151936
@@ -83,7 +84,7 @@ def train_attention(
     from palestra.model.attention.tiled import TiledPackedAttention
 
     spec: Any = SimpleNamespace(
-        n_heads=heads, n_kv_heads=kv_heads, head_dim=dim + tail, windows=[window], key_tail=tail
+        heads=[HeadShape(heads, kv_heads, dim + tail)], kv_sources={}, windows=[window], key_tail=tail
     )
     q, k, v = (numbers(ROWS, n, dim + tail, grad=True) for n in (heads, kv_heads, kv_heads))
     sinks = numbers(heads, dtype=WIDE) if has_sinks else None
@@ -97,18 +98,18 @@ def sample_attention(
     from palestra.model.attention import tiled
     from palestra.model.kernels.attention import KeySource, Tiles, attend, attend_once, write_pages
 
-    spec: Any = SimpleNamespace(n_heads=heads, n_kv_heads=kv_heads, head_dim=dim + tail, key_tail=tail)
-    group = tiled.head_group(spec)
+    shape = HeadShape(heads, kv_heads, dim + tail)
+    group = tiled.head_group(shape, tail)
     q, k, pages = numbers(ROWS, heads, dim + tail), numbers(ROWS, kv_heads, dim + tail), integers(ROWS)
     stored = numbers(kv_heads, 64 * ROWS, dim + tail)
     values = stored[..., :dim]
     write_pages(k, None if tail else k, stored, stored, integers(ROWS, dtype=torch.int64))
     keys = KeySource(stored.stride(1), 0 if tail else stored.stride(0), pages, page_size=16)
     out, sinks = numbers(ROWS, heads * dim), numbers(heads, dtype=WIDE) if has_sinks else None
-    queries = tiled.tile_rows(tiled.PREFILL_ROWS, group) // group
-    tables = integers(2, 3), integers(2, queries), integers(ROWS, 2)
-    shared = tiled.shared_splits(*tables, spec, tiled.SharedResults.of(2, spec, q.device)) if window is None else None
-    if shared is not None:
+    queries, shared = tiled.tile_rows(tiled.PREFILL_ROWS, group) // group, None
+    if window is None:
+        results = tiled.SharedResults.of(2, shape, tail, q.device)
+        shared = tiled.shared_splits(integers(2, 3), integers(2, queries), integers(ROWS, 2), group, results)
         attend_once(q, stored, values, keys, heads // group, shared)
     for rows in (tiled.DECODE_ROWS, tiled.PREFILL_ROWS):
         tiles = Tiles(integers(3, 4), tiled.tile_rows(rows, group))
@@ -238,7 +239,6 @@ ATTENTION: dict[str, dict[str, Any]] = {
     "gpt-oss": {"heads": 64, "kv_heads": 8, "dim": 64, "window": 128, "has_sinks": True},
     "Qwen3.5-4B": {"heads": 16, "kv_heads": 4, "dim": 256},
     "Gemma 4 31B": {"heads": 32, "kv_heads": 4, "dim": 512},
-    "Gemma 4 E2B": {"heads": 8, "kv_heads": 1, "dim": 512},
     "GLM-4.7-Flash": {"heads": 20, "kv_heads": 1, "dim": 512, "tail": 64},
     "DeepSeek-V3": {"heads": 128, "kv_heads": 1, "dim": 512, "tail": 64},
 }
