@@ -47,6 +47,13 @@ class GatedNorm(Protocol):
         ...
 
 
+class NormGated(Protocol):
+    def __call__(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, /) -> Tensor:
+        """RMSNorm of each group of x * silu(gate): x is float32 [tokens, groups, dim], the result [tokens, groups *
+        dim]."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class BlockOps:
     """The elementwise pieces of a block for one kind of device."""
@@ -55,6 +62,7 @@ class BlockOps:
     rotate_heads: RotateHeads
     swiglu: SwiGlu
     gated_norm: GatedNorm
+    norm_gated: NormGated
 
     @classmethod
     def of(cls, device: torch.device | str, dtype: torch.dtype) -> BlockOps:
@@ -62,8 +70,8 @@ class BlockOps:
             from palestra.model.kernels import block
             from palestra.model.kernels import gated_norm as heads
 
-            return cls(block.add_rms_norm, block.rotate_heads, block.swiglu, heads.gated_norm)
-        return cls(add_rms_norm, rotate_heads, swiglu, gated_norm)
+            return cls(block.add_rms_norm, block.rotate_heads, block.swiglu, heads.gated_norm, heads.norm_gated)
+        return cls(add_rms_norm, rotate_heads, swiglu, gated_norm, norm_gated)
 
 
 def add_rms_norm(hidden: Tensor, update: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -117,6 +125,11 @@ class _RmsNorm(Function):
 def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     normed = rms_norm(x, weight, eps)
     return (normed * silu(gate.float()).view_as(normed)).flatten(1).to(gate.dtype)
+
+
+def norm_gated(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    gated = x * silu(gate.float()).view_as(x)
+    return rms_norm(gated, weight, eps).flatten(1).to(gate.dtype)
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class Decoder:
         self.mlps = [self._mlp(n) for n in range(spec.n_layers)]
         ends = [layer.end for layer in weights.layers]
         self.ends = [None if end is None else LayerEnd(n, spec, end, self.ops) for n, end in enumerate(ends)]
-        self.per_layer = None if weights.per_layer is None else PerLayerInputs(spec, weights.per_layer)
+        self.per_layer = None if weights.per_layer is None else PerLayerInputs(spec, weights.per_layer, self.ops)
 
     def __call__(
         self,
@@ -106,7 +106,7 @@ class Decoder:
             hidden, x = self._enter(hidden, update, w.mlp_norm)
             update = self._leave(mlp(x, plan, inputs.routing), w.mlp_out_norm)
         if (end := self.ends[n]) is not None:
-            hidden, update = end(hidden, update, inputs.per_layer), None
+            hidden, update = end(hidden, update, inputs.per_layer, plan), None
         return hidden, update
 
     def _enter(self, hidden: Tensor, update: Tensor | None, norm: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -131,7 +131,7 @@ class Decoder:
             case DeltaNetSpec() as mixer, DeltaNetWeights() as weights:
                 return DeltaNetMixer(n, self.spec, mixer, weights, self.ops)
             case MambaSpec() as mixer, MambaWeights() as weights:
-                return MambaMixer(n, self.spec, mixer, weights)
+                return MambaMixer(n, self.spec, mixer, weights, self.ops)
             case None, None:
                 return None
         raise TypeError(f"the weights of layer {n} are not those its spec asks for")

@@ -37,11 +37,12 @@ FAMILIES = (
     "gemma4",
     "gemma4_moe",
 )
-NEAR = ("nemotron_h", "gemma4", "gemma4_moe")
-"""Families whose recurrence or attention runs by plain torch, so that bits may depend on the batch."""
+NEAR = ("nemotron_h",)
+"""Families whose recurrence has other sums in steps, which sample, than in chunks, which train."""
 PUBLISHED_ROWS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
 WIDE = {
     "glm4_moe_lite, published rows": ("glm4_moe_lite", PUBLISHED_ROWS | {"num_attention_heads": 20}),
+    "gemma4, published heads": ("gemma4", {"head_dim": 256, "global_head_dim": 512}),
     "deepseek_v3, published rows": ("deepseek_v3", PUBLISHED_ROWS | {"num_attention_heads": 128}),
 }
 
@@ -66,9 +67,8 @@ def test_float32_on_the_gpu_agrees_with_the_cpu(folder: Path) -> None:
 
 
 def test_samples_in_bfloat16_have_the_trainers_bits(folder: Path) -> None:
-    """Through graphs where the family has them, chunked prefill and preemptions; and whoever shares the batch."""
-    if folder.name in NEAR:
-        pytest.skip("its recurrence, or its attention, runs by plain torch")
+    """Through graphs where the family has them, chunked prefill and preemptions; and whoever shares the batch. Of
+    families that are near, a sample has the same bits in any batch, and not the trainer's."""
     side = open_side(folder, "cuda", "bfloat16")
     requested = requests(12)
     adapters = [[*side.adapters, None][i % 4] for i in range(len(requested))]
@@ -84,5 +84,6 @@ def test_samples_in_bfloat16_have_the_trainers_bits(folder: Path) -> None:
             off += gap[gap > 0].tolist()
             n_tokens += len(gap)
     (alone,) = Sampler(side.trainer.decoder, side.trainer.pool, cache_tokens=65536).generate(requested[:1], adapters[0])
-    assert not off, f"{len(off)} of {n_tokens} log-probabilities differ, by {max(off):.5f} at most"
     assert alone.sequences == results[0].sequences
+    if folder.name not in NEAR:
+        assert not off, f"{len(off)} of {n_tokens} log-probabilities differ, by {max(off):.5f} at most"

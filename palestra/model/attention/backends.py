@@ -12,7 +12,8 @@ from palestra.model.attention.packed import Attention, PackedAttention
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.sampling.sequences import StepPlan
 
-KERNEL_HEAD_DIM = 256  # wider heads need more shared memory than the kernels' tiles leave
+KERNEL_HEAD_DIM, WIDEST_HEAD_DIM = 256, 512
+"""Heads that the kernels' tiles hold; those beyond the first number need the shared memory of Hopper."""
 KERNEL_ROW = 576  # the same for compressed rows, which are read once as keys and values
 
 
@@ -38,8 +39,9 @@ def paged_attention(cache: KVCache, plan: StepPlan) -> Attention:
 
 def has_kernels(spec: ModelSpec, device: torch.device | str, dtype: torch.dtype) -> bool:
     """Whether attention runs by our kernels."""
-    if not kernels.can_run(device, dtype) or not spec.has_plain_heads:
+    if not kernels.can_run(device, dtype):
         return False
-    return spec.head_dim <= KERNEL_HEAD_DIM or (
-        spec.key_tail > 0 and spec.head_dim <= KERNEL_ROW and kernels.is_roomy(device)
+    widest = max((spec.heads[n].head_dim for n in spec.attention_layers), default=0)
+    return widest <= KERNEL_HEAD_DIM or (
+        widest <= (KERNEL_ROW if spec.key_tail else WIDEST_HEAD_DIM) and kernels.is_roomy(device)
     )

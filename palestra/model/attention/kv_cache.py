@@ -48,15 +48,11 @@ class KVCache:
         self._by_page = {n: [side.flatten(1) for side in layer] for n, layer in self._layers.items()}
         self._by_slot = {n: [side.flatten(0, 1) for side in layer] for n, layer in self._layers.items()}
 
-    @property
-    def slot_strides(self) -> tuple[int, int]:
-        """Numbers from one position to the next, and from one kv head to the next."""
-        return self.spec.head_dim, self.n_pages * self.page_size * self.spec.head_dim
-
     def by_head(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values as [kv heads, positions, head_dim]; of compressed rows, values are the first part."""
-        sides = self._layers[layer].view(self.spec.kv_sides, self.spec.n_kv_heads, -1, self.spec.head_dim)
-        return sides[0], sides[-1][..., : self.spec.head_dim - self.spec.key_tail]
+        shape = self.spec.heads[layer]
+        sides = self._layers[layer].view(self.spec.kv_sides, shape.n_kv_heads, -1, shape.head_dim)
+        return sides[0], sides[-1][..., : shape.head_dim - self.spec.key_tail]
 
     def rows_of(self, pages: NDArray, kv_heads: int) -> Tensor:
         """Row numbers of these pages for every kv head: [kv heads * pages]."""

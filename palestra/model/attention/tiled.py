@@ -5,6 +5,7 @@ Owns: cutting sequences into tiles, page tables. Never touches: the kernels them
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import accumulate, chain
@@ -26,6 +27,7 @@ from palestra.model.kernels.attention import (
     attend_packed,
     write_pages,
 )
+from palestra.model.loading.layer_spec import HeadShape
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.sampling.sequences import Sequence, StepPlan
 from palestra.model.transfers import to_device
@@ -35,12 +37,31 @@ DECODE_ROWS = 16  # the same for single queries: the smallest tile there is
 LATENT_HEADS = 32  # of a tile where all heads have the same keys, which are wide
 
 
-def head_group(spec: ModelSpec) -> int:
+def head_group(shape: HeadShape, key_tail: int) -> int:
     """Heads of a query that a tile holds: those that have the same keys, as far as there is room."""
-    group = spec.n_heads // spec.n_kv_heads
-    if not spec.key_tail:
+    group = shape.n_heads // shape.n_kv_heads
+    if not key_tail:
         return group
     return max(n for n in range(1, min(group, LATENT_HEADS) + 1) if group % n == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _PackedTiles:
+    """Tiles of sequences that stand end to end, for layers with heads of one shape."""
+
+    groups: int
+    tiles: Tiles
+    key_blocks: Tensor
+
+    @classmethod
+    def of(cls, lengths: Seq[int], shape: HeadShape, key_tail: int, device: torch.device | str) -> _PackedTiles:
+        starts = np.concatenate([[0], np.cumsum(lengths)])[:-1].tolist()
+        spans = [(start, 0, n, start) for start, n in zip(starts, lengths, strict=True)]
+        group = head_group(shape, key_tail)
+        step = Launch.of(shape.head_dim - key_tail, device).gradient_keys
+        blocks = [(s, key, n) for s, n in zip(starts, lengths, strict=True) for key in range(0, n, step)]
+        tiles = cut_tiles(np.array(spans, np.int32), group, PREFILL_ROWS, device)
+        return cls(shape.n_heads // group, tiles, to_device(blocks, device, np.int32))
 
 
 class TiledPackedAttention:
@@ -48,66 +69,77 @@ class TiledPackedAttention:
 
     def __init__(self, lengths: Seq[int], spec: ModelSpec, device: torch.device | str):
         self.spec = spec
-        starts = np.concatenate([[0], np.cumsum(lengths)])[:-1].tolist()
-        spans = [(start, 0, n, start) for start, n in zip(starts, lengths, strict=True)]
-        self.groups = spec.n_heads // head_group(spec)
-        self.tiles = cut_tiles(np.array(spans, np.int32), head_group(spec), PREFILL_ROWS, device)
-        step = Launch.of(spec.head_dim - spec.key_tail, device).gradient_keys
-        blocks = [(s, key, n) for s, n in zip(starts, lengths, strict=True) for key in range(0, n, step)]
-        self.key_blocks = to_device(blocks, device, np.int32)
+        self.tiles = {shape: _PackedTiles.of(lengths, shape, spec.key_tail, device) for shape in set(spec.heads)}
+        self._kept: dict[int, tuple[Tensor, Tensor | None]] = {}
+        """Keys and values of layers that others read."""
 
     def __call__(
         self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, sinks: Tensor | None = None
     ) -> Tensor:
-        assert k is not None, "the kernels know no layers that read another one's keys"
-        values, window, tail = None if self.spec.key_tail else v, self.spec.windows[layer], self.spec.key_tail
-        return attend_packed(q, k, values, self.tiles, self.key_blocks, self.groups, window, sinks, tail)
+        window, tail, planned = self.spec.windows[layer], self.spec.key_tail, self.tiles[self.spec.heads[layer]]
+        values = None if tail else v
+        if k is None:
+            k, values = self._kept[self.spec.kv_sources[layer]]
+        elif layer in self.spec.kv_sources.values():
+            self._kept[layer] = (k, values)
+        return attend_packed(q, k, values, planned.tiles, planned.key_blocks, planned.groups, window, sinks, tail)
+
+
+@dataclass(frozen=True, slots=True)
+class PagedTiles:
+    """Tiles of a step's rows, for layers with heads of one shape."""
+
+    groups: int
+    tiles: list[Tiles]
+    shared: SharedSplits | None = None
+    """For the first tiles, those of single queries."""
+
+    @classmethod
+    def of(cls, cache: KVCache, plan: StepPlan, shape: HeadShape) -> PagedTiles:
+        tail, device, n = cache.spec.key_tail, cache.device, len(plan.decode)
+        group, spans = head_group(shape, tail), row_spans(plan)
+        tiles = [
+            cut_tiles(some, group, rows, device)
+            for some, rows in ((spans[:n], DECODE_ROWS), (spans[n:], PREFILL_ROWS))
+            if len(some)
+        ]
+        arrays, shared = SharedArrays.of(plan, group, cache.page_size), None
+        if len(arrays.tiles):
+            tables = [to_device(array, device) for array in (arrays.tiles, arrays.rows, arrays.by_row)]
+            results = SharedResults.of(len(arrays.tiles), shape, tail, device)
+            shared = shared_splits(tables[0], tables[1], tables[2], group, results)
+        return cls(shape.n_heads // group, tiles, shared)
 
 
 class TiledPagedAttention:
     """Attention on pages where they are; see `Attention`. Keys past a sequence's end are never read, so pages need no
     clearing when they change hands."""
 
-    def __init__(
-        self, cache: KVCache, slots: Tensor, pages: Tensor, tiles: list[Tiles], shared: SharedSplits | None = None
-    ):
-        """`shared` is for the first tiles, those of single queries."""
-        self.cache, self.spec, self.slots, self.tiles, self.shared = cache, cache.spec, slots, tiles, shared
-        row_stride, head_stride = cache.slot_strides
-        self.groups = self.spec.n_heads // head_group(self.spec)
-        self.keys = KeySource(row_stride, 0 if self.spec.key_tail else head_stride, pages, cache.page_size)
+    def __init__(self, cache: KVCache, slots: Tensor, pages: Tensor, tiles: Mapping[HeadShape, PagedTiles]):
+        self.cache, self.spec, self.slots, self.pages, self.tiles = cache, cache.spec, slots, pages, tiles
 
     @classmethod
     def of(cls, cache: KVCache, plan: StepPlan) -> TiledPagedAttention:
         """For one step of the scheduler's plan: rows are `decode` first, then `prefill`."""
-        group, device, n = head_group(cache.spec), cache.device, len(plan.decode)
-        spans = row_spans(plan)
-        tiles = [
-            cut_tiles(some, group, rows, device)
-            for some, rows in ((spans[:n], DECODE_ROWS), (spans[n:], PREFILL_ROWS))
-            if len(some)
-        ]
-        slots, pages = (to_device(array, device) for array in (write_slots(plan, cache.page_size), page_numbers(plan)))
-        arrays = SharedArrays.of(plan, group, cache.page_size)
-        shared = None
-        if len(arrays.tiles):
-            tables = [to_device(array, device) for array in (arrays.tiles, arrays.rows, arrays.by_row)]
-            results = SharedResults.of(len(arrays.tiles), cache.spec, device)
-            shared = shared_splits(tables[0], tables[1], tables[2], cache.spec, results)
-        return cls(cache, slots, pages, tiles, shared)
+        arrays = write_slots(plan, cache.page_size), page_numbers(plan)
+        slots, pages = (to_device(array, cache.device) for array in arrays)
+        tiles = {shape: PagedTiles.of(cache, plan, shape) for shape in dict.fromkeys(cache.spec.heads)}
+        return cls(cache, slots, pages, tiles)
 
     def __call__(
         self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, sinks: Tensor | None = None
     ) -> Tensor:
-        assert k is not None, "the kernels know no layers that read another one's keys"
+        tail, planned = self.spec.key_tail, self.tiles[self.spec.heads[layer]]
         keys, values = self.cache.by_head(layer)
-        write_pages(k, None if self.spec.key_tail else v, keys, values, self.slots)
+        if k is not None:
+            write_pages(k, None if tail else v, keys, values, self.slots)
+        source = KeySource(keys.stride(1), 0 if tail else keys.stride(0), self.pages, self.cache.page_size)
         out, window = q.new_empty(len(q), q.shape[1] * values.shape[-1]), self.spec.windows[layer]
-        shared = self.shared if window is None else None
+        shared = planned.shared if window is None else None
         if shared is not None:
-            attend_once(q, keys, values, self.keys, self.groups, shared)
-        for tiles in self.tiles:
-            attend(q, keys, values, tiles, self.keys, self.groups, window, out, shared=shared, sinks=sinks)
+            attend_once(q, keys, values, source, planned.groups, shared)
+        for tiles in planned.tiles:
+            attend(q, keys, values, tiles, source, planned.groups, window, out, shared=shared, sinks=sinks)
             shared = None
         return out
 
@@ -175,15 +207,15 @@ class SharedResults:
     acc: Tensor
 
     @classmethod
-    def of(cls, n_tiles: int, spec: ModelSpec, device: torch.device) -> SharedResults:
-        group, dim = head_group(spec), spec.head_dim - spec.key_tail
-        shape = (n_tiles * (tile_rows(PREFILL_ROWS, group) // group), spec.n_heads)
-        m, weight = (torch.empty(shape, dtype=torch.float32, device=device) for _ in range(2))
-        return cls(m, weight, torch.empty(*shape, dim, dtype=torch.float32, device=device))
+    def of(cls, n_tiles: int, shape: HeadShape, key_tail: int, device: torch.device) -> SharedResults:
+        group = head_group(shape, key_tail)
+        places = (n_tiles * (tile_rows(PREFILL_ROWS, group) // group), shape.n_heads)
+        m, weight = (torch.empty(places, dtype=torch.float32, device=device) for _ in range(2))
+        return cls(m, weight, torch.empty(*places, shape.head_dim - key_tail, dtype=torch.float32, device=device))
 
 
-def shared_splits(tiles: Tensor, rows: Tensor, by_row: Tensor, spec: ModelSpec, results: SharedResults) -> SharedSplits:
-    size = tile_rows(PREFILL_ROWS, head_group(spec))
+def shared_splits(tiles: Tensor, rows: Tensor, by_row: Tensor, group: int, results: SharedResults) -> SharedSplits:
+    size = tile_rows(PREFILL_ROWS, group)
     return SharedSplits(tiles, rows, by_row, results.m, results.weight, results.acc, size)
 
 

@@ -1,4 +1,4 @@
-"""The causal convolution before a delta rule, with silu: over packed rows, and on from the inputs that a state holds.
+"""The causal convolution before a recurrence, with silu: over packed rows, and on from the inputs that a state holds.
 
 Each number is a sum of a few products in one order, so a row's bits depend on its own sequence alone.
 Owns: the kernels, their launch and gradient. Never touches: where states are kept.
@@ -29,11 +29,21 @@ def _input(X, STATES, row, offset, slot, back, c, n, KERNEL: tl.constexpr):
 
 
 @triton.jit
-def _conv_kernel(X, WEIGHT, STATES, OUT, ROWS, n, WRITES: tl.constexpr, KERNEL: tl.constexpr, BLOCK: tl.constexpr):
+def _begin(BIAS, c, n, BLOCK: tl.constexpr):
+    """What the sum of a row begins with."""
+    if BIAS is not None:
+        return tl.load(BIAS + c, mask=c < n, other=0.0)
+    return tl.zeros((BLOCK,), tl.float32)
+
+
+@triton.jit
+def _conv_kernel(
+    X, WEIGHT, BIAS, STATES, OUT, ROWS, n, WRITES: tl.constexpr, KERNEL: tl.constexpr, BLOCK: tl.constexpr
+):
     row, c = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     offset, slot = tl.load(ROWS + row * 3), tl.load(ROWS + row * 3 + 2).to(tl.int64)
     if offset >= 0:
-        mixed = tl.zeros((BLOCK,), tl.float32)
+        mixed = _begin(BIAS, c, n, BLOCK)
         for tap in tl.static_range(KERNEL):
             x = _input(X, STATES, row, offset, slot, KERNEL - 1 - tap, c, n, KERNEL)
             mixed = tl.fma(x.to(tl.float32), tl.load(WEIGHT + tap * n + c, mask=c < n, other=0.0), mixed)
@@ -57,14 +67,14 @@ def _keep_inputs_kernel(X, STATES, SPANS, n, KERNEL: tl.constexpr, BLOCK: tl.con
 
 
 @triton.jit
-def _conv_backward_kernel(X, WEIGHT, GRAD, OUT, ROWS, n, KERNEL: tl.constexpr, BLOCK: tl.constexpr):
+def _conv_backward_kernel(X, WEIGHT, BIAS, GRAD, OUT, ROWS, n, KERNEL: tl.constexpr, BLOCK: tl.constexpr):
     """What the next rows of the span say about this one's input; their sums are computed again."""
     row, c = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     offset, after = tl.load(ROWS + row * 3), tl.load(ROWS + row * 3 + 1)
     d = tl.zeros((BLOCK,), tl.float32)
     for ahead in tl.static_range(KERNEL):
         here = tl.where(ahead <= after, n, 0)
-        mixed = tl.zeros((BLOCK,), tl.float32)
+        mixed = _begin(BIAS, c, n, BLOCK)
         for tap in tl.static_range(KERNEL):
             back = KERNEL - 1 - tap
             at = X + (row + ahead - back) * n + c
@@ -78,20 +88,26 @@ def _conv_backward_kernel(X, WEIGHT, GRAD, OUT, ROWS, n, KERNEL: tl.constexpr, B
 
 
 def causal_conv(
-    x: Tensor, weight: Tensor, rows: Tensor, states: Tensor | None = None, *, are_alone: bool = False
+    x: Tensor,
+    weight: Tensor,
+    rows: Tensor,
+    states: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    are_alone: bool = False,
 ) -> Tensor:
-    """silu of the causal convolution of each channel, [rows, channels]. `rows`: int32 [rows, 3] of a row's place in its
-    span (-1: nothing to do), how many rows of the span follow, the slot of its state. `states`: the inputs before each
-    span, [slots, history, channels]; zeros by default. `are_alone`: each span is one row, and its state moves on, too;
-    otherwise see `keep_inputs`. Gradients flow where there are no states."""
+    """silu of the causal convolution of each channel, [rows, channels]; weight and bias are float32. `rows`: int32
+    [rows, 3] of a row's place in its span (-1: nothing to do), how many rows of the span follow, the slot of its state.
+    `states`: the inputs before each span, [slots, history, channels]; zeros by default. `are_alone`: each span is one
+    row, and its state moves on, too; otherwise see `keep_inputs`. Gradients flow where there are no states."""
     x = x.contiguous()
     if states is None and torch.is_grad_enabled() and x.requires_grad:
-        return _CausalConv.apply(x, weight, rows)
-    return _conv(x, weight, rows, states, are_alone)
+        return _CausalConv.apply(x, weight, bias, rows)
+    return _conv(x, weight, bias, rows, states, are_alone)
 
 
 def keep_inputs(x: Tensor, spans: Tensor, states: Tensor) -> None:
-    """Lets each state hold the last inputs of its span (see `delta_rule.Spans`), after `causal_conv` has read it."""
+    """Lets each state hold the last inputs of its span (see `Spans`), after `causal_conv` has read it."""
     x, n = x.contiguous(), x.shape[1]
     if len(spans):
         kernel = states.shape[1] + 1
@@ -100,26 +116,28 @@ def keep_inputs(x: Tensor, spans: Tensor, states: Tensor) -> None:
         )
 
 
-def _conv(x: Tensor, weight: Tensor, rows: Tensor, states: Tensor | None, are_alone: bool) -> Tensor:
+def _conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor, states: Tensor | None, are_alone: bool
+) -> Tensor:
     out, n = torch.empty_like(x), x.shape[1]
     if len(x):
         _conv_kernel[(len(x), triton.cdiv(n, CHANNELS))](
-            *(x, weight, states, out, rows, n, are_alone), KERNEL=len(weight), BLOCK=CHANNELS, num_warps=4
+            *(x, weight, bias, states, out, rows, n, are_alone), KERNEL=len(weight), BLOCK=CHANNELS, num_warps=4
         )
     return out
 
 
 class _CausalConv(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, rows: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight, rows)
-        return _conv(x, weight, rows, None, are_alone=False)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, bias, rows)
+        return _conv(x, weight, bias, rows, None, are_alone=False)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, weight, rows = ctx.saved_tensors
+        x, weight, bias, rows = ctx.saved_tensors
         out, n = torch.empty_like(x), x.shape[1]
         _conv_backward_kernel[(len(x), triton.cdiv(n, CHANNELS))](
-            *(x, weight, grads[0].contiguous(), out, rows, n), KERNEL=len(weight), BLOCK=CHANNELS, num_warps=4
+            *(x, weight, bias, grads[0].contiguous(), out, rows, n), KERNEL=len(weight), BLOCK=CHANNELS, num_warps=4
         )
-        return out, None, None
+        return out, None, None, None

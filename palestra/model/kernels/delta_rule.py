@@ -11,7 +11,6 @@ Never touches: where states are kept.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,20 +19,17 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd import Function
 
+from palestra.model.kernels.chunk_products import (
+    VALUE_BLOCK,
+    Spans,
+    count_chunks,
+    gates,
+    half_product,
+    product,
+    product_half,
+)
 from palestra.model.loading.layer_spec import DeltaNetSpec
 from palestra.model.mixers.chunked_scan import CHUNK
-
-VALUE_BLOCK = 32  # value dimensions of a program: a state's rows are then read in whole cache lines
-
-
-@dataclass(frozen=True, slots=True)
-class Spans:
-    """Neighbouring rows of sequences."""
-
-    table: Tensor
-    """int32 [spans, 4]: first row, rows (0: nothing to do), first chunk, slot of the state."""
-    chunks: Tensor | None = None
-    """int32 [chunks, 2]: first row, rows (0: nothing to do); none where spans are computed in steps."""
 
 
 @triton.jit
@@ -51,40 +47,6 @@ def _raw_gradient(X, rows, is_row, first, d, D: tl.constexpr, BLOCK_D: tl.conste
     x, unit = _head(X, rows, is_row, first, D, BLOCK_D)
     along = x.to(tl.float32) * unit[:, None]
     return ((d - along * tl.sum(along * d, 1)[:, None]) * unit[:, None]).to(X.dtype.element_ty)
-
-
-@triton.jit
-def _gates(BETA, DECAY, row0, count, head, N_HEADS: tl.constexpr, CHUNK: tl.constexpr):
-    """A chunk's beta, the sums of its decays up to each row, and the sum of all."""
-    r = tl.arange(0, CHUNK)
-    place = (row0 + r).to(tl.int64) * N_HEADS + head
-    beta = tl.load(BETA + place, mask=r < count, other=0.0)
-    total = tl.cumsum(tl.load(DECAY + place, mask=r < count, other=0.0), 0)
-    return beta, total, tl.sum(tl.where(r == CHUNK - 1, total, 0.0), 0)
-
-
-@triton.jit
-def _product(a, b):
-    return tl.dot(a, b, input_precision="tf32x3")
-
-
-@triton.jit
-def _coarse(x):
-    """What tf32 holds of a number: the rest is the other half's."""
-    return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _half_product(x, b):
-    """Rows of the model's half type, which tf32 holds exactly, times float32: two passes are enough."""
-    x, top = x.to(tl.float32), _coarse(b)
-    return tl.dot(x, top, tl.dot(x, b - top, input_precision="tf32"), input_precision="tf32")
-
-
-@triton.jit
-def _product_half(a, x):
-    x, top = x.to(tl.float32), _coarse(a)
-    return tl.dot(top, x, tl.dot(a - top, x, input_precision="tf32"), input_precision="tf32")
 
 
 @triton.jit
@@ -130,7 +92,7 @@ def _chunk_products_kernel(
         rows, is_row = (row0 + r).to(tl.int64) * stride, r < count
         q, q_unit = _head(QKV, rows, is_row, head // SHARE * DK, DK, BLOCK_K)
         k, k_unit = _head(QKV, rows, is_row, (N_KEY_HEADS + head // SHARE) * DK, DK, BLOCK_K)
-        beta, total, _ = _gates(BETA, DECAY, row0, count, head, N_HEADS, CHUNK)
+        beta, total, _ = gates(BETA, DECAY, row0, count, head, N_HEADS, CHUNK)
         q_unit = q_unit * scale
         place = (chunk.to(tl.int64) * N_HEADS + head) * CHUNK * CHUNK + r[:, None] * CHUNK + r[None]
         is_seen = r[:, None] >= r[None]
@@ -178,18 +140,18 @@ def _chunks_kernel(
             k, k_unit = _head(QKV, row * stride, is_row, (N_KEY_HEADS + head // SHARE) * DK, DK, BLOCK_K)
             v_place = QKV + row[:, None] * stride + 2 * N_KEY_HEADS * DK + head * DV + j[None]
             v = tl.load(v_place, mask=is_row[:, None] & is_value, other=0.0).to(tl.float32)
-            beta, total, last = _gates(BETA, DECAY, row0, live, head, N_HEADS, CHUNK)
+            beta, total, last = gates(BETA, DECAY, row0, live, head, N_HEADS, CHUNK)
             grown, left = tl.exp(total), tl.exp(last - total)
             square = at * CHUNK * CHUNK + r[:, None] * CHUNK + r[None]
             if BEFORE is not None:
                 tl.store(BEFORE + at * DK * DV + in_state, state, mask=mask)
-            wrong = v - (grown * k_unit)[:, None] * _half_product(k, state)
-            change = _product(tl.load(INVERSES + square), beta[:, None] * wrong)
-            out = (grown * scale * q_unit)[:, None] * _half_product(q, state)
-            out += _product(tl.load(SCORES + square), change)
+            wrong = v - (grown * k_unit)[:, None] * half_product(k, state)
+            change = product(tl.load(INVERSES + square), beta[:, None] * wrong)
+            out = (grown * scale * q_unit)[:, None] * half_product(q, state)
+            out += product(tl.load(SCORES + square), change)
             out_place = OUT + (row[:, None] * N_HEADS + head) * DV + j[None]
             tl.store(out_place, out, mask=is_row[:, None] & is_value)
-            state = tl.exp(last) * state + _half_product(tl.trans(k), (left * k_unit)[:, None] * change)
+            state = tl.exp(last) * state + half_product(tl.trans(k), (left * k_unit)[:, None] * change)
             at += N_HEADS
         if STATES is not None:
             tl.store(state_place, state, mask=mask)
@@ -217,19 +179,19 @@ def _chunks_backward_kernel(
         row, is_row = (row0 + r).to(tl.int64), r < live
         q, q_unit = _head(QKV, row * stride, is_row, head // SHARE * DK, DK, BLOCK_K)
         k, k_unit = _head(QKV, row * stride, is_row, (N_KEY_HEADS + head // SHARE) * DK, DK, BLOCK_K)
-        beta, total, last = _gates(BETA, DECAY, row0, live, head, N_HEADS, CHUNK)
+        beta, total, last = gates(BETA, DECAY, row0, live, head, N_HEADS, CHUNK)
         grown, left = tl.exp(total), tl.exp(last - total)
         square = at * CHUNK * CHUNK + r[:, None] * CHUNK + r[None]
         place, mask = (row[:, None] * N_HEADS + head) * DV + j[None], is_row[:, None] & is_value
         d_out = tl.load(D_OUT + place, mask=mask, other=0.0)
         d_after = D_AFTER + at * DK * DV + i[:, None] * DV + j[None]
         tl.store(d_after, d_state, mask=(i < DK)[:, None] & is_value)
-        d_joint = _product(tl.trans(tl.load(SCORES + square)), d_out)
-        d_joint += (left * k_unit)[:, None] * _half_product(k, d_state)
-        d_change = _product(tl.trans(tl.load(INVERSES + square)), d_joint)
+        d_joint = product(tl.trans(tl.load(SCORES + square)), d_out)
+        d_joint += (left * k_unit)[:, None] * half_product(k, d_state)
+        d_change = product(tl.trans(tl.load(INVERSES + square)), d_joint)
         tl.store(D_CHANGE + place, d_change, mask=mask)
-        d_state = tl.exp(last) * d_state + _half_product(tl.trans(q), (grown * scale * q_unit)[:, None] * d_out)
-        d_state -= _half_product(tl.trans(k), (grown * beta * k_unit)[:, None] * d_change)
+        d_state = tl.exp(last) * d_state + half_product(tl.trans(q), (grown * scale * q_unit)[:, None] * d_out)
+        d_state -= half_product(tl.trans(k), (grown * beta * k_unit)[:, None] * d_change)
         at -= N_HEADS
 
 
@@ -247,7 +209,7 @@ def _chunk_gradients_kernel(
     q_first, k_first = key_head * DK, (N_KEY_HEADS + key_head) * DK
     d_q, d_k = tl.zeros((CHUNK, BLOCK_K), tl.float32), tl.zeros((CHUNK, BLOCK_K), tl.float32)
     for head in range(key_head * SHARE, key_head * SHARE + SHARE):
-        beta, total, last = _gates(BETA, DECAY, row0, count, head, N_HEADS, CHUNK)
+        beta, total, last = gates(BETA, DECAY, row0, count, head, N_HEADS, CHUNK)
         grown, left = tl.exp(total), tl.exp(last - total)
         at = chunk.to(tl.int64) * N_HEADS + head
         square = at * CHUNK * CHUNK + r[:, None] * CHUNK + r[None]
@@ -267,22 +229,22 @@ def _chunk_gradients_kernel(
             d_v = beta[:, None] * d_change
             tl.store(D_QKV + row[:, None] * stride + value, d_v.to(D_QKV.dtype.element_ty), mask=mask)
             k, k_unit = _head(QKV, row * stride, is_row, k_first, DK, BLOCK_K)
-            wrong = v - (grown * k_unit)[:, None] * _half_product(k, state)
-            change = _product(tl.load(INVERSES + square), beta[:, None] * wrong)
+            wrong = v - (grown * k_unit)[:, None] * half_product(k, state)
+            change = product(tl.load(INVERSES + square), beta[:, None] * wrong)
             d_beta += tl.sum(wrong * d_change, 1)
-            d_triangle -= _product(d_change, tl.trans(change))
-            d_recalled = _product(grown[:, None] * d_v, tl.trans(state))
+            d_triangle -= product(d_change, tl.trans(change))
+            d_recalled = product(grown[:, None] * d_v, tl.trans(state))
             unit = k.to(tl.float32) * k_unit[:, None]
             d_total -= tl.sum(unit * d_recalled, 1)
             d_k -= d_recalled
             d_after = tl.load(D_AFTER + in_state, mask=in_states, other=0.0)
             d_last += tl.sum(tl.sum(state * d_after, 1), 0)
-            d_written = _product(left[:, None] * change, tl.trans(d_after))
+            d_written = product(left[:, None] * change, tl.trans(d_after))
             d_left += tl.sum(unit * d_written, 1)
             d_k += d_written
             d_out = tl.load(D_OUT + place, mask=mask, other=0.0)
-            d_scores += _product(d_out, tl.trans(change))
-            d_read = _product((grown * scale)[:, None] * d_out, tl.trans(state))
+            d_scores += product(d_out, tl.trans(change))
+            d_read = product((grown * scale)[:, None] * d_out, tl.trans(state))
             q, q_unit = _head(QKV, row * stride, is_row, q_first, DK, BLOCK_K)
             d_total += tl.sum(q.to(tl.float32) * q_unit[:, None] * d_read, 1)
             d_q += d_read
@@ -291,8 +253,8 @@ def _chunk_gradients_kernel(
         is_seen, is_later = r[:, None] >= r[None], r[:, None] > r[None]
         between = tl.exp(tl.where(is_seen, total[:, None] - total[None], 0.0))
         d_scores = tl.where(is_seen, d_scores * between * scale, 0.0)
-        d_q += _product_half(d_scores * k_unit[None], k)
-        d_k += _product_half(tl.trans(d_scores * q_unit[:, None]), q)
+        d_q += product_half(d_scores * k_unit[None], k)
+        d_k += product_half(tl.trans(d_scores * q_unit[:, None]), q)
         moved = d_scores * (tl.dot(q, tl.trans(k)) * (q_unit[:, None] * k_unit[None]))
         d_total += tl.sum(moved, 1) - tl.sum(moved, 0)
         d_triangle = tl.where(is_later, d_triangle * between, 0.0)
@@ -302,7 +264,7 @@ def _chunk_gradients_kernel(
         d_total += tl.sum(moved, 1) - tl.sum(moved, 0)
         d_triangle = d_triangle * beta[:, None]
         both = d_triangle + tl.trans(d_triangle)
-        d_k += _product_half(both * k_unit[None], k)
+        d_k += product_half(both * k_unit[None], k)
         d_last = tl.exp(last) * d_last + tl.sum(d_left, 0)
         d_total += tl.where(r == CHUNK - 1, d_last, 0.0) - d_left
         gate = row * N_HEADS + head
@@ -370,7 +332,7 @@ def _packed(
 class _DeltaRule(Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, beta: Tensor, decay: Tensor, spans: Spans, spec: DeltaNetSpec) -> Tensor:
-        before = torch.empty(_n_chunks(spans), *spec.state_shape, dtype=torch.float32, device=qkv.device)
+        before = torch.empty(count_chunks(spans), *spec.state_shape, dtype=torch.float32, device=qkv.device)
         qkv, beta, decay = (x.contiguous() for x in (qkv, beta, decay))
         ctx.save_for_backward(qkv, beta, decay, before)
         ctx.spans, ctx.spec = spans, spec
@@ -403,7 +365,7 @@ class _DeltaRule(Function):
 def _chunk_products(
     qkv: Tensor, beta: Tensor, decay: Tensor, spans: Spans, spec: DeltaNetSpec
 ) -> tuple[Tensor, Tensor]:
-    n = _n_chunks(spans)
+    n = count_chunks(spans)
     inverses, scores = torch.empty(2, n, spec.n_value_heads, CHUNK, CHUNK, dtype=torch.float32, device=qkv.device)
     shape = {name: size for name, size in _shape(spec).items() if name not in ("DV", "BLOCK_V")}
     _chunk_products_kernel[(spec.n_value_heads, n)](
@@ -414,11 +376,6 @@ def _chunk_products(
         num_stages=1,
     )
     return inverses, scores
-
-
-def _n_chunks(spans: Spans) -> int:
-    assert spans.chunks is not None, "these spans are computed in steps"
-    return len(spans.chunks)
 
 
 def _shape(spec: DeltaNetSpec) -> dict[str, int]:

@@ -18,12 +18,13 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 """The numbers of four bits: a sign, two bits of exponent, one of mantissa."""
 MX_GROUP, MX_BIAS = 32, 127
 FP8_BLOCK = 128
+INT4_CODES = 8  # in a word of 32 bits
 CHUNK_BYTES = 1 << 22  # packed bytes that are unpacked at once: what is made of them on the way is 6 times as large
 
 Shape = Sequence[int]
-Packing = Literal["mxfp4", "fp8"]
-PACKED_TYPES = {"mxfp4": torch.uint8, "fp8": torch.float8_e4m3fn}
-"""What the codes are stored as, by what `quantization_config.quant_method` calls them."""
+Packing = Literal["mxfp4", "fp8", "int4"]
+PACKED_TYPES: dict[Packing, torch.dtype] = {"mxfp4": torch.uint8, "fp8": torch.float8_e4m3fn, "int4": torch.int32}
+"""What the codes are stored as."""
 
 
 class PackedFileError(ValueError):
@@ -43,18 +44,22 @@ def packed_names(name: str, names: Collection[str]) -> PackedNames | None:
     """How the weight `name` is packed in files with these names; None where it is plain, or not there at all."""
     if f"{name}_scale_inv" in names:
         return PackedNames("fp8", name, f"{name}_scale_inv")
+    if f"{name}_packed" in names:
+        return PackedNames("int4", f"{name}_packed", f"{name}_scale")
     if name not in names and (f"{name}_blocks" in names or f"{name}_scales" in names):
         return PackedNames("mxfp4", f"{name}_blocks", f"{name}_scales")
     return None
 
 
 def plain_name(name: str, names: Collection[str]) -> str | None:
-    """The weight that a stored tensor holds the numbers of; None for those that hold scales."""
-    for suffix, other in (("_scale_inv", ""), ("_scales", "_blocks")):
+    """The weight that a stored tensor holds the numbers of; None for those that hold scales and shapes."""
+    for suffix, other in (("_scale_inv", ""), ("_scales", "_blocks"), ("_scale", "_packed"), ("_shape", "_packed")):
         if name.endswith(suffix) and name.removesuffix(suffix) + other in names:
             return None
-    stem = name.removesuffix("_blocks")
-    return stem if f"{stem}_scales" in names else name
+    for suffix, other in (("_blocks", "_scales"), ("_packed", "_scale")):
+        if name.endswith(suffix) and name.removesuffix(suffix) + other in names:
+            return name.removesuffix(suffix)
+    return name
 
 
 def plain_shape(packing: Packing, codes: Shape, scales: Shape) -> tuple[int, ...]:
@@ -64,6 +69,12 @@ def plain_shape(packing: Packing, codes: Shape, scales: Shape) -> tuple[int, ...
         if list(scales) != grid and any(n != 1 for n in scales):
             raise PackedFileError(f"scales have shape {list(scales)}, weights of {list(codes)} need {grid}")
         return tuple(codes)
+    if packing == "int4":
+        *rows, words = codes
+        inputs = words * INT4_CODES
+        if list(scales[:-1]) != rows or not scales[-1] or inputs % scales[-1]:
+            raise PackedFileError(f"scales have shape {list(scales)}, which does not divide {[*rows, inputs]} weights")
+        return (*rows, inputs)
     if len(codes) < 3 or codes[-1] != MX_GROUP // 2:
         raise PackedFileError(f"blocks have shape {list(codes)}, not [..., outputs, inputs / 32, 16]")
     if list(scales) != list(codes[:-1]):
@@ -72,12 +83,14 @@ def plain_shape(packing: Packing, codes: Shape, scales: Shape) -> tuple[int, ...
 
 
 def unpack(packing: Packing, codes: Tensor, scales: Tensor) -> Tensor:
-    """The weight, in a type that holds every digit: bfloat16 for MXFP4, float32 for FP8.
+    """The weight, in a type that holds every digit: bfloat16 for MXFP4, float32 for FP8 and four-bit integers.
 
     MXFP4 comes as [..., inputs, outputs], a view: so the unpacked files of the same models have it.
     """
     if packing == "fp8":
         return unpack_fp8(codes, scales)
+    if packing == "int4":
+        return unpack_int4(codes, scales)
     return unpack_mxfp4(codes, scales).transpose(-1, -2)
 
 
@@ -109,6 +122,19 @@ def unpack_fp8(weight: Tensor, scale_inv: Tensor) -> Tensor:
     for n, start in enumerate(range(0, rows, FP8_BLOCK)):
         wide[..., start : start + FP8_BLOCK, :] *= by_row[..., n : n + 1, :]
     return wide
+
+
+def int4_codes(words: Tensor) -> Tensor:
+    """Words of 32 bits, [..., outputs, inputs / 8], as bytes, [..., outputs, inputs / 2], low half first."""
+    return words.view(torch.uint8)
+
+
+def unpack_int4(words: Tensor, scales: Tensor) -> Tensor:
+    """Eight codes from 0 to 15 in a word, which stand for -8 to 7, times the scale of their group: float32."""
+    codes = int4_codes(words)
+    wide = torch.stack([codes & 15, codes >> 4], -1).flatten(-2).float().sub_(8)
+    groups = wide.unflatten(-1, (scales.shape[-1], -1))
+    return groups.mul_(scales.float().unsqueeze(-1)).flatten(-2)
 
 
 def fp8_group_scales(scale_inv: Tensor, rows: int, columns: int, group: int) -> Tensor:

@@ -6,7 +6,7 @@ Owns: joining projections, quantising them one by one. Never touches: names of f
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -50,7 +50,7 @@ class ProductReader:
         """The parts stacked, [all outputs, inputs]: one product instead of several."""
         shapes = [(name, (n,) if isinstance(n, int) else n) for name, n in parts]
         if self.form is not None and self.form.fits(inputs):
-            return self._read_packed(shapes, inputs, self.form, stored)
+            return self._read_packed(shapes, inputs, self._form_of(shapes, self.form), stored)
         counts = [prod(shape) for _, shape in shapes]
         whole = torch.empty(sum(counts), inputs, dtype=self.dtype, device=self.device)
         for (name, shape), place in zip(shapes, whole.split(counts), strict=True):
@@ -66,7 +66,7 @@ class ProductReader:
         """Each part is quantised alone and dropped, so that one of them at a time is there in full."""
         number, self._count = self._count, self._count + 1
         shapes, code_type = packed_shapes(form, sum(prod(shape) for _, shape in parts), inputs)
-        cache = None if all(self._is_kept(name, shape, form) for name, shape in parts) else self.cache
+        cache = None if all(self._is_kept(name, shape, inputs, form) for name, shape in parts) else self.cache
         kept = cache.get(number, shapes, code_type) if cache is not None else None
         if kept is not None:
             codes, scales = (tensor.to(self.device) for tensor in kept)
@@ -83,20 +83,30 @@ class ProductReader:
             cache.put(number, codes, scales)
         return PackedWeight(form, codes, scales, self.dtype, self.scratch)
 
-    def _is_kept(self, name: str, shape: tuple[int, ...], form: Form) -> bool:
-        """Whether the files have it in this form, so that its codes stay as they are: FP8 of single weights, MXFP4 of
-        stacks."""
+    def _form_of(self, parts: Shapes, form: Form) -> Form:
+        """With as many inputs to a scale as the files have, where all parts are in four-bit integers."""
+        groups = {self.files.int4_group(name) for name, _ in parts} if form.name == "int4" else set()
+        group = groups.pop() if len(groups) == 1 else None
+        return form if group is None else replace(form, group=group)
+
+    def _is_kept(self, name: str, shape: tuple[int, ...], inputs: int, form: Form) -> bool:
+        """Whether the files have it in this form, so that its codes stay as they are: FP8 and four-bit integers of
+        single weights, MXFP4 of stacks."""
+        if form.name == "int4":
+            return len(shape) == 1 and self.files.int4_group(name) == form.group_of(inputs)
         return form.name == self.files.packing(name) == ("fp8" if len(shape) == 1 else "mxfp4")
 
     def _quantised(
         self, name: str, shape: tuple[int, ...], inputs: int, form: Form, stored: Transposed | None
     ) -> tuple[Tensor, Tensor]:
-        is_kept = self._is_kept(name, shape, form)
+        is_kept = self._is_kept(name, shape, inputs, form)
         if stored is not None and is_kept:
             codes, scales = self.files.packed_mxfp4(name, stored.shape)
             return stored.order(codes), stored.order(scales)
         if stored is not None:
             return quantise(stored.arrange(self.files.tensor(name, stored.shape)).to(self.device), form)
+        if is_kept and form.name == "int4":
+            return self.files.packed_int4(name, (shape[0], inputs))
         if is_kept:
             return self.files.packed_fp8(name, (shape[0], inputs), form.group_of(inputs))
         return quantise(self.files.tensor(name, (*shape, inputs)).to(self.device), form)

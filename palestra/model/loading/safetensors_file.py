@@ -25,6 +25,7 @@ TYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
+    "I32": torch.int32,
     "I8": torch.int8,
     "U8": torch.uint8,
 }

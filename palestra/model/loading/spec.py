@@ -29,8 +29,8 @@ from palestra.model.loading.layer_spec import (
     RecurrenceSpec,
     RopeSpec,
 )
-from palestra.model.loading.packed_files import FP8_BLOCK, PACKED_TYPES
 from palestra.model.loading.parameter_counts import count_idle_parameters, count_parameters
+from palestra.model.loading.quantisation_fields import refuse_packing
 from palestra.model.loading.rope_fields import read_ropes
 
 STATE_BYTES = 4  # recurrent states are float32
@@ -236,25 +236,10 @@ def _heads(fields: ConfigFields, layers: tuple[LayerSpec, ...]) -> tuple[int, in
 
 def _refuse_unsupported(fields: ConfigFields, field: str, activation: str) -> None:
     if quantised := fields.get("quantization_config"):
-        _refuse_packing(fields.source, quantised)
+        refuse_packing(fields.source, quantised)
     found = fields.get(field, activation)
     if found != activation:
         raise UnsupportedModel(f"{fields.source}: {field} is {found!r}; supported: {activation!r}")
-
-
-def _refuse_packing(source: str, quantised: Any) -> None:
-    method = quantised.get("quant_method") if isinstance(quantised, dict) else None
-    if method not in PACKED_TYPES:
-        raise UnsupportedModel(
-            f"{source}: field 'quantization_config': weights quantised by {method!r} are not supported, only "
-            f"{' and '.join(PACKED_TYPES)}; use the float32 or bfloat16 release of this model"
-        )
-    block = quantised.get("weight_block_size")
-    if method == "fp8" and block not in (None, [FP8_BLOCK, FP8_BLOCK]):
-        raise UnsupportedModel(
-            f"{source}: field 'quantization_config': weight_block_size is {block!r}; "
-            f"supported: [{FP8_BLOCK}, {FP8_BLOCK}]"
-        )
 
 
 def _token_ids(value: Any) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from palestra.model.loading.packed_files import (
     PackedFileError,
     Packing,
     fp8_group_scales,
+    int4_codes,
     mxfp4_scales,
     packed_names,
     plain_name,
@@ -109,6 +110,18 @@ class WeightFiles:
         packed = packed_names(name, self.file_of)
         return None if packed is None else packed.packing
 
+    def int4_group(self, name: str) -> int | None:
+        """How many inputs share a scale, of a weight that the files keep in four-bit integers; None for others."""
+        if self.packing(name) != "int4":
+            return None
+        return self.shape(name)[-1] // self._header(f"{name}_scale")[0][-1]
+
+    def packed_int4(self, name: str, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """A weight that the files keep in four-bit integers, as it is: its codes, two in a byte, and its groups'
+        scales as float32."""
+        self._check(name, shape)
+        return int4_codes(self._read(f"{name}_packed")), self._read(f"{name}_scale").float()
+
     def packed_fp8(self, name: str, shape: tuple[int, int], group: int) -> tuple[Tensor, Tensor]:
         """A weight that the files keep in FP8, as it is: its codes, and scales of each row's groups."""
         self._check(name, shape)
@@ -170,7 +183,9 @@ class WeightFiles:
     def skip(self, names: Iterable[str]) -> None:
         """Counts weights as read that are taken from elsewhere."""
         for name in names:
-            self._count(name)
+            packed = packed_names(name, self.file_of)
+            for stored in (name,) if packed is None else (packed.codes, packed.scales):
+                self._count(stored)
 
     def _count(self, name: str) -> None:
         if self.progress is not None:

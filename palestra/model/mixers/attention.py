@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from palestra.model.attention.rope import Angles
-from palestra.model.block_ops import BlockOps, rms_norm
+from palestra.model.block_ops import BlockOps
 from palestra.model.loading.layer_spec import AttentionSpec
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weights import AttentionWeights
@@ -44,7 +44,10 @@ class AttentionMixer:
         return lora_linear(mixed, w.o, w.o_bias, (n, "o"), plan)
 
     def _normed(self, v: Tensor) -> Tensor:
-        return v if self.weights.v_norm is None else rms_norm(v, self.weights.v_norm, self.spec.norm_eps)
+        if self.weights.v_norm is None:
+            return v
+        heads = v.reshape(-1, v.shape[-1])
+        return self.ops.add_rms_norm(heads, None, self.weights.v_norm, self.spec.norm_eps)[1].view(v.shape)
 
     def _norm_rows(self, qkv: Tensor, q_norm: Tensor, k_norm: Tensor) -> Tensor:
         """Queries and keys normalised over all of their heads."""

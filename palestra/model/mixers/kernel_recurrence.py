@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from palestra.model.kernels.causal_conv import causal_conv
-from palestra.model.kernels.delta_rule import Spans, delta_rule
-from palestra.model.loading.layer_spec import DeltaNetSpec
+from palestra.model.kernels.chunk_products import Spans
+from palestra.model.kernels.delta_rule import delta_rule
+from palestra.model.kernels.state_space import state_space
+from palestra.model.loading.layer_spec import DeltaNetSpec, RecurrenceSpec
 from palestra.model.mixers.chunked_scan import CHUNK
 from palestra.model.transfers import to_device
 
@@ -50,15 +52,17 @@ class SpanArrays:
 class PackedKernelRecurrence:
     """Sequences that all begin here, with gradients; see `Recurrence`."""
 
-    def __init__(self, lengths: Sequence[int], delta_nets: Mapping[int, DeltaNetSpec], device: torch.device | str):
-        self.delta_nets, n = delta_nets, len(lengths)
+    def __init__(self, lengths: Sequence[int], layers: Mapping[int, RecurrenceSpec], device: torch.device | str):
+        self.layers, n = layers, len(lengths)
         arrays = SpanArrays.of(lengths, [0] * n, [True] * n)
         self.rows, table, chunks = (to_device(a, device) for a in (arrays.rows, arrays.chunked, arrays.chunks))
         self.spans = Spans(table, chunks)
 
     def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        assert bias is None, "the kernel adds no bias"
-        return causal_conv(x, weight, self.rows)
+        return causal_conv(x, weight, self.rows, bias=bias)
 
     def scan(self, layer: int, x: Tensor, beta: Tensor, decay: Tensor) -> Tensor:
-        return delta_rule(x, beta, decay, self.spans, self.delta_nets[layer])
+        spec = self.layers[layer]
+        if isinstance(spec, DeltaNetSpec):
+            return delta_rule(x, beta, decay, self.spans, spec)
+        return state_space(x, beta, decay, self.spans, spec)

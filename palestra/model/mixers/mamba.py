@@ -6,9 +6,9 @@ Owns: what is around the recurrence. Never touches: states, where a sequence beg
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn.functional import silu, softplus
+from torch.nn.functional import softplus
 
-from palestra.model.block_ops import rms_norm
+from palestra.model.block_ops import BlockOps
 from palestra.model.loading.layer_spec import MambaSpec
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weights import MambaWeights
@@ -17,8 +17,8 @@ from palestra.model.mixers.inputs import MixerInputs
 
 
 class MambaMixer:
-    def __init__(self, n: int, spec: ModelSpec, mixer: MambaSpec, weights: MambaWeights):
-        self.n, self.spec, self.mixer, self.weights = n, spec, mixer, weights
+    def __init__(self, n: int, spec: ModelSpec, mixer: MambaSpec, weights: MambaWeights, ops: BlockOps):
+        self.n, self.spec, self.mixer, self.weights, self.ops = n, spec, mixer, weights, ops
 
     def __call__(self, x: Tensor, inputs: MixerInputs, plan: LoraPlan) -> Tensor:
         assert inputs.recur is not None, "this model needs a recurrence"
@@ -29,9 +29,6 @@ class MambaMixer:
         xbc = inputs.recur.convolve(n, xbc, w.conv, w.conv_bias)
         mixed = inputs.recur.scan(n, xbc, dt, dt * w.neg_a)
         mixed = mixed + w.skip[:, None] * xbc[:, : m.inner_size].float().view_as(mixed)
-        return lora_linear(self._gated_norm(mixed, gate), w.out, None, (n, "o"), plan)
-
-    def _gated_norm(self, mixed: Tensor, gate: Tensor) -> Tensor:
-        """The gate multiplies first; then each group of heads is normalised by itself."""
-        gated = (mixed.flatten(1) * silu(gate.float())).unflatten(1, (self.mixer.n_groups, -1))
-        return rms_norm(gated, self.weights.norm, self.spec.norm_eps).flatten(1).to(gate.dtype)
+        groups = mixed.flatten(1).unflatten(1, (m.n_groups, -1))
+        gated = self.ops.norm_gated(groups, gate, w.norm, self.spec.norm_eps)
+        return lora_linear(gated, w.out, None, (n, "o"), plan)

@@ -48,13 +48,8 @@ def packed_recurrence(
     """By kernels on a GPU in half precision, by torch elsewhere. None for models that have no recurrence."""
     if not spec.recurrences:
         return None
-    if has_recurrence_kernels(spec, device, dtype):
+    if kernels.can_run(device, dtype):
         from palestra.model.mixers.kernel_recurrence import PackedKernelRecurrence
 
-        return PackedKernelRecurrence(lengths, spec.delta_nets, device)
+        return PackedKernelRecurrence(lengths, spec.recurrences, device)
     return PackedRecurrence(lengths, spec, device)
-
-
-def has_recurrence_kernels(spec: ModelSpec, device: torch.device | str, dtype: torch.dtype) -> bool:
-    """There are kernels for delta nets, and none for state spaces."""
-    return not spec.mambas and kernels.can_run(device, dtype)

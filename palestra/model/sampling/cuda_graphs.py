@@ -26,6 +26,7 @@ from palestra.model.attention.kv_cache import KVCache, row_positions, write_slot
 from palestra.model.attention.tiled import (
     DECODE_ROWS,
     PREFILL_ROWS,
+    PagedTiles,
     SharedArrays,
     SharedResults,
     TiledPagedAttention,
@@ -38,7 +39,7 @@ from palestra.model.attention.tiled import (
 )
 from palestra.model.decoder import Decoder
 from palestra.model.kernels.attention import Tiles
-from palestra.model.kernels.delta_rule import Spans
+from palestra.model.kernels.chunk_products import Spans
 from palestra.model.kernels.lora import TILE_ROWS, LoraTiles, SiteShape
 from palestra.model.lora.adapters import SITE_ENTRIES, SITE_KINDS, Layout, SiteName
 from palestra.model.lora.buckets import RowRun
@@ -164,7 +165,8 @@ class StepGraphs:
         self.decoder, self.cache, self.states = decoder, cache, states
         self.row_counts = _row_counts(max_rows)
         self._sites = _site_shapes(decoder)
-        self._group = head_group(decoder.spec)
+        self._shape = decoder.spec.heads[0]  # all layers have the same
+        self._group = head_group(self._shape, decoder.spec.key_tail)
         self._queries = tile_rows(PREFILL_ROWS, self._group) // self._group
         most_pages = max_rows * -(-decoder.spec.max_positions // cache.page_size)
         most_rows = max(self.row_counts[-1], PREFILL_SIZES[-1])
@@ -243,12 +245,14 @@ class StepGraphs:
         if n := key.shared_tiles:
             arrays = (inputs.shared_tiles[:n], inputs.shared_rows[:n], inputs.shared_by_row[:rows])
             if n not in self._results:  # graphs are replayed one after another: they share the room
-                self._results[n] = SharedResults.of(n, self.decoder.spec, self.cache.device)
-            shared = shared_splits(*arrays, self.decoder.spec, self._results[n])
+                tail = self.decoder.spec.key_tail
+                self._results[n] = SharedResults.of(n, self._shape, tail, self.cache.device)
+            shared = shared_splits(*arrays, self._group, self._results[n])
         tiles = [Tiles(inputs.tiles[:rows], tile_rows(DECODE_ROWS, self._group))]
         if n := key.prefill_tiles:
             tiles.append(Tiles(inputs.prefill_tiles[:n], tile_rows(PREFILL_ROWS, self._group)))
-        attention = TiledPagedAttention(self.cache, inputs.slots[:rows], inputs.pages, tiles, shared)
+        planned = PagedTiles(self._shape.n_heads // self._group, tiles, shared)
+        attention = TiledPagedAttention(self.cache, inputs.slots[:rows], inputs.pages, {self._shape: planned})
         plan = LoraPlan()
         if key.tiles:
             n = key.tiles
@@ -270,13 +274,14 @@ class StepGraphs:
 
 
 class _GraphLora:
-    """`LoraProducts` of a recorded step: the tiles are read from buffers, and every site is there."""
+    """`LoraProducts` of a recorded step: tiles are read from buffers, and sites are all that an adapter may have."""
 
     def __init__(self, tiles: LoraTiles, sites: dict[SiteName, SiteShape]):
         self.tiles, self.sites = tiles, sites
 
     def apply(self, y: Tensor, x: Tensor, name: SiteName) -> None:
-        self.tiles.apply(y, x, self.sites[name])
+        if name in self.sites:
+            self.tiles.apply(y, x, self.sites[name])
 
     def inner(self, x: Tensor, name: SiteName) -> list[Tensor]:
         raise NotImplementedError("a recorded step has no backward pass")
@@ -386,7 +391,7 @@ def _row_counts(most: int) -> list[int]:
 
 
 def _chunks(rows: int) -> int:
-    """Chunks of delta nets: enough for a graph full of prompts that end within one."""
+    """Chunks of recurrences: enough for a graph full of prompts that end within one."""
     return 2 * -(-rows // CHUNK) + SPARE_TILES
 
 

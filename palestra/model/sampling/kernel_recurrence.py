@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from palestra.model.kernels.causal_conv import causal_conv, keep_inputs
-from palestra.model.kernels.delta_rule import Spans, delta_chunks, delta_steps
+from palestra.model.kernels.chunk_products import Spans
+from palestra.model.kernels.delta_rule import delta_chunks, delta_steps
+from palestra.model.kernels.state_space import state_space_chunks, state_space_steps
+from palestra.model.loading.layer_spec import DeltaNetSpec
 from palestra.model.mixers.kernel_recurrence import SpanArrays
 from palestra.model.sampling.recurrent_states import RecurrentStates
 from palestra.model.sampling.sequences import StepPlan
@@ -45,18 +48,22 @@ class SlottedKernelRecurrence:
         return cls(states, rows, Spans(steps), Spans(chunked, chunks) if plan.prefill else None)
 
     def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        assert bias is None, "the kernel adds no bias"
         inputs = self.states.inputs[layer]
-        mixed = causal_conv(x, weight, self.rows, inputs, are_alone=self.chunked is None)
+        mixed = causal_conv(x, weight, self.rows, inputs, bias, are_alone=self.chunked is None)
         if self.chunked is not None:
             for spans in (self.steps, self.chunked):
                 keep_inputs(x, spans.table, inputs)
         return mixed
 
     def scan(self, layer: int, x: Tensor, beta: Tensor, decay: Tensor) -> Tensor:
-        spec, states = self.states.spec.delta_nets[layer], self.states.matrices[layer]
-        out = x.new_empty(len(x), spec.n_value_heads, spec.value_dim, dtype=torch.float32)
-        delta_steps(x, beta, decay, self.steps, spec, states, out)
-        if self.chunked is not None:
-            delta_chunks(x, beta, decay, self.chunked, spec, states, out)
+        spec, states = self.states.spec.recurrences[layer], self.states.matrices[layer]
+        out = x.new_empty(len(x), *spec.output_shape, dtype=torch.float32)
+        if isinstance(spec, DeltaNetSpec):
+            delta_steps(x, beta, decay, self.steps, spec, states, out)
+            if self.chunked is not None:
+                delta_chunks(x, beta, decay, self.chunked, spec, states, out)
+        else:
+            state_space_steps(x, beta, decay, self.steps, spec, states, out)
+            if self.chunked is not None:
+                state_space_chunks(x, beta, decay, self.chunked, spec, states, out)
         return out

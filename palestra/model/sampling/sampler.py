@@ -519,11 +519,11 @@ def _states(decoder: Decoder, slots: StateSlots | None) -> RecurrentStates | Non
 
 
 def _step_graphs(decoder: Decoder, cache: KVCache, states: RecurrentStates | None, max_rows: int) -> StepGraphs | None:
-    """None where steps are not recorded: without kernels, and for models with experts or Mamba layers."""
+    """None where steps are not recorded: without kernels, and for models with experts or with different heads."""
     if decoder.device.type != "cuda" or not has_kernels(decoder.spec, decoder.device, decoder.dtype):
         return None
-    if decoder.spec.experts or decoder.spec.mambas:
-        what = "experts" if decoder.spec.experts else "Mamba layers"
+    if decoder.spec.experts or not decoder.spec.has_plain_heads:
+        what = "experts" if decoder.spec.experts else "layers with different heads"
         log.warning("step_graphs_off family=%s: it has %s, so its steps are slower", decoder.spec.family, what)
         return None
     from palestra.model.sampling.cuda_graphs import StepGraphs

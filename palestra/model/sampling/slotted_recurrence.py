@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from palestra.model import kernels
 from palestra.model.loading.layer_spec import DeltaNetSpec, RecurrenceSpec
 from palestra.model.mixers.causal_conv import ConvLayout, causal_conv
 from palestra.model.mixers.chunked_scan import ChunkLayout
 from palestra.model.mixers.delta_rule import delta_step
 from palestra.model.mixers.inputs import Recurrence
-from palestra.model.mixers.packed_recurrence import has_recurrence_kernels, scan_chunks
+from palestra.model.mixers.packed_recurrence import scan_chunks
 from palestra.model.mixers.state_space import state_space_step
 from palestra.model.sampling.recurrent_states import RecurrentStates
 from palestra.model.sampling.sequences import StepPlan
@@ -86,7 +87,7 @@ def scan_step(x: Tensor, beta: Tensor, decay: Tensor, state: Tensor, spec: Recur
 
 def slotted_recurrence(states: RecurrentStates, plan: StepPlan) -> Recurrence:
     """By kernels on a GPU in half precision, by torch elsewhere."""
-    if has_recurrence_kernels(states.spec, states.device, states.dtype):
+    if kernels.can_run(states.device, states.dtype):
         from palestra.model.sampling.kernel_recurrence import SlottedKernelRecurrence
 
         return SlottedKernelRecurrence.of(states, plan)

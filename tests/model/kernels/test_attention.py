@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from palestra.model.attention.packed import PackedAttention
+from palestra.model.loading.layer_spec import HeadShape
 
 Close = Callable[[Tensor, Tensor], None]
 
@@ -27,7 +29,7 @@ SHAPES = [
 
 
 def spec_of(heads: int, kv_heads: int, dim: int, window: int | None = None, key_tail: int = 0) -> Any:
-    return SimpleNamespace(n_heads=heads, n_kv_heads=kv_heads, head_dim=dim, windows=[window], key_tail=key_tail)
+    return SimpleNamespace(heads=[HeadShape(heads, kv_heads, dim)], kv_sources={}, windows=[window], key_tail=key_tail)
 
 
 @pytest.mark.parametrize("has_sinks", [False, True], ids=["", "sinks"])
@@ -95,6 +97,37 @@ def test_rows_that_are_keys_and_values_and_their_gradients(
     grad = torch.randn_like(found)
     d_found = torch.autograd.grad(found, inputs, grad)
     for a, b in zip(d_found, torch.autograd.grad(expected, wide, grad.float()), strict=True):
+        assert_close(a, b)
+
+
+def test_layers_with_other_heads_and_layers_that_read_their_keys(
+    device: str, dtype: torch.dtype, assert_close: Close
+) -> None:
+    """As in Gemma 4: a window and narrow heads, then wide ones; two more layers read the keys of the first two."""
+    from palestra.model.attention.tiled import TiledPackedAttention
+
+    lengths, shapes, windows, sources = (
+        [70, 9],
+        [HeadShape(4, 2, 16), HeadShape(4, 1, 32)] * 2,
+        [20, None] * 2,
+        {2: 0, 3: 1},
+    )
+    spec: Any = SimpleNamespace(heads=shapes, kv_sources=sources, windows=windows, key_tail=0)
+    ours, plain = TiledPackedAttention(lengths, spec, device), PackedAttention(lengths, windows, device, sources)
+    leaves, outputs, truths = [], [], []
+    for layer, shape in enumerate(shapes):
+        heads = (shape.n_heads, *[shape.n_kv_heads] * (0 if layer in sources else 2))
+        own = [torch.randn(sum(lengths), n, shape.head_dim, device=device, dtype=dtype).requires_grad_() for n in heads]
+        wide = [x.detach().float().requires_grad_() for x in own]
+        missing = [None] * (3 - len(heads))
+        outputs.append(ours(layer, *own, *missing))
+        truths.append(plain(layer, *wide, *missing))
+        leaves += zip(own, wide, strict=True)
+        assert_close(outputs[-1], truths[-1])
+    grads = [torch.randn_like(out) for out in outputs]
+    d_found = torch.autograd.grad(outputs, [own for own, _ in leaves], grads)
+    d_truth = torch.autograd.grad(truths, [wide for _, wide in leaves], [grad.float() for grad in grads])
+    for a, b in zip(d_found, d_truth, strict=True):
         assert_close(a, b)
 
 
@@ -169,12 +202,13 @@ def test_keys_read_once_for_a_group_give_each_row_its_own_bits(
     ]
     plan = StepPlan(decode=seqs, rows=[SequenceChunk(s, s.computed, s.computed + 1) for s in seqs])
     attend = tiled_attention.TiledPagedAttention.of(cache, plan)
-    assert attend.shared is not None
-    assert attend.shared.by_row[:, 1].tolist() == [2, 2, 2, 2, 2, 0]
+    planned = attend.tiles[spec.heads[1]]
+    assert planned.shared is not None
+    assert planned.shared.by_row[:, 1].tolist() == [2, 2, 2, 2, 2, 0]
     q, k, v = (
         torch.randn(6, h, spec.head_dim, device=device).to(dtype) for h in (spec.n_heads, *[spec.n_kv_heads] * 2)
     )
     sinks = torch.randn(spec.n_heads, device=device)
     together = attend(1, q, k, v, sinks)
-    attend.shared = None
+    attend.tiles = {spec.heads[1]: replace(planned, shared=None)}
     assert torch.equal(attend(1, q, k, v, sinks), together)

@@ -91,13 +91,19 @@ def test_swiglu(device: str, dtype: torch.dtype, assert_close: Close) -> None:
     assert_close(d_found, torch.autograd.grad(expected, wide, grad.float())[0])
 
 
-def test_heads_are_normalised_and_gated(device: str, dtype: torch.dtype, assert_close: Close) -> None:
-    from palestra.model.kernels.gated_norm import gated_norm
+@pytest.mark.parametrize(
+    ("name", "shape"), [("gated_norm", (24,)), ("norm_gated", (5, 24))], ids=["delta net", "Mamba"]
+)
+def test_heads_are_normalised_and_gated(
+    name: str, shape: tuple[int, ...], device: str, dtype: torch.dtype, assert_close: Close
+) -> None:
+    from palestra.model.kernels import gated_norm
 
     x = torch.randn(3, 5, 24, device=device).requires_grad_()
     gate = torch.randn(3, 5 * 24, device=device, dtype=dtype).requires_grad_()
-    wide, weight = gate.detach().float().requires_grad_(), torch.randn(24, device=device)
-    found, expected = gated_norm(x, gate, weight, EPS), ops.gated_norm(x, wide, weight, EPS)
+    wide, weight = gate.detach().float().requires_grad_(), torch.randn(shape, device=device)
+    found = getattr(gated_norm, name)(x, gate, weight, EPS)
+    expected = getattr(ops, name)(x, wide, weight, EPS)
     grad = torch.randn_like(found)
     assert_close(found, expected)
     d_found, d_expected = (torch.autograd.grad(found, (x, gate), grad), torch.autograd.grad(expected, (x, wide), grad))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,17 +40,22 @@ def assert_near(found: Tensor, expected: Tensor) -> None:
     np.testing.assert_allclose(found.float().cpu(), expected.float().cpu(), rtol=2 * torch.finfo(HALF).eps, atol=1e-3)
 
 
+def bias_of(seed: int) -> Tensor | None:
+    """For every other seed."""
+    return torch.randn(CHANNELS, generator=torch.Generator().manual_seed(seed)).to(DEVICE) if seed % 2 else None
+
+
 @examples(12)
 @given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=5), seed=st.integers(0, 99))
 def test_spans_go_on_from_their_last_inputs(lengths, seed):
     from palestra.model.kernels.causal_conv import causal_conv, keep_inputs
 
     x, weight, states = tensors(sum(lengths), seed)
-    slots = [4, 2, 0, 5, 1][: len(lengths)]
-    expected, after = plain.causal_conv(x, weight, ConvLayout(lengths, 3, DEVICE), states[slots])
+    slots, bias = [4, 2, 0, 5, 1][: len(lengths)], bias_of(seed)
+    expected, after = plain.causal_conv(x, weight, ConvLayout(lengths, 3, DEVICE), states[slots], bias)
     row_table, spans = tables(lengths, slots)
     now = states.clone()
-    assert_near(causal_conv(x, weight, row_table, now), expected)
+    assert_near(causal_conv(x, weight, row_table, now, bias), expected)
     assert torch.equal(now, states)
     keep_inputs(x, spans, now)
     assert torch.equal(now[slots], after)
@@ -79,15 +85,16 @@ def test_rows_of_no_span_touch_nothing():
     assert torch.equal(now[1, 2], x[1])
 
 
-def test_gradients_of_packed_sequences(assert_close: Close):
+@pytest.mark.parametrize("seed", [0, 1], ids=["", "bias"])
+def test_gradients_of_packed_sequences(seed: int, assert_close: Close):
     from palestra.model.kernels.causal_conv import causal_conv
 
-    lengths = [7, 1, 5]
+    lengths, bias = [7, 1, 5], bias_of(seed)
     x, weight, _ = tensors(13)
     wide = x.float().requires_grad_()
     x.requires_grad_()
-    found = causal_conv(x, weight, tables(lengths, [0, 0, 0])[0])
-    expected, _ = plain.causal_conv(wide, weight, ConvLayout(lengths, 3, DEVICE))
+    found = causal_conv(x, weight, tables(lengths, [0, 0, 0])[0], bias=bias)
+    expected, _ = plain.causal_conv(wide, weight, ConvLayout(lengths, 3, DEVICE), bias=bias)
     assert_close(found, expected)
     grad = torch.randn_like(found)
     (ours,), (truth,) = torch.autograd.grad(found, x, grad), torch.autograd.grad(expected, wide, grad.float())

@@ -12,8 +12,10 @@ import torch
 
 from palestra.model import Adapter, AdapterPool, Sampler, Trainer, TrainItem, encode, load_model
 from palestra.types import Datum, LoraConfig, SampleRequest, SamplingParams
+from tests.model.conftest import GEMMA4
 
 PROMPT = tuple(range(40, 71))
+OPTIONS = {"gemma4": {"tie": True, "overrides": GEMMA4}}
 
 
 @dataclass
@@ -39,12 +41,12 @@ def open_side(folder: Path, dtype: str, device: str) -> Side:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "qwen3_moe", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "qwen3_moe", "gpt_oss", "deepseek_v3", "nemotron_h", "gemma4"])
 @pytest.mark.usefixtures("with_kernels")
 def test_gradients_agree_with_float32(
     random_model: Callable[..., Path], family: str, device: str, dtype: torch.dtype
 ) -> None:
-    folder = random_model(family)
+    folder = random_model(family, **OPTIONS.get(family, {}))
     rng = np.random.default_rng(0)
     lengths = (5, 12)
     tokens = [rng.integers(0, 500, n + 1) for n in lengths]
@@ -65,13 +67,13 @@ def test_gradients_agree_with_float32(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["qwen3", "gpt_oss", "deepseek_v3", "gemma4"])
 @pytest.mark.usefixtures("with_kernels")
 def test_sampled_logprobs_are_the_trainers_bits(
     random_model: Callable[..., Path], family: str, device: str, dtype: torch.dtype
 ) -> None:
     """Through chunked prefill, a shared prompt, and batches that mix adapters and the base model."""
-    side = open_side(random_model(family), str(dtype).removeprefix("torch."), device)
+    side = open_side(random_model(family, **OPTIONS.get(family, {})), str(dtype).removeprefix("torch."), device)
     sampler = Sampler(side.trainer.decoder, side.trainer.pool, cache_tokens=512, prefill_tokens=24)
     request = SampleRequest(
         prompt=PROMPT, num_samples=2, params=SamplingParams(max_tokens=4, seed=1, stop_token_ids=())

@@ -19,7 +19,12 @@ from palestra.model.quantised.packed import PackedWeight, Scratch
 from tests.model.conftest import Bench
 from tests.model.loading.test_packed_files import write_fp8
 
-PRODUCTS = ("_proj.weight", "in_proj_qkv.weight", "in_proj_z.weight")
+PRODUCTS = (
+    *("_proj.weight", "_with_mqa.weight", "in_proj_qkv.weight", "in_proj_z.weight"),
+    *("experts.gate_up_proj", "experts.down_proj"),
+    *("per_layer_input_gate.weight", "per_layer_projection.weight"),
+)
+PLAIN = "kv_b_proj.weight"
 
 
 def bench_of(model: Model) -> Bench:
@@ -32,7 +37,7 @@ def write_rounded(source: Path, folder: Path, name: FormName) -> Path:
     shutil.copytree(source, folder)
     tensors = load_file(folder / "model.safetensors")
     for key, weight in tensors.items():
-        if key.endswith(PRODUCTS):
+        if key.endswith(PRODUCTS) and not key.endswith(PLAIN) and FORMS[name].fits(weight.shape[-1]):
             tensors[key] = PackedWeight.of(weight, FORMS[name], torch.float32, Scratch()).dense()
     save_file(tensors, folder / "model.safetensors")
     return folder
@@ -40,7 +45,11 @@ def write_rounded(source: Path, folder: Path, name: FormName) -> Path:
 
 @pytest.mark.parametrize(
     ("family", "name"),
-    [*(("qwen3", name) for name in FORM_NAMES), ("qwen3_5", "int8"), ("qwen3_moe", "int8"), ("qwen3_moe", "nf4")],
+    [
+        *(("qwen3", name) for name in FORM_NAMES),
+        *(("qwen3_5", "int8"), ("qwen3_moe", "int8"), ("qwen3_moe", "nf4")),
+        *(("nemotron_h", "int4"), ("gemma4", "int8"), ("gemma4_moe", "nf4"), ("deepseek_v3", "fp8")),
+    ],
 )
 def test_it_computes_what_a_plain_model_of_the_same_numbers_computes(random_model, tmp_path, family, name):
     source = random_model(family)
