@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.autograd import Function
 
 from palestra.model.attention.backends import packed_attention
 from palestra.model.decoder import Decoder
@@ -159,7 +161,7 @@ class Trainer:
         kept = [a.row("grads").clone() for a in outdated]
         try:
             if done.hidden.requires_grad:  # not so when only the unembedding is trained
-                done.hidden.backward(done.hidden_grad)
+                _WithGradient.apply(done.hidden, done.hidden_grad).backward()
         finally:
             for adapter, row in zip(outdated, kept, strict=True):
                 adapter.row("grads").copy_(row)
@@ -179,6 +181,20 @@ class Trainer:
         for stack, slot in done.pinned:
             self.pool.unpin(stack, slot)
         done.pinned, done.hidden, done.hidden_grad = [], None, None
+
+
+class _WithGradient(Function):
+    """A scalar that has a given gradient. `hidden.backward(gradient)` is the same, but imports torch's symbolic shapes
+    and sympy, which takes a worker seconds when it first trains."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, gradient: Tensor) -> Tensor:
+        ctx.gradient = gradient
+        return hidden.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None]:
+        return ctx.gradient, None
 
 
 def _loss_runs(batch: list[Prepared], device: torch.device) -> list[LossRun]:
