@@ -107,9 +107,9 @@ def test_layers_with_other_heads_and_layers_that_read_their_keys(
     from palestra.model.attention.tiled import TiledPackedAttention
 
     lengths, shapes, windows, sources = (
-        [70, 9],
+        [18, 3],
         [HeadShape(4, 2, 16), HeadShape(4, 1, 32)] * 2,
-        [20, None] * 2,
+        [9, None] * 2,
         {2: 0, 3: 1},
     )
     spec: Any = SimpleNamespace(heads=shapes, kv_sources=sources, windows=windows, key_tail=0)
