@@ -44,6 +44,14 @@ def _url(text: str) -> str:
     return text.rstrip("/").removesuffix("/v1")
 
 
+def _power_of_two(number: int) -> int:
+    if number & (number - 1):
+        raise ValueError(
+            f"{number} is not a power of two; try {1 << number.bit_length() - 1} or {1 << number.bit_length()}"
+        )
+    return number
+
+
 def _pattern(text: str) -> str:
     return check_pattern(text).pattern
 
@@ -123,6 +131,11 @@ class ModelConfig(Config):
     """Tokens of a micro-batch. None: chosen by the model's size, so that one takes some tens of milliseconds."""
     checkpointing: bool = False
     """Recompute activations in the backward pass, which takes less memory and more time."""
+    strands: Annotated[PositiveInt, AfterValidator(_power_of_two)] = 1
+    """Sums of micro-batches of which a request's gradient is a binary tree, a power of two. With equal strands, training
+    ends at the same bits on any number of GPUs up to it. Fixed for the life of a state folder."""
+    allow_other_strands: bool = False
+    """Go on with models that were trained with another number of strands; their last bits will differ."""
     sample_share: float = Field(default=0.5, ge=0, le=1)
     """Share of the time that sampling gets while there is training to do as well."""
     quantum_s: PositiveFloat = 0.03

@@ -33,7 +33,7 @@ def main() -> int:
         gc.disable()  # imports hold no garbage, and a search for it takes a tenth of the start
         # Not at the top: a wrong configuration is reported without waiting for torch.
         from palestra.engine.backend import BackendBroken
-        from palestra.engine.snapshots import OtherWeights
+        from palestra.engine.snapshots import StateRefused
         from palestra.engine.torch_backend import TorchBackend, TorchConfig
         from palestra.engine.worker import EngineWorker
 
@@ -45,7 +45,7 @@ def main() -> int:
         return cannot_start(reason_of(e, config.device))
     try:
         EngineWorker(config, backend).run()
-    except OtherWeights as e:
+    except StateRefused as e:
         return cannot_start(str(e))
     except BackendBroken as e:
         log.error("backend_broken reason=%s", e)

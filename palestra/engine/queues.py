@@ -38,8 +38,8 @@ class RunningPass:
 
     train: bool
     todo: deque[MicroBatch]
-    gradient: object = None
-    """Before the pass, to come back to if it fails."""
+    begun: object = None
+    """What the backend needs to end or to undo the pass; None for one that does not train."""
     results: dict[int, DatumDone] = field(default_factory=dict)
     compute_s: float = 0.0
     alone: bool = False

@@ -35,6 +35,7 @@ from palestra.model import (
 from palestra.model.lora.adapter_files import require_trained_on
 from palestra.model.lora.adapters import Rows
 from palestra.model.numerics import Numerics
+from palestra.model.training.gradient_tree import GradientTree, tree_place
 from palestra.types import AdamParams, LoraConfig, SampleRequest
 from palestra.types.engine import UNQUANTISED, DatumOutput, ModelCard, Pass, WorkerConfig
 
@@ -59,6 +60,7 @@ class TorchConfig:
     max_rank: int = 256
     micro_batch_tokens: int | None = None
     checkpointing: bool = False
+    strands: int = 1
     numerics: Numerics = "exact"
     max_sample_rows: int | None = None
     cache_tokens: int | None = None
@@ -83,6 +85,9 @@ class TorchBackend:
         self.max_sample_rows = config.max_sample_rows or (CPU_ROWS if decoder.device.type == "cpu" else GPU_ROWS)
         self.pool = AdapterPool(model.spec, dtype=decoder.dtype, device=decoder.device, max_rank=config.max_rank)
         self.trainer = Trainer(decoder, self.pool, token_budget=self.token_budget, checkpointing=config.checkpointing)
+        self.strands = config.strands
+        self._trees: dict[Adapter, GradientTree] = {}
+        """Of requests that train now, where there are strands."""
         self._has_cut = False
         tokenizer = None
         with contextlib.suppress(TokenizerError):
@@ -165,6 +170,7 @@ class TorchBackend:
     def free(self, weights: Adapter) -> None:
         if not weights.frozen:
             self.pool.before_change(weights)  # snapshots move to rows without gradients and moments
+        self._trees.pop(weights, None)
         self.pool.free(weights)
 
     # Training
@@ -176,17 +182,21 @@ class TorchBackend:
         config: Any = request.config
         items = [TrainItem(model, datum, request.loss, config) for datum in request.data]
         data = self.trainer.prepare(items, train=not request.forward_only)
-        return [
+        parts = [
             MicroBatch(
                 numbers,
                 sum(len(data[i].tokens) for i in numbers),
                 data[numbers[0]].targets.shape[1],
                 [data[i] for i in numbers],
+                n % self.strands,
             )
-            for numbers in self.trainer.plan(data)
+            for n, numbers in enumerate(self.trainer.plan(data))
         ]
+        return sorted(parts, key=lambda part: tree_place(part.strand, self.strands))
 
     def forward(self, parts: Sequence[MicroBatch], *, train: bool) -> Forward:
+        for part in parts if train and self.strands > 1 else ():
+            self._trees[part.data[0].adapter].enter(part.strand)
         data = [d for part in parts for d in part.data]
         done = self.trainer.forward_micro(data, list(range(len(data))), train=train)
         results = iter(done.results)
@@ -195,13 +205,24 @@ class TorchBackend:
     def backward(self, forward: Forward) -> None:
         self.trainer.backward(forward.pending)
 
-    def gradient(self, model: Adapter) -> torch.Tensor | None:
-        return model.row("grads").clone() if model.has_gradient else None
+    def begin_pass(self, model: Adapter) -> GradientTree | torch.Tensor | None:
+        if self.strands == 1:
+            return model.row("grads").clone() if model.has_gradient else None
+        self._trees[model] = tree = GradientTree.begin(model, self.strands)
+        return tree
 
-    def restore_gradient(self, model: Adapter, gradient: torch.Tensor | None) -> None:
+    def end_pass(self, model: Adapter, begun: GradientTree | torch.Tensor | None) -> None:
+        if isinstance(begun, GradientTree):
+            begun.close()
+            begun.end()
+            del self._trees[model]
+
+    def undo_pass(self, model: Adapter, begun: GradientTree | torch.Tensor | None) -> None:
+        self._trees.pop(model, None)
         self.pool.discard_gradient(model)
-        if gradient is not None:
-            model.row("grads").copy_(gradient)
+        earlier = begun.earlier if isinstance(begun, GradientTree) else begun
+        if earlier is not None:
+            model.row("grads").copy_(earlier)
             model.has_gradient = True
 
     def optim_step(self, steps: Mapping[Adapter, AdamParams]) -> dict[Adapter, dict[str, float] | Exception]:

@@ -267,11 +267,11 @@ class TrainingExecutor:
                 if not operation.data:
                     raise DataError("the request has no data; send at least one datum")
                 todo = deque(self.backend.plan(model.weights, operation))
-                gradient = None if operation.forward_only else self.backend.gradient(model.weights)
+                begun = None if operation.forward_only else self.backend.begin_pass(model.weights)
             except Exception as e:
                 self._finish(model, self._failure(e, model), 0.0)
                 return None
-            model.running = RunningPass(not operation.forward_only, todo, gradient)
+            model.running = RunningPass(not operation.forward_only, todo, begun)
         return model.running
 
     def _settle(self, joined: Joined) -> None:
@@ -280,6 +280,12 @@ class TrainingExecutor:
                 continue
             part.running.results.update(zip(part.batch.numbers, results, strict=True))
             if not part.running.todo:
+                try:
+                    if part.running.train:
+                        self.backend.end_pass(part.model.weights, part.running.begun)
+                except Exception as e:
+                    self._fall_back([part], e)
+                    continue
                 done = [part.running.results[i] for i in range(len(part.running.results))]
                 metrics = combine_metrics([d.metrics for d in done]) | router_metrics([d.visits for d in done])
                 outcome = PassResult(outputs=[d.output for d in done], metrics=metrics)
@@ -296,7 +302,7 @@ class TrainingExecutor:
             if not part.is_current:
                 continue
             if part.running.train:
-                self.backend.restore_gradient(part.model.weights, part.running.gradient)
+                self.backend.undo_pass(part.model.weights, part.running.begun)
             is_outdated = part.batch.tokens > self.backend.token_budget and len(part.batch.numbers) > 1
             if len(parts) == 1 and saved is None and not is_outdated:  # planned before the budget was cut: plan anew
                 self._finish(part.model, self._failure(error, part.model), part.running.compute_s)
