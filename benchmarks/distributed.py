@@ -1,4 +1,5 @@
-"""What the fixed order of gradients costs on one device: a training step with 8 strands beside one with 1.
+"""What training that can be divided costs on one device: a step with 8 strands beside one with 1, and a group of one
+rank beside a worker without groups.
 
     python benchmarks/distributed.py --quick
     python benchmarks/distributed.py --shape qwen3-4b --device cuda
@@ -14,13 +15,15 @@ import time
 from pathlib import Path
 
 import numpy as np
-from harness import Contender, Progress, Report, Row, alternate, argument_parser, machine, report, versions
+from harness import Contender, Measure, Progress, Report, Row, alternate, argument_parser, machine, report, versions
 
-from palestra.engine.torch_backend import TorchBackend, TorchConfig
+from palestra.engine.ranks.group_backend import GroupBackend
+from palestra.engine.torch_backend import TorchBackend
+from palestra.engine.torch_trainer import TorchConfig
 from palestra.model import encode
 from palestra.model.loading.random_model import SHAPES, make_random_model
 from palestra.types import AdamParams, Datum, LoraConfig
-from palestra.types.engine import Pass
+from palestra.types.engine import Pass, WorkerConfig
 
 MICRO_BATCHES = 16
 LENGTH = 512
@@ -35,10 +38,11 @@ def request_of(backend: TorchBackend) -> Pass:
     return Pass(data=data, loss="cross_entropy")
 
 
-def contender(backend: TorchBackend, rank: int) -> Contender:
+def contender(backend: TorchBackend, rank: int, strands: int) -> Contender:
     model, request = backend.create(LoraConfig(rank=rank, seed=0)), request_of(backend)
 
     def step() -> float:
+        backend.strands = strands
         start = time.perf_counter()
         parts, begun = backend.plan(model, request), backend.begin_pass(model)
         for part in parts:
@@ -61,31 +65,33 @@ def main() -> None:
         Progress().say(f"random {args.shape}")
         dtype = "float32" if args.device == "cpu" else "bfloat16"
         folder = make_random_model(Path(temporary) / "model", shape=args.shape, dtype=dtype)
-        config = TorchConfig(model=str(folder), device=args.device, cache_tokens=1024)
-        backend = TorchBackend(config)
-        plain = contender(backend, args.rank)
-
-        def with_strands(step: Contender) -> Contender:
-            def run() -> float:
-                backend.strands = STRANDS
-                try:
-                    return step()
-                finally:
-                    backend.strands = 1
-
-            return run
-
-        runs = {"strands": with_strands(plain), "direct": plain}
+        config = WorkerConfig(
+            address=f"ipc://{temporary}/link",
+            model=str(folder),
+            state=f"{temporary}/state",
+            devices=(args.device if args.device == "cpu" else "cuda:0",),
+            strands=STRANDS,
+            cache_tokens=1024,
+        )
+        backend, group = TorchBackend(TorchConfig.of(config)), GroupBackend(config)
+        runs = {
+            "direct": contender(backend, args.rank, 1),
+            "strands": contender(backend, args.rank, STRANDS),
+            "group": contender(group, args.rank, STRANDS),
+        }
         measured = alternate(runs, args.rounds or (3 if args.quick else 9), warmups=1)
-    row = Row(
-        f"train {MICRO_BATCHES} micro-batches, strands {STRANDS}",
-        "tok/s",
-        measured["strands"],
-        "strands 1",
-        measured["direct"],
-        target_ratio=0.97,
+        group.close()
+    rows = [
+        row("strands", "strands 1", measured["strands"], measured["direct"], 0.97),
+        row("strands, a group of one rank", "no group", measured["group"], measured["strands"], 0.98),
+    ]
+    report(Report("distributed", machine(), versions(["palestra", "torch"]), rows), json_line=args.json)
+
+
+def row(what: str, peer: str, ours: Measure, theirs: Measure, target: float) -> Row:
+    return Row(
+        f"train {MICRO_BATCHES} micro-batches, {STRANDS} {what}", "tok/s", ours, peer, theirs, target_ratio=target
     )
-    report(Report("distributed", machine(), versions(["palestra", "torch"]), [row]), json_line=args.json)
 
 
 if __name__ == "__main__":

@@ -107,6 +107,16 @@ class VllmConfig(Config):
         return self
 
 
+PowerOfTwo = Annotated[PositiveInt, AfterValidator(_power_of_two)]
+
+
+class ParallelConfig(Config):
+    """How the processes of one worker divide its training. See docs/distributed.md."""
+
+    data: PowerOfTwo | None = None
+    """Ranks that compute micro-batches at the same time. None: one for each of `gpus`."""
+
+
 class ModelConfig(Config):
     """A base model and the settings of its worker process."""
 
@@ -131,8 +141,11 @@ class ModelConfig(Config):
     """Tokens of a micro-batch. None: chosen by the model's size, so that one takes some tens of milliseconds."""
     checkpointing: bool = False
     """Recompute activations in the backward pass, which takes less memory and more time."""
-    strands: Annotated[PositiveInt, AfterValidator(_power_of_two)] = 1
-    """Sums of micro-batches of which a request's gradient is a binary tree, a power of two. With equal strands, training
+    gpus: PositiveInt | Annotated[list[str], Field(min_length=1)] | None = None
+    """GPUs of this worker: a number, or a list of devices such as [cuda:2, cuda:3]. None: `device` alone."""
+    parallel: ParallelConfig = ParallelConfig()
+    strands: PowerOfTwo = 1
+    """Sums of micro-batches of which a request's gradient is a binary tree, a power of two. With equal strands training
     ends at the same bits on any number of GPUs up to it. Fixed for the life of a state folder."""
     allow_other_strands: bool = False
     """Go on with models that were trained with another number of strands; their last bits will differ."""
@@ -179,6 +192,30 @@ class ModelConfig(Config):
             )
         if self.sampler != "vllm" and self.vllm != VllmConfig():
             raise ValueError(f"there are settings for vllm, but sampler is {self.sampler}; set sampler=vllm")
+        return self
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Device of each rank."""
+        if isinstance(self.gpus, list):
+            return tuple(self.gpus)
+        if self.gpus is not None:
+            return tuple(f"cuda:{number}" for number in range(self.gpus))
+        return (self.device,) * (self.parallel.data or 1)
+
+    @model_validator(mode="after")
+    def _has_its_ranks(self) -> ModelConfig:
+        data, ranks = self.parallel.data, len(self.devices)
+        if data is not None and self.gpus is not None and data != ranks:
+            raise ValueError(f"parallel.data is {data}, but gpus has {ranks}; make them equal, or leave one out")
+        if data is not None and data > 1 and self.gpus is None and self.device != "cpu":
+            raise ValueError(f"parallel.data is {data}; set gpus={data} as well, or device=cpu")
+        _power_of_two(ranks)
+        if ranks > self.strands:
+            raise ValueError(
+                f"{ranks} ranks need strands, and there are only {self.strands}; set strands={max(8, ranks)}, which "
+                "is fixed for the life of the state folder"
+            )
         return self
 
     @model_validator(mode="before")
@@ -396,7 +433,9 @@ MAX_BEAT_S = 5.0
 def worker_config(serve: ServeConfig, model: ModelConfig, address: str, state: Path) -> WorkerConfig:
     """`address` is the ZeroMQ endpoint that the server binds, `state` a folder for this worker alone."""
     fields: JsonObject = {
-        **model.model_dump(exclude={"path", "name", "tool_format", "sampler", "vllm"}),
+        **model.model_dump(exclude={"path", "name", "tool_format", "sampler", "vllm", "gpus", "parallel"}),
+        "device": model.devices[0],
+        "devices": model.devices if len(model.devices) > 1 else (),
         "address": address,
         "model": str(model.path),
         "state": str(state),

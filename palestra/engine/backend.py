@@ -33,6 +33,8 @@ class MicroBatch:
     data: Any
     strand: int = 0
     """Where its gradient belongs in the sum of the request (model/training/gradient_tree)."""
+    rank: int = 0
+    """The rank that computes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,11 @@ class ComputeBackend(Protocol):
     def token_budget(self) -> int:
         """Tokens of a joined micro-batch. Fixed for the life of a state folder, or replay ends at other bits; only
         `save_memory` may lower it."""
+        ...
+
+    @property
+    def ranks(self) -> int:
+        """Processes that compute micro-batches at the same time."""
         ...
 
     @property
@@ -168,6 +175,10 @@ class ComputeBackend(Protocol):
 
     def is_broken(self, error: BaseException) -> bool:
         """Whether nothing can be computed in this process any more."""
+        ...
+
+    def close(self) -> None:
+        """Ends the processes that it started."""
         ...
 
 

@@ -60,13 +60,10 @@ class GradientTree:
                 self._waiting[-1].total.add_(right.total)
         self._place = place
 
-    def close(self) -> bool:
-        """Leaves the sum of all strands that were entered in the adapter's gradient row; says whether there was one."""
-        if self._place is None:
-            return False
+    def close(self) -> None:
+        """Leaves the sum of all strands that were entered in the adapter's gradient row."""
         while self._waiting:
             self.adapter.row("grads").add_(self._waiting.pop().total)
-        return True
 
     def end(self) -> None:
         """Adds what earlier requests left to the row, which now has the sum of this request."""
