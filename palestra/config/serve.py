@@ -115,6 +115,9 @@ class ParallelConfig(Config):
 
     data: PowerOfTwo | None = None
     """Ranks that compute micro-batches at the same time. None: one for each of `gpus`."""
+    shard: PowerOfTwo = 1
+    """Ranks across which the layers of the base model lie, so that each holds a part; it divides `data`. A layer
+    is gathered before it computes."""
 
 
 class ModelConfig(Config):
@@ -211,6 +214,10 @@ class ModelConfig(Config):
         if data is not None and data > 1 and self.gpus is None and self.device != "cpu":
             raise ValueError(f"parallel.data is {data}; set gpus={data} as well, or device=cpu")
         _power_of_two(ranks)
+        if ranks % self.parallel.shard:
+            raise ValueError(
+                f"parallel.shard is {self.parallel.shard}, but there are only {ranks} ranks to divide among"
+            )
         if ranks > self.strands:
             raise ValueError(
                 f"{ranks} ranks need strands, and there are only {self.strands}; set strands={max(8, ranks)}, which "
@@ -435,6 +442,7 @@ def worker_config(serve: ServeConfig, model: ModelConfig, address: str, state: P
     fields: JsonObject = {
         **model.model_dump(exclude={"path", "name", "tool_format", "sampler", "vllm", "gpus", "parallel"}),
         "device": model.devices[0],
+        "shard": model.parallel.shard,
         "devices": model.devices if len(model.devices) > 1 else (),
         "address": address,
         "model": str(model.path),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,6 +16,9 @@ from palestra.engine.torch_trainer import TorchConfig, TorchTrainer, to_numpy
 from palestra.model import Adapter, Sampler, TokenizerError, load_snapshot
 from palestra.types import LoraConfig, SampleRequest
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 log = logging.getLogger(__name__)
 
 CPU_ROWS, GPU_ROWS = 256, 512
@@ -24,8 +28,8 @@ WARM_UP_LOG_S = 2.0
 class TorchBackend(TorchTrainer):
     """A base model with the adapters that are trained on it and sampled from."""
 
-    def __init__(self, config: TorchConfig):
-        super().__init__(config)
+    def __init__(self, config: TorchConfig, mesh: DeviceMesh | None = None):
+        super().__init__(config, mesh)
         decoder = self.model.decoder
         self.max_sample_rows = config.max_sample_rows or (CPU_ROWS if decoder.device.type == "cpu" else GPU_ROWS)
         tokenizer = None

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from palestra.model import (
     ModelSpec,
     Trainer,
     TrainItem,
+    encode,
     load_into,
     load_model,
     save_adapter,
@@ -33,12 +34,16 @@ from palestra.model.lora.adapter_files import require_trained_on
 from palestra.model.lora.adapters import Rows
 from palestra.model.numerics import Numerics
 from palestra.model.training.gradient_tree import GradientTree, tree_place
-from palestra.types import AdamParams, LoraConfig
+from palestra.model.training.packing import Prepared
+from palestra.types import AdamParams, Datum, LoraConfig
 from palestra.types.engine import UNQUANTISED, DatumOutput, ModelCard, Pass, WorkerConfig
 
 CUDA_TOKENS = 8192
 CPU_WORK = 1 << 31  # parameters times tokens: a forward of about 30 ms on two cores
 MIN_TOKENS, MAX_TOKENS = 128, 2048
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 Begun = GradientTree | torch.Tensor | None
 """A request that trains: with one strand, what was accumulated before it."""
@@ -74,11 +79,17 @@ class TorchTrainer:
 
     ranks = 1
 
-    def __init__(self, config: TorchConfig):
+    def __init__(self, config: TorchConfig, mesh: DeviceMesh | None = None):
+        """With a mesh, the base model lies across its processes."""
         if config.threads:
             torch.set_num_threads(config.threads)
         self.model = model = load_model(
-            config.model, dtype=config.dtype, device=config.device, numerics=config.numerics, weights=config.weights
+            config.model,
+            dtype=config.dtype,
+            device=config.device,
+            numerics=config.numerics,
+            weights=config.weights,
+            mesh=mesh,
         )
         self.allow_other_weights = config.allow_other_weights
         self.spec, decoder = model.spec, model.decoder
@@ -90,6 +101,7 @@ class TorchTrainer:
         self._trees: dict[Adapter, GradientTree] = {}
         """Of requests that train now, where there are strands."""
         self._has_cut = False
+        self._spare: Adapter | None = None
         self.card = ModelCard(
             folder=config.model,
             architecture=model.spec.architecture,
@@ -167,13 +179,22 @@ class TorchTrainer:
     def forward(self, parts: Sequence[MicroBatch], *, train: bool) -> Forward:
         for part in parts if train and self.strands > 1 else ():
             self._trees[part.data[0].adapter].enter(part.strand)
-        data = [d for part in parts for d in part.data]
+        data = [d for part in parts for d in part.data] or self._one_token(train=train)
         done = self.trainer.forward_micro(data, list(range(len(data))), train=train)
         results = iter(done.results)
         return Forward([[_done(next(results)) for _ in part.data] for part in parts], done if train else None)
 
     def backward(self, forward: Forward) -> None:
         self.trainer.backward(forward.pending)
+
+    def _one_token(self, *, train: bool) -> list[Prepared]:
+        """For a rank without a part of its own, whose share of the base model the others wait for. Its gradient goes to
+        an adapter that is nobody's."""
+        if self._spare is None:
+            self._spare = self.pool.create(LoraConfig(rank=1, train_mlp=False, train_unembed=False, seed=0))
+        self.pool.discard_gradient(self._spare)
+        datum = Datum.of_tokens([0], target_tokens=encode(np.zeros(1, np.int64)))
+        return self.trainer.prepare([TrainItem(self._spare, datum)], train=train)
 
     def begin_pass(self, model: Adapter) -> Begun:
         if self.strands == 1:

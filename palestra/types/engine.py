@@ -331,6 +331,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """`auto`: a GPU if there is one."""
     devices: tuple[str, ...] = ()
     """Device of each rank, where the worker is a group of processes."""
+    shard: int = 1
+    """Ranks across which the base model lies."""
     dtype: str | None = None
     weights: str | None = None
     """Form of 8 or 4 bits for the weights of products. None: the dtype."""

@@ -62,6 +62,27 @@ def test_any_number_of_ranks_ends_at_the_bits_of_one(drivers: Drivers) -> None:
             assert Driver.same_files(ours, theirs), ours
 
 
-def test_killed_groups_end_at_the_same_bits(drivers: Drivers) -> None:
-    rng = np.random.default_rng(0)
-    kill_and_compare(drivers, rng.uniform(0.0, 0.4, 4).tolist(), 4, strands=8, devices=("cpu", "cpu"), device="cpu")
+@pytest.mark.parametrize("shard", [1, 2])
+def test_killed_groups_end_at_the_same_bits(drivers: Drivers, shard: int) -> None:
+    moments = np.random.default_rng(shard).uniform(0.0, 0.4, 4).tolist()
+    options = {"strands": 8, "devices": ("cpu", "cpu"), "device": "cpu", "shard": shard}
+    kill_and_compare(drivers, moments, 4, **options)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_base_model_across_ranks_gives_the_bits_of_a_whole_one(
+    drivers: Drivers, ranks: int, checkpointing: bool
+) -> None:
+    saved, sampled = [], []
+    for shard in (1, 2):
+        driver = group(drivers, ranks if shard > 1 else 1, shard=shard, checkpointing=checkpointing)
+        driver.start()
+        saved.append(train_tenants(driver, steps=2))
+        kept = driver.keep("t3", "s")
+        sampled.append([driver.logprobs(), driver.logprobs(kept)])
+        driver.send(Stop())
+        assert driver.wait_exit() == 0
+    assert sampled[0] == sampled[1]
+    for ours, theirs in zip(*saved, strict=True):
+        assert Driver.same_files(ours, theirs), ours

@@ -41,10 +41,15 @@ class PartCall(Struct, frozen=True):
 
 
 class ForwardCall(Struct, frozen=True, tag="forward"):
-    """Computes these parts as one batch; answered by `ForwardDone`."""
+    """Computes these parts as one batch; answered by `ForwardDone`. Without parts, a rank whose share of the base model
+    others need computes nothing of use."""
 
     parts: list[PartCall]
     train: bool
+
+
+class GatherCall(Struct, frozen=True, tag="gather"):
+    """Rank 0 runs the layers for itself, and the base model lies across the ranks: all run them."""
 
 
 class BackwardCall(Struct, frozen=True, tag="backward"):
@@ -72,7 +77,9 @@ class Quit(Struct, frozen=True, tag="quit"):
     pass
 
 
-Call = PlaceModel | FreeModel | BeginPass | ForwardCall | BackwardCall | EndPass | UndoPass | StepCall | Quit
+Call = (
+    PlaceModel | FreeModel | BeginPass | ForwardCall | GatherCall | BackwardCall | EndPass | UndoPass | StepCall | Quit
+)
 
 
 class Ready(Struct, frozen=True, tag="ready"):

@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 
 import msgspec
+import torch
 import zmq
 
 from palestra.engine.backend import DatumDone, Forward, MicroBatch
@@ -24,6 +25,7 @@ from palestra.engine.ranks.calls import (
     ForwardCall,
     ForwardDone,
     FreeModel,
+    GatherCall,
     PartCall,
     PlaceModel,
     Quit,
@@ -57,7 +59,9 @@ class FollowerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 class Follower:
     def __init__(self, config: WorkerConfig, place: FollowerConfig):
-        self.trainer = TorchTrainer(TorchConfig.of(config, place.rank))
+        device = torch.device(config.devices[place.rank])
+        self.group = ProcessGroup(Path(place.meeting), place.rank, len(config.devices), device)
+        self.trainer = TorchTrainer(TorchConfig.of(config, place.rank), self.group.shard_mesh(config.shard))
         self._models: dict[int, Adapter] = {}
         self._begun: dict[int, Begun] = {}
         self._half_done: Forward | None = None
@@ -67,9 +71,9 @@ class Follower:
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.connect(place.address)
-        device = self.trainer.model.decoder.device
+        if config.shard > 1:
+            self.trainer.forward([], train=False)  # with rank 0's first one
         self._say(Ready())
-        self.group = ProcessGroup(Path(place.meeting), place.rank, len(config.devices), device)
 
     def run(self) -> None:
         while True:
@@ -96,6 +100,8 @@ class Follower:
                 done = trainer.forward([self._part(part, train) for part in parts], train=train)
                 self._half_done = done if train else None
                 self._say(ForwardDone([[_reply(datum) for datum in part] for part in done.results]))
+            case GatherCall():
+                trainer.forward([], train=False)
             case BackwardCall():
                 if self._half_done is not None:
                     trainer.backward(self._half_done)

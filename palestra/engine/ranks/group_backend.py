@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+import torch
 import zmq
 
 from palestra.engine.backend import BackendBroken, DatumDone, Forward, MicroBatch, ModelImage
@@ -38,6 +39,7 @@ from palestra.engine.ranks.calls import (
     ForwardCall,
     ForwardDone,
     FreeModel,
+    GatherCall,
     PartCall,
     PlaceModel,
     Quit,
@@ -68,9 +70,13 @@ class GroupBackend(TorchBackend):
     def __init__(self, config: WorkerConfig):
         self.ranks = len(config.devices)
         self._followers = Followers(config)
-        super().__init__(TorchConfig.of(config, 0))
+        self.group = ProcessGroup(self._followers.meeting, 0, self.ranks, torch.device(config.devices[0]))
+        super().__init__(TorchConfig.of(config, 0), self.group.shard_mesh(config.shard))
+        self._run_layers, self._is_told = self.model.decoder.sharded, False
+        if self._run_layers is not None:
+            super().forward([], train=False)  # FSDP makes its tensors here, not in the sampler's inference mode
+            self.model.decoder.sharded = self._run_with_all
         self._followers.wait_ready()
-        self.group = ProcessGroup(self._followers.meeting, 0, self.ranks, self.model.decoder.device)
         self._turn = 0
         self._ranks_of: dict[int, set[int]] = {}
         """By model: the ranks that have computed something of the request that trains it now."""
@@ -125,11 +131,13 @@ class GroupBackend(TorchBackend):
             if train:
                 model = part.data[0].adapter.uid if part.rank == 0 else part.data.model
                 self._ranks_of[model].add(part.rank)
-        own, others = by_rank.pop(0, []), by_rank
+        if self._run_layers is not None:
+            by_rank = {rank: by_rank.get(rank, []) for rank in range(self.ranks)}
+        own, others = by_rank.pop(0, None), by_rank
         with self._together():
             for rank, told in others.items():
                 self._followers.tell(ForwardCall([part.data for part in told], train), rank)
-            done = super().forward(own, train=train) if own else None
+            done = super().forward(own, train=train) if own is not None else None
             results = {0: iter(done.results if done else ())}
             for rank in others:
                 results[rank] = iter(_results(self._followers.answer(rank, ForwardDone)))
@@ -184,15 +192,25 @@ class GroupBackend(TorchBackend):
         self.group.close()
         self._followers.wait_ended()
 
+    def _run_with_all(self, *args: Any, **options: Any) -> Any:
+        """Runs layers whose weights are gathered: with the followers, who know of training and not of sampling."""
+        assert self._run_layers is not None
+        if not self._is_told:
+            self._followers.tell(GatherCall())
+        return self._run_layers(*args, **options)
+
     @contextmanager
     def _together(self) -> Iterator[None]:
         """Around what the followers have been told of: they cannot take it back."""
+        self._is_told = True
         try:
             yield
         except BackendBroken:
             raise
         except Exception as e:
             raise BackendBroken(f"rank 0: {e!r}") from e
+        finally:
+            self._is_told = False
 
 
 @dataclass(frozen=True, slots=True)

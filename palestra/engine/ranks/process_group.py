@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from palestra.model.training.gradient_tree import sum_in_tree_order
 
@@ -28,7 +29,7 @@ class ProcessGroup:
         """Waits for all others. `folder` is new, and the same for all."""
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(variable, LOOPBACK)  # ranks of one machine: nobody else can connect
-        self.rank, self.ranks = rank, ranks
+        self.rank, self.ranks, self._kind = rank, ranks, device.type
         if device.type == "cuda":
             torch.cuda.set_device(device)
         dist.init_process_group(
@@ -39,6 +40,14 @@ class ProcessGroup:
             timeout=timedelta(seconds=MEETING_S),
             device_id=device if device.type == "cuda" else None,
         )
+
+    def shard_mesh(self, shard: int) -> DeviceMesh | None:
+        """The ranks across which this one's base model lies: neighbours, so that they are close to each other. None:
+        each rank has all of it."""
+        if shard == 1:
+            return None
+        mesh = init_device_mesh(self._kind, (self.ranks // shard, shard), mesh_dim_names=("copies", "shard"))
+        return mesh["shard"]
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
         dist.broadcast(tensor, source)

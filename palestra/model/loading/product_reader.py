@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from palestra.model.loading.quantised_cache import QuantisedCache
+from palestra.model.loading.row_share import RowShare
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.quantised.forms import Form, packed_shapes, quantise
 from palestra.model.quantised.packed import FrozenWeight, PackedWeight, Scratch
@@ -42,15 +43,18 @@ class ProductReader:
         device: torch.device,
         form: Form | None = None,
         cache: QuantisedCache | None = None,
+        share: RowShare | None = None,
     ):
         self.files, self.dtype, self.device, self.form, self.cache = files, dtype, device, form, cache
-        self.scratch, self._count = Scratch(), 0
+        self.share, self.scratch, self._count = share, Scratch(), 0
 
     def read(self, parts: Rows, inputs: int, stored: Transposed | None = None) -> FrozenWeight:
         """The parts stacked, [all outputs, inputs]: one product instead of several."""
         shapes = [(name, (n,) if isinstance(n, int) else n) for name, n in parts]
         if self.form is not None and self.form.fits(inputs):
             return self._read_packed(shapes, inputs, self.form, stored)
+        if self.share is not None and stored is None:
+            return self._read_share(shapes, inputs, self.share)
         counts = [prod(shape) for _, shape in shapes]
         whole = torch.empty(sum(counts), inputs, dtype=self.dtype, device=self.device)
         for (name, shape), place in zip(shapes, whole.split(counts), strict=True):
@@ -61,6 +65,22 @@ class ProductReader:
             else:
                 place.view(*shape, inputs).copy_(stored.arrange(self.files.tensor(name, stored.shape)))
         return whole
+
+    def _read_share(self, parts: Shapes, inputs: int, share: RowShare) -> Tensor:
+        """Only the rows that are this process's: nothing else is read."""
+        count = sum(prod(shape) for _, shape in parts)
+        own = share.rows(count)
+        held = torch.empty(own.stop - own.start, inputs, dtype=self.dtype, device=self.device)
+        start = 0
+        for name, shape in parts:
+            stop = start + prod(shape)
+            first, last = max(start, own.start), min(stop, own.stop)
+            if first < last:
+                rows = slice(first - start, last - start)
+                self.files.read_rows(name, (*shape, inputs), rows, held[first - own.start : last - own.start])
+            start = stop
+        share.held.append((held, count))
+        return held
 
     def _read_packed(self, parts: Shapes, inputs: int, form: Form, stored: Transposed | None) -> PackedWeight:
         """Each part is quantised alone and dropped, so that one of them at a time is there in full."""
