@@ -110,11 +110,15 @@ class _Facts:
 
 
 def _ranks_of(model: ModelConfig, facts: _Facts, devices: list[str], memory: Mapping[str, int]) -> list[RankPlan]:
-    on_device = Counter(devices)
-    return [
-        RankPlan(model.name[0], rank, device, _parts(model, facts, rank, device, memory[device] // on_device[device]))
-        for rank, device in enumerate(devices)
-    ]
+    on_device, planned = Counter(devices), dict[tuple[bool, str, int], dict[str, int]]()
+    ranks = []
+    for rank, device in enumerate(devices):
+        room = memory[device] // on_device[device]
+        key = rank == 0, device.partition(":")[0], room  # followers on equal devices need the same
+        if key not in planned:
+            planned[key] = _parts(model, facts, rank, device, room)
+        ranks.append(RankPlan(model.name[0], rank, device, planned[key]))
+    return ranks
 
 
 def _parts(model: ModelConfig, facts: _Facts, rank: int, device: str, room: int) -> dict[str, int]:
@@ -173,7 +177,7 @@ def _changes(model: ModelConfig, facts: _Facts) -> Iterator[dict[str, Any]]:
         small.append({"checkpointing": True, "micro_batch_tokens": tokens})
     caches = SMALL_CACHES if model.cache_tokens is None and model.sampler == "torch" else ()
     small += [change | {"cache_tokens": cache} for cache in caches for change in small]
-    can_shard = not spec.experts and model.weights in (None, "bf16")
+    can_shard = model.weights in (None, "bf16")
     bases: list[dict[str, Any]] = [{}]
     if can_shard:
         bases += [{"parallel.shard": shard} for shard in _powers(2 * model.parallel.shard, ranks)]

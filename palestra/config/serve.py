@@ -218,9 +218,14 @@ class ModelConfig(Config):
             raise ValueError(
                 f"parallel.shard is {self.parallel.shard}, but there are only {ranks} ranks to divide among"
             )
+        if self.parallel.shard > 1 and self.weights not in (None, "bf16"):
+            raise ValueError(
+                f"parallel.shard is {self.parallel.shard}, but {self.weights} weights cannot be divided; leave one "
+                "of them out"
+            )
         if ranks > self.strands:
             raise ValueError(
-                f"{ranks} ranks need strands, and there are only {self.strands}; set strands={max(8, ranks)}, which "
+                f"{ranks} ranks need {ranks} strands, and there are {self.strands}; set strands={max(8, ranks)}, which "
                 "is fixed for the life of the state folder"
             )
         return self

@@ -11,7 +11,7 @@ Owns: gathering and dropping weights. Never touches: what layers compute, who ru
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import Any
 
@@ -21,18 +21,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from palestra.model.decoder import Decoder
-from palestra.model.errors import ModelError
-from palestra.model.loading.row_share import RowShare
-from palestra.model.loading.spec import ModelSpec
+from palestra.model.loading.row_share import HeldRows, RowShare
 from palestra.model.lora.linear import LoraPlan
 from palestra.model.mixers.inputs import MixerInputs
-
-
-def require_shardable(spec: ModelSpec, form: str | None) -> None:
-    if spec.experts:
-        raise ModelError(f"shard: {spec.architecture} has experts, which cannot be divided yet; leave shard out")
-    if form is not None:
-        raise ModelError(f"shard: weights in {form} cannot be divided yet; leave shard or weights out")
+from palestra.model.quantised.packed import as_laid_out, as_stack
 
 
 def shard_layers(decoder: Decoder, share: RowShare, mesh: DeviceMesh) -> None:
@@ -58,6 +50,14 @@ class ShardedRun:
 
     def __call__(self, hidden: Tensor, inputs: MixerInputs, plan: LoraPlan, *, checkpointing: bool) -> Any:
         return self.stack(hidden, LayerContext(inputs, plan), checkpointing=checkpointing)
+
+
+@dataclass(frozen=True, slots=True)
+class ShareInUse:
+    holder: Any
+    """The record of a layer's weights that has it."""
+    name: str
+    rows: HeldRows
 
 
 class ShardedStack(nn.Module):
@@ -91,24 +91,30 @@ class ShardedStack(nn.Module):
 
 
 class ShardedLayer(nn.Module):
-    def __init__(self, run: Callable[..., Any], shares: list[tuple[Any, str, Tensor, int]]):
+    def __init__(self, run: Callable[..., Any], shares: list[ShareInUse]):
         super().__init__()
         self._run, self._shares = run, shares
-        for number, (_, _, held, rows) in enumerate(shares):
-            whole = torch.empty(rows, held.shape[1], dtype=held.dtype, device="meta")
+        for number, share in enumerate(shares):
+            rows, held = share.rows, share.rows.held
+            shape = (rows.whole_rows,) if rows.stack is None else (rows.stack, rows.whole_rows // rows.stack)
+            whole = torch.empty(*shape, held.shape[1], dtype=held.dtype, device="meta")
             self.register_parameter(f"weight{number}", nn.Parameter(whole, requires_grad=False))
 
     def take_over(self) -> None:
         with torch.no_grad():
-            for number, (holder, name, held, _) in enumerate(self._shares):
-                self.get_parameter(f"weight{number}").to_local().copy_(held)  # type: ignore[operator]
-                setattr(holder, name, None)
-        self._shares = [(holder, name, torch.empty(0), rows) for holder, name, _, rows in self._shares]
+            for number, share in enumerate(self._shares):
+                rows, local = share.rows, self.get_parameter(f"weight{number}").to_local()  # type: ignore[operator]
+                if rows.stack is not None and len(local):
+                    as_stack(rows.held, len(local))  # lays it out, in place
+                local.copy_(rows.held.view(local.shape))
+                rows.held = torch.empty(0)
+                setattr(share.holder, share.name, None)
 
     def forward(self, hidden: Tensor, update: Tensor | None, context: LayerContext) -> Any:
-        """FSDP gathers before it, and again before its backward pass, into the same tensors."""
-        for number, (holder, name, _, _) in enumerate(self._shares):
-            setattr(holder, name, self.get_parameter(f"weight{number}"))
+        """FSDP gathers before it, and again before its backward pass, into the same memory."""
+        for number, share in enumerate(self._shares):
+            whole = self.get_parameter(f"weight{number}")
+            setattr(share.holder, share.name, whole if share.rows.stack is None else as_laid_out(whole))
         return self._run(hidden, update, context.inputs, context.plan)
 
     def run_alone(self, hidden: Tensor, update: Tensor | None, context: LayerContext) -> Any:
@@ -133,11 +139,11 @@ def _call(
     return layer(hidden, update, context)
 
 
-def _shares(weights: Any, share: RowShare) -> Iterator[tuple[Any, str, Tensor, int]]:
-    """Every share of a product in a layer: who holds it, under which name, and the rows of the whole."""
+def _shares(weights: Any, share: RowShare) -> Iterator[ShareInUse]:
+    """Every share of a product in a layer."""
     for field in fields(weights):
         value = getattr(weights, field.name)
         if is_dataclass(value) and not isinstance(value, type):
             yield from _shares(value, share)
-        elif isinstance(value, Tensor) and (rows := share.whole_rows(value)) is not None:
-            yield weights, field.name, value, rows
+        elif (rows := share.find(value)) is not None:
+            yield ShareInUse(weights, field.name, rows)

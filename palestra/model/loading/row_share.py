@@ -11,11 +11,21 @@ from torch import Tensor
 
 
 @dataclass(slots=True)
+class HeldRows:
+    """The rows of one weight that this process holds."""
+
+    held: Tensor
+    whole_rows: int
+    stack: int | None = None
+    """How many weights the whole is a stack of, which are never divided; None where it is a single one."""
+
+
+@dataclass(slots=True)
 class RowShare:
     rank: int
     ranks: int
-    held: list[tuple[Tensor, int]] = field(default_factory=list)
-    """Weights of which only a share was read, with the rows of the whole."""
+    weights: list[HeldRows] = field(default_factory=list)
+    """All that were read."""
 
     def rows(self, count: int) -> slice:
         """As torch.chunk divides them: the last ranks may have fewer."""
@@ -23,6 +33,5 @@ class RowShare:
         start = min(count, self.rank * size)
         return slice(start, min(count, start + size))
 
-    def whole_rows(self, weight: object) -> int | None:
-        """Rows of the whole weight, if this is a share of one."""
-        return next((rows for held, rows in self.held if held is weight), None)
+    def find(self, weight: object) -> HeldRows | None:
+        return next((found for found in self.weights if found.held is weight), None)

@@ -31,7 +31,7 @@ from palestra.model.loading.row_share import RowShare
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.quantised.forms import Form
-from palestra.model.quantised.packed import FrozenWeight, as_stack
+from palestra.model.quantised.packed import FrozenWeight
 
 log = logging.getLogger(__name__)
 
@@ -515,7 +515,7 @@ class _Reader:
                 )
             gate_up = [(f"{name}.{e}.{part}_proj.weight", i) for e in range(n) for part in parts]
             down = [(f"{name}.{e}.down_proj.weight", h) for e in range(n)]
-        return as_stack(self.products.read(gate_up, h), n), as_stack(self.products.read(down, i), n)
+        return self.products.read_stack(gate_up, h, n), self.products.read_stack(down, i, n)
 
     def get(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         place = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
@@ -537,7 +537,7 @@ class _Reader:
         return self.norm(name, size) if factor == 1.0 else changed(self.norm(name, size).float(), lambda w: w * factor)
 
     def stack(self, name: str, outputs: tuple[int, int], inputs: int, stored: Transposed) -> FrozenWeight:
-        return as_stack(self.products.read([(name, outputs)], inputs, stored), outputs[0])
+        return self.products.read_stack([(name, outputs)], inputs, outputs[0], stored)
 
     def product(self, name: str, outputs: int, inputs: int) -> FrozenWeight:
         return self.products.read([(name, outputs)], inputs)
