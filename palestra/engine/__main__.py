@@ -84,16 +84,17 @@ def follow(config: WorkerConfig, place: str) -> int:
     """A rank of a group that is not the first."""
     from palestra.engine.ranks.follower import Follower, FollowerConfig, end_with_rank_0
 
-    rank = msgspec.json.decode(place, type=FollowerConfig).rank
     end_with_rank_0()
+    own = msgspec.json.decode(place, type=FollowerConfig)
+    set_up_logging(own.rank)
     try:
-        follower = Follower(config, msgspec.json.decode(place, type=FollowerConfig))
+        follower = Follower(config, own)
     except Exception as e:
-        return cannot_start(f"rank {rank}: {reason_of(e, config.devices[rank])}")
+        return cannot_start(f"rank {own.rank}: {reason_of(e, config.devices[own.rank])}")
     try:
         follower.run()
     except Exception:
-        log.exception("crashed rank=%d", rank)
+        log.exception("crashed")
         os._exit(BROKEN)
     return 0
 

@@ -154,8 +154,9 @@ class GroupBackend(TorchBackend):
 
     def begin_pass(self, model: Adapter) -> Begun:
         self._ranks_of[model.uid] = set()
-        self._followers.tell(BeginPass(model.uid))
-        return super().begin_pass(model)
+        with self._together():
+            self._followers.tell(BeginPass(model.uid))
+            return super().begin_pass(model)
 
     def end_pass(self, model: Adapter, begun: Begun) -> None:
         ranks = self._ranks_of.pop(model.uid)
@@ -165,8 +166,9 @@ class GroupBackend(TorchBackend):
 
     def undo_pass(self, model: Adapter, begun: Begun) -> None:
         self._ranks_of.pop(model.uid, None)
-        self._followers.tell(UndoPass(model.uid))
-        super().undo_pass(model, begun)
+        with self._together():
+            self._followers.tell(UndoPass(model.uid))
+            super().undo_pass(model, begun)
 
     def optim_step(self, steps: Mapping[Adapter, AdamParams]) -> dict[Adapter, dict[str, float] | Exception]:
         with self._together():
@@ -195,9 +197,11 @@ class GroupBackend(TorchBackend):
     def _run_with_all(self, *args: Any, **options: Any) -> Any:
         """Runs layers whose weights are gathered: with the followers, who know of training and not of sampling."""
         assert self._run_layers is not None
-        if not self._is_told:
+        if self._is_told:
+            return self._run_layers(*args, **options)
+        with self._together():
             self._followers.tell(GatherCall())
-        return self._run_layers(*args, **options)
+            return self._run_layers(*args, **options)
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -257,7 +261,10 @@ class Followers:
         """Tells one follower, or all of them."""
         payload = encode(call)
         for to in self._ranks if rank is None else (rank,):
-            self._socket.send_multipart([f"{self._life}/{to}".encode(), payload], copy=False)
+            try:
+                self._socket.send_multipart([f"{self._life}/{to}".encode(), payload], copy=False)
+            except zmq.ZMQError as e:  # it has died, and no request is to blame
+                raise BackendBroken(f"rank {to} cannot be told: {e}") from e
 
     def answer(self, rank: int, kind: type[T]) -> T:
         while not self._inbox[rank]:

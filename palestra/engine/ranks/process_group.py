@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from palestra.model.training.gradient_tree import sum_in_tree_order
 
-MEETING_S = 600.0  # the longest that one rank waits for another; the server's `worker_stall_s` is usually shorter
+MEETING_S = 600.0  # the longest that one rank waits for another: as the server's `worker_stall_s`, unless that is set
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
