@@ -74,8 +74,8 @@ class ShardedStack(nn.Module):
         fully_shard(self, mesh=mesh)
 
     def take_over(self, device: torch.device) -> None:
-        self.to_empty(device=device)
-        for layer in self._sharded_layers:
+        for layer in self._sharded_layers:  # by turns: a second copy of all would not fit
+            layer.to_empty(device=device)
             layer.take_over()
 
     def forward(self, hidden: Tensor, context: LayerContext, *, checkpointing: bool) -> Any:
