@@ -1,5 +1,5 @@
 """What training that can be divided costs on one device: a step with 8 strands beside one with 1, and a group of one
-rank beside a worker without groups.
+rank and layers gathered by FSDP2 from one process beside a worker without either.
 
     python benchmarks/distributed.py --quick
     python benchmarks/distributed.py --shape qwen3-4b --device cuda
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from harness import Contender, Measure, Progress, Report, Row, alternate, argument_parser, machine, report, versions
+from torch.distributed.device_mesh import init_device_mesh
 
 from palestra.engine.ranks.group_backend import GroupBackend
 from palestra.engine.torch_backend import TorchBackend
@@ -74,16 +75,19 @@ def main() -> None:
             cache_tokens=1024,
         )
         backend, group = TorchBackend(TorchConfig.of(config)), GroupBackend(config)
+        gathered = TorchBackend(TorchConfig.of(config), init_device_mesh(args.device.partition(":")[0], (1,)))
         runs = {
             "direct": contender(backend, args.rank, 1),
             "strands": contender(backend, args.rank, STRANDS),
             "group": contender(group, args.rank, STRANDS),
+            "gathered": contender(gathered, args.rank, STRANDS),
         }
         measured = alternate(runs, args.rounds or (3 if args.quick else 9), warmups=1)
         group.close()
     rows = [
         row("strands", "strands 1", measured["strands"], measured["direct"], 0.97),
         row("strands, a group of one rank", "no group", measured["group"], measured["strands"], 0.98),
+        row("strands, layers gathered by FSDP2", "not gathered", measured["gathered"], measured["strands"], 0.9),
     ]
     report(Report("distributed", machine(), versions(["palestra", "torch"]), rows), json_line=args.json)
 

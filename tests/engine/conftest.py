@@ -292,7 +292,8 @@ def drivers(tmp_path: Path, micro_model: Path) -> Iterator[Callable[..., Driver]
     yield make
     for driver in made:
         driver.close()
-        Path(driver.config.address.removeprefix("ipc://")).unlink(missing_ok=True)
+        for address in (driver.config.address, f"{driver.config.address}.ranks"):
+            Path(address.removeprefix("ipc://")).unlink(missing_ok=True)
         shutil.rmtree(driver.folder, ignore_errors=True)
 
 
