@@ -26,7 +26,7 @@ COOKBOOK_TORCH_PIP := $(COOKBOOK_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_IN
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-slow test-gpu test-e2e test-ray test-agents agents nemo-gym test-ui screenshots demo cookbook cookbook-distillation clients lightning trl vllm check format bench house docs test-docs clean
+.PHONY: help venv test test-slow test-gpu test-e2e test-distributed test-ray test-agents agents nemo-gym test-ui screenshots demo cookbook cookbook-distillation clients lightning trl vllm check format bench house docs test-docs clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ test-gpu: .venv/.ready ## the tests that need an NVIDIA GPU
 
 test-e2e: .venv/.ready ## the tests that start real processes
 	$(PYTEST) -m e2e --timeout 600 $(ARGS)
+
+test-distributed: .venv/.ready ## several processes as one worker, by gloo
+	$(PYTEST) -m distributed --timeout 900 $(ARGS)
 
 # The newest that is published; to look for a newer one: pip index versions --python-version 3.14 nemo-gym
 NEMO_GYM := 0.7.0

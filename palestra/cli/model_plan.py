@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from palestra.model.loading.spec import ModelSpec
@@ -63,8 +64,8 @@ def plan_memory(files: WeightFiles, spec: ModelSpec, request: PlanRequest) -> Me
     """The memory to train with recomputed activations and to sample `rows` sequences of `context` tokens."""
     form = FORMS.get(request.weights or "")
     item = 2 if request.weights == "bf16" else DTYPE_BYTES.get(spec.dtype, 4)
-    weights, scratch = weight_bytes(files, form, item)
-    adapter = Layout.of(spec, LoraConfig(rank=request.rank)).size * (4 * ADAPTER_COPIES + (item if item < 4 else 0))
+    weights, scratch = weight_bytes({name: files.shape(name) for name in files}, form, item)
+    adapter = adapter_bytes(spec, request.rank, item)
     kv = request.rows * request.context * spec.kv_numbers_per_token * item
     states = request.rows * spec.state_bytes(item)
     fixed = weights + scratch + adapter + kv + states + RUNTIME_BYTES
@@ -88,21 +89,29 @@ def plan_memory(files: WeightFiles, spec: ModelSpec, request: PlanRequest) -> Me
     )
 
 
-def weight_bytes(files: WeightFiles, form: Form | None, item: int) -> tuple[int, int]:
+def weight_bytes(shapes: Mapping[str, tuple[int, ...]], form: Form | None, item: int) -> tuple[int, int]:
     """Bytes of all weights, and of the largest one that is written out before its product."""
     total, joined = 0, Counter[str]()
-    for name in files:
+    for name, shape in shapes.items():
         if LEFT_OUT.search(name):
             continue
-        shape = files.shape(name)
         size, inputs = math.prod(shape), shape[-1] if len(shape) > 1 else 0
-        is_product = inputs and LAYER.search(name) is not None and PLAIN.search(name) is None
-        if form is not None and is_product and form.fits(inputs):
+        if form is not None and is_product(name, shape) and form.fits(inputs):
             total += form.size_bytes(size // inputs, inputs)
             joined[_product(name)] += size * item
         else:
             total += size * item
     return total, max(joined.values(), default=0)
+
+
+def is_product(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether it is a weight of a layer's products."""
+    return len(shape) > 1 and LAYER.search(name) is not None and PLAIN.search(name) is None
+
+
+def adapter_bytes(spec: ModelSpec, rank: int, item: int) -> int:
+    """One adapter in training."""
+    return Layout.of(spec, LoraConfig(rank=rank)).size * (4 * ADAPTER_COPIES + (item if item < 4 else 0))
 
 
 def _product(name: str) -> str:
@@ -111,13 +120,16 @@ def _product(name: str) -> str:
     return re.sub(r"\.(gate|up)_proj", ".gate_up_proj", re.sub(r"\.[qkv]_proj", ".qkv_proj", name))
 
 
-def training_bytes(spec: ModelSpec, tokens: int, item: int) -> int:
-    """Each layer keeps its two inputs; one layer at a time has all of its activations, and their gradients."""
-    kept = 2 * spec.n_layers * spec.hidden_size
+def training_bytes(spec: ModelSpec, tokens: int, item: int, *, kind: str = "cuda", checkpointing: bool = True) -> int:
+    """With checkpointing each layer keeps its two inputs, without it all of its activations; one layer at a time has
+    all of them, and their gradients."""
     experts = next(iter(spec.experts.values()), None)
     visits = 0 if experts is None else experts.per_token * (5 * experts.size + 2 * spec.hidden_size)
-    inside = 4 * spec.hidden_size + 3 * (spec.q_size + 2 * spec.kv_size) + max(5 * spec.intermediate_size, visits)
-    logits = CHUNK_CELLS["cuda"] * (item + 4)
+    heads, wide = spec.q_size + 2 * spec.kv_size, max(5 * spec.intermediate_size, visits)
+    inside = 4 * spec.hidden_size + 3 * heads + wide
+    without = 2 * spec.hidden_size + 3 * heads // 2 + 3 * wide // 5
+    kept = spec.n_layers * (2 * spec.hidden_size if checkpointing else without)
+    logits = CHUNK_CELLS[kind] * (item + 4)
     return tokens * (kept + 2 * inside) * item + logits
 
 

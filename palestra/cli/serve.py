@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from palestra.cli.output import USAGE, fail, needs_extra, one_line_errors
+from palestra.cli.output import FAILED, USAGE, bytes_text, fail, needs_extra, one_line_errors
 from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ class ServeCommand(click.RichCommand):
     metavar="FILE",
     help="YAML or JSON file; may be repeated, later files win.",
 )
+@click.option("--dry-run", is_flag=True, help="Show which rank goes where and the memory it needs; start nothing.")
+@click.option("--memory", metavar="SIZE", help="Memory of each device for --dry-run, such as 80GB. [this machine's]")
 @click.option(
     "--with-parent", is_flag=True, hidden=True, help="Stop when stdin closes; for processes that start this command."
 )
@@ -68,6 +70,8 @@ def serve(
     weights: str | None,
     agentjet: bool,
     files: tuple[str, ...],
+    dry_run: bool,
+    memory: str | None,
     with_parent: bool,
     overrides: tuple[str, ...],
     **flags: str | int | None,
@@ -95,12 +99,39 @@ def serve(
         config = load_serve_config(files, [*given, *overrides, *last])
     for one in config.models:
         check_folder(one)
+    if dry_run:
+        show_plan(config.models, memory)
+        return
+    if memory is not None:
+        raise fail("--memory belongs to --dry-run", USAGE)
     if config.otlp_endpoint is not None:
         with needs_extra("otel"):
             import palestra.server.core.otlp  # noqa: F401
     with needs_extra("server"):
         from palestra.server.main import run
     raise SystemExit(run(config, with_parent=with_parent))
+
+
+def show_plan(models: list[ModelConfig], memory: str | None) -> None:
+    with needs_extra("engine"):
+        from palestra.cli.model_plan import parse_bytes
+        from palestra.cli.serve_plan import by_device, plan_serving
+        from palestra.model.errors import ModelError
+    with one_line_errors(ModelError, OSError, ValueError):
+        plan = plan_serving(models, None if memory is None else parse_bytes(memory))
+    for device, ranks in by_device(plan).items():
+        total = sum(rank.total_bytes for rank in ranks)
+        verdict = "does not fit into" if device in plan.too_full else "of"
+        click.echo(f"{device:<10} {bytes_text(total):>10} {verdict} {bytes_text(plan.memory[device])}")
+        for rank in ranks:
+            click.echo(f"  {rank.model}, rank {rank.rank}")
+            for name, size in rank.parts.items():
+                click.echo(f"    {name:<36} {bytes_text(size):>10}")
+    if plan.too_full:
+        for model, settings in plan.advice.items():
+            found = f"it fits with: {' '.join(settings)}" if settings else "choose a smaller model, or larger devices"
+            click.echo(f"error: {model} needs more memory than there is; {found}", err=True)
+        raise SystemExit(FAILED)
 
 
 def pair_names(order: Sequence[str], models: Sequence[str], names: Sequence[str]) -> list[JsonObject]:

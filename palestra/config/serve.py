@@ -44,6 +44,14 @@ def _url(text: str) -> str:
     return text.rstrip("/").removesuffix("/v1")
 
 
+def _power_of_two(number: int) -> int:
+    if number & (number - 1):
+        raise ValueError(
+            f"{number} is not a power of two; try {1 << number.bit_length() - 1} or {1 << number.bit_length()}"
+        )
+    return number
+
+
 def _pattern(text: str) -> str:
     return check_pattern(text).pattern
 
@@ -99,6 +107,19 @@ class VllmConfig(Config):
         return self
 
 
+PowerOfTwo = Annotated[PositiveInt, AfterValidator(_power_of_two)]
+
+
+class ParallelConfig(Config):
+    """How the processes of one worker divide its training. See docs/distributed.md."""
+
+    data: PowerOfTwo | None = None
+    """Ranks that compute micro-batches at the same time. None: one for each of `gpus`."""
+    shard: PowerOfTwo = 1
+    """Ranks across which the layers of the base model lie, so that each holds a part; it divides `data`. A layer
+    is gathered before it computes."""
+
+
 class ModelConfig(Config):
     """A base model and the settings of its worker process."""
 
@@ -123,6 +144,14 @@ class ModelConfig(Config):
     """Tokens of a micro-batch. None: chosen by the model's size, so that one takes some tens of milliseconds."""
     checkpointing: bool = False
     """Recompute activations in the backward pass, which takes less memory and more time."""
+    gpus: PositiveInt | Annotated[list[str], Field(min_length=1)] | None = None
+    """GPUs of this worker: a number, or a list of devices such as [cuda:2, cuda:3]. None: `device` alone."""
+    parallel: ParallelConfig = ParallelConfig()
+    strands: PowerOfTwo = 1
+    """Sums of micro-batches of which a request's gradient is a binary tree, a power of two. With equal strands training
+    ends at the same bits on any number of GPUs up to it. Fixed for the life of a state folder."""
+    allow_other_strands: bool = False
+    """Go on with models that were trained with another number of strands; their last bits will differ."""
     sample_share: float = Field(default=0.5, ge=0, le=1)
     """Share of the time that sampling gets while there is training to do as well."""
     quantum_s: PositiveFloat = 0.03
@@ -166,6 +195,39 @@ class ModelConfig(Config):
             )
         if self.sampler != "vllm" and self.vllm != VllmConfig():
             raise ValueError(f"there are settings for vllm, but sampler is {self.sampler}; set sampler=vllm")
+        return self
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Device of each rank."""
+        if isinstance(self.gpus, list):
+            return tuple(self.gpus)
+        if self.gpus is not None:
+            return tuple(f"cuda:{number}" for number in range(self.gpus))
+        return (self.device,) * (self.parallel.data or 1)
+
+    @model_validator(mode="after")
+    def _has_its_ranks(self) -> ModelConfig:
+        data, ranks = self.parallel.data, len(self.devices)
+        if data is not None and self.gpus is not None and data != ranks:
+            raise ValueError(f"parallel.data is {data}, but gpus has {ranks}; make them equal, or leave one out")
+        if data is not None and data > 1 and self.gpus is None and self.device != "cpu":
+            raise ValueError(f"parallel.data is {data}; set gpus={data} as well, or device=cpu")
+        _power_of_two(ranks)
+        if ranks % self.parallel.shard:
+            raise ValueError(
+                f"parallel.shard is {self.parallel.shard}, but there are only {ranks} ranks to divide among"
+            )
+        if self.parallel.shard > 1 and self.weights not in (None, "bf16"):
+            raise ValueError(
+                f"parallel.shard is {self.parallel.shard}, but {self.weights} weights cannot be divided; leave one "
+                "of them out"
+            )
+        if ranks > self.strands:
+            raise ValueError(
+                f"{ranks} ranks need {ranks} strands, and there are {self.strands}; set strands={max(8, ranks)}, which "
+                "is fixed for the life of the state folder"
+            )
         return self
 
     @model_validator(mode="before")
@@ -383,7 +445,10 @@ MAX_BEAT_S = 5.0
 def worker_config(serve: ServeConfig, model: ModelConfig, address: str, state: Path) -> WorkerConfig:
     """`address` is the ZeroMQ endpoint that the server binds, `state` a folder for this worker alone."""
     fields: JsonObject = {
-        **model.model_dump(exclude={"path", "name", "tool_format", "sampler", "vllm"}),
+        **model.model_dump(exclude={"path", "name", "tool_format", "sampler", "vllm", "gpus", "parallel"}),
+        "device": model.devices[0],
+        "shard": model.parallel.shard,
+        "devices": model.devices if len(model.devices) > 1 else (),
         "address": address,
         "model": str(model.path),
         "state": str(state),

@@ -8,12 +8,16 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from palestra.engine.log import set_up_logging
 from palestra.types.engine import WorkerConfig
 from palestra.util.locks import FileLock, Locked
+
+if TYPE_CHECKING:
+    from palestra.engine.backend import ComputeBackend
 
 log = logging.getLogger("palestra.engine")
 
@@ -29,23 +33,23 @@ def main() -> int:
         config = msgspec.json.decode(os.environ.get("PALESTRA_WORKER", ""), type=WorkerConfig)
     except msgspec.MsgspecError as e:
         return cannot_start(f"PALESTRA_WORKER is not a worker's configuration: {e}")
+    if place := os.environ.get("PALESTRA_FOLLOWER"):
+        return follow(config, place)
     try:
         gc.disable()  # imports hold no garbage, and a search for it takes a tenth of the start
         # Not at the top: a wrong configuration is reported without waiting for torch.
         from palestra.engine.backend import BackendBroken
-        from palestra.engine.snapshots import OtherWeights
-        from palestra.engine.torch_backend import TorchBackend, TorchConfig
+        from palestra.engine.snapshots import StateRefused
         from palestra.engine.worker import EngineWorker
 
-        gc.freeze()  # nor is it looked for there later
-        gc.enable()
         lock = lock_folder(Path(config.state))
-        backend = TorchBackend(TorchConfig.of(config))
+        backend = make_backend(config)
     except Exception as e:
         return cannot_start(reason_of(e, config.device))
     try:
         EngineWorker(config, backend).run()
-    except OtherWeights as e:
+        backend.close()
+    except StateRefused as e:
         return cannot_start(str(e))
     except BackendBroken as e:
         log.error("backend_broken reason=%s", e)
@@ -54,6 +58,44 @@ def main() -> int:
         log.exception("crashed")
         os._exit(BROKEN)
     lock.release()
+    return 0
+
+
+def make_backend(config: WorkerConfig) -> ComputeBackend:
+    from palestra.engine.torch_backend import TorchBackend
+    from palestra.engine.torch_trainer import TorchConfig
+
+    if not config.devices:
+        collect_garbage_again()
+        return TorchBackend(TorchConfig.of(config))
+    from palestra.engine.ranks.group_backend import GroupBackend
+
+    collect_garbage_again()
+    return GroupBackend(config)
+
+
+def collect_garbage_again() -> None:
+    """After the imports, which hold none: they are not searched later either."""
+    gc.freeze()
+    gc.enable()
+
+
+def follow(config: WorkerConfig, place: str) -> int:
+    """A rank of a group that is not the first."""
+    from palestra.engine.ranks.follower import Follower, FollowerConfig, end_with_rank_0
+
+    end_with_rank_0()
+    own = msgspec.json.decode(place, type=FollowerConfig)
+    set_up_logging(own.rank)
+    try:
+        follower = Follower(config, own)
+    except Exception as e:
+        return cannot_start(f"rank {own.rank}: {reason_of(e, config.devices[own.rank])}")
+    try:
+        follower.run()
+    except Exception:
+        log.exception("crashed")
+        os._exit(BROKEN)
     return 0
 
 

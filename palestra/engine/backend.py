@@ -31,6 +31,10 @@ class MicroBatch:
     width: int
     """Targets per position; only equal ones can be joined."""
     data: Any
+    strand: int = 0
+    """Where its gradient belongs in the sum of the request (model/training/gradient_tree)."""
+    rank: int = 0
+    """The rank that computes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,16 @@ class ComputeBackend(Protocol):
         ...
 
     @property
+    def ranks(self) -> int:
+        """Processes that compute micro-batches at the same time."""
+        ...
+
+    @property
+    def strands(self) -> int:
+        """Sums of which a request's gradient is a tree. Fixed for the life of a state folder, too."""
+        ...
+
+    @property
     def max_sample_rows(self) -> int:
         """Sequences of one sampling step."""
         ...
@@ -116,11 +130,18 @@ class ComputeBackend(Protocol):
 
     def forward(self, parts: Sequence[MicroBatch], *, train: bool) -> Forward: ...
     def backward(self, forward: Forward) -> None: ...
-    def gradient(self, model: Weights) -> Any:
-        """What is accumulated, for `restore_gradient` to come back to."""
+    def begin_pass(self, model: Weights) -> Any:
+        """Before the first micro-batch of a request that trains; what it returns goes to the one or the other."""
         ...
 
-    def restore_gradient(self, model: Weights, gradient: Any) -> None: ...
+    def end_pass(self, model: Weights, begun: Any) -> None:
+        """After the last backward: the request's gradient is added to what was accumulated before."""
+        ...
+
+    def undo_pass(self, model: Weights, begun: Any) -> None:
+        """What was accumulated before the request, and nothing of it."""
+        ...
+
     def optim_step(self, steps: Mapping[Weights, AdamParams]) -> dict[Weights, dict[str, float] | Exception]:
         """Each model its own outcome: metrics, or why nothing changed. Never raises."""
         ...
@@ -154,6 +175,10 @@ class ComputeBackend(Protocol):
 
     def is_broken(self, error: BaseException) -> bool:
         """Whether nothing can be computed in this process any more."""
+        ...
+
+    def close(self) -> None:
+        """Ends the processes that it started."""
         ...
 
 

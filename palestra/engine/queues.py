@@ -37,10 +37,14 @@ class RunningPass:
     """A pass between its first micro-batch and its result."""
 
     train: bool
-    todo: deque[MicroBatch]
-    gradient: object = None
-    """Before the pass, to come back to if it fails."""
+    size: int
+    """Number of its data."""
+    todo: list[deque[MicroBatch]]
+    """What each rank has still to compute."""
+    begun: object = None
+    """What the backend needs to end or to undo the pass; None for one that does not train."""
     results: dict[int, DatumDone] = field(default_factory=dict)
+    """By the number of the datum."""
     compute_s: float = 0.0
     alone: bool = False
     """A joined batch it was in has failed: from here on nobody else is to suffer."""

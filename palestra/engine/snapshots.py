@@ -65,10 +65,12 @@ class SnapshotHeader(msgspec.Struct, kw_only=True):
     samplers: dict[str, SamplerPlace]
     weights: str = ""
     """What the base's weights were kept in; empty in files from before they could differ."""
+    strands: int = 1
 
 
-class OtherWeights(Exception):
-    """The state folder has models that were trained on a base in another form."""
+class StateRefused(Exception):
+    """The state folder has models that would go on at other bits: their base was in another form, or their gradients
+    were summed in another order."""
 
 
 class Snapshots:
@@ -85,11 +87,12 @@ class Snapshots:
         every_s: float,
         every_bytes: int,
         allow_other_weights: bool = False,
+        allow_other_strands: bool = False,
     ):
         self.backend, self.table, self.sampler_cache, self.files = backend, table, sampler_cache, files
         self.counters, self._send, self.folder = counters, send, own_folder(folder)
         self.every_s, self.every_bytes = every_s, every_bytes
-        self.allow_other_weights = allow_other_weights
+        self.allow_other_weights, self.allow_other_strands = allow_other_weights, allow_other_strands
         self._changed: dict[str, QueuedModel] = {}
         self._in_flight = 0
         self._scan_at = 0.0
@@ -141,6 +144,7 @@ class Snapshots:
             steps=image.steps,
             seq_id=model.applied_seq,
             weights=self.backend.card.weights,
+            strands=self.backend.strands,
             samplers={n: SamplerPlace.TODAY if file is None else SamplerPlace.FILE for n, file in places.items()},
         )
         unstored = self.table.unstored_of(model)
@@ -181,7 +185,7 @@ class Snapshots:
             self.files.wait()
         for model in list(self.table.models.values()):
             if model.running is not None and model.running.train:
-                self.backend.restore_gradient(model.weights, model.running.gradient)
+                self.backend.undo_pass(model.weights, model.running.begun)
             model.running = None
             if model.is_changed:
                 self.take(model)
@@ -213,7 +217,9 @@ class Snapshots:
         seqs = [self._unless_damaged(file, lambda file: _header(read_metadata(file)).seq_id) for file in files]
         found = [(seq, number) for number, seq in enumerate(seqs) if seq is not None]
         for _, number in found:
-            self._require_same_weights(model_id, _header(read_metadata(files[number])).weights)
+            header = _header(read_metadata(files[number]))
+            self._require_same_weights(model_id, header.weights)
+            self._require_same_strands(model_id, header.strands)
         for seq, number in sorted(found, reverse=True):
             model = self._unless_damaged(files[number], self._restore)
             if model is None:
@@ -229,9 +235,17 @@ class Snapshots:
     def _require_same_weights(self, model_id: str, found: str) -> None:
         weights = self.backend.card.weights
         if found not in ("", weights) and not self.allow_other_weights:
-            raise OtherWeights(
+            raise StateRefused(
                 f"{self.folder}: the model {model_id} was trained on {found} weights, and now they are {weights}; "
                 f"start with {weights_setting(found)}, or with models.0.allow_other_weights=true"
+            )
+
+    def _require_same_strands(self, model_id: str, found: int) -> None:
+        strands = self.backend.strands
+        if found != strands and not self.allow_other_strands:
+            raise StateRefused(
+                f"{self.folder}: the model {model_id} was trained with strands={found}, and now it is {strands}; start "
+                f"with models.0.strands={found}, or with models.0.allow_other_strands=true"
             )
 
     def _unless_damaged(self, file: Path, read: Callable[[Path], T]) -> T | None:

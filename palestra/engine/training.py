@@ -234,27 +234,25 @@ class TrainingExecutor:
         self._settle(joined)
 
     def _join(self, first: QueuedModel) -> list[BatchPart]:
-        """The next micro-batch of `first`, and of others where there is room: never two of one model."""
+        """For each rank the next micro-batch of `first`, and of others where there is room: never two of one model."""
         parts: list[BatchPart] = []
-        room = self.backend.token_budget
+        room = [self.backend.token_budget] * self.backend.ranks
         for model in [first, *(m for m in self.table.ready.values() if m is not first)]:
-            if room <= 0:
+            if max(room) <= 0:
                 break
             running = self._begun(model)
-            if running is None:
+            if running is None or (parts and (running.train != parts[0].running.train or running.alone)):
                 continue
-            batch = running.todo[0]
-            if parts:
-                head = parts[0]
-                fits = batch.tokens <= room and batch.width == head.batch.width
-                if not fits or running.train != head.running.train or running.alone:
+            for rank, todo in enumerate(running.todo):
+                neighbour = next((part.batch for part in parts if part.batch.rank == rank), None)
+                if not todo or (
+                    neighbour is not None and (todo[0].tokens > room[rank] or todo[0].width != neighbour.width)
+                ):
                     continue
-            parts.append(BatchPart(model, running, batch))
-            room -= batch.tokens
+                room[rank] -= todo[0].tokens
+                parts.append(BatchPart(model, running, todo.popleft()))
             if running.alone:
                 break
-        for part in parts:
-            part.running.todo.popleft()
         return parts
 
     def _begun(self, model: QueuedModel) -> RunningPass | None:
@@ -266,12 +264,13 @@ class TrainingExecutor:
             try:
                 if not operation.data:
                     raise DataError("the request has no data; send at least one datum")
-                todo = deque(self.backend.plan(model.weights, operation))
-                gradient = None if operation.forward_only else self.backend.gradient(model.weights)
+                plan = self.backend.plan(model.weights, operation)
+                begun = None if operation.forward_only else self.backend.begin_pass(model.weights)
             except Exception as e:
                 self._finish(model, self._failure(e, model), 0.0)
                 return None
-            model.running = RunningPass(not operation.forward_only, todo, gradient)
+            todo = [deque(part for part in plan if part.rank == rank) for rank in range(self.backend.ranks)]
+            model.running = RunningPass(not operation.forward_only, len(operation.data), todo, begun)
         return model.running
 
     def _settle(self, joined: Joined) -> None:
@@ -279,7 +278,13 @@ class TrainingExecutor:
             if not part.is_current:
                 continue
             part.running.results.update(zip(part.batch.numbers, results, strict=True))
-            if not part.running.todo:
+            if len(part.running.results) == part.running.size:
+                try:
+                    if part.running.train:
+                        self.backend.end_pass(part.model.weights, part.running.begun)
+                except Exception as e:
+                    self._fall_back([part], e)
+                    continue
                 done = [part.running.results[i] for i in range(len(part.running.results))]
                 metrics = combine_metrics([d.metrics for d in done]) | router_metrics([d.visits for d in done])
                 outcome = PassResult(outputs=[d.output for d in done], metrics=metrics)
@@ -296,7 +301,7 @@ class TrainingExecutor:
             if not part.is_current:
                 continue
             if part.running.train:
-                self.backend.restore_gradient(part.model.weights, part.running.gradient)
+                self.backend.undo_pass(part.model.weights, part.running.begun)
             is_outdated = part.batch.tokens > self.backend.token_budget and len(part.batch.numbers) > 1
             if len(parts) == 1 and saved is None and not is_outdated:  # planned before the budget was cut: plan anew
                 self._finish(part.model, self._failure(error, part.model), part.running.compute_s)

@@ -78,6 +78,7 @@ class EngineWorker:
             every_s=config.snapshot_every_s,
             every_bytes=config.snapshot_every_bytes,
             allow_other_weights=config.allow_other_weights,
+            allow_other_strands=config.allow_other_strands,
         )
         self.share = TimeShare(config.sample_share)
         self._epoch = ""

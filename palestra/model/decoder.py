@@ -8,6 +8,9 @@ Owns: the forward pass. Never touches: caches, losses, sampling.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
@@ -49,6 +52,9 @@ from palestra.model.mlp.parallel import ParallelMlp
 from palestra.model.mlp.per_layer_input import LayerEnd, PerLayerInputs
 from palestra.model.mlp.routing import Routing
 
+Layer = Callable[[Tensor, Tensor | None, MixerInputs, LoraPlan], tuple[Tensor, Tensor | None]]
+"""From the residual stream and what is to be added to it to the same, one layer later."""
+
 
 class Decoder:
     """The frozen base model on one device: from packed tokens to hidden states, with the adapters that a plan names.
@@ -68,6 +74,8 @@ class Decoder:
         ends = [layer.end for layer in weights.layers]
         self.ends = [None if end is None else LayerEnd(n, spec, end, self.ops) for n, end in enumerate(ends)]
         self.per_layer = None if weights.per_layer is None else PerLayerInputs(spec, weights.per_layer, self.ops)
+        self.sharded: Callable[..., tuple[Tensor, Tensor | None]] | None = None
+        """Runs all layers where their weights are gathered from other processes (see `sharding`)."""
 
     def __call__(
         self,
@@ -81,18 +89,30 @@ class Decoder:
         routing: Routing | None = None,
     ) -> Tensor:
         """Final hidden states, normalised: [tokens, hidden]. The unembedding is the caller's, in chunks."""
-        hidden, update = scaled(embedding(tokens, self.weights.embedding), self.embedding_scale), None
+        hidden = scaled(embedding(tokens, self.weights.embedding), self.embedding_scale)
         angles = {name: rotary.angles(positions, self.dtype) for name, rotary in self.rotaries.items()}
         per_layer = None if self.per_layer is None else self.per_layer(tokens, hidden)
         inputs = MixerInputs(angles, attend, recur, routing, per_layer)
-        for n in range(self.spec.n_layers):
+        run = self.sharded or partial(self.run_layers, map(self.layer, range(self.spec.n_layers)))
+        hidden, update = run(hidden, inputs, plan, checkpointing=checkpointing)
+        return self.ops.add_rms_norm(hidden, update, self.weights.norm, self.spec.norm_eps)[1]
+
+    def layer(self, n: int) -> Layer:
+        return partial(self._layer, n)
+
+    def run_layers(
+        self, layers: Iterable[Layer], hidden: Tensor, inputs: MixerInputs, plan: LoraPlan, *, checkpointing: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """What the last layer returns."""
+        update = None
+        for layer in layers:
             if checkpointing and torch.is_grad_enabled():
                 hidden, update = checkpoint(
-                    self._layer, n, hidden, update, inputs, plan, use_reentrant=False, preserve_rng_state=False
+                    layer, hidden, update, inputs, plan, use_reentrant=False, preserve_rng_state=False
                 )
             else:
-                hidden, update = self._layer(n, hidden, update, inputs, plan)
-        return self.ops.add_rms_norm(hidden, update, self.weights.norm, self.spec.norm_eps)[1]
+                hidden, update = layer(hidden, update, inputs, plan)
+        return hidden, update
 
     def _layer(
         self, n: int, hidden: Tensor, update: Tensor | None, inputs: MixerInputs, plan: LoraPlan

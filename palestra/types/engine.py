@@ -329,6 +329,10 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Folder for snapshots and samplers on disk, used by this worker alone."""
     device: str = "auto"
     """`auto`: a GPU if there is one."""
+    devices: tuple[str, ...] = ()
+    """Device of each rank, where the worker is a group of processes."""
+    shard: int = 1
+    """Ranks across which the base model lies."""
     dtype: str | None = None
     weights: str | None = None
     """Form of 8 or 4 bits for the weights of products. None: the dtype."""
@@ -340,6 +344,10 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     micro_batch_tokens: int | None = None
     """Tokens of a micro-batch. None: chosen by the model's size, so that one takes some tens of milliseconds."""
     checkpointing: bool = False
+    strands: int = 1
+    """Sums of micro-batches of which a request's gradient is a binary tree. Fixed for the life of a state folder."""
+    allow_other_strands: bool = False
+    """Go on with models that were trained with another number of strands."""
     sample_share: float = 0.5
     """Share of the time that sampling gets while there is training to do as well."""
     quantum_s: float = 0.03

@@ -62,7 +62,7 @@ def test_30b_a3b_trains_and_samples_in_40_gb_with_4_bits(tmp_path):
 def test_planned_weights_are_those_that_are_loaded(random_model, family, name):
     folder = random_model(family, shape="tiny")
     with WeightFiles(folder) as files:
-        planned, scratch = weight_bytes(files, FORMS[name] if name else None, 4)
+        planned, scratch = weight_bytes({n: files.shape(n) for n in files}, FORMS[name] if name else None, 4)
     model = load_model(folder, weights=name)
     weights, total, largest = model.decoder.weights, 0, 0
     found = [weights.embedding, weights.norm]

@@ -48,8 +48,41 @@ def test_a_worker_is_told_every_setting_there_is(tmp_path):
     worker = worker_config(serve, model, "ipc:///s", tmp_path / "w")
     assert (worker.address, worker.model, worker.state) == ("ipc:///s", str(tmp_path), str(tmp_path / "w"))
     assert (worker.threads, worker.dtype, worker.sample_share, worker.max_models) == (2, "bfloat16", 0.25, 7)
-    ours = set(ModelConfig.model_fields) - {"path", "name", "tool_format", "sampler", "vllm"}  # the server's own
-    assert ours | {"address", "model", "state", "max_models", "beat_every_s"} == set(WorkerConfig.__struct_fields__)
+    own = {"path", "name", "tool_format", "sampler", "vllm", "gpus", "parallel"}  # the server's
+    made = {"address", "model", "state", "max_models", "beat_every_s", "devices", "shard"}
+    assert set(ModelConfig.model_fields) - own | made == set(WorkerConfig.__struct_fields__)
+
+
+@pytest.mark.parametrize(
+    ("given", "devices"),
+    [
+        ({}, ()),
+        ({"gpus": 1}, ()),
+        ({"gpus": 4}, ("cuda:0", "cuda:1", "cuda:2", "cuda:3")),
+        ({"gpus": ["cuda:2", "cuda:5"]}, ("cuda:2", "cuda:5")),
+        ({"device": "cpu", "parallel": {"data": 2}}, ("cpu", "cpu")),
+    ],
+)
+def test_ranks_go_to_devices(tmp_path, given, devices):
+    model = ModelConfig.model_validate({"path": tmp_path, "strands": 8, **given})
+    assert worker_config(ServeConfig(), model, "a", tmp_path).devices == devices
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"strands": 6}, "6 is not a power of two; try 4 or 8"),
+        ({"gpus": 4}, "4 ranks need 4 strands, and there are 1; set strands=8"),
+        ({"gpus": 3, "strands": 8}, "3 is not a power of two"),
+        ({"gpus": 4, "strands": 8, "parallel": {"data": 2}}, "make them equal"),
+        ({"strands": 8, "parallel": {"data": 2}}, "set gpus=2 as well, or device=cpu"),
+        ({"gpus": 2, "strands": 8, "parallel": {"shard": 4}}, "only 2 ranks"),
+        ({"gpus": 2, "strands": 8, "parallel": {"shard": 2}, "weights": "nf4"}, "nf4 weights cannot be divided"),
+    ],
+)
+def test_groups_that_cannot_be_are_refused(tmp_path, given, told):
+    with pytest.raises(ValueError, match=told):
+        ModelConfig.model_validate({"path": tmp_path, **given})
 
 
 def test_defaults_agree_with_the_workers_own(tmp_path):

@@ -24,7 +24,8 @@ from palestra.engine.sampler_cache import SamplerCache
 from palestra.engine.sampling import SamplingExecutor
 from palestra.engine.snapshots import Snapshots
 from palestra.engine.stats import Counters
-from palestra.engine.torch_backend import TorchBackend, TorchConfig
+from palestra.engine.torch_backend import TorchBackend
+from palestra.engine.torch_trainer import TorchConfig
 from palestra.engine.training import TrainingExecutor
 from palestra.types import AdamParams, Datum, LoraConfig, SampleRequest, SamplingParams, TensorData
 from palestra.types.engine import (
@@ -291,7 +292,8 @@ def drivers(tmp_path: Path, micro_model: Path) -> Iterator[Callable[..., Driver]
     yield make
     for driver in made:
         driver.close()
-        Path(driver.config.address.removeprefix("ipc://")).unlink(missing_ok=True)
+        for address in (driver.config.address, f"{driver.config.address}.ranks"):
+            Path(address.removeprefix("ipc://")).unlink(missing_ok=True)
         shutil.rmtree(driver.folder, ignore_errors=True)
 
 

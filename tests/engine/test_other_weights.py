@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from palestra.engine.snapshots import OtherWeights
+from palestra.engine.snapshots import StateRefused
 from palestra.model import AdapterError
 from palestra.types import LoraConfig
 from palestra.types.engine import CreateModel
@@ -61,7 +61,7 @@ def test_state_folder_of_other_weights_is_refused_and_kept(get_backend, tmp_path
     desk.snapshots.take_all()
     desk.files.close()
     other = Desk(tmp_path / "state", get_backend())
-    with pytest.raises(OtherWeights, match=r"the model a was trained on int8 weights.*models\.0\.weights=int8"):
+    with pytest.raises(StateRefused, match=r"the model a was trained on int8 weights.*models\.0\.weights=int8"):
         other.snapshots.restore()
     other.files.close()
     told = Desk(tmp_path / "state", get_backend())

@@ -38,9 +38,11 @@ def work(driver: Any, model_id: str, rounds: int) -> list[str]:
     return [*ids, driver.train(model_id, SaveWeights(folder=str(folder), optimizer=True))]
 
 
-def kill_and_compare(drivers: Callable[..., Any], moments: list[float], rounds: int, *model: Path) -> None:
+def kill_and_compare(
+    drivers: Callable[..., Any], moments: list[float], rounds: int, *model: Path, **options: Any
+) -> None:
     """The same work twice: undisturbed, and with the worker killed at these shares of the time it took."""
-    driver = drivers(*model, micro_batch_tokens=64, snapshot_every_s=0.05)
+    driver = drivers(*model, micro_batch_tokens=64, snapshot_every_s=0.05, **options)
     driver.start()
     ids = work(driver, "calm", rounds)
     driver.result(ids[0])

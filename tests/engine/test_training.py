@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from palestra.engine.backend import BackendBroken
-from palestra.engine.torch_backend import TorchBackend, token_budget
+from palestra.engine.torch_backend import TorchBackend
+from palestra.engine.torch_trainer import token_budget
 from palestra.model import AdapterPool, Trainer, TrainItem, load_model
 from palestra.types import AdamParams, LoraConfig
 from palestra.types.engine import (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from tokenizers import Tokenizer
@@ -12,10 +13,14 @@ from tokenizers import Tokenizer
 from palestra.model import kernels
 from palestra.model.decoder import Decoder
 from palestra.model.errors import ModelError, TokenizerError
+from palestra.model.loading.row_share import RowShare
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weights import DTYPES, read_weights
 from palestra.model.numerics import Numerics, set_numerics
 from palestra.model.quantised.forms import FORMS
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 @dataclass(eq=False)
@@ -40,12 +45,14 @@ def load_model(
     device: str = "cpu",
     numerics: Numerics = "exact",
     weights: str | None = None,
+    mesh: DeviceMesh | None = None,
 ) -> Model:
     """Reads a Hugging Face model folder. Raises ModelError where it is missing or cannot be computed here.
 
     Without `dtype`, the weights keep their stored type where the device supports it, and become float32 otherwise. The
     device `auto` is a GPU if there is one. `numerics` matters on GPUs only: see `set_numerics`. `weights` names a form
-    of 8 or 4 bits in which the weights of products are kept (see `quantised.forms`); "bf16" is that dtype.
+    of 8 or 4 bits in which the weights of products are kept (see `quantised.forms`); "bf16" is that dtype. With a mesh
+    of processes, each reads and holds its share of the layers (see `sharding`).
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -71,8 +78,16 @@ def load_model(
         raise ModelError(f"weights {weights!r} are not known; there are: bf16, {', '.join(FORMS)}")
     if where.type == "cuda":
         set_numerics(numerics)
-    decoder = Decoder(spec, read_weights(folder, spec, DTYPES[name], where, form))
-    return Model(folder, spec, decoder, weights)
+    if mesh is None:
+        return Model(folder, spec, Decoder(spec, read_weights(folder, spec, DTYPES[name], where, form)), weights)
+    from palestra.model.sharding import shard_layers
+
+    if form is not None:
+        raise ModelError(f"weights in {weights} cannot be divided among processes yet; leave weights or shard out")
+    share = RowShare(mesh.get_local_rank(), mesh.size())
+    decoder = Decoder(spec, read_weights(folder, spec, DTYPES[name], where, None, share))
+    shard_layers(decoder, share, mesh)
+    return Model(folder, spec, decoder)
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:

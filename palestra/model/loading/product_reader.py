@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from palestra.model.loading.quantised_cache import QuantisedCache
+from palestra.model.loading.row_share import HeldRows, RowShare
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.quantised.forms import Form, packed_shapes, quantise
-from palestra.model.quantised.packed import FrozenWeight, PackedWeight, Scratch
+from palestra.model.quantised.packed import FrozenWeight, PackedWeight, Scratch, as_stack
 
 Rows = Sequence[tuple[str, int | tuple[int, ...]]]
 """Names of weights that share an input, with their outputs; of a stack, how many weights and their outputs."""
@@ -42,15 +43,26 @@ class ProductReader:
         device: torch.device,
         form: Form | None = None,
         cache: QuantisedCache | None = None,
+        share: RowShare | None = None,
     ):
         self.files, self.dtype, self.device, self.form, self.cache = files, dtype, device, form, cache
-        self.scratch, self._count = Scratch(), 0
+        self.share, self.scratch, self._count = share, Scratch(), 0
 
-    def read(self, parts: Rows, inputs: int, stored: Transposed | None = None) -> FrozenWeight:
-        """The parts stacked, [all outputs, inputs]: one product instead of several."""
+    def read(self, parts: Rows, inputs: int) -> FrozenWeight:
+        """The parts one below the other, [all outputs, inputs]: one product instead of several."""
+        return self._read(parts, inputs, None, None)
+
+    def read_stack(self, parts: Rows, inputs: int, n: int, stored: Transposed | None = None) -> FrozenWeight:
+        """The parts as a stack of n weights, [n, outputs, inputs]."""
+        weight = self._read(parts, inputs, stored, n)
+        return weight if self.share is not None else as_stack(weight, n)
+
+    def _read(self, parts: Rows, inputs: int, stored: Transposed | None, stack: int | None) -> FrozenWeight:
         shapes = [(name, (n,) if isinstance(n, int) else n) for name, n in parts]
         if self.form is not None and self.form.fits(inputs):
             return self._read_packed(shapes, inputs, self._form_of(shapes, self.form), stored)
+        if self.share is not None:
+            return self._read_share(shapes, inputs, self.share, stored, stack)
         counts = [prod(shape) for _, shape in shapes]
         whole = torch.empty(sum(counts), inputs, dtype=self.dtype, device=self.device)
         for (name, shape), place in zip(shapes, whole.split(counts), strict=True):
@@ -61,6 +73,29 @@ class ProductReader:
             else:
                 place.view(*shape, inputs).copy_(stored.arrange(self.files.tensor(name, stored.shape)))
         return whole
+
+    def _read_share(
+        self, parts: Shapes, inputs: int, share: RowShare, stored: Transposed | None, stack: int | None
+    ) -> Tensor:
+        """Only the rows that are this process's: nothing else is read, but of stacks that files have transposed."""
+        count = sum(prod(shape) for _, shape in parts)
+        unit = 1 if stack is None else count // stack
+        own = share.rows(count // unit)
+        own = slice(own.start * unit, own.stop * unit)
+        held = torch.empty(own.stop - own.start, inputs, dtype=self.dtype, device=self.device)
+        start = 0
+        for name, shape in parts:
+            stop = start + prod(shape)
+            first, last = max(start, own.start), min(stop, own.stop)
+            if first < last:
+                rows, place = slice(first - start, last - start), held[first - own.start : last - own.start]
+                if stored is None:
+                    self.files.read_rows(name, (*shape, inputs), rows, place)
+                else:
+                    place.copy_(stored.arrange(self.files.tensor(name, stored.shape)).flatten(0, -2)[rows])
+            start = stop
+        share.weights.append(HeldRows(held, count, stack))
+        return held
 
     def _read_packed(self, parts: Shapes, inputs: int, form: Form, stored: Transposed | None) -> PackedWeight:
         """Each part is quantised alone and dropped, so that one of them at a time is there in full."""

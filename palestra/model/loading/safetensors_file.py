@@ -57,18 +57,20 @@ class SafetensorsFile:
     def close(self) -> None:
         self._file.close()
 
-    def read_into(self, name: str, place: Tensor) -> None:
-        """Fills a contiguous tensor of the same shape; in parts where type or device differ."""
+    def read_into(self, name: str, place: Tensor, *, first: int = 0) -> None:
+        """Fills a contiguous tensor of the same shape, or with the numbers from `first` on; in parts where type or
+        device differ."""
         stored = self.tensors[name]
         assert isinstance(stored.dtype, torch.dtype)
+        start = stored.start + first * stored.dtype.itemsize
         if place.device.type == "cpu" and place.dtype == stored.dtype:
-            self._fill(place, stored.start)
+            self._fill(place, start)
             return
         flat, step = place.view(-1), CHUNK_BYTES // stored.dtype.itemsize
-        for first in range(0, flat.numel(), step):
-            part = flat[first : first + step]
+        for done in range(0, flat.numel(), step):
+            part = flat[done : done + step]
             staged = _staging(place.device.type).view(stored.dtype)[: part.numel()]
-            self._fill(staged, stored.start + first * stored.dtype.itemsize)
+            self._fill(staged, start + done * stored.dtype.itemsize)
             part.copy_(staged)
 
     def read(self, name: str) -> Tensor:

@@ -180,6 +180,15 @@ class WeightFiles:
         self._shard_of(name).read_into(name, place)
         self._count(name)
 
+    def read_rows(self, name: str, shape: tuple[int, ...], rows: slice, place: Tensor) -> None:
+        """Fills [rows, inputs] with some rows of a weight of this shape, all its leading axes counted as rows."""
+        self._check(name, shape)
+        if packed_names(name, self.file_of) is not None:
+            place.copy_(self.tensor(name).flatten(0, -2)[rows])
+            return
+        self._shard_of(name).read_into(name, place, first=rows.start * shape[-1])
+        self._count(name)
+
     def skip(self, names: Iterable[str]) -> None:
         """Counts weights as read that are taken from elsewhere."""
         for name in names:

@@ -27,10 +27,11 @@ from palestra.model.loading.layer_spec import (
 from palestra.model.loading.product_reader import ProductReader, Rows, Transposed
 from palestra.model.loading.progress import LoadProgress
 from palestra.model.loading.quantised_cache import QuantisedCache
+from palestra.model.loading.row_share import RowShare
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.quantised.forms import Form
-from palestra.model.quantised.packed import FrozenWeight, as_stack
+from palestra.model.quantised.packed import FrozenWeight
 
 log = logging.getLogger(__name__)
 
@@ -216,8 +217,10 @@ def read_weights(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     form: Form | None = None,
+    share: RowShare | None = None,
 ) -> DecoderWeights:
-    """With a form, the weights of products are kept in it; embeddings, norms and biases have the dtype in any case."""
+    """With a form, the weights of products are kept in it; embeddings, norms and biases have the dtype in any case.
+    With a share, only its rows of the layers' products are read."""
     device, meta = torch.device(device), torch.device("meta")
     with WeightFiles(Path(folder)) as files:
         # The headers first: an error in the last layer is raised before the first one is read.
@@ -225,7 +228,7 @@ def read_weights(
         paths = [files.folder / file for file in files.files]
         files.progress = LoadProgress(sum(path.stat().st_size for path in paths))
         cache = None if form is None else QuantisedCache.of(paths, form)
-        weights = lay_out(files, spec, dtype, device, form, cache)
+        weights = lay_out(files, spec, dtype, device, form, cache, share)
         files.progress.end()
         for packing, count in files.unpacked.items():
             log.info("weights_dequantised folder=%s from=%s tensors=%d", folder, packing, count)
@@ -241,9 +244,10 @@ def lay_out(
     device: torch.device,
     form: Form | None = None,
     cache: QuantisedCache | None = None,
+    share: RowShare | None = None,
 ) -> DecoderWeights:
     """Each weight in its final place and type. On the device `meta`, only the files' headers are checked."""
-    return _Reader(files, spec, dtype, device, ProductReader(files, dtype, device, form, cache)).decoder()
+    return _Reader(files, spec, dtype, device, ProductReader(files, dtype, device, form, cache, share)).decoder()
 
 
 # Headers are checked on the device `meta`, where a sum or a torch.cat would take seconds to import torch's compiler.
@@ -511,7 +515,7 @@ class _Reader:
                 )
             gate_up = [(f"{name}.{e}.{part}_proj.weight", i) for e in range(n) for part in parts]
             down = [(f"{name}.{e}.down_proj.weight", h) for e in range(n)]
-        return as_stack(self.products.read(gate_up, h), n), as_stack(self.products.read(down, i), n)
+        return self.products.read_stack(gate_up, h, n), self.products.read_stack(down, i, n)
 
     def get(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         place = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
@@ -533,7 +537,7 @@ class _Reader:
         return self.norm(name, size) if factor == 1.0 else changed(self.norm(name, size).float(), lambda w: w * factor)
 
     def stack(self, name: str, outputs: tuple[int, int], inputs: int, stored: Transposed) -> FrozenWeight:
-        return as_stack(self.products.read([(name, outputs)], inputs, stored), outputs[0])
+        return self.products.read_stack([(name, outputs)], inputs, outputs[0], stored)
 
     def product(self, name: str, outputs: int, inputs: int) -> FrozenWeight:
         return self.products.read([(name, outputs)], inputs)

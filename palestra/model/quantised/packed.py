@@ -115,6 +115,11 @@ def as_stack(weight: FrozenWeight, n: int) -> FrozenWeight:
     return replace(weight, codes=weight.codes.unflatten(0, (n, -1)), scales=weight.scales.unflatten(0, (n, -1)))
 
 
+def as_laid_out(stack: Tensor) -> Tensor:
+    """A stack in the memory that `as_stack` has laid out."""
+    return stack.view(len(stack), stack.shape[2], stack.shape[1]).mT if stack.device.type == "cpu" else stack
+
+
 def dequantise(codes: Tensor, scales: Tensor, form: Form, out: Tensor) -> None:
     """Writes the weights into `out`, [..., outputs, inputs] and contiguous."""
     if kernels.can_run_on(out.device):

@@ -519,8 +519,11 @@ def _states(decoder: Decoder, slots: StateSlots | None) -> RecurrentStates | Non
 
 
 def _step_graphs(decoder: Decoder, cache: KVCache, states: RecurrentStates | None, max_rows: int) -> StepGraphs | None:
-    """None where steps are not recorded: without kernels, and for models with experts or with different heads."""
+    """None where steps are not recorded: without kernels, where weights are gathered from other processes, and for
+    models with experts or with different heads."""
     if decoder.device.type != "cuda" or not has_kernels(decoder.spec, decoder.device, decoder.dtype):
+        return None
+    if decoder.sharded is not None:
         return None
     if decoder.spec.experts or not decoder.spec.has_plain_heads:
         what = "experts" if decoder.spec.experts else "layers with different heads"

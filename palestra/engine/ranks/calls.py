@@ -1,0 +1,109 @@
+"""What rank 0 of a group says to its followers, and what they answer: one msgpack record a message.
+
+Models are numbered by rank 0. Tensors do not travel here: where a call says so, all ranks meet in torch.distributed.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from palestra.model.lora.adapters import Rows
+from palestra.types import AdamParams, Datum, LoraConfig
+from palestra.types.engine import DatumOutput
+
+
+class PlaceModel(Struct, frozen=True, tag="place"):
+    """Makes a model what it is at rank 0, which then broadcasts these rows of it."""
+
+    model: int
+    lora: LoraConfig
+    steps: int
+    rows: tuple[Rows, ...]
+
+
+class FreeModel(Struct, frozen=True, tag="free"):
+    model: int
+
+
+class BeginPass(Struct, frozen=True, tag="begin"):
+    model: int
+
+
+class PartCall(Struct, frozen=True):
+    """A micro-batch."""
+
+    model: int
+    strand: int
+    loss: str
+    config: dict[str, float]
+    data: list[Datum]
+
+
+class ForwardCall(Struct, frozen=True, tag="forward"):
+    """Computes these parts as one batch; answered by `ForwardDone`. Without parts, a rank whose share of the base model
+    others need computes nothing of use."""
+
+    parts: list[PartCall]
+    train: bool
+
+
+class GatherCall(Struct, frozen=True, tag="gather"):
+    """Rank 0 runs the layers for itself, and the base model lies across the ranks: all run them."""
+
+
+class BackwardCall(Struct, frozen=True, tag="backward"):
+    """Ends the last forward that trained."""
+
+
+class EndPass(Struct, frozen=True, tag="end"):
+    """Sums the gradients of a request over the ranks that computed parts of it; all ranks meet."""
+
+    model: int
+    ranks: list[int]
+
+
+class UndoPass(Struct, frozen=True, tag="undo"):
+    model: int
+
+
+class StepCall(Struct, frozen=True, tag="step"):
+    """An optimizer step; answered by `StepDone`."""
+
+    steps: list[tuple[int, AdamParams]]
+
+
+class Quit(Struct, frozen=True, tag="quit"):
+    pass
+
+
+Call = (
+    PlaceModel | FreeModel | BeginPass | ForwardCall | GatherCall | BackwardCall | EndPass | UndoPass | StepCall | Quit
+)
+
+
+class Ready(Struct, frozen=True, tag="ready"):
+    """The follower has loaded the base model."""
+
+
+class DatumReply(Struct, frozen=True, array_like=True):
+    output: DatumOutput
+    metrics: dict[str, float]
+    visits: bytes | None = None
+    """int64, little-endian, where the model has experts."""
+
+
+class ForwardDone(Struct, frozen=True, tag="forward_done"):
+    results: list[list[DatumReply]]
+
+
+class StepDone(Struct, frozen=True, tag="step_done"):
+    norms: list[float | None]
+    """The gradient's norm of each model, None where the step was refused: the same at every rank, or they differ."""
+
+
+Reply = Ready | ForwardDone | StepDone
+
+encode = msgspec.msgpack.Encoder().encode
+decode_call = msgspec.msgpack.Decoder(Call).decode
+decode_reply = msgspec.msgpack.Decoder(Reply).decode

@@ -1,0 +1,149 @@
+"""A follower: a rank of a group that does what rank 0 says, and ends when rank 0 does.
+
+Owns: the follower's loop. Never touches: requests, files, the server.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+import torch
+import zmq
+
+from palestra.engine.backend import DatumDone, Forward, MicroBatch
+from palestra.engine.ranks.calls import (
+    BackwardCall,
+    BeginPass,
+    Call,
+    DatumReply,
+    EndPass,
+    ForwardCall,
+    ForwardDone,
+    FreeModel,
+    GatherCall,
+    PartCall,
+    PlaceModel,
+    Quit,
+    Ready,
+    Reply,
+    StepCall,
+    StepDone,
+    UndoPass,
+    decode_call,
+    encode,
+)
+from palestra.engine.ranks.process_group import ProcessGroup
+from palestra.engine.torch_trainer import Begun, TorchConfig, TorchTrainer
+from palestra.model import Adapter, TrainItem
+from palestra.types.engine import WorkerConfig
+
+log = logging.getLogger(__name__)
+
+
+class FollowerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What a follower needs beside the worker's configuration, as JSON in the variable PALESTRA_FOLLOWER."""
+
+    rank: int
+    address: str
+    """Where rank 0 binds for calls."""
+    life: str
+    """Made at the start of rank 0: what an earlier life left behind is not answered."""
+    meeting: str
+    """A new folder for this life."""
+
+
+class Follower:
+    def __init__(self, config: WorkerConfig, place: FollowerConfig):
+        device = torch.device(config.devices[place.rank])
+        self.group = ProcessGroup(Path(place.meeting), place.rank, len(config.devices), device)
+        self.trainer = TorchTrainer(TorchConfig.of(config, place.rank), self.group.shard_mesh(config.shard))
+        self._models: dict[int, Adapter] = {}
+        self._begun: dict[int, Begun] = {}
+        self._half_done: Forward | None = None
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, f"{place.life}/{place.rank}".encode())
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.connect(place.address)
+        if config.shard > 1:
+            self.trainer.forward([], train=False)  # with rank 0's first one
+        self._say(Ready())
+
+    def run(self) -> None:
+        while True:
+            call = decode_call(self._socket.recv())
+            if isinstance(call, Quit):
+                self.group.close()
+                return
+            self._do(call)
+
+    def _say(self, reply: Reply) -> None:
+        self._socket.send(encode(reply))
+
+    def _do(self, call: Call) -> None:
+        trainer, models = self.trainer, self._models
+        match call:
+            case PlaceModel():
+                self._place(call)
+            case FreeModel(model=number):
+                self._begun.pop(number, None)
+                trainer.free(models.pop(number))
+            case BeginPass(model=number):
+                self._begun[number] = trainer.begin_pass(models[number])
+            case ForwardCall(parts=parts, train=train):
+                done = trainer.forward([self._part(part, train) for part in parts], train=train)
+                self._half_done = done if train else None
+                self._say(ForwardDone([[_reply(datum) for datum in part] for part in done.results]))
+            case GatherCall():
+                trainer.forward([], train=False)
+            case BackwardCall():
+                if self._half_done is not None:
+                    trainer.backward(self._half_done)
+                    self._half_done = None
+            case EndPass(model=number, ranks=ranks):
+                trainer.sum_pass(
+                    models[number], self._begun.pop(number), lambda row: self.group.sum_gradients(row, ranks)
+                )
+            case UndoPass(model=number):
+                trainer.undo_pass(models[number], self._begun.pop(number))
+            case StepCall(steps=steps):
+                results = trainer.trainer.optim_step({models[number]: adam for number, adam in steps})
+                self._say(StepDone([result.metrics.get("grad_norm") for result in results.values()]))
+
+    def _place(self, call: PlaceModel) -> None:
+        pool = self.trainer.pool
+        model = self._models.get(call.model)
+        if model is None:
+            model = self._models[call.model] = pool.create(call.lora)
+        pool.clear_training_state(model)
+        for kind in call.rows:
+            self.group.broadcast(model.row(kind))
+        model.steps, model.has_gradient = call.steps, "grads" in call.rows
+        pool.after_change(model)
+
+    def _part(self, call: PartCall, train: bool) -> MicroBatch:
+        items = [TrainItem(self._models[call.model], datum, call.loss, call.config) for datum in call.data]
+        data = self.trainer.trainer.prepare(items, train=train)
+        tokens = sum(len(datum.tokens) for datum in data)
+        return MicroBatch(list(range(len(data))), tokens, data[0].targets.shape[1], data, call.strand)
+
+
+def _reply(datum: DatumDone) -> DatumReply:
+    visits = None if datum.visits is None else datum.visits.astype("<i8").tobytes()
+    return DatumReply(datum.output, datum.metrics, visits)
+
+
+def end_with_rank_0() -> None:
+    """Rank 0 holds the other end of this process's stdin: its end is the end of the file, whatever is computed now."""
+
+    def wait() -> None:
+        sys.stdin.buffer.read()
+        os._exit(0)
+
+    threading.Thread(target=wait, name="rank 0", daemon=True).start()

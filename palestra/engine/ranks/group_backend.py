@@ -1,0 +1,305 @@
+"""A group of ranks as one backend: rank 0 computes its part of everything, and tells the followers theirs.
+
+Every follower holds all adapters, so that weights and moments are the same bits at every rank after each step. A
+request's micro-batches go to ranks by their strands, and its gradient is summed over ranks in the order of the tree
+(`model/training/gradient_tree`): its bits do not depend on the number of ranks. A user's errors appear at rank 0 before
+any follower hears of a request. Whatever fails later, at any rank, ends the group: the server starts it again.
+
+Owns: the followers' processes, who computes what. Never touches: requests, files of models, sampling.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import uuid
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import torch
+import zmq
+
+from palestra.engine.backend import BackendBroken, DatumDone, Forward, MicroBatch, ModelImage
+from palestra.engine.ranks.calls import (
+    BackwardCall,
+    BeginPass,
+    Call,
+    DatumReply,
+    EndPass,
+    ForwardCall,
+    ForwardDone,
+    FreeModel,
+    GatherCall,
+    PartCall,
+    PlaceModel,
+    Quit,
+    Ready,
+    Reply,
+    StepCall,
+    StepDone,
+    UndoPass,
+    decode_reply,
+    encode,
+)
+from palestra.engine.ranks.follower import FollowerConfig
+from palestra.engine.ranks.process_group import ProcessGroup
+from palestra.engine.torch_backend import TorchBackend
+from palestra.engine.torch_trainer import Begun, TorchConfig, rows_in_use
+from palestra.model import Adapter
+from palestra.types import AdamParams, LoraConfig
+from palestra.types.engine import Pass, WorkerConfig
+from palestra.util.processes import PIPE, spawn_blocking
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=Reply)
+CANNOT_START, BROKEN = 2, 1
+
+
+class GroupBackend(TorchBackend):
+    def __init__(self, config: WorkerConfig):
+        self.ranks = len(config.devices)
+        self._followers = Followers(config)
+        self.group = ProcessGroup(self._followers.meeting, 0, self.ranks, torch.device(config.devices[0]))
+        super().__init__(TorchConfig.of(config, 0), self.group.shard_mesh(config.shard))
+        self._run_layers, self._is_told = self.model.decoder.sharded, False
+        if self._run_layers is not None:
+            super().forward([], train=False)  # FSDP makes its tensors here, not in the sampler's inference mode
+            self.model.decoder.sharded = self._run_with_all
+        self._followers.wait_ready()
+        self._turn = 0
+        self._ranks_of: dict[int, set[int]] = {}
+        """By model: the ranks that have computed something of the request that trains it now."""
+
+    # Models
+
+    def create(self, lora: LoraConfig) -> Adapter:
+        return self._share(super().create(lora))
+
+    def load(self, model: Adapter, folder: str, *, optimizer: bool) -> None:
+        super().load(model, folder, optimizer=optimizer)
+        self._share(model)
+
+    def restore(self, lora: LoraConfig, image: ModelImage) -> Adapter:
+        return self._share(super().restore(lora, image))
+
+    def free(self, weights: Adapter) -> None:
+        is_trained = not weights.frozen
+        super().free(weights)
+        self._ranks_of.pop(weights.uid, None)
+        if is_trained:
+            self._followers.tell(FreeModel(weights.uid))
+
+    def _share(self, model: Adapter) -> Adapter:
+        with self._together():
+            rows = rows_in_use(model)
+            self._followers.tell(PlaceModel(model.uid, model.config, model.steps, rows))
+            for kind in rows:
+                self.group.broadcast(model.row(kind))
+        return model
+
+    # Training
+
+    def plan(self, model: Adapter, request: Pass) -> list[MicroBatch]:
+        """Strands go to ranks in turns that differ from request to request, so that small ones are spread. The turn
+        changes which rank has which part of the tree, never the tree."""
+        parts, self._turn = super().plan(model, request), self._turn + 1
+        return [self._placed(part, model, request) for part in parts]
+
+    def _placed(self, part: MicroBatch, model: Adapter, request: Pass) -> MicroBatch:
+        rank = (part.strand ^ self._turn) % self.ranks
+        if rank == 0:
+            return part
+        config: Any = request.config
+        data = [request.data[i] for i in part.numbers]
+        return replace(part, rank=rank, data=PartCall(model.uid, part.strand, request.loss, config, data))
+
+    def forward(self, parts: Sequence[MicroBatch], *, train: bool) -> Forward:
+        by_rank: dict[int, list[MicroBatch]] = {}
+        for part in parts:
+            by_rank.setdefault(part.rank, []).append(part)
+            if train:
+                model = part.data[0].adapter.uid if part.rank == 0 else part.data.model
+                self._ranks_of[model].add(part.rank)
+        if self._run_layers is not None:
+            by_rank = {rank: by_rank.get(rank, []) for rank in range(self.ranks)}
+        own, others = by_rank.pop(0, None), by_rank
+        with self._together():
+            for rank, told in others.items():
+                self._followers.tell(ForwardCall([part.data for part in told], train), rank)
+            done = super().forward(own, train=train) if own is not None else None
+            results = {0: iter(done.results if done else ())}
+            for rank in others:
+                results[rank] = iter(_results(self._followers.answer(rank, ForwardDone)))
+        found = [next(results[part.rank]) for part in parts]
+        return Forward(found, GroupPass(done, list(others)) if train else None)
+
+    def backward(self, forward: Forward) -> None:
+        group_pass: GroupPass = forward.pending
+        with self._together():
+            for rank in group_pass.others:
+                self._followers.tell(BackwardCall(), rank)
+            if group_pass.own is not None:
+                super().backward(group_pass.own)
+
+    def begin_pass(self, model: Adapter) -> Begun:
+        self._ranks_of[model.uid] = set()
+        with self._together():
+            self._followers.tell(BeginPass(model.uid))
+            return super().begin_pass(model)
+
+    def end_pass(self, model: Adapter, begun: Begun) -> None:
+        ranks = self._ranks_of.pop(model.uid)
+        with self._together():
+            self._followers.tell(EndPass(model.uid, sorted(ranks)))
+            self.sum_pass(model, begun, lambda row: self.group.sum_gradients(row, ranks))
+
+    def undo_pass(self, model: Adapter, begun: Begun) -> None:
+        self._ranks_of.pop(model.uid, None)
+        with self._together():
+            self._followers.tell(UndoPass(model.uid))
+            super().undo_pass(model, begun)
+
+    def optim_step(self, steps: Mapping[Adapter, AdamParams]) -> dict[Adapter, dict[str, float] | Exception]:
+        with self._together():
+            self._followers.tell(StepCall([(model.uid, adam) for model, adam in steps.items()]))
+            results = self.trainer.optim_step(dict(steps))
+            norms = [result.metrics.get("grad_norm") for result in results.values()]
+            for rank in range(1, self.ranks):
+                other = self._followers.answer(rank, StepDone).norms
+                if other != norms:
+                    raise BackendBroken(f"rank {rank} has gradients of norm {other}, rank 0 has {norms}")
+        return {model: result.error or result.metrics for model, result in results.items()}
+
+    # Ends
+
+    def save_memory(self, error: Exception) -> str | None:
+        return None  # the ranks would have to agree, and others may wait in a meeting: the group begins anew
+
+    def is_broken(self, error: BaseException) -> bool:
+        return isinstance(error, BackendBroken) or super().is_broken(error)
+
+    def close(self) -> None:
+        self._followers.quit()
+        self.group.close()
+        self._followers.wait_ended()
+
+    def _run_with_all(self, *args: Any, **options: Any) -> Any:
+        """Runs layers whose weights are gathered: with the followers, who know of training and not of sampling."""
+        assert self._run_layers is not None
+        if self._is_told:
+            return self._run_layers(*args, **options)
+        with self._together():
+            self._followers.tell(GatherCall())
+            return self._run_layers(*args, **options)
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Around what the followers have been told of: they cannot take it back."""
+        self._is_told = True
+        try:
+            yield
+        except BackendBroken:
+            raise
+        except Exception as e:
+            raise BackendBroken(f"rank 0: {e!r}") from e
+        finally:
+            self._is_told = False
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPass:
+    """A forward whose backward must follow."""
+
+    own: Forward | None
+    """Of rank 0."""
+    others: list[int]
+
+
+class Followers:
+    """The processes of all ranks but the first, and the line to them."""
+
+    def __init__(self, config: WorkerConfig):
+        self.meeting = Path(config.state) / "ranks"
+        shutil.rmtree(self.meeting, ignore_errors=True)  # of an earlier life
+        self.meeting.mkdir(parents=True)
+        self._life, self._ranks = uuid.uuid4().hex, range(1, len(config.devices))
+        self._is_ending = False
+        self._inbox: dict[int, deque[Reply]] = {rank: deque() for rank in self._ranks}
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        for option, value in ((zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.LINGER, 0), (zmq.ROUTER_MANDATORY, 1)):
+            self._socket.setsockopt(option, value)
+        address = f"{config.address}.ranks"
+        self._socket.bind(address)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        for rank in self._ranks:
+            place = FollowerConfig(rank=rank, address=address, life=self._life, meeting=str(self.meeting))
+            environment = os.environ | {"PALESTRA_FOLLOWER": msgspec.json.encode(place).decode()}
+            # Their output is ours; the pipe ends when we do, and so do they.
+            process = spawn_blocking(
+                [sys.executable, "-m", "palestra.engine"], stdin=PIPE, output=None, env=environment
+            )
+            self._processes.append(process)
+            threading.Thread(target=self._watch, args=(rank, process), name=f"rank {rank}", daemon=True).start()
+
+    def wait_ready(self) -> None:
+        for rank in self._ranks:
+            self.answer(rank, Ready)
+
+    def tell(self, call: Call, rank: int | None = None) -> None:
+        """Tells one follower, or all of them."""
+        payload = encode(call)
+        for to in self._ranks if rank is None else (rank,):
+            try:
+                self._socket.send_multipart([f"{self._life}/{to}".encode(), payload], copy=False)
+            except zmq.ZMQError as e:  # it has died, and no request is to blame
+                raise BackendBroken(f"rank {to} cannot be told: {e}") from e
+
+    def answer(self, rank: int, kind: type[T]) -> T:
+        while not self._inbox[rank]:
+            sender, payload = self._socket.recv_multipart()
+            life, _, number = sender.decode().partition("/")
+            if life == self._life:
+                self._inbox[int(number)].append(decode_reply(payload))
+        reply = self._inbox[rank].popleft()
+        if not isinstance(reply, kind):
+            raise BackendBroken(f"rank {rank} said {type(reply).__name__} in place of {kind.__name__}")
+        return reply
+
+    def quit(self) -> None:
+        self._is_ending = True
+        self.tell(Quit())
+
+    def wait_ended(self) -> None:
+        for process in self._processes:
+            process.wait()
+        self._socket.close()
+        self._context.term()
+        shutil.rmtree(self.meeting, ignore_errors=True)
+
+    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        """The end of a follower is the end of the group, whatever this process is waiting for."""
+        code = process.wait()
+        if not self._is_ending:
+            log.error("rank_ended rank=%d code=%d", rank, code)
+            os._exit(CANNOT_START if code == CANNOT_START else BROKEN)
+
+
+def _results(done: ForwardDone) -> list[list[DatumDone]]:
+    return [[_datum(reply) for reply in part] for part in done.results]
+
+
+def _datum(reply: DatumReply) -> DatumDone:
+    visits = None if reply.visits is None else np.frombuffer(reply.visits, "<i8")
+    return DatumDone(reply.output, reply.metrics, visits)

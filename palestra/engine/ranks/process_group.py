@@ -1,0 +1,72 @@
+"""Where ranks meet: torch.distributed, by gloo between CPUs and NCCL between GPUs.
+
+Owns: joining, broadcasts, the exchange of gradients in the tree's order. Never touches: who decides what.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from palestra.model.training.gradient_tree import sum_in_tree_order
+
+MEETING_S = 600.0  # the longest that one rank waits for another: as the server's `worker_stall_s`, unless that is set
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+
+class ProcessGroup:
+    """One process of several. All ranks call the same methods in the same order."""
+
+    def __init__(self, folder: Path, rank: int, ranks: int, device: torch.device):
+        """Waits for all others. `folder` is new, and the same for all."""
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(variable, LOOPBACK)  # ranks of one machine: nobody else can connect
+        self.rank, self.ranks, self._kind = rank, ranks, device.type
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=dist.FileStore(str(folder / "meeting"), ranks),  # pyright: ignore[reportPrivateImportUsage],
+            rank=rank,
+            world_size=ranks,
+            timeout=timedelta(seconds=MEETING_S),
+            device_id=device if device.type == "cuda" else None,
+        )
+
+    def shard_mesh(self, shard: int) -> DeviceMesh | None:
+        """The ranks across which this one's base model lies: neighbours, so that they are close to each other. None:
+        each rank has all of it."""
+        if shard == 1:
+            return None
+        mesh = init_device_mesh(self._kind, (self.ranks // shard, shard), mesh_dim_names=("copies", "shard"))
+        return mesh["shard"]
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
+        dist.broadcast(tensor, source)
+
+    def sum_gradients(self, row: Tensor, ranks: Collection[int]) -> None:
+        """Replaces the row of every rank by the sum over `ranks`, in the order of the tree. Each rank adds up a slice:
+        the traffic is that of an all-reduce, whose own order would depend on how the ranks are connected."""
+        if len(ranks) == 1:
+            (source,) = ranks
+            dist.broadcast(row, source)
+            return
+        size = -(-len(row) // self.ranks)
+        slices = row.new_zeros(self.ranks, size)
+        slices.view(-1)[: len(row)] = row
+        received = torch.empty_like(slices)
+        dist.all_to_all_single(received, slices)
+        total = sum_in_tree_order([received[rank] if rank in ranks else None for rank in range(self.ranks)])
+        dist.all_gather(list(slices.unbind()), total)
+        row.copy_(slices.view(-1)[: len(row)])
+
+    def close(self) -> None:
+        dist.destroy_process_group()

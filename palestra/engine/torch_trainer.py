@@ -1,0 +1,277 @@
+"""The compute core in this process, as far as training goes: a base model, its adapters, passes and steps.
+
+Owns: what the engine's training calls mean to the core. Never touches: sampling, requests, other processes.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from palestra.engine.backend import DatumDone, Forward, MicroBatch, ModelImage
+from palestra.model import (
+    Adapter,
+    AdapterError,
+    AdapterPool,
+    DataError,
+    DatumResult,
+    ModelSpec,
+    Trainer,
+    TrainItem,
+    encode,
+    load_into,
+    load_model,
+    save_adapter,
+)
+from palestra.model.lora.adapter_files import require_trained_on
+from palestra.model.lora.adapters import Rows
+from palestra.model.numerics import Numerics
+from palestra.model.training.gradient_tree import GradientTree, tree_place
+from palestra.model.training.packing import Prepared
+from palestra.types import AdamParams, Datum, LoraConfig
+from palestra.types.engine import UNQUANTISED, DatumOutput, ModelCard, Pass, WorkerConfig
+
+CUDA_TOKENS = 8192
+CPU_WORK = 1 << 31  # parameters times tokens: a forward of about 30 ms on two cores
+MIN_TOKENS, MAX_TOKENS = 128, 2048
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+Begun = GradientTree | torch.Tensor | None
+"""A request that trains: with one strand, what was accumulated before it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchConfig:
+    model: str
+    device: str = "cpu"
+    dtype: str | None = None
+    weights: str | None = None
+    allow_other_weights: bool = False
+    threads: int | None = None
+    max_rank: int = 256
+    micro_batch_tokens: int | None = None
+    checkpointing: bool = False
+    strands: int = 1
+    numerics: Numerics = "exact"
+    max_sample_rows: int | None = None
+    cache_tokens: int | None = None
+    cache_share: float = 0.5
+
+    @classmethod
+    def of(cls, config: WorkerConfig, rank: int = 0) -> TorchConfig:
+        fields: dict[str, Any] = {name: getattr(config, name) for name in cls.__dataclass_fields__}
+        if config.devices:
+            fields["device"] = config.devices[rank]
+        return cls(**fields)
+
+
+class TorchTrainer:
+    """A base model with the adapters that are trained on it."""
+
+    ranks = 1
+
+    def __init__(self, config: TorchConfig, mesh: DeviceMesh | None = None):
+        """With a mesh, the base model lies across its processes."""
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        self.model = model = load_model(
+            config.model,
+            dtype=config.dtype,
+            device=config.device,
+            numerics=config.numerics,
+            weights=config.weights,
+            mesh=mesh,
+        )
+        self.allow_other_weights = config.allow_other_weights
+        self.spec, decoder = model.spec, model.decoder
+        self.base = str(Path(config.model).resolve())
+        self.token_budget = config.micro_batch_tokens or token_budget(model.spec, decoder.device.type)
+        self.pool = AdapterPool(model.spec, dtype=decoder.dtype, device=decoder.device, max_rank=config.max_rank)
+        self.trainer = Trainer(decoder, self.pool, token_budget=self.token_budget, checkpointing=config.checkpointing)
+        self.strands = config.strands
+        self._trees: dict[Adapter, GradientTree] = {}
+        """Of requests that train now, where there are strands."""
+        self._has_cut = False
+        self._spare: Adapter | None = None
+        self.card = ModelCard(
+            folder=config.model,
+            architecture=model.spec.architecture,
+            vocab_size=model.spec.vocab_size,
+            max_positions=model.spec.max_positions,
+            parameters=model.spec.n_parameters,
+            dtype=str(decoder.dtype).removeprefix("torch."),
+            weights=model.weights or UNQUANTISED,
+            device=str(decoder.device),
+            eos_token_ids=model.spec.eos_token_ids,
+            lora_beyond_dense=tuple(name for name in ("delta_nets", "mambas", "experts") if getattr(model.spec, name)),
+        )
+
+    # Models
+
+    def create(self, lora: LoraConfig) -> Adapter:
+        return self.pool.create(lora)
+
+    def load(self, model: Adapter, folder: str, *, optimizer: bool) -> None:
+        if not self.allow_other_weights:
+            require_trained_on(folder, self.card.weights)
+        load_into(self.pool, model, folder, optimizer=optimizer)
+
+    def writer(self, model: Adapter, *, optimizer: bool) -> Callable[[Path], None]:
+        copy = self.pool.detach(model, moments=optimizer)
+        return lambda folder: save_adapter(
+            copy, folder, base_model=self.base, optimizer=optimizer, trained_on=self.card.weights
+        )
+
+    def image(self, model: Adapter) -> ModelImage:
+        return ModelImage({kind: to_numpy(model.row(kind)) for kind in rows_in_use(model)}, model.steps)
+
+    def restore(self, lora: LoraConfig, image: ModelImage) -> Adapter:
+        adapter = self.pool.create(lora)
+        try:
+            for kind, row in image.tensors.items():
+                target = adapter.row(kind)  # type: ignore[arg-type]
+                if row.shape != target.shape or row.dtype != np.float32:
+                    raise AdapterError(f"{kind} has shape {row.shape}, this model needs {tuple(target.shape)}")
+                target.copy_(torch.from_numpy(row))
+        except BaseException:
+            self.pool.free(adapter)
+            raise
+        adapter.steps, adapter.has_gradient = image.steps, "grads" in image.tensors
+        self.pool.after_change(adapter)
+        return adapter
+
+    def free(self, weights: Adapter) -> None:
+        if not weights.frozen:
+            self.pool.before_change(weights)  # snapshots move to rows without gradients and moments
+        self._trees.pop(weights, None)
+        self.pool.free(weights)
+
+    # Training
+
+    def plan(self, model: Adapter, request: Pass) -> list[MicroBatch]:
+        for name, value in request.config.items():
+            if isinstance(value, str):
+                raise DataError(f"loss setting {name!r} is {value!r}; it must be a number")
+        config: Any = request.config
+        items = [TrainItem(model, datum, request.loss, config) for datum in request.data]
+        data = self.trainer.prepare(items, train=not request.forward_only)
+        parts = [
+            MicroBatch(
+                numbers,
+                sum(len(data[i].tokens) for i in numbers),
+                data[numbers[0]].targets.shape[1],
+                [data[i] for i in numbers],
+                n % self.strands,
+            )
+            for n, numbers in enumerate(self.trainer.plan(data))
+        ]
+        return sorted(parts, key=lambda part: tree_place(part.strand, self.strands))
+
+    def forward(self, parts: Sequence[MicroBatch], *, train: bool) -> Forward:
+        for part in parts if train and self.strands > 1 else ():
+            self._trees[part.data[0].adapter].enter(part.strand)
+        data = [d for part in parts for d in part.data] or self._one_token(train=train)
+        done = self.trainer.forward_micro(data, list(range(len(data))), train=train)
+        results = iter(done.results)
+        return Forward([[_done(next(results)) for _ in part.data] for part in parts], done if train else None)
+
+    def backward(self, forward: Forward) -> None:
+        self.trainer.backward(forward.pending)
+
+    def _one_token(self, *, train: bool) -> list[Prepared]:
+        """For a rank without a part of its own, whose share of the base model the others wait for. Its gradient goes to
+        an adapter that is nobody's."""
+        if self._spare is None:
+            self._spare = self.pool.create(LoraConfig(rank=1, train_mlp=False, train_unembed=False, seed=0))
+        self.pool.discard_gradient(self._spare)
+        datum = Datum.of_tokens([0], target_tokens=encode(np.zeros(1, np.int64)))
+        return self.trainer.prepare([TrainItem(self._spare, datum)], train=train)
+
+    def begin_pass(self, model: Adapter) -> Begun:
+        if self.strands == 1:
+            return model.row("grads").clone() if model.has_gradient else None
+        self._trees[model] = tree = GradientTree.begin(model, self.strands)
+        return tree
+
+    def end_pass(self, model: Adapter, begun: Begun) -> None:
+        if isinstance(begun, GradientTree):
+            self.sum_pass(model, begun, lambda row: None)
+
+    def sum_pass(self, model: Adapter, tree: Begun, exchange: Callable[[torch.Tensor], None]) -> None:
+        """`exchange` replaces this rank's sum by that of all ranks."""
+        assert isinstance(tree, GradientTree), "ranks need strands"
+        tree.close()
+        exchange(model.row("grads"))
+        tree.end()
+        del self._trees[model]
+
+    def undo_pass(self, model: Adapter, begun: Begun) -> None:
+        self._trees.pop(model, None)
+        self.pool.discard_gradient(model)
+        earlier = begun.earlier if isinstance(begun, GradientTree) else begun
+        if earlier is not None:
+            model.row("grads").copy_(earlier)
+            model.has_gradient = True
+
+    def optim_step(self, steps: Mapping[Adapter, AdamParams]) -> dict[Adapter, dict[str, float] | Exception]:
+        before = {a: a.steps for a in steps}
+        try:
+            results = self.trainer.optim_step(dict(steps))
+        except Exception as e:
+            if len(steps) == 1:
+                return dict.fromkeys(steps, e)
+            # Whoever had its turn has it; the others try alone.
+            outcomes: dict[Adapter, dict[str, float] | Exception] = {}
+            for adapter, params in steps.items():
+                outcomes |= {adapter: {}} if adapter.steps > before[adapter] else self.optim_step({adapter: params})
+            return outcomes
+        return {a: r.error or r.metrics for a, r in results.items()}
+
+    def save_memory(self, error: Exception) -> str | None:
+        if not isinstance(error, torch.OutOfMemoryError):
+            return None
+        traceback.clear_frames(error.__traceback__)  # they hold what the pass had computed
+        torch.cuda.empty_cache()
+        if not self.trainer.checkpointing:
+            self.trainer.checkpointing = True  # the same bits, recomputed
+            return "activations are recomputed in backward passes from now on (checkpointing)"
+        if not self._has_cut:
+            self._has_cut = True
+            self.token_budget = self.trainer.token_budget = self.token_budget // 2
+            return f"micro-batches have {self.token_budget} tokens from now on"
+        return None
+
+    def is_broken(self, error: BaseException) -> bool:
+        return isinstance(error, torch.AcceleratorError)
+
+
+def rows_in_use(model: Adapter) -> tuple[Rows, ...]:
+    """What there is to a model, beside its configuration and the number of steps."""
+    moments: tuple[Rows, ...] = ("exp_avg", "exp_avg_sq") if model.steps else ()
+    return ("weights", *moments, "grads") if model.has_gradient else ("weights", *moments)
+
+
+def token_budget(spec: ModelSpec, device: str) -> int:
+    """A function of model and device alone: the same after every restart."""
+    if device != "cpu":
+        return CUDA_TOKENS
+    return max(MIN_TOKENS, min(MAX_TOKENS, CPU_WORK // spec.n_parameters // 64 * 64))
+
+
+def _done(result: DatumResult) -> DatumDone:
+    logprobs = np.ascontiguousarray(result.logprobs, "<f4")
+    return DatumDone(DatumOutput(logprobs=logprobs.tobytes(), shape=logprobs.shape), result.metrics, result.visits)
+
+
+def to_numpy(row: torch.Tensor) -> NDArray[np.float32]:
+    """A copy."""
+    return row.detach().to("cpu", copy=True).numpy()

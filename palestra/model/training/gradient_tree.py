@@ -1,0 +1,103 @@
+"""The gradient of one request as a binary tree over a fixed number of strands, so that its bits do not depend on how
+many processes computed it.
+
+Micro-batch i of a request belongs to strand i mod `strands`. A strand is summed in the order of its micro-batches, then
+the strands are summed in pairs: s with s + strands/2, then what is congruent modulo half as much, and so on. A process
+that has every strand congruent to r modulo n therefore ends with one node of the tree, and n such nodes make the rest.
+A strand without micro-batches is left out, never added as zeros: that could change the sign of a zero.
+
+Owns: the order of additions. Never touches: how a micro-batch's gradient is computed, how ranks exchange sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from palestra.model.lora.adapters import Adapter
+
+
+def tree_place(strand: int, strands: int) -> int:
+    """Place of a strand among the leaves of the tree, from left to right: the bits of its number reversed."""
+    bits = strands.bit_length() - 1
+    return int(f"{strand:0{bits}b}"[::-1], 2) if bits else 0
+
+
+@dataclass(slots=True)
+class _Node:
+    place: int
+    """Place of its leftmost leaf."""
+    total: Tensor
+
+
+@dataclass(slots=True)
+class GradientTree:
+    """Sums the gradient of one adapter's request. Strands come in the order of their places, so that no more than
+    log2(strands) sums wait for their neighbours."""
+
+    adapter: Adapter
+    strands: int
+    earlier: Tensor | None
+    """The gradient of earlier requests, which this one is added to at the end."""
+    _waiting: list[_Node] = field(default_factory=list)
+    _place: int | None = None
+
+    @classmethod
+    def begin(cls, adapter: Adapter, strands: int) -> GradientTree:
+        """The adapter's gradient row is empty afterwards: it sums one strand at a time."""
+        earlier = _take(adapter) if adapter.has_gradient else None
+        return cls(adapter, strands, earlier)
+
+    def enter(self, strand: int) -> None:
+        """Before a micro-batch of this strand."""
+        place = tree_place(strand, self.strands)
+        if self._place is not None and place != self._place:
+            self._waiting.append(_Node(self._place, _take(self.adapter)))
+            while len(self._waiting) > 1 and not self._is_below(place):
+                right = self._waiting.pop()
+                self._waiting[-1].total.add_(right.total)
+        self._place = place
+
+    def close(self) -> None:
+        """Leaves the sum of all strands that were entered in the adapter's gradient row."""
+        while self._waiting:
+            self.adapter.row("grads").add_(self._waiting.pop().total)
+
+    def end(self) -> None:
+        """Adds what earlier requests left to the row, which now has the sum of this request."""
+        if self.earlier is not None:
+            self.adapter.row("grads").add_(self.earlier)
+        self.adapter.has_gradient = True
+
+    def _is_below(self, place: int) -> bool:
+        """Whether the smallest subtree with the last two sums has this place too, so that they wait for it."""
+        left, right = self._waiting[-2].place, self._waiting[-1].place
+        level = (left ^ right).bit_length()
+        return place >> level == left >> level
+
+
+def sum_in_tree_order(parts: Sequence[Tensor | None]) -> Tensor:
+    """The rest of the tree, above nodes of which the n-th has the strands congruent to n; None: it has none. The parts
+    are overwritten."""
+    level = list(parts)
+    while len(level) > 1:
+        half = len(level) // 2
+        level = [_sum(level[n], level[n + half]) for n in range(half)]
+    assert level[0] is not None, "no rank computed anything"
+    return level[0]
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a.add_(b)
+
+
+def _take(adapter: Adapter) -> Tensor:
+    """A copy of the gradient row, which is empty afterwards."""
+    row = adapter.row("grads")
+    taken = row.clone()
+    row.zero_()
+    return taken

@@ -1,0 +1,79 @@
+"""`palestra serve --dry-run`: placement and memory before anything starts, and a plan that fits where one does not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_cli import palestra
+from tests.cli.test_model_plan import write_hollow
+
+
+@pytest.fixture(scope="module")
+def eight_billion(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_hollow(tmp_path_factory.mktemp("models") / "8b", "qwen3-8b")
+
+
+def advice(output: str) -> list[str]:
+    return found_in(r"it fits with: (.*)", output).split()
+
+
+def found_in(pattern: str, output: str) -> str:
+    found = re.search(pattern, output)
+    assert found is not None, output
+    return found.group(1)
+
+
+def test_ranks_are_placed_and_a_divided_base_model_is_half_of_it(eight_billion):
+    common = (
+        "serve",
+        "--model",
+        eight_billion,
+        "--dry-run",
+        "--memory",
+        "80GB",
+        "models.0.gpus=2",
+        "models.0.strands=8",
+        "models.0.checkpointing=true",
+    )
+    whole = palestra(*common)
+    assert whole.exit_code == 0, whole.output
+    assert [line.split()[0] for line in whole.stdout.splitlines() if line.startswith("cuda")] == ["cuda:0", "cuda:1"]
+    assert whole.stdout.count("weights ") == 2
+    assert whole.stdout.count("KV cache") == 1  # rank 0 samples
+    divided = palestra(*common, "models.0.parallel.shard=2")
+    sizes = [float(found_in(r"weights +([\d.]+) GiB", shown.stdout)) for shown in (whole, divided)]
+    assert sizes[1] == pytest.approx(sizes[0] / 2, rel=0.2)  # embeddings are whole
+    assert "gathered layers" in divided.stdout
+
+
+@pytest.mark.parametrize(
+    ("memory", "settings", "expected"),
+    [
+        ("40GB", (), "models.0.checkpointing=True"),
+        ("16GB", ("models.0.gpus=4", "models.0.strands=8"), "models.0.parallel.shard="),
+        ("14GB", ("models.0.device=cuda",), "models.0.weights=int"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_a_plan_that_does(eight_billion, memory, settings, expected):
+    common = ("serve", "--model", eight_billion, "--dry-run", "--memory", memory, "models.0.device=cuda", *settings)
+    refused = palestra(*common)
+    assert refused.exit_code == 1
+    assert "does not fit into" in refused.stdout
+    found = advice(refused.stderr)
+    assert any(setting.startswith(expected) for setting in found), found
+    assert palestra(*common, *found).exit_code == 0
+
+
+def test_a_device_that_is_not_here_needs_its_memory_told(eight_billion):
+    refused = palestra("serve", "--model", eight_billion, "--dry-run", "models.0.gpus=[cuda:63]")
+    assert refused.exit_code == 2
+    assert "--memory" in refused.stderr
+
+
+def test_what_nothing_helps_says_so(eight_billion):
+    refused = palestra("serve", "--model", eight_billion, "--dry-run", "--memory", "1GB", "models.0.device=cuda")
+    assert refused.exit_code == 1
+    assert "choose a smaller model" in refused.stderr

@@ -1,0 +1,94 @@
+"""A gradient summed by strands: close to the direct sum, the same bits after a crash, never mixed by accident."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from palestra.engine.snapshots import StateRefused
+from tests.engine.conftest import Desk
+from tests.engine.test_recovery import kill_and_compare
+
+
+@pytest.fixture
+def make_desk(get_backend: Callable[..., Any], tmp_path: Path) -> Iterator[Callable[..., Desk]]:
+    made: list[Desk] = []
+
+    def make(strands: int, name: str = "") -> Desk:
+        backend = get_backend(micro_batch_tokens=32, strands=strands)
+        made.append(Desk(tmp_path / (name or f"strands{strands}"), backend))
+        return made[-1]
+
+    yield make
+    for desk in made:
+        desk.files.close()
+
+
+def gradient(desk: Desk, model_id: str) -> np.ndarray:
+    return desk.backend.image(desk.table.models[model_id].weights).tensors["grads"]
+
+
+def passes(desk: Desk, *sizes: int) -> None:
+    desk.create("a")
+    for seed, n in enumerate(sizes):
+        desk.train("a", desk.a_pass(n, seed=seed))
+        desk.run()
+
+
+def test_a_request_of_one_micro_batch_has_the_bits_of_the_direct_sum(make_desk):
+    one, eight = make_desk(1), make_desk(8)
+    for desk in (one, eight):
+        passes(desk, 1)
+    assert np.array_equal(gradient(one, "a"), gradient(eight, "a"))
+
+
+@pytest.mark.parametrize("strands", [2, 8])
+def test_strands_agree_with_the_direct_sum(make_desk, strands):
+    one, many = make_desk(1), make_desk(strands)
+    for desk in (one, many):
+        passes(desk, 30, 3, 11)
+    assert [m.outcome for m in one.sent] == [m.outcome for m in many.sent]
+    expected = gradient(one, "a")
+    np.testing.assert_allclose(gradient(many, "a"), expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+def test_a_failed_request_leaves_the_gradient_of_those_before(make_desk, monkeypatch):
+    desk = make_desk(8)
+    passes(desk, 20)
+    before = gradient(desk, "a")
+    backward, calls = desk.backend.trainer.backward, []
+
+    def fail_later(done: Any) -> None:
+        backward(done)
+        calls.append(done)
+        if len(calls) == 5:
+            raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(desk.backend.trainer, "backward", fail_later)
+    desk.train("a", desk.a_pass(20, seed=5))
+    desk.run()
+    assert "broken on purpose" in desk.sent[-1].outcome.message
+    assert np.array_equal(gradient(desk, "a"), before)
+
+
+def test_state_folder_of_another_number_of_strands_is_refused_and_kept(make_desk):
+    desk = make_desk(8, "state")
+    passes(desk, 3)
+    desk.snapshots.take_all()
+    other = make_desk(4, "state")
+    with pytest.raises(StateRefused, match=r"the model a was trained with strands=8.*models\.0\.strands=8"):
+        other.snapshots.restore()
+    other.snapshots.allow_other_strands = True
+    other.snapshots.restore()
+    assert np.array_equal(gradient(other, "a"), gradient(desk, "a"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_workers_with_strands_killed_at_any_moment_end_at_the_same_bits(drivers: Callable[..., Any], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    kill_and_compare(drivers, rng.uniform(0.0, 0.4, 6).tolist(), rounds=6, strands=8)
