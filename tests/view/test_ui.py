@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -114,8 +115,12 @@ def test_from_a_point_of_the_curve_to_the_token_that_made_it(page):
     span = page.locator("#strip span.tk-trained").first
     span.hover()
     facts = page.locator("#inspector").inner_text()
-    for word in ("token", "sampler", "trainer", "gap", "advantage"):
+    for word in ("token", "sampler", "trainer", "gap", "entropy", "advantage"):
         assert word in facts
+    assert re.search(r"entropy\s*\d", facts)
+    page.get_by_text("entropy", exact=True).first.click()
+    assert "nats" in page.locator("#token-legend").inner_text()
+    assert page.locator("#strip span[class^=lp]").count() > 0
     page.get_by_text("trainer − sampler").click()
     assert "minus the sampler's" in page.locator("#token-legend").inner_text()
     page.locator("#strip").focus()
