@@ -1,4 +1,5 @@
-"""How fast the dashboard lists and opens runs: a thousand of them, ten million rollouts, ten thousand steps in one.
+"""How fast the dashboard lists and opens runs: a thousand of them, ten million rollouts, ten thousand steps in one; and
+how fast a server with the bundled model shows the same, and itself.
 
     python benchmarks/view.py --quick
     python benchmarks/view.py --runs 1000 --rollouts 10000000
@@ -21,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 
 import httpx
 import psutil
@@ -34,6 +36,7 @@ LONG_STEPS = 10_000
 LINKS = 40_000  # to one file; ext4 allows 65,000
 METRICS = 100
 ROUNDS = 5
+READY = "Palestra is ready at "
 FIRST_PAINT_MS, RUN_PAGE_MS, MEMORY_MB = 300.0, 1000.0, 300.0  # what the page people have open all day may cost
 PAGES = {
     "list of runs": "/",
@@ -48,6 +51,21 @@ PAGES = {
     "their charts": "/api/v1/compare/charts?run=run-0001&run=run-0002&run=run-0003&run=run-0004",
     "page of the long run, again": "/runs/long",
     "charts of the long run, again": "/api/v1/runs/long/charts",
+}
+
+
+SERVER_PAGES = {
+    "list of runs, by a server": "/",
+    "groups of a step, by a server": "/runs/run-0001/rollouts",
+    "a rollout, by a server": "/runs/run-0001/rollout?step=1&id=g1-1",
+    "playing its task again": "/again?run=run-0001&step=1&id=g1-1",
+    "the server live": "/server",
+    "its charts": "/api/v1/server/charts",
+    "episodes": "/episodes",
+    "playground": "/playground",
+    "traces": "/traces",
+    "keys": "/keys",
+    "platform, by a server": "/platform",
 }
 
 
@@ -134,6 +152,11 @@ def measure(root: Path, args: argparse.Namespace, steps: int) -> list[Row]:
     with served(root) as (client, _):
         warm = timed(client, "/", 1)
         restarted = opened(client, "long")
+    with server_of(root) as (client, process):
+        before = most_memory_mb(process)
+        client.get("/login")  # the pages are made at the first request
+        of_server = {name: timed(client, path) for name, path in SERVER_PAGES.items()}
+        more_memory = Measure((most_memory_mb(process) - before,))
     return [
         Row(f"list of runs at first, without an index: {size}", "ms", cold, less_is_better=True),
         page_row("list of runs after a start, with the index", warm),
@@ -142,7 +165,9 @@ def measure(root: Path, args: argparse.Namespace, steps: int) -> list[Row]:
         page_row(f"{long_run}, without an index", alone, RUN_PAGE_MS),
         page_row(f"{long_run}, at first", at_first, RUN_PAGE_MS),
         page_row(f"{long_run}, after a start", restarted, RUN_PAGE_MS),
-        Row("most memory of the server", "MB", memory, target_value=MEMORY_MB, less_is_better=True),
+        *(page_row(name, one) for name, one in of_server.items()),
+        Row("most memory of the dashboard", "MB", memory, target_value=MEMORY_MB, less_is_better=True),
+        Row("memory that pages add to a server", "MB", more_memory, target_value=MEMORY_MB, less_is_better=True),
     ]
 
 
@@ -176,6 +201,33 @@ def served(root: Path) -> Iterator[tuple[httpx.Client, psutil.Process]]:
                 yield client, psutil.Process(process.pid)
         finally:
             process.terminate()
+
+
+@contextlib.contextmanager
+def server_of(root: Path) -> Iterator[tuple[httpx.Client, psutil.Process]]:
+    """`palestra serve` with the bundled model; its engine is a process of its own."""
+    with tempfile.TemporaryDirectory() as state:
+        command = [
+            sys.executable,
+            "-m",
+            "palestra",
+            "serve",
+            "--port",
+            "0",
+            "--state",
+            state,
+            f"runs={root.absolute()}",
+        ]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            assert process.stdout is not None
+            line = next(line for line in process.stdout if READY in line)
+            address = line.partition(READY)[2].split()[0].rstrip(".,")
+            Thread(target=process.stdout.read, daemon=True).start()  # it goes on only while somebody reads
+            try:
+                with httpx.Client(base_url=f"{address}/ui", timeout=600) as client:
+                    yield client, psutil.Process(process.pid)
+            finally:
+                process.terminate()
 
 
 def timed(client: httpx.Client, path: str, rounds: int = ROUNDS) -> Measure:

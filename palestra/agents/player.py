@@ -23,7 +23,9 @@ from palestra.config.agents import AgentConfig
 from palestra.episodes import AsyncEpisode, AsyncEpisodeClient, EpisodeApiError, EpisodeError, EpisodeResult
 from palestra.sandbox import ModelDoor, Sandbox, SandboxError, SandboxUnavailable, backend, sandbox
 from palestra.sandbox.spec import SEARCH_PATH
-from palestra.types.timelines import AttemptTimeline
+from palestra.types.episodes import ResultKey
+from palestra.types.timelines import AttemptTimeline, turn_times
+from palestra.util.json_types import JsonObject
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -32,6 +34,8 @@ OF_THIS_MACHINE = ("local",)
 """Backends whose sandboxes have the programs of this machine. In others an agent is found by its name."""
 LOOK_S = 0.5  # how soon an agent is ended whose episode was lost
 MOST_LOG = 16 * 1024 * 1024
+MOST_SHOWN = 64 * 1024
+"""Characters of the diff, and of what the verifier printed last, that are sent with the result; the record has all."""
 PUT = 'mkdir -p "$HOME/$(dirname "$0")" && cat > "$HOME/$0"'
 FAILURES = {AgentEnding.TIMEOUT: "timeout"}
 """Types of errors that the trainer knows by name; others are failures of the environment."""
@@ -91,7 +95,7 @@ class AgentPlayer:
                 "attempt": episode.attempt,
                 "reward": result.reward,
                 "metrics": result.metrics,
-                **result.metadata,
+                **{name: value for name, value in result.metadata.items() if name != ResultKey.VERDICT},
                 "error": None if result.error is None else result.error.message,
             }
         )
@@ -116,7 +120,8 @@ class AgentPlayer:
             run = await self._run(episode, task, agent_task, box, record)
             ending = run.ending
             metrics = _metrics(run, ending)
-            facts = {"ending": str(ending), "status": run.status, "agent": self._agent.name}
+            facts: JsonObject = {"ending": str(ending), "status": run.status, "agent": self._agent.name}
+            facts |= _for_people(run)
             worth = ending.worth(self._config)
             if worth == "error":
                 why = f"the agent's ending was {ending}, status {run.status}: {record.last_line()}"
@@ -129,6 +134,7 @@ class AgentPlayer:
             return EpisodeResult(reward=0.0, metrics=metrics, metadata=facts)
         record.write(VERIFIER, verdict.log)
         metrics |= {**verdict.parts, "verifier_s": verdict.seconds}
+        facts[ResultKey.VERDICT] = {**facts.get(ResultKey.VERDICT, {}), "printed": verdict.log[-MOST_SHOWN:]}
         return EpisodeResult(reward=verdict.reward, metrics=metrics, metadata=facts)
 
     def _path(self) -> dict[str, str]:
@@ -199,6 +205,13 @@ async def _put_at_home(box: Sandbox, name: str, text: str) -> None:
     done = await box.exec(["/bin/sh", "-c", PUT, name], stdin=text.encode())
     if done.status:
         raise SandboxError(f"the agent's settings cannot be written: {done.stderr.decode(errors='replace')[:200]}")
+
+
+def _for_people(run: AgentRun) -> JsonObject:
+    """What the page of the rollout shows of it: the diff, and the time of each model call of the agent itself."""
+    own = [] if run.calls is None else [call for call in run.calls.calls if not call.agent]
+    verdict = {ResultKey.VERDICT: {"patch": run.patch[:MOST_SHOWN]}} if run.patch else {}
+    return {**verdict, **({ResultKey.TURN_TIMES: turn_times(own)} if own else {})}
 
 
 def _metrics(run: AgentRun, ending: AgentEnding) -> dict[str, float]:

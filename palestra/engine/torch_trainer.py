@@ -269,7 +269,9 @@ def token_budget(spec: ModelSpec, device: str) -> int:
 
 def _done(result: DatumResult) -> DatumDone:
     logprobs = np.ascontiguousarray(result.logprobs, "<f4")
-    return DatumDone(DatumOutput(logprobs=logprobs.tobytes(), shape=logprobs.shape), result.metrics, result.visits)
+    entropies = b"" if result.entropies is None else np.ascontiguousarray(result.entropies, "<f4").tobytes()
+    output = DatumOutput(logprobs=logprobs.tobytes(), shape=logprobs.shape, entropies=entropies)
+    return DatumDone(output, result.metrics, result.visits)
 
 
 def to_numpy(row: torch.Tensor) -> NDArray[np.float32]:

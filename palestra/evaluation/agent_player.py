@@ -37,9 +37,9 @@ from palestra.training.rollouts.agent_rollouts import RECORDS, agent_player, age
 from palestra.training.rollouts.episode_rollouts import grade_rollout
 from palestra.training.rollouts.rollout_loop import RolloutSettings
 from palestra.types import StopReason
-from palestra.types.episodes import EpisodeKind, GroupState
+from palestra.types.episodes import EpisodeKind, GroupState, ResultKey
 from palestra.types.rollouts import CODING, GroupRequest, Rollout, RolloutStop, Turn
-from palestra.types.timelines import CallSpan
+from palestra.types.timelines import CallSpan, turn_times
 
 GOODBYE_S = 5.0
 CLAIM_S = 1.0  # the end of an evaluation waits for a claim under way
@@ -154,11 +154,13 @@ def _fill(rollout: Rollout, request: GroupRequest, ended: _Ended) -> None:
             stop=StopReason.STOP,
             version=0,
             text=str(answer.get("content") or ""),
-            sample_s=call.seconds,
+            sample_s=sample_s,
+            env_s=env_s,
         )
-        for call in own
+        for call, (sample_s, env_s) in zip(own, turn_times(own), strict=True)
         for answer in call.answers
     ]
+    rollout.verdict = verdict if isinstance(verdict := ended.result.metadata.get(ResultKey.VERDICT), dict) else {}
     rollout.metrics = dict(ended.result.metrics) | {
         PROMPT_TOKENS: float(sum(call.prompt_tokens for call in ended.calls)),
         SAMPLED_TOKENS: float(sum(call.sampled_tokens for call in ended.calls)),

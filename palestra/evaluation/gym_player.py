@@ -17,15 +17,17 @@ from palestra.endpoints.models import ModelEndpoint
 from palestra.environments.gym.errors import RowFailed
 from palestra.environments.gym.playing import RowCalls
 from palestra.environments.gym.rows import ROW
+from palestra.environments.step_results import verdict_of
 from palestra.evaluation.token_counts import PROMPT_TOKENS, SAMPLED_TOKENS
 from palestra.net.http_client import HttpClient
 from palestra.training.rollouts.gym_player import AWAY_S, play_row, sampling_row
-from palestra.training.rollouts.gym_results import NotTrainable, numbers, reward_of
+from palestra.training.rollouts.gym_results import NotTrainable, numbers, reward_of, verdict_fields
 from palestra.training.rollouts.gym_servers import PolicyAddress, open_gyms
 from palestra.training.rollouts.rollout_loop import RolloutSettings
-from palestra.training.rollouts.sources import ERROR_LENGTH
+from palestra.training.rollouts.sources import ERROR_LENGTH, set_turn_times
 from palestra.training.rollouts.stopwatch import RolloutOutOfTime, RolloutStopwatch
 from palestra.types import StopReason
+from palestra.types.gym import TURN_TIMES
 from palestra.types.gym_failures import FailureClass
 from palestra.types.rollouts import GroupRequest, Message, Rollout, RolloutStop, Turn
 from palestra.util.json_types import JsonMapping, JsonObject
@@ -70,6 +72,7 @@ def _fill(rollout: Rollout, result: JsonMapping) -> None:
         PROMPT_TOKENS: float(usage.get("input_tokens") or 0),
         SAMPLED_TOKENS: float(usage.get("output_tokens") or 0),
     }
+    rollout.verdict = verdict_of(verdict_fields(result))
     said = _messages(response.get("output"))
     rollout.messages += said
     is_cut = response.get("status") == "incomplete"
@@ -77,6 +80,7 @@ def _fill(rollout: Rollout, result: JsonMapping) -> None:
     rollout.turns = [
         Turn(observation=[], tokens=[], logprobs=[], stop=StopReason.STOP, version=0, text=text) for text in texts
     ]
+    set_turn_times(rollout, result.get(TURN_TIMES))
     if is_cut and rollout.turns:
         rollout.stop, rollout.turns[-1].stop = RolloutStop.LENGTH, StopReason.LENGTH
     rollout.reward = reward_of(result)

@@ -33,6 +33,8 @@ class TokenCell(Struct):
     """None where the token was not trained on."""
     trainer_logprob: float | None = None
     """The trainer's, just before the update."""
+    entropy: float | None = None
+    """Entropy of the trainer's distribution there, in nats, just before the update; None where it was not recorded."""
 
 
 def token_cells(record: JsonObject, tokenizer: Tokenizer | None) -> list[TokenCell]:
@@ -45,6 +47,8 @@ def token_cells(record: JsonObject, tokenizer: Tokenizer | None) -> list[TokenCe
     sampled = [cell for cell in cells if cell.origin is TokenOrigin.SAMPLED]
     for cell, logprob in zip(sampled, record.get("trainer_logprobs") or [], strict=False):
         cell.trainer_logprob = logprob
+    for cell, entropy in zip(sampled, record.get("entropies") or [], strict=False):
+        cell.entropy = entropy
     for cell, advantage in zip(cells, record["advantages"] or [], strict=False):
         cell.advantage = advantage if cell.origin is TokenOrigin.SAMPLED else None
     texts = token_texts([cell.id for cell in cells], tokenizer)

@@ -6,6 +6,7 @@ Owns: making and reopening it, its lock, every file in it. Never touches: what i
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -112,17 +113,20 @@ class RunFolder(RunReader):
         groups: Sequence[Group],
         sequences: Sequence[TrainSequence] | None = None,
         trainer_logprobs: Sequence[Sequence[float]] = (),
+        entropies: Sequence[Sequence[float]] = (),
     ) -> None:
         """Writes rollouts for people to read; with the trained `sequences` also every token, its logprob, its
-        advantage and, if `trainer_logprobs` has those of each sequence's `tokens[1:]`, its logprob by the trainer."""
+        advantage and, if `trainer_logprobs` and `entropies` have those of each sequence's `tokens[1:]`, its logprob by
+        the trainer and the entropy there, NaN where it is not known."""
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         if sequences is None:
             self._write_readable(Part.ROLLOUTS, step, groups, None)
             return
         trained = {one.rollout: one for one in sequences}
         scored = {one.rollout: logprobs for one, logprobs in zip(sequences, trainer_logprobs, strict=False)}
+        spread = {one.rollout: values for one, values in zip(sequences, entropies, strict=False)}
         records = [
-            _token_record(row, rollout.group, step, trained.get(row.id), scored.get(row.id))
+            _token_record(row, rollout.group, step, trained.get(row.id), scored.get(row.id), spread.get(row.id))
             for rollout in rollouts
             for row in rollout.rows
         ]
@@ -253,12 +257,22 @@ def _use(rollout: Rollout, trained: Mapping[str, TrainSequence] | None) -> JsonO
     return {"used": bool(rows), "advantage": sum(advantages) / len(advantages) if advantages else None}
 
 
+def _of_sampled(values: Sequence[float] | None, trained: TrainSequence | None) -> list[float] | None:
+    """Those values for `tokens[1:]` that belong to sampled tokens, in their order."""
+    if values is None or trained is None:
+        return None
+    return [one for one, is_sampled in zip(values, trained.mask[1:], strict=True) if is_sampled]
+
+
 def _token_record(
-    row: Branch, group: str, step: int, trained: TrainSequence | None, trainer_logprobs: Sequence[float] | None
+    row: Branch,
+    group: str,
+    step: int,
+    trained: TrainSequence | None,
+    trainer_logprobs: Sequence[float] | None,
+    entropies: Sequence[float] | None,
 ) -> JsonObject:
-    scored = None
-    if trained is not None and trainer_logprobs is not None:
-        scored = [one for one, is_sampled in zip(trainer_logprobs, trained.mask[1:], strict=True) if is_sampled]
+    spread = _of_sampled(entropies, trained)
     return {
         "id": row.id,
         "group": group,
@@ -276,5 +290,6 @@ def _token_record(
             for turn in row.turns
         ],
         "advantages": trained.advantages if trained else None,
-        "trainer_logprobs": scored,  # of the sampled tokens, in their order
+        "trainer_logprobs": _of_sampled(trainer_logprobs, trained),
+        "entropies": None if spread is None else [None if math.isnan(one) else round(one, 4) for one in spread],
     }

@@ -19,6 +19,7 @@ from palestra.server.broker.service import EpisodeService
 from palestra.server.core.core import Core
 from palestra.server.core.maintenance import Maintenance
 from palestra.server.core.restore import restore
+from palestra.server.core.task_replays import TaskReplays
 from palestra.server.engines import add_engines, start_engine
 from palestra.store import Journal, Store
 from palestra.store.settings import setting_once
@@ -31,6 +32,7 @@ class ServerServices:
         self.episodes = EpisodeService(store, config.episodes, self.core.observer, secret, more_pushes=[ResultPushes])
         self.episodes.backpressure.waiting = self.core.calls_waiting
         self.agentjet_trainer = AgentJetTrainer(config, store, self.episodes.broker)
+        self.replays = TaskReplays(store)
         self._upkeep = Maintenance(self.core)
 
     @classmethod
@@ -57,6 +59,7 @@ class ServerServices:
             stack.push_async_callback(services._close)
             await asyncio.gather(*(start_engine(core, worker) for worker in core.all_workers))
             await stack.enter_async_context(services.agentjet_trainer.running())
+            await stack.enter_async_context(services.replays.running())
             await stack.enter_async_context(services._upkeep.running())
             yield services
 

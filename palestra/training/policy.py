@@ -66,6 +66,9 @@ class PolicyUpdate(Struct, kw_only=True):
     metrics: dict[str, float]
     logprobs: list[list[float]]
     """For each sequence, the logprobs of `tokens[1:]` by the trainer's own forward pass, before the optimizer step."""
+    entropies: list[list[float]] = []
+    """Like `logprobs`: the entropy of the distribution from which each token was to be predicted, NaN where nothing was
+    learned. Empty if the server does not report it."""
 
 
 class Policy(Protocol):

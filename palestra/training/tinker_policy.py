@@ -139,7 +139,8 @@ class TinkerPolicy:
             passed = await self._model.forward_backward_async(data, loss, loss_config or None)  # pyright: ignore[reportArgumentType]
             stepped = await self._model.optim_step_async(to_adam(adam))
             output, step = await asyncio.gather(passed.result_async(), stepped.result_async())
-        return PolicyUpdate(metrics={**output.metrics, **(step.metrics or {})}, logprobs=logprobs_of(output))
+        metrics = {**output.metrics, **(step.metrics or {})}
+        return PolicyUpdate(metrics=metrics, logprobs=logprobs_of(output), entropies=entropies_of(output))
 
     def _datum(self, sequence: TrainSequence, loss: str) -> types.Datum:
         datum = to_datum(sequence, loss)
@@ -276,6 +277,12 @@ def provenance(sources: Sequence[SequenceSource], first: int, end: int) -> types
 
 def logprobs_of(output: types.ForwardBackwardOutput) -> list[list[float]]:
     return [one["logprobs"].tolist() for one in output.loss_fn_outputs]
+
+
+def entropies_of(output: types.ForwardBackwardOutput) -> list[list[float]]:
+    """A field of our own server's."""
+    found = [one.get("entropies") for one in output.loss_fn_outputs]
+    return [one.tolist() for one in found if one is not None]
 
 
 def to_adam(adam: AdamParams) -> types.AdamParams:

@@ -165,6 +165,9 @@ class DatumOutput(Struct, frozen=True, kw_only=True):
     logprobs: bytes
     """float32, little-endian."""
     shape: tuple[int, ...]
+    entropies: bytes = b""
+    """float32, one for each position, NaN where there was no gradient; empty unless it was trained with a loss of
+    sampled tokens."""
 
 
 class PassResult(Struct, frozen=True, kw_only=True, tag="pass_result"):

@@ -259,6 +259,19 @@ class EpisodeError(Struct, frozen=True, kw_only=True, gc=False):
     message: str
 
 
+class ResultKey(StrEnum):
+    """Keys in a result's metadata that some players set, and trainers read."""
+
+    STOP = "stop"
+    """A RolloutStop."""
+    MESSAGES = "messages"
+    """The conversation as the environment saw it."""
+    VERDICT = "verdict"
+    """What the verifier saw and said."""
+    TURN_TIMES = "turn_times"
+    """A pair for each turn: seconds of sampling, seconds until the next model call."""
+
+
 class EpisodeResult(Struct, frozen=True, kw_only=True, gc=False):
     """The result of an episode: a reward, or an error."""
 

@@ -27,6 +27,8 @@ FAILURE_CLASS = "_ng_failure_class"
 FAILURE_REASON = "failure_reason"
 FAILURE_TERMINAL = "_ng_failure_terminal"
 NO_PERSIST = "_ng_no_persist"
+TURN_TIMES = "_ng_turn_times"
+"""In a result, from agents that measure it: a pair for each model call, its seconds and those of the tools after it."""
 MASK_SAMPLE = "mask_sample"
 
 TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -43,6 +44,13 @@ class ToolSpan(Struct, frozen=True, kw_only=True):
     seconds: float | None = None
     """None if the model got no result."""
     result: str | None = None
+
+
+def turn_times(calls: Sequence[CallSpan]) -> list[list[float]]:
+    """For each call of one conversation, its seconds and those until the next one began: the agent's own work."""
+    begins = [call.began_at for call in calls[1:]]
+    waits = [begin - call.began_at - call.seconds for call, begin in zip(calls, begins, strict=False)]
+    return [[call.seconds, max(0.0, wait)] for call, wait in zip(calls, [*waits, 0.0], strict=False)]
 
 
 class AttemptTimeline(Struct, frozen=True, kw_only=True):

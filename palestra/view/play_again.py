@@ -15,10 +15,14 @@ from palestra.runs.saved_checkpoints import checkpoint_names
 from palestra.util.json_types import JsonObject
 from palestra.view.catalogue import Catalogue
 
+SAMPLES = 4
+
 
 class PlayAgain(Struct, frozen=True):
     command: str
     """Without the name of the model, which comes last."""
+    arguments: list[str]
+    """Those of the command, behind `palestra eval`."""
     models: list[str]
     """Checkpoints of the run, the newest first, and the model it began with."""
     platform_task: str | None
@@ -31,10 +35,10 @@ def how_to_play_again(catalogue: Catalogue, name: str, record: JsonObject) -> Pl
     model = config.get("model") if isinstance(config, dict) else None
     base = model.get("name") if isinstance(model, dict) else model
     task, named = str(record.get("task")), f"{record.get('environment')}/{record.get('task')}"
-    parts = ["palestra", "eval", str(run.path / "config.json"), f"task_ids={json.dumps([named])}"]
-    quoted = " ".join(shlex.quote(part) for part in (*parts, f"runs={catalogue.root}"))
+    arguments = [str(run.path / "config.json"), f"task_ids={json.dumps([named])}", f"runs={catalogue.root}"]
+    arguments += ["--samples", str(SAMPLES), "--model"]
     models = [*reversed(checkpoint_names(run)), *([base] if isinstance(base, str) else [])]
-    return PlayAgain(f"{quoted} --samples 4 --model", models, _platform_task(task))
+    return PlayAgain(shlex.join(["palestra", "eval", *arguments]), arguments, models, _platform_task(task))
 
 
 def _platform_task(task: str) -> str | None:

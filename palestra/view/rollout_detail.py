@@ -67,6 +67,8 @@ class TokenColumns(Struct, frozen=True):
     logprobs: list[float | None]
     trainer_logprobs: list[float | None]
     advantages: list[float | None]
+    entropies: list[float | None]
+    """In nats, of the trainer's distribution from which the token was to be predicted, just before the update."""
     has_texts: bool
     """False if the tokenizer is not at hand; then texts are ids."""
 
@@ -116,6 +118,7 @@ def read_tokens(catalogue: Catalogue, name: str, step: int, row_id: str) -> Toke
         logprobs=[cell.logprob for cell in cells],
         trainer_logprobs=[cell.trainer_logprob for cell in cells],
         advantages=[cell.advantage for cell in cells],
+        entropies=[cell.entropy for cell in cells],
         has_texts=tokenizer is not None,
     )
 

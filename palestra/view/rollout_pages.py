@@ -23,8 +23,10 @@ router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 @router.get("/runs/{run}/rollouts")
 def show_rollouts(request: Request, runs: Runs, run: str, query: AskedRollouts, every: bool = False) -> HTMLResponse:
-    """Without a step, those of the newest one; `every` shows all steps."""
+    """Without a step, those of the newest one; `every` shows all steps. A run that has only evaluated shows those."""
     detail = run_detail.read_run(runs, run)
+    if "part" not in request.query_params and detail.eval_steps and not detail.rollout_steps:
+        query = RolloutQuery(Part.EVAL, query.step, query.where, query.order, query.offset, query.limit)
     steps = detail.eval_steps if query.part is Part.EVAL else detail.rollout_steps
     if query.step is None and steps and not every:
         query = RolloutQuery(query.part, steps[-1], query.where, query.order, query.offset, query.limit)

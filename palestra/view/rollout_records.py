@@ -81,6 +81,7 @@ class RolloutTokens(Struct, frozen=True):
     turns: list[TurnTokens]
     advantages: list[float | None] | None = None
     trainer_logprobs: list[float | None] | None = None
+    entropies: list[float | None] | None = None
 
 
 def complete_tokens(record: JsonObject) -> JsonObject:

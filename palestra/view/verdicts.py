@@ -10,6 +10,8 @@ from msgspec import Struct
 
 from palestra.util.json_types import JsonObject
 
+MAX_LINES = 400  # of a diff
+
 
 class ShownChange(Struct, frozen=True):
     """A row of the world that the rollout has changed."""
@@ -30,6 +32,7 @@ class VerdictParts(Struct, frozen=True):
     missed: list[str] = []
     changes: list[ShownChange] | None = None
     stdout: str = ""
+    patch: str = ""
 
 
 class ShownVerdict(Struct, frozen=True):
@@ -40,6 +43,8 @@ class ShownVerdict(Struct, frozen=True):
     """What is missing or was not asked for, a line each."""
     changes: list[ShownChange] | None
     """None: the verifier has looked at no rows, or does not say which."""
+    patch: list[str]
+    """Lines of the diff of the files that were changed; the first of very many."""
     others: JsonObject
     """Everything else that was recorded."""
 
@@ -51,10 +56,12 @@ def read_verdict(verdict: JsonObject) -> ShownVerdict | None:
     try:
         known = msgspec.convert(verdict, VerdictParts)
     except msgspec.ValidationError:  # an environment with words of its own
-        return ShownVerdict(None, [], [], [], None, verdict)
+        return ShownVerdict(None, [], [], [], None, [], verdict)
     is_platform = bool(known.met or known.missed)
-    taken = ("score", "met", "missed", "changes", *(["stdout"] if is_platform else []))
+    taken = ("score", "met", "missed", "changes", "patch", *(["stdout"] if is_platform else []))
     others = {name: value for name, value in verdict.items() if name not in taken}
     changes = [] if known.changes is None and is_platform else known.changes
     failed = known.stdout.splitlines() if is_platform else []
-    return ShownVerdict(known.score, known.met, known.missed, failed, changes, others)
+    lines = known.patch.splitlines()
+    patch = [*lines[:MAX_LINES], *([f"… and {len(lines) - MAX_LINES} lines"] if len(lines) > MAX_LINES else [])]
+    return ShownVerdict(known.score, known.met, known.missed, failed, changes, patch, others)

@@ -67,6 +67,9 @@ def test_an_agent_is_evaluated_on_a_folder_of_tasks_and_compared_with_itself(
     }
     (first, _) = played[SOLVES]
     assert first["metrics"]["ending/done"] == 1.0
+    assert first["verdict"]["patch"].startswith("diff --git")
+    assert len(first["turn_times"]) == first["turns"]
+    assert first["turn_times"][0][1] > 0, "the time of its commands"
     assert "The file is there." in json.dumps(first["messages"])
     kept = [json.loads(file.read_text()) for file in (tmp_path / "runs" / "one" / "agent").glob("*/result.json")]
     assert sorted(one["task"] for one in kept) == sorted(2 * [SOLVES, SHIRKS, REFUSES, DAWDLES])

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.model import Decoder, Trainer, TrainItem, encode
+from palestra.model.training.packing import decode
 from palestra.types import AdamParams, Datum, SampleRequest, SamplingParams
 from tests.model.conftest import GEMMA4
 from tests.properties import examples
@@ -128,6 +129,22 @@ def test_forward_equals_forward_backward_bit_for_bit(get_bench, make, budget, vo
         assert np.array_equal(a.logprobs, b.logprobs)
         assert a.loss == b.loss
         assert a.metrics == b.metrics
+
+
+@pytest.mark.parametrize(("budget", "vocab"), [(50, 20_000), (2048, 512)])
+def test_losses_of_samples_report_the_entropy_where_they_learn(get_bench, budget, vocab):
+    bench = get_bench(token_budget=budget, vocab_size=vocab)
+    items = losses_of_every_kind(bench, bench.adapter())
+    assert [one.entropies for one in bench.trainer.forward(items)] == [None] * len(items)
+    for item, result in zip(items, bench.trainer.forward_backward(items), strict=True):
+        if item.loss == "cross_entropy":
+            assert result.entropies is None
+            continue
+        assert result.entropies is not None
+        is_learned = decode(item.datum.loss_inputs["advantages"], "advantages") != 0
+        assert np.array_equal(np.isnan(result.entropies), ~is_learned)
+        (logp,) = bench.distributions([item.datum.chunks[0].tokens], [item.adapter])
+        assert result.entropies[is_learned] == pytest.approx(-(np.exp(logp) * logp).sum(1)[is_learned], abs=1e-4)
 
 
 @pytest.mark.parametrize("active", [0, 1, 2, 3, 19, 20])

@@ -86,6 +86,21 @@ def test_turns_are_the_sampled_stretches():
     assert [message["role"] for message in rollout.messages][-3:] == ["assistant", "user", "assistant"]
 
 
+@pytest.mark.parametrize(
+    ("times", "known"),
+    [
+        ([[0.5, 0.25], [1, 0]], [(0.5, 0.25), (1.0, 0.0)]),
+        ([[0.5, 0.25]], [(0.0, 0.0)] * 2),
+        ([[0.5, "x"], [1, 0]], [(0.0, 0.0)] * 2),
+        ("soon", [(0.0, 0.0)] * 2),
+    ],
+)
+def test_turns_have_the_times_that_their_player_reports(times, known):
+    result = EpisodeResult(reward=1.0, metadata={"turn_times": times})
+    (rollout,) = read(played((result, [trajectory("rrrssrsss")]))).rollouts
+    assert [(turn.sample_s, turn.env_s) for turn in rollout.turns] == known
+
+
 def test_weights_of_a_lineage_that_was_given_up_are_not_newer_than_the_newest():
     (rollout,) = read(played((EpisodeResult(reward=1.0), [trajectory("rs", version=20)])), newest=3).rollouts
     assert rollout.oldest_version == 3

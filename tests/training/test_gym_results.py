@@ -67,6 +67,13 @@ def test_calls_that_hang_together_become_turns_with_all_their_tokens(calls: list
     assert rollout.metrics["not_contiguous"] == 0.0
 
 
+def test_turns_have_the_times_that_the_agent_measured() -> None:
+    items = [item([1], [2]), TOOL, item([1, 2, 3], [4])]
+    rollout = read(answer(*items, _ng_turn_times=[(0.5, 0.25), (1.0, 0.0)]))
+    assert [(turn.sample_s, turn.env_s) for turn in rollout.turns] == [(0.5, 0.25), (1.0, 0.0)]
+    assert "_ng_turn_times" not in {*rollout.metrics, *rollout.verdict}
+
+
 def test_a_call_that_does_not_go_on_from_the_last_is_masked_and_counted() -> None:
     rollout = read(answer(item([5, 6], [7, 8]), item([5, 6, 7, 9, 10], [11])))
     assert rollout.stop is RolloutStop.MASKED

@@ -115,6 +115,18 @@ def test_verdicts_of_any_form_are_shown_as_text(tmp_path, verdict):
     assert "\x1b" not in page
 
 
+def test_a_coding_task_shows_the_diff_and_what_the_verifier_printed(tmp_path):
+    patch = f"--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-old\n+{HOSTILE}\n" + "+more\n" * 1000
+    verdict = {"patch": patch, "printed": "1 passed"}
+    client = write_group(tmp_path, [make_rollout(task="1-fix-typo", environment="coding", verdict=verdict)])
+    page = page_of(client)
+    assert '<div class="patch-removed">-old</div>' in page
+    assert '<div class="patch-place">@@ -1 +1 @@</div>' in page
+    assert "… and 605 lines" in page
+    assert "1 passed" in page
+    assert "<script>alert" not in page
+
+
 @pytest.mark.parametrize("times", [3, [[1]], [["a", 2]], [[1, None]], None])
 def test_times_that_are_none_are_not_drawn(tmp_path, times):
     client = write_group(tmp_path, [make_rollout()])

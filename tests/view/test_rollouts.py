@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
@@ -186,13 +187,14 @@ def test_a_rollout_has_its_conversation_and_its_group(client):
     assert found["token_rows"] == ["g1a-1"]
 
 
-def test_advantages_and_the_trainers_logprobs_are_kept_with_a_step(tmp_path):
+def test_advantages_and_the_trainers_logprobs_and_entropies_are_kept_with_a_step(tmp_path):
     config = make_config(steps=1)
     with RunFolder.create(tmp_path, "first", config) as run:
         groups = [make_group("g", [1.0, 0.0])]
         sequences = build_batch(groups, config).sequences
         scored = [[-0.25] * (len(sequence.tokens) - 1) for sequence in sequences]
-        run.write_rollouts(1, groups, sequences, scored)
+        entropies = [[0.5, math.nan, 1.23456][: len(one)] + [0.0] * (len(one) - 3) for one in scored]
+        run.write_rollouts(1, groups, sequences, scored, entropies)
         trained = [sequence.advantages[-1] for sequence in sequences]
         assert trained[0] == -trained[1] > 0
         assert [one["advantage"] for one in run.read_rollouts(1)] == pytest.approx(trained)
@@ -205,6 +207,7 @@ def test_advantages_and_the_trainers_logprobs_are_kept_with_a_step(tmp_path):
     assert tokens["turns"] == [0, 0, 1, 1, 1]
     assert tokens["logprobs"] == [None, None, -0.5, -0.5, -0.5]
     assert tokens["trainer_logprobs"] == [None, None, -0.25, -0.25, -0.25]
+    assert tokens["entropies"] == [None, None, None, 1.2346, 0.0]
     assert tokens["advantages"][:2] == [None, None]
     assert tokens["advantages"][2:] == pytest.approx([trained[0]] * 3)
     assert (tokens["texts"][0], tokens["has_texts"]) == ("<1>", False)

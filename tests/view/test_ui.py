@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from tests.view.browser import (
     why_not,
 )
 from tests.view.folders import ACCIDENTS, HOSTILE, figures, made_read_only, write_run
+from tests.waiting import until
 
 pytestmark = [pytest.mark.ui, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
@@ -114,8 +116,12 @@ def test_from_a_point_of_the_curve_to_the_token_that_made_it(page):
     span = page.locator("#strip span.tk-trained").first
     span.hover()
     facts = page.locator("#inspector").inner_text()
-    for word in ("token", "sampler", "trainer", "gap", "advantage"):
+    for word in ("token", "sampler", "trainer", "gap", "entropy", "advantage"):
         assert word in facts
+    assert re.search(r"entropy\s*\d", facts)
+    page.get_by_text("entropy", exact=True).first.click()
+    assert "nats" in page.locator("#token-legend").inner_text()
+    assert page.locator("#strip span[class^=lp]").count() > 0
     page.get_by_text("trainer − sampler").click()
     assert "minus the sampler's" in page.locator("#token-legend").inner_text()
     page.locator("#strip").focus()
@@ -178,6 +184,32 @@ def test_points_come_while_a_run_writes_and_go_on_after_the_server_was_away(brow
             shutil.rmtree(tmp_path / "live")
             page.get_by_text("The folder of this run was deleted.").wait_for()
             context.close()
+
+
+def test_a_real_run_is_followed_from_its_first_second_to_its_end(browser, tmp_path):
+    command = [sys.executable, "-m", "palestra", "train", "demo", f"runs={tmp_path}", "--name", "going"]
+    with (
+        subprocess.Popen([*command, "--display", "none", *TRAIN]) as training,
+        served(create_app(Catalogue(tmp_path))) as port,
+        opened_page(browser, f"http://127.0.0.1:{port}") as page,
+    ):
+        try:
+            until((tmp_path / "going" / "summary.json").is_file, timeout_s=200)
+            page.goto("/runs/going")
+            page.evaluate("window.isTheSamePage = true")
+            page.locator("#live", has_text="live").wait_for()
+            for step in (1, 2, 3):
+                page.locator("#run-head", has_text=re.compile(f"[{step}-3] of 3")).wait_for(timeout=200_000)
+            wait_for_charts(page)
+            page.locator("#run-head .state-done").wait_for(timeout=200_000)
+            assert chart(page, "Evaluation").locator(".legend b").first.inner_text() != ""
+            last = RunReader(tmp_path / "going").read_metrics()[-1]
+            shown = float(chart(page, "Reward").locator(".legend b").first.inner_text())
+            assert shown == pytest.approx(last["reward/mean"], abs=1e-3)
+            assert page.evaluate("window.isTheSamePage")
+            assert training.wait(200) == 0
+        finally:
+            training.kill()
 
 
 def test_runs_are_filtered_starred_and_reached_by_keys(page):

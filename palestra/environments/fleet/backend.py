@@ -20,6 +20,8 @@ from palestra.environments.fleet.tool_schemas import ToolSpec
 from palestra.environments.platform.verifiers import VerifierExecution
 from palestra.util.json_types import JsonObject
 
+MAX_CHANGES = 50  # that are kept with a grade, for people to read
+
 
 class ToolAnswer(msgspec.Struct, frozen=True):
     """The result of a tool call."""
@@ -48,6 +50,24 @@ class FleetGrade(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, done: VerifierExecution) -> FleetGrade:
         return cls(score=done.score, partial=partial_score(done.stdout), stdout=done.stdout, error=done.error)
+
+
+def changed_rows(diff: JsonObject) -> list[JsonObject]:
+    """The structured diff of Fleet's runner, a record for each row, as the platform's own changes are."""
+    found: list[JsonObject] = []
+    for table, rows in diff.items():
+        found += [_change(table, "insert", row, after=row["data"]) for row in rows["added_rows"]]
+        found += [_change(table, "delete", row, before=row["data"]) for row in rows["removed_rows"]]
+        for row in rows["modified_rows"]:
+            before = {**row["data"], **{name: one["before"] for name, one in row["changes"].items()}}
+            fields = list(row["changes"])
+            found.append(_change(table, "update", row, before=before, after=row["data"], fields=fields))
+    return found
+
+
+def _change(table: str, kind: str, row: JsonObject, **data: object) -> JsonObject:
+    key = row["row_id"]
+    return {"table": table, "kind": kind, "key": key if isinstance(key, list) else [key], **data}
 
 
 class FleetAttempt(msgspec.Struct, frozen=True, kw_only=True):

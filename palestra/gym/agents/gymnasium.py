@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Annotated, Any, TypeVar
 from uuid import uuid4
 
@@ -27,7 +28,7 @@ from palestra.gym.servers.responses import (
 )
 from palestra.gym.servers.settings import ServerReference
 from palestra.gym.wire import NO_COOKIES, Cookies
-from palestra.types.gym import PARAMS
+from palestra.types.gym import PARAMS, TURN_TIMES
 from palestra.util.json_types import JsonObject
 
 log = logging.getLogger(__name__)
@@ -107,14 +108,18 @@ class GymnasiumAgent(WorldAgentServer[S]):
         produced: list[Item] = []
         reward, usage, cookies = 0.0, None, NO_COOKIES
         step: JsonObject = {}
+        times: list[tuple[float, float]] = []
         reply = Reply(response={})
         for _ in range(self.settings.max_steps):
             await asyncio.sleep(0)  # as in `simple.play`
+            began_s = time.perf_counter()
             reply = await self._ask({**params, "input": [*first, *produced]}, cookies, prefix)
+            answered_s = time.perf_counter()
             cookies = reply.cookies
             produced += reply.response["output"]
             usage = added_usage(usage, reply.response.get("usage"))
             step = await world.step(reply.response)
+            times.append((answered_s - began_s, time.perf_counter() - answered_s))
             reward += step.get("reward", 0.0)
             if step.get("terminated") or step.get("truncated"):
                 break
@@ -128,6 +133,7 @@ class GymnasiumAgent(WorldAgentServer[S]):
             "terminated": bool(step.get("terminated")),
             "truncated": bool(step.get("truncated")),
             "info": step.get("info") or {},
+            TURN_TIMES: times,
         }
 
     async def _ask(self, body: JsonObject, cookies: Cookies, prefix: str) -> Reply:

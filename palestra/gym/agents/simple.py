@@ -6,6 +6,7 @@ Owns: the loop, which cookies are sent where. Never touches: models, worlds.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -31,6 +32,8 @@ CallModel = Callable[[JsonObject], Awaitable[JsonObject]]
 UseTool = Callable[[str, Any], Awaitable[str]]
 """Takes a tool's name and arguments; returns what the model reads."""
 
+TurnTimes = list[tuple[float, float]]
+
 NO_SUCH_TOOL = '{"detail":"Not Found"}'
 
 
@@ -41,8 +44,10 @@ async def play(
     *,
     max_steps: int | None,
     calls_of: Callable[[list[Item]], list[Item]] = function_calls,
+    times: TurnTimes | None = None,
 ) -> JsonObject:
-    """Returns the last answer of the model, with the items of all turns and the sum of their usage."""
+    """Returns the last answer of the model, with the items of all turns and the sum of their usage. `times` gets the
+    seconds of each call, and of the tools after it."""
     first = input_items(params)
     produced: list[Item] = []
     usage, step = None, 0
@@ -50,16 +55,19 @@ async def play(
         step += 1
         # servers of one process may answer without ever waiting; this lets time limits take effect
         await asyncio.sleep(0)
+        began_s = time.perf_counter()
         response = await ask({**params, "input": [*first, *produced]})
+        answered_s = time.perf_counter()
         output: list[Item] = response["output"]
         produced += output
         usage = added_usage(usage, response.get("usage"))
         calls = calls_of(output)
-        if response.get("incomplete_details") or (not calls and has_message(output)):
-            break
-        for call in calls:
+        is_over = response.get("incomplete_details") or (not calls and has_message(output))
+        for call in () if is_over else calls:
             produced.append(tool_output(call.get("call_id"), await _used(call, use_tool)))
-        if max_steps and step >= max_steps:
+        if times is not None:
+            times.append((answered_s - began_s, time.perf_counter() - answered_s))
+        if is_over or (max_steps and step >= max_steps):
             break
     return {**response, "output": produced, "usage": usage}
 
@@ -105,8 +113,11 @@ class SimpleAgent(WorldAgentServer[S]):
 
     async def respond(self, params: JsonObject, rollout: Rollout) -> Reply:
         table = _Conversation(self, rollout)
-        response = await play(params, table.call_model, table.use_tool, max_steps=self.settings.max_steps)
-        return Reply(response=response, cookies={**table.resources_cookies, **table.model_cookies})
+        times: TurnTimes = []
+        steps = self.settings.max_steps
+        response = await play(params, table.call_model, table.use_tool, max_steps=steps, times=times)
+        cookies = {**table.resources_cookies, **table.model_cookies}
+        return Reply(response=response, cookies=cookies, turn_times=times)
 
 
 class _Conversation:

@@ -18,7 +18,7 @@ from palestra.gym.servers.base import GymServer, Peers, aggregated
 from palestra.gym.servers.responses import checked_params, checked_verdict, filled_row
 from palestra.gym.servers.settings import ServerReference, settings_of, settings_type
 from palestra.gym.wire import NO_COOKIES, Cookies, GymRequest, GymResponse
-from palestra.types.gym import ATTEMPT_INDEX, PARAMS, ROLLOUT_ID, ROLLOUT_INDEX, TASK_INDEX
+from palestra.types.gym import ATTEMPT_INDEX, PARAMS, ROLLOUT_ID, ROLLOUT_INDEX, TASK_INDEX, TURN_TIMES
 from palestra.util.json_types import JsonMapping, JsonObject
 
 ROLLOUT_S, MODEL_S = 3600.0, 1800.0
@@ -52,6 +52,8 @@ class Reply(Struct, frozen=True, kw_only=True):
     response: JsonObject
     cookies: dict[str, str] = field(default_factory=dict)
     """Cookies for the verifying call."""
+    turn_times: list[tuple[float, float]] = field(default_factory=list)
+    """A pair for each model call: its seconds, and those of the tools after it."""
 
 
 class Rollout(Struct, frozen=True, kw_only=True):
@@ -160,9 +162,10 @@ class WorldAgentServer(AgentServer[W]):
         reply = await self.respond(row[PARAMS], Rollout(cookies=seeded.cookies, prefix=rollout.prefix))
         played = {**whole, "response": reply.response}
         if self.settings.skip_verification:
-            return played | {"reward": self.settings.skip_verification_reward, "verification_skipped": True}
+            reward = {"reward": self.settings.skip_verification_reward, "verification_skipped": True}
+            return played | reward | _timed(reply)
         verdict = await self.ask_resources("/verify", played, reply.cookies)
-        return checked_verdict(verdict.value(), self.settings.resources_server.name)
+        return checked_verdict(verdict.value(), self.settings.resources_server.name) | _timed(reply)
 
     async def aggregate(self, call: GymRequest) -> GymResponse:
         """Metrics over rollouts, computed by the resources server."""
@@ -171,6 +174,10 @@ class WorldAgentServer(AgentServer[W]):
     async def ask_resources(self, path: str, body: object, cookies: Cookies) -> GymResponse:
         """Raises PeerFailed if it is not successful."""
         return await self.asked(self.settings.resources_server.name, path, body, cookies)
+
+
+def _timed(reply: Reply) -> JsonObject:
+    return {TURN_TIMES: reply.turn_times} if reply.turn_times else {}
 
 
 def rollout_id_of(row: JsonMapping) -> str | None:

@@ -1,4 +1,4 @@
-"""Log-probabilities of logits, and the gradient of logits, in one pass each.
+"""Log-probabilities and entropies of logits, and the gradient of logits, in one pass each.
 
 A program reads a row of logits once, in blocks of the vocabulary from left to right: one order of adding, whatever
 rows stand beside it. Owns: these kernels. Never touches: the unembedding's product.
@@ -33,6 +33,18 @@ def _log_sum_exp_kernel(LOGITS, TEMPERATURES, SUMS, n, stride, BLOCK: tl.constex
 
 
 @triton.jit
+def _entropies_kernel(LOGITS, SUMS, ENTROPIES, n, stride, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * stride
+    log_sum, total = tl.load(SUMS + tl.program_id(0)), 0.0
+    for start in range(0, n, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        logp = tl.load(LOGITS + row + i, mask=i < n, other=-float("inf")).to(tl.float32) - log_sum
+        p = tl.exp(logp)
+        total -= tl.sum(p * tl.where(p > 0.0, logp, 0.0))
+    tl.store(ENTROPIES + tl.program_id(0), total)
+
+
+@triton.jit
 def _logits_gradient_kernel(LOGITS, SUMS, TARGETS, GRADS, n, stride, N_TARGETS: tl.constexpr, BLOCK: tl.constexpr):
     """Overwrites a block of logits with grad * (one-hot - p), summed over the targets of the row."""
     row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -52,6 +64,15 @@ def log_sum_exp(logits: Tensor, temperatures: Tensor | None = None) -> Tensor:
     if rows:
         _log_sum_exp_kernel[(rows,)](logits, temperatures, sums, n, logits.stride(0), BLOCK=VOCAB_BLOCK, num_warps=8)
     return sums
+
+
+def entropies(logits: Tensor, sums: Tensor) -> Tensor:
+    """float32 [rows], in nats; `sums` are what `log_sum_exp` returns for them."""
+    rows, n = logits.shape
+    found = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    if rows:
+        _entropies_kernel[(rows,)](logits, sums, found, n, logits.stride(0), BLOCK=VOCAB_BLOCK, num_warps=8)
+    return found
 
 
 def logits_gradient_(logits: Tensor, sums: Tensor, targets: Tensor, grads: Tensor) -> Tensor:

@@ -52,6 +52,8 @@ class HeadPass:
     losses: Tensor
     """[rows, K]."""
     hidden_grad: Tensor | None
+    entropies: Tensor | None = None
+    """[rows], of the rows that have a gradient, NaN elsewhere; only with a loss of sampled tokens."""
 
 
 def chunk_rows(decoder: Decoder) -> int:
@@ -68,6 +70,8 @@ def run_head(
     decoder: Decoder, hidden: Tensor, targets: Tensor, adapters: Runs, losses: list[LossRun], *, train: bool
 ) -> HeadPass:
     head = _Head(decoder, hidden, targets, adapters)
+    if train and any(run.loss.is_of_samples for run in losses):
+        head.entropies = torch.full((len(hidden),), torch.nan, dtype=torch.float32, device=hidden.device)
     with torch.no_grad():
         if not train:
             head.forward(head.everything)
@@ -81,7 +85,7 @@ def run_head(
         else:
             head.forward_backward(active, losses)
             values, _ = _evaluate(losses, head.logprobs, grad=False)
-        return HeadPass(head.logprobs, values, head.hidden_grad)
+        return HeadPass(head.logprobs, values, head.hidden_grad, head.entropies)
 
 
 class _Head:
@@ -90,6 +94,7 @@ class _Head:
         self.everything = np.arange(len(hidden))
         self.logprobs = torch.zeros(targets.shape, dtype=torch.float32, device=hidden.device)
         self.hidden_grad = torch.zeros_like(hidden)
+        self.entropies: Tensor | None = None
         self._adapters = [a for a, _ in adapters]
         self._owner = np.repeat(np.arange(len(adapters)), [n for _, n in adapters])
 
@@ -123,6 +128,8 @@ class _Head:
     def _backward_chunk(
         self, index: Tensor | slice, plan: LoraPlan, chunk: TargetRows, inner: list[Tensor], grads: Tensor
     ) -> None:
+        if self.entropies is not None:
+            self.entropies[index] = chunk.entropies()
         d_logits = chunk.logits_gradient(self.targets[index], grads)
         weight, hidden = self.decoder.weights.unembedding, self.hidden[index]
         d_hidden = lora_backward(d_logits, hidden, inner, weight, UNEMBED, plan, need_dx=True)

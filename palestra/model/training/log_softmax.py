@@ -33,6 +33,10 @@ class TargetRows(Protocol):
 
     def pick(self, rows: Tensor) -> TargetRows: ...
 
+    def entropies(self) -> Tensor:
+        """float32 [rows], in nats."""
+        ...
+
     def logits_gradient(self, targets: Tensor, grads: Tensor) -> Tensor:
         """d loss / d logits = grad * (one-hot - p), summed over a row's targets. Ends the use of the rows."""
         ...
@@ -57,6 +61,8 @@ def target_rows(logits: Tensor, n_targets: int, cap: float | None = None) -> Tar
 class _PlainRows:
     def __init__(self, logp: Tensor, dtype: torch.dtype):
         self.logp, self.dtype = logp, dtype
+        self.p: Tensor | None = None
+        """Kept from the entropies for the gradient."""
 
     def logprobs(self, targets: Tensor) -> Tensor:
         return self.logp.gather(1, targets)
@@ -64,8 +70,13 @@ class _PlainRows:
     def pick(self, rows: Tensor) -> _PlainRows:
         return _PlainRows(self.logp[rows], self.dtype)
 
+    def entropies(self) -> Tensor:
+        self.p = self.logp.exp()
+        return -torch.linalg.vecdot(self.p, self.logp)
+
     def logits_gradient(self, targets: Tensor, grads: Tensor) -> Tensor:
-        wide = self.logp.exp_().mul_(-grads.sum(1, keepdim=True)).scatter_add_(1, targets, grads)
+        p = self.logp.exp_() if self.p is None else self.p
+        wide = p.mul_(-grads.sum(1, keepdim=True)).scatter_add_(1, targets, grads)
         return wide.to(self.dtype)
 
 
@@ -80,6 +91,9 @@ class _CappedRows:
 
     def pick(self, rows: Tensor) -> _CappedRows:
         return _CappedRows(self.rows.pick(rows), self.slopes[rows])
+
+    def entropies(self) -> Tensor:
+        return self.rows.entropies()
 
     def logits_gradient(self, targets: Tensor, grads: Tensor) -> Tensor:
         return self.rows.logits_gradient(targets, grads).mul_(self.slopes)
@@ -98,6 +112,11 @@ class _KernelRows:
 
     def pick(self, rows: Tensor) -> _KernelRows:
         return _KernelRows(self.logits[rows], self.sums[rows])
+
+    def entropies(self) -> Tensor:
+        from palestra.model.kernels.head import entropies
+
+        return entropies(self.logits, self.sums)
 
     def logits_gradient(self, targets: Tensor, grads: Tensor) -> Tensor:
         from palestra.model.kernels.head import logits_gradient_

@@ -37,6 +37,11 @@ class Loss:
     whole_sequence: bool = False
     """A position's gradient depends on the rest of its datum, so all of lp is needed first."""
 
+    @property
+    def is_of_samples(self) -> bool:
+        """Whether it learns from tokens that a policy has drawn; then the entropy at each of them is reported."""
+        return self.gate == "advantages"
+
     def settle(self, config: Mapping[str, float] | None) -> dict[str, float]:
         """The defaults with this request's values on top; unknown keys are refused."""
         config = dict(config or {})

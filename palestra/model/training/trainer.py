@@ -22,7 +22,7 @@ from palestra.model.lora.adapters import Adapter, AdapterPool, Stack
 from palestra.model.lora.linear import LoraPlan
 from palestra.model.mixers.packed_recurrence import packed_recurrence
 from palestra.model.mlp.routing import Routing
-from palestra.model.training.head import LossRun, run_head
+from palestra.model.training.head import HeadPass, LossRun, run_head
 from palestra.model.training.losses import datum_metrics
 from palestra.model.training.optimizer import StepResult, optim_step
 from palestra.model.training.packing import Prepared, TrainItem, plan_micro_batches, prepare
@@ -42,6 +42,9 @@ class DatumResult:
     """`name:reduction`, with `loss:sum` among them."""
     visits: NDArray[np.int64] | None = None
     """How often its tokens visited each expert, [layers with experts, experts]; None for models without experts."""
+    entropies: NDArray[np.float32] | None = None
+    """Entropy of the distribution at each position, in nats, NaN where there was no gradient; None unless it was
+    trained with a loss of sampled tokens."""
 
 
 @dataclass(slots=True)
@@ -133,7 +136,7 @@ class Trainer:
         except BaseException:
             self._unpin(done)  # what it added stays marked as unfinished
             raise
-        done.results = _results(batch, head.logprobs, head.losses, self._visits(routing, lengths))
+        done.results = _results(batch, head, self._visits(routing, lengths))
         if train:
             done.hidden, done.hidden_grad = hidden, head.hidden_grad
         return done
@@ -219,10 +222,9 @@ def _alike(a: Prepared, b: Prepared) -> bool:
     return a.loss is b.loss and a.config == b.config and a.inputs.keys() == b.inputs.keys()
 
 
-def _results(
-    batch: list[Prepared], logprobs: Tensor, losses: Tensor, visits: list[NDArray[np.int64] | None]
-) -> list[DatumResult]:
-    lp, loss = logprobs.cpu().numpy(), losses.double().cpu().numpy()
+def _results(batch: list[Prepared], head: HeadPass, visits: list[NDArray[np.int64] | None]) -> list[DatumResult]:
+    lp, loss = head.logprobs.cpu().numpy(), head.losses.double().cpu().numpy()
+    entropies = None if head.entropies is None else head.entropies.cpu().numpy()
     results, start = [], 0
     for d, visited in zip(batch, visits, strict=True):
         rows = slice(start, start + len(d.tokens))
@@ -231,5 +233,6 @@ def _results(
         metrics = {"loss:sum": value, **datum_metrics(d.loss, lp[rows], d.inputs, d.config)}
         if d.routing is not None:
             metrics["routing_replayed:sum"] = float((d.routing[:, 0, 0] >= 0).sum())
-        results.append(DatumResult(value, lp[rows].copy() if d.wide else lp[rows, 0].copy(), metrics, visited))
+        own = entropies[rows].copy() if entropies is not None and d.loss.is_of_samples else None
+        results.append(DatumResult(value, lp[rows].copy() if d.wide else lp[rows, 0].copy(), metrics, visited, own))
     return results

@@ -17,7 +17,7 @@ from palestra.server.core.wire_errors import WireError
 from palestra.server.http.auth import Authenticator
 from palestra.server.model_api.chat import routes as openai_routes
 from palestra.server.model_api.service import ModelApi
-from palestra.server.pages import episode_routes, key_routes, playground_routes, server_routes
+from palestra.server.pages import episode_routes, key_routes, playground_routes, replay_routes, server_routes
 from palestra.server.pages.access import CALLER, AdminNow, ServerAccess, TrainerNow
 from palestra.server.services import ServerServices
 from palestra.store.errors import StoreError
@@ -49,13 +49,14 @@ def create_pages(services: ServerServices, authenticator: Authenticator, model_a
     def add(app: FastAPI) -> None:
         app.state.core, app.state.episodes, app.state.model_api = services.core, services.episodes, model_api
         app.state.is_stopping = lambda: services.core.is_stopping
-        app.state.store = services.store
+        app.state.store, app.state.replays = services.store, services.replays
         app.state.authenticator, app.state.max_body_bytes = access, access.max_body_bytes
         app.dependency_overrides[get_catalogue] = _runs
         app.dependency_overrides[get_player] = _player
         for routes in (server_routes, episode_routes, playground_routes, key_routes):
             app.include_router(routes.api)
             app.include_router(routes.pages)
+        app.include_router(replay_routes.pages)
         app.include_router(openai_routes.router, prefix="/v1", include_in_schema=False)
         app.mount("/static/server", StaticFiles(directory=FOLDER / "static"))
         app.add_exception_handler(Refusal, _refused)

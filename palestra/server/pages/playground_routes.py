@@ -23,7 +23,7 @@ from palestra.server.model_api.service import ModelApi
 from palestra.server.pages.access import TrainerNow
 from palestra.store import Store
 from palestra.store.checkpoints import list_checkpoints
-from palestra.store.records import CheckpointKind, Rights
+from palestra.store.records import CheckpointKind, CheckpointRow, Rights
 from palestra.util.json_types import JsonObject
 from palestra.view.api import json_response
 from palestra.view.messages import content_text, show_messages
@@ -79,7 +79,7 @@ def opening_of(messages: Sequence[JsonObject]) -> Opening:
 async def list_playground_models(request: Request, caller: TrainerNow) -> Response:
     """What the caller can talk to: base models, aliases such as `policy`, and checkpoints for sampling, newest
     first."""
-    return json_response(await _models(request, caller))
+    return json_response(await offered_models(request, caller))
 
 
 @pages.get("/playground")
@@ -94,7 +94,7 @@ async def playground_page(
     id: str = "",  # noqa: A002
 ) -> HTMLResponse:
     """With a `run`, a `step` and an `id`, the prompt of that rollout is filled in, for those who may see runs."""
-    models = await _models(request, caller)
+    models = await offered_models(request, caller)
     opening = Opening()
     if run:
         await request.app.state.authenticator.admit(request, rights=(Rights.ADMIN,))
@@ -128,24 +128,29 @@ async def trace_page(request: Request, caller: TrainerNow, trace_id: str, turn: 
     return render(request, "trace.html", trace=trace, turns=turns, shown=shown)
 
 
-async def _models(request: Request, caller: Caller) -> list[PlaygroundModel]:
+async def offered_models(request: Request, caller: Caller) -> list[PlaygroundModel]:
     service: ModelApi = request.app.state.model_api
-    store: Store = request.app.state.store
     served = [
         PlaygroundModel(target.name, "base", "")
         if target.alias is None
         else PlaygroundModel(target.name, "alias", target.alias.model)
         for target in await service.models.listed(caller)
     ]
-    found = await store.read(
-        lambda conn: list_checkpoints(conn, owner=caller.owner, alive_at=time.time(), limit=MAX_CHECKPOINTS)
-    )
     saved = [
-        PlaygroundModel(str(TinkerPath(row.model_id, row.kind, row.name)), "checkpoint", row.base_model)
-        for row in found.items
+        PlaygroundModel(address, "checkpoint", row.base_model)
+        for address, row in (await known_checkpoints(request, caller)).items()
         if row.kind is CheckpointKind.SAMPLER
     ]
     return served + saved
+
+
+async def known_checkpoints(request: Request, caller: Caller) -> dict[str, CheckpointRow]:
+    """The newest checkpoints of the caller's owner, by address."""
+    store: Store = request.app.state.store
+    found = await store.read(
+        lambda conn: list_checkpoints(conn, owner=caller.owner, alive_at=time.time(), limit=MAX_CHECKPOINTS)
+    )
+    return {str(TinkerPath(row.model_id, row.kind, row.name)): row for row in found.items}
 
 
 def token_limits(lengths: Sequence[Sequence[int]]) -> list[list[int]]:

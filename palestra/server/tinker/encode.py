@@ -36,23 +36,36 @@ def pass_protobuf(result: PassResult) -> bytes:
     for trailing, run in groupby(result.outputs, key=_trailing_shape):
         outputs = list(run)
         record = message.loss_fn_outputs.add(type_tag=RECORD, num_datums=len(outputs))
-        field = record.fields["logprobs"]
-        field.data = b"".join(o.logprobs for o in outputs)
-        field.offsets = packed.int64_bytes([*accumulate((len(o.logprobs) for o in outputs), initial=0)])
-        field.dtype = wire.DTYPE_FLOAT32
-        field.trailing_shape.extend(trailing)
+        _add_field(record, "logprobs", [o.logprobs for o in outputs], trailing)
+        if any(o.entropies for o in outputs):
+            _add_field(record, "entropies", [o.entropies for o in outputs])
     return message.SerializeToString()
+
+
+def _add_field(record: wire.ArrayRecord, name: str, parts: Sequence[bytes], trailing: Sequence[int] = ()) -> None:
+    field = record.fields[name]
+    field.data = b"".join(parts)
+    field.offsets = packed.int64_bytes([*accumulate(map(len, parts), initial=0)])
+    field.dtype = wire.DTYPE_FLOAT32
+    field.trailing_shape.extend(trailing)
 
 
 def pass_json(result: PassResult) -> JsonObject:
     return {
         "loss_fn_output_type": RECORD,
         "loss_fn_outputs": [
-            {"logprobs": {"data": packed.float32_values(o.logprobs), "dtype": "float32", "shape": list(o.shape)}}
+            {
+                "logprobs": _tensor_json(o.logprobs, o.shape),
+                **({"entropies": _tensor_json(o.entropies, o.shape[:1])} if o.entropies else {}),
+            }
             for o in result.outputs
         ],
         "metrics": result.metrics,
     }
+
+
+def _tensor_json(values: bytes, shape: Sequence[int]) -> JsonObject:
+    return {"data": packed.float32_values(values), "dtype": "float32", "shape": list(shape)}
 
 
 def _trailing_shape(output: DatumOutput) -> tuple[int, ...]:

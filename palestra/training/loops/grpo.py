@@ -176,7 +176,9 @@ class GrpoLoop:
         """Writes a step before its checkpoint: after a kill a step may be written twice, but it is never missing."""
         done, session = self._state.step, self._session
         scored = [logprobs for update in updates for logprobs in update.logprobs]
-        session.run.write_rollouts(done, groups, batch.sequences if self._config.keep_tokens else None, scored)
+        entropies = [values for update in updates for values in update.entropies]
+        kept = batch.sequences if self._config.keep_tokens else None
+        session.run.write_rollouts(done, groups, kept, scored, entropies)
         session.run.write_metrics(done, metrics)
         await session.track(done, metrics)
         if self._is_due(self._config.checkpoint.every):

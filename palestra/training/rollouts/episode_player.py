@@ -7,6 +7,7 @@ server stores.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import zip_longest
 
 import msgspec
 
@@ -14,9 +15,10 @@ from palestra.environments.errors import UnknownEnvironment
 from palestra.episodes import AsyncEpisode, EpisodeApiError, EpisodeError, EpisodeResult
 from palestra.net.chat_apis import OpenAIChat
 from palestra.training.rollouts.chat_turns import ChatTurnSampler
-from palestra.training.rollouts.episode_rollouts import MESSAGES, STOP, UNGRADED, VERDICT
+from palestra.training.rollouts.episode_rollouts import UNGRADED
 from palestra.training.rollouts.model_calls import ModelCalls
 from palestra.training.rollouts.rollout_loop import Environments, PlayedRollout, RolloutSettings, play
+from palestra.types.episodes import ResultKey
 from palestra.util.json_types import JsonObject
 
 CALL = "POST /chat/completions"
@@ -65,7 +67,12 @@ class EnvironmentPlayer:
             async with ModelCalls(EpisodeCaller(episode)) as calls:
                 turn_sampler = ChatTurnSampler(calls, settings, episode.seed)
                 played = await play(session, episode.task, turn_sampler, settings.timeout_s)
-            metadata = {MESSAGES: turn_sampler.messages, VERDICT: await session.verdict()}
+            seconds = (answer.seconds for answer in turn_sampler.answers)
+            metadata: JsonObject = {
+                ResultKey.MESSAGES: turn_sampler.messages,
+                ResultKey.VERDICT: await session.verdict(),
+                ResultKey.TURN_TIMES: [list(one) for one in zip_longest(seconds, played.env_s, fillvalue=0.0)],
+            }
             return _result(played, metadata, await session.metrics())
         finally:
             await session.close()
@@ -100,7 +107,10 @@ def _result(played: PlayedRollout, metadata: JsonObject, metrics: dict[str, floa
         reward=None if failure else played.reward,
         step_rewards=played.rewards,
         metrics=metrics,
-        metadata={STOP: stop, **{name: value for name, value in metadata.items() if value and _is_short(value)}},
+        metadata={
+            ResultKey.STOP: stop,
+            **{name: value for name, value in metadata.items() if value and _is_short(value)},
+        },
         error=failure,
     )
 

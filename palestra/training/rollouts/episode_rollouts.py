@@ -8,16 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from palestra.chat import ChatTokenizer
-from palestra.training.rollouts.sources import ERROR_LENGTH, blank_rollout, lost_rollouts
+from palestra.training.rollouts.sources import ERROR_LENGTH, blank_rollout, lost_rollouts, set_turn_times
 from palestra.types import StopReason
-from palestra.types.episodes import EpisodeResult, EpisodeTrajectory, GroupState, PlayedEpisode, PlayedGroup
+from palestra.types.episodes import EpisodeResult, EpisodeTrajectory, GroupState, PlayedEpisode, PlayedGroup, ResultKey
 from palestra.types.rollouts import FAILURES, Branch, Group, GroupRequest, Message, Rollout, RolloutStop, Turn
 
 UNGRADED = "ungraded"
 """Type of an error which means that nothing went wrong, but no reward could be given."""
-STOP, MESSAGES, VERDICT = "stop", "messages", "verdict"
-"""Keys in a result's metadata, set by some players: a RolloutStop; the conversation as the environment saw it; what its
-verifier saw and said."""
 STALE = "stale_weights"
 
 
@@ -55,8 +52,9 @@ class EpisodeReader:
         for number, branch in enumerate(rollout.branches, 1):
             branch.id = f"{rollout.id}/{number}"
         rollout.metrics = dict(result.metrics)
-        rollout.verdict = verdict if isinstance(verdict := result.metadata.get(VERDICT), dict) else {}
+        rollout.verdict = verdict if isinstance(verdict := result.metadata.get(ResultKey.VERDICT), dict) else {}
         rollout.seconds = max(0.0, (info.ended_at or 0.0) - (info.claimed_at or info.ended_at or 0.0))
+        set_turn_times(rollout, result.metadata.get(ResultKey.TURN_TIMES))
         rollout.messages = self._messages(rollout, request, result)
         grade_rollout(rollout, result)
         return rollout
@@ -85,7 +83,7 @@ class EpisodeReader:
 
     def _messages(self, rollout: Rollout, request: GroupRequest, result: EpisodeResult) -> list[Message]:
         """Returns the messages as the player reported them, or else decoded from the tokens."""
-        kept_messages = result.metadata.get(MESSAGES)
+        kept_messages = result.metadata.get(ResultKey.MESSAGES)
         if isinstance(kept_messages, list) and all(isinstance(one, dict) and "role" in one for one in kept_messages):
             return kept_messages
         messages: list[Message] = list(request.task.prompt)
@@ -103,7 +101,7 @@ def grade_rollout(rollout: Rollout, result: EpisodeResult) -> None:
         rollout.error = " ".join(f"{kind}: {result.error.message}".split())[:ERROR_LENGTH]
         rollout.stop = _stop_of(kind, FAILURES, RolloutStop.DONE if kind == UNGRADED else RolloutStop.ENV_FAILED)
         return
-    rollout.stop = _stop_of(result.metadata.get(STOP), set(RolloutStop) - FAILURES, RolloutStop.DONE)
+    rollout.stop = _stop_of(result.metadata.get(ResultKey.STOP), set(RolloutStop) - FAILURES, RolloutStop.DONE)
     rollout.agent_rewards = dict(result.agent_rewards)
     rollout.reward = result.total
     if len(result.step_rewards) == len(rollout.turns):

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from palestra.chat import ChatTokenizer
 from palestra.environments.gym.calls import GENERATION, GymModelCall, TokenIdFlaw, model_calls
 from palestra.environments.step_results import verdict_of
-from palestra.training.rollouts.sources import ERROR_LENGTH
+from palestra.training.rollouts.sources import ERROR_LENGTH, set_turn_times
 from palestra.types import StopReason
-from palestra.types.gym import AGENT_REF, MASK_SAMPLE, PARAMS
+from palestra.types.gym import AGENT_REF, MASK_SAMPLE, PARAMS, TURN_TIMES
 from palestra.types.gym_failures import FailureClass
 from palestra.types.rollouts import Rollout, RolloutStop, Turn
 from palestra.util.json_types import JsonMapping, JsonObject
@@ -53,6 +53,7 @@ def fill(rollout: Rollout, result: JsonMapping, tokenizer: ChatTokenizer, versio
         rollout.failure = FailureClass.BAD_ANSWER if error.stop is RolloutStop.ENV_FAILED else ""
         rollout.error = " ".join(str(error).split())[:ERROR_LENGTH]
         return
+    set_turn_times(rollout, result.get(TURN_TIMES))
     if not rollout.turns:
         rollout.error = "its prompt has no room for a turn in the model's context"
         return

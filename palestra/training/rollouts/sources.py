@@ -7,12 +7,15 @@ servers.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from typing import Annotated, Protocol
+
+import msgspec
 
 from palestra.training.policy import PolicySampler
 from palestra.training.state import RunState
 from palestra.types.rollouts import Group, GroupRequest, Rollout, RolloutStop
 
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 ERROR_LENGTH = 500  # characters of an error in a record: a line to read, not a page
 
 
@@ -51,6 +54,17 @@ def blank_rollout(request: GroupRequest, index: int, seed: int, stop: RolloutSto
         seed=seed,
         stop=stop,
     )
+
+
+def set_turn_times(rollout: Rollout, times: object) -> None:
+    """Notes how long each turn was sampled and the environment took afterwards, if whoever played says it of each."""
+    turns = rollout.turns if isinstance(times, list) and len(times) == len(rollout.turns) else []
+    try:
+        pairs = msgspec.convert(times, list[tuple[Seconds, Seconds]])
+    except msgspec.ValidationError:
+        return
+    for turn, (sample_s, env_s) in zip(turns, pairs, strict=False):
+        turn.sample_s, turn.env_s = sample_s, env_s
 
 
 def lost_rollouts(request: GroupRequest, stop: RolloutStop, reason: str) -> list[Rollout]:

@@ -4,7 +4,8 @@
 
 /**
  * @typedef {{ids: number[], texts: string[], origins: number[], turns: number[], logprobs: (number | null)[],
- *   trainer_logprobs: (number | null)[], advantages: (number | null)[], has_texts: boolean}} Tokens
+ *   trainer_logprobs: (number | null)[], advantages: (number | null)[], entropies: (number | null)[],
+ *   has_texts: boolean}} Tokens
  * @typedef {{token: number, text: string}} Piece
  */
 
@@ -12,12 +13,14 @@ const ROW_PX = 20;
 const MAX_SPANS = 1500;
 const MAX_COLUMNS = 72;
 const LOWEST_LOGPROB = -6; // about one in 400: what is rarer looks the same
+const HIGHEST_ENTROPY = 3; // about 20 equally likely tokens: what is more open looks the same
 const GAPS = [1e-4, 1e-3, 1e-2, 1e-1];
 const ORIGINS = ["prompt", "observation", "sampled"];
 const LEGENDS = {
   mask: "Filled: trained on. Underlined: sampled, not trained on. Coloured text: an observation. Faint: the prompt.",
   logprob: `The darker, the less likely when it was drawn; darkest at a log-probability of ${LOWEST_LOGPROB} and below.`,
   advantage: "Blue: made more likely. Orange: made less likely. The stronger, the larger the advantage.",
+  entropy: `How open the choice was to the trainer just before the update: darkest at ${HIGHEST_ENTROPY} nats and above. Plain: certain, or not trained on.`,
   gap: `Log-probability by the trainer minus the sampler's: blue above, orange below; steps at ${GAPS.join(", ")}.`,
 };
 
@@ -119,14 +122,21 @@ class TokenStrip {
     this.tokens = /** @type {Tokens} */ (await answer.json());
     this.largest = 0;
     for (const value of this.tokens.advantages) this.largest = Math.max(this.largest, Math.abs(value ?? 0));
-    const gap = /** @type {HTMLInputElement} */ (this.section.querySelector("input[value=gap]"));
-    gap.disabled = !this.tokens.trainer_logprobs.some((value) => value !== null);
-    gap.title = gap.disabled ? "This run did not keep the trainer's log-probabilities" : "";
-    if (gap.disabled && this.mode === "gap") this.mode = "mask";
+    this.offer("gap", this.tokens.trainer_logprobs, "This run did not keep the trainer's log-probabilities");
+    this.offer("entropy", this.tokens.entropies, "The trainer's entropies were not recorded with this rollout");
     this.setMode(this.mode);
     this.lay();
     const first = this.tokens.origins.indexOf(2);
     if (first > 0) this.show(first);
+  }
+
+  /** Offers a colour if there is something to show. @param {string} mode @param {(number | null)[]} values @param {string} why */
+  offer(mode, values, why) {
+    const input = /** @type {HTMLInputElement} */ (this.section.querySelector(`input[value=${mode}]`));
+    input.disabled = !values.some((value) => value !== null);
+    const label = /** @type {HTMLElement} */ (input.parentElement);
+    label.title = input.disabled ? why : "";
+    if (input.disabled && this.mode === mode) this.mode = "mask";
   }
 
   lay() {
@@ -160,7 +170,7 @@ class TokenStrip {
 
   /** The class of a token's colour. @param {number} i */
   kind(i) {
-    const { origins, logprobs, advantages, trainer_logprobs } = /** @type {Tokens} */ (this.tokens);
+    const { origins, logprobs, advantages, entropies, trainer_logprobs } = /** @type {Tokens} */ (this.tokens);
     if (origins[i] === 0) return "tk-prompt";
     if (origins[i] === 1) return "tk-observation";
     const logprob = logprobs[i];
@@ -171,6 +181,10 @@ class TokenStrip {
     if (this.mode === "advantage") {
       if (advantage === null || !advantage || !this.largest) return "";
       return `${advantage > 0 ? "pos" : "neg"}${Math.max(1, Math.round((4 * Math.abs(advantage)) / this.largest))}`;
+    }
+    if (this.mode === "entropy") {
+      const entropy = entropies[i];
+      return entropy === null ? "" : `lp${Math.round(8 * Math.min(1, Math.max(0, entropy / HIGHEST_ENTROPY)))}`;
     }
     if (this.mode === "gap") {
       const trainer = trainer_logprobs[i];
@@ -261,6 +275,7 @@ class TokenStrip {
       sampler: logprob === null ? "–" : `${numberText(logprob)} (${numberText(100 * Math.exp(logprob))} %)`,
       trainer: numberText(trainer),
       gap: trainer === null || logprob === null ? "–" : numberText(trainer - logprob),
+      entropy: numberText(tokens.entropies[token]),
       advantage: numberText(tokens.advantages[token]),
     };
     const list = document.createElement("dl");

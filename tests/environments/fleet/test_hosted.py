@@ -85,6 +85,9 @@ def test_a_platform_elsewhere_plays_as_one_in_process_without_the_sdk(tmp_path: 
                 with pytest.raises(RuntimeError, match=r"answered 403.*instance_limit_exceeded"):
                     FleetTaskEnv(config, {"task_key": PUT}).init([])
                 steps = [env.step(action) for action in actions]
+                (changed,) = asyncio.run(env.get_verdict_async())["changes"]
+                assert (changed["kind"], changed["table"]) == ("insert", "numbers")
+                assert make_task(PUT).params["value"] in changed["after"].values()
                 env.close()
                 seen[task_key] = [step["observations"][0]["content"] for step in steps], steps[-1]["reward"]
             assert pool.usage().instances == 0

@@ -19,7 +19,7 @@ from palestra.gym.servers.agents import AgentServer, Reply, Rollout
 from palestra.gym.servers.responses import output_text
 from palestra.gym.testing import opened, said
 from palestra.gym.wire import GymRequest
-from palestra.types.gym import PARAMS
+from palestra.types.gym import PARAMS, TURN_TIMES
 from tests.properties import examples
 
 FAILED_BEFORE = {"_ng_failure_class": "model_timeout", "failure_reason": 'it "hung"'}
@@ -54,6 +54,7 @@ def test_a_rollout_keeps_its_session_from_seed_to_verdict(any_gym: Any) -> None:
     found = any_gym.post("agent", "/run", row(*turns, initial_count=1, expected_count=6)).value()
     assert (found["reward"], found["count"]) == (1.0, 6)
     assert outputs(found) == ['{"count":3}', '{"count":6}', "it is 6"]
+    assert [min(seconds) >= 0 for seconds in found[TURN_TIMES]] == [True] * 3
     kinds = [item["type"] for item in found["response"]["output"]]
     assert kinds == [
         *("function_call", "function_call_output"),

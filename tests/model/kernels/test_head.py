@@ -1,4 +1,4 @@
-"""Log-probabilities and the gradient of logits by kernels agree with torch's."""
+"""Log-probabilities, entropies and the gradient of logits by kernels agree with torch's."""
 
 from __future__ import annotations
 
@@ -29,5 +29,8 @@ def test_target_logprobs_and_their_gradient(
     assert torch.equal(rows.logprobs(targets), log_softmax(logits).gather(1, targets)), "as the sampler has them"
     picked = torch.tensor([2, 0], device=device)
     assert torch.equal(rows.pick(picked).logprobs(targets[picked]), rows.logprobs(targets)[picked])
+    everywhere = torch.log_softmax(wide.detach(), -1)
+    assert torch.allclose(rows.entropies(), -(everywhere.exp() * everywhere).sum(-1), atol=1e-3)
+    assert torch.equal(rows.pick(picked).entropies(), rows.entropies()[picked])
     (d_expected,) = torch.autograd.grad(expected, wide, grads)
     assert_close(rows.logits_gradient(targets, grads), d_expected)

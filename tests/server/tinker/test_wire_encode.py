@@ -6,6 +6,7 @@ import json
 import math
 import time
 
+import msgspec
 import numpy as np
 import pytest
 from tinker import types as sdk
@@ -44,6 +45,23 @@ def test_outputs_of_every_width_come_back_in_order() -> None:
     for fields, array in zip(read.loss_fn_outputs, arrays, strict=True):
         assert fields["logprobs"].shape == list(array.shape)
         assert np.array_equal(fields["logprobs"].to_numpy(), array)
+
+
+def test_entropies_stand_beside_the_logprobs_where_a_pass_has_them() -> None:
+    logprobs, entropies = np.zeros((3, 2), np.float32), np.array([0.5, math.nan, 2.0], np.float32)
+    outputs = [
+        msgspec.structs.replace(output(part), entropies=entropies[: len(part)].tobytes())
+        for part in (logprobs, logprobs[:1, 0])
+    ]
+    result = PassResult(outputs=outputs, metrics={})
+    read = deserialize_forward_backward_output(encode.pass_protobuf(result)).loss_fn_outputs
+    for fields, length in zip(read, (3, 1), strict=True):
+        assert fields["entropies"].shape == [length]
+        assert np.array_equal(fields["entropies"].to_numpy(), entropies[:length], equal_nan=True)
+    body = json.loads(encode.json_bytes(encode.pass_json(result)))
+    assert body["loss_fn_outputs"][1]["entropies"] == {"data": [0.5], "dtype": "float32", "shape": [1]}
+    plain = PassResult(outputs=[output(logprobs)], metrics={})
+    assert "entropies" not in deserialize_forward_backward_output(encode.pass_protobuf(plain)).loss_fn_outputs[0]
 
 
 def test_no_outputs() -> None:

@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 import msgspec
 
-from palestra.environments.fleet.backend import FleetAttempt, FleetGrade, ToolAnswer
+from palestra.environments.fleet.backend import MAX_CHANGES, FleetAttempt, FleetGrade, ToolAnswer
 from palestra.environments.fleet.errors import BackendError
 from palestra.environments.fleet.platform_tasks import platform_task
 from palestra.environments.fleet.records import FleetTask
@@ -22,7 +22,6 @@ from palestra.environments.platform.verifiers import VerifierLimits, run_verifie
 from palestra.environments.platform.verifiers.source import verifier_source
 from palestra.util.json_types import JsonObject
 
-MAX_CHANGES = 50  # that are kept with a grade, for people to read
 _live: WeakSet[EmbeddedBackend] = WeakSet()
 
 

@@ -9,7 +9,9 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from palestra.environments.fleet.backend import FleetAttempt, FleetGrade, ToolAnswer
+import msgspec
+
+from palestra.environments.fleet.backend import MAX_CHANGES, FleetAttempt, FleetGrade, ToolAnswer, changed_rows
 from palestra.environments.fleet.errors import BackendError
 from palestra.environments.fleet.mcp_client import answer_of
 from palestra.environments.fleet.platform_tasks import platform_task
@@ -82,7 +84,18 @@ class RemoteBackend:
         runner = self._opened["urls"]["manager"]["api"]
         found = await self._sent("POST", f"{runner}/execute_verifier_function", body, await self._runner_token())
         execution = {name: found[name] for name in ("success", "result", "stdout")}
-        return FleetGrade.of(VerifierExecution(**execution, error=found["error"] or ""))
+        grade = FleetGrade.of(VerifierExecution(**execution, error=found["error"] or ""))
+        return msgspec.structs.replace(grade, changes=await self._changes(runner))
+
+    async def _changes(self, runner: str) -> list[JsonObject]:
+        """The rows that were changed, for people to read; none if the platform does not say, which is no reason to
+        lose the grade."""
+        try:
+            found = await self._sent("POST", f"{runner}/diff/structured", {}, await self._runner_token())
+            return changed_rows(found["diff"])[:MAX_CHANGES]
+        except (BackendError, LookupError, TypeError, AttributeError) as e:
+            log.warning("the platform at %s does not say what was changed: %s", self._base_url, words(e))
+            return []
 
     async def close(self) -> None:
         http, instance, self._http = self._http, self._instance, None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from palestra.environments.platform import Instance, PlatformError, PlatformTask, make_task, verify
@@ -17,6 +18,7 @@ from palestra.gym.servers.responses import output_text
 from palestra.gym.servers.states import Session
 from palestra.util.json_types import JsonMapping, JsonObject
 
+MAX_CHANGES = 50  # rows that are returned, for people to read
 ANSWER_SPEC = {
     "type": "function",
     "name": ANSWER_TOOL,
@@ -55,7 +57,9 @@ class PlatformWorld(ResourcesServer[ResourcesSettings]):
         if verdict.score is None:
             return {"reward": 0.0, "mask_sample": True, "failure_reason": "the verifier broke"}
         key = play.task.key
-        extra = {"app": key.app, "template": key.template, "difficulty": key.difficulty}
+        extra: JsonObject = {"app": key.app, "template": key.template, "difficulty": key.difficulty}
+        extra |= {"met": verdict.met, "missed": verdict.missed, "stdout": "\n".join(verdict.failed)}
+        extra |= {"changes": msgspec.to_builtins(play.instance.changes()[:MAX_CHANGES])}
         return {"reward": verdict.score, "checks_met": len(verdict.met) / max(1, verdict.checks), **extra}
 
     def compute_metrics(self, tasks: list[list[JsonMapping]]) -> JsonObject:
