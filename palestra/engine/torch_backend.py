@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from palestra.engine.backend import BackendLoad, DatumDone, Forward, MicroBatch, ModelImage, SampleStep
+from palestra.engine.backend import AdapterCopy, BackendLoad, DatumDone, Forward, MicroBatch, ModelImage, SampleStep
 from palestra.model import (
     Adapter,
     AdapterError,
@@ -30,6 +30,7 @@ from palestra.model import (
     load_into,
     load_model,
     load_snapshot,
+    pack_adapter,
     save_adapter,
 )
 from palestra.model.lora.adapter_files import require_trained_on
@@ -231,6 +232,10 @@ class TorchBackend:
 
     def open_folder(self, folder: str) -> Adapter:
         return load_snapshot(self.pool, folder)
+
+    def copy_adapter(self, frozen: Adapter) -> AdapterCopy:
+        copy, dtype = self.pool.detach(frozen), self.pool.dtype
+        return AdapterCopy(frozen.config, lambda: pack_adapter(copy, base_model=self.base, dtype=dtype))
 
     def weights_key(self, weights: Adapter) -> int:
         return weights.weights_id

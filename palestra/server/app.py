@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from palestra import __version__
+from palestra.server import engine_api
 from palestra.server.agentjet.routes import playing_router
 from palestra.server.agentjet.trainer_routes import engine_router
 from palestra.server.core.core import Core
@@ -51,7 +52,22 @@ from palestra.util.json_types import JsonObject
 log = structlog.get_logger()
 
 DATA_ROUTES = frozenset(f"/api/v1/{name}" for name in ("forward_backward", "forward", "asample", "sample"))
+OPEN_AT_START = ("/engine/", "/healthz")
 MAX_OTHER_BYTES = 16 << 20  # limit for all other routes
+
+
+class StartingGate:
+    """While engines start, only the routes that they need are open; all others answer 503."""
+
+    def __init__(self, app: ASGIApp):
+        self._app, self.is_open = app, False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.is_open or scope["type"] != "http" or scope["path"].startswith(OPEN_AT_START):
+            await self._app(scope, receive, send)
+        else:
+            refusal = JSONResponse({"detail": "the server is starting"}, 503, {"retry-after": "1"})
+            await refusal(scope, receive, send)
 
 
 def create_app(services: ServerServices) -> RequestLog:
@@ -89,7 +105,7 @@ def _routed(services: ServerServices, authenticator: Authenticator) -> FastAPI:
     app.state.max_body_bytes = config.limits.max_body_bytes
     for routes in (
         *(routes_service, routes_training, routes_sampling, routes_futures, routes_rest),
-        *(episode_routes, player_routes, looking_routes),
+        *(episode_routes, player_routes, looking_routes, engine_api),
     ):
         app.include_router(routes.router)
     app.include_router(playing_router)

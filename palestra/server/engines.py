@@ -8,16 +8,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from palestra.config.serve import ModelConfig, worker_config
+from palestra.config.serve import ModelConfig, replica_config, worker_config
 from palestra.server.core.core import Core
 from palestra.server.core.sample_runners import SampleRunner, WorkerRunner
 from palestra.server.core.watchdog import WatchdogTimeouts
 from palestra.server.core.worker_link import address_in
 from palestra.server.core.worker_messages import WorkerMessages
 from palestra.server.core.workers import WorkerError, WorkerHandle
-from palestra.types.engine import KeptSampler, encode_message
-
-LOOK_AGAIN_S = 60.0
+from palestra.types.engine import Sampled, encode_message
 
 
 def add_engines(core: Core) -> None:
@@ -41,7 +39,7 @@ def add_engines(core: Core) -> None:
             write_wait_s=config.write_wait_s,
         )
         core.workers.update(dict.fromkeys(model.name, worker))
-        core.sampling.runners[worker] = _runner(core, worker, model)
+        core.sampling.runners[worker] = _runner(core, worker, model, patience)
 
 
 async def start_engine(core: Core, worker: WorkerHandle) -> None:
@@ -49,28 +47,36 @@ async def start_engine(core: Core, worker: WorkerHandle) -> None:
     await core.sampling.runners[worker].start()
 
 
-def _runner(core: Core, worker: WorkerHandle, model: ModelConfig) -> SampleRunner:
-    if model.sampler == "torch":
+def _runner(core: Core, worker: WorkerHandle, model: ModelConfig, patience: WatchdogTimeouts) -> SampleRunner:
+    if model.sampler == "torch" and model.replicas is None:
         return WorkerRunner(worker, lambda worker: core.training.dispatcher(worker).is_quarantined)
-    from palestra.server.vllm.runner import VllmRunner
 
-    async def until_saved(kept: KeptSampler) -> None:
-        """Waits until the weights are saved, or until it is certain that they never will be."""
-        model = core.training.models.get(kept.model_id)
-        future = model.futures.get(kept.seq_id) if model is not None else None
-        while future is not None and not future.is_done and not core.is_stopping:
-            await future.wait(LOOK_AGAIN_S)
+    def on_sampled(message: Sampled) -> None:
+        core.sampling.on_sampled(message, encode_message(message))
 
-    return VllmRunner(
-        worker,
-        model,
-        core.metrics,
-        core.config.state,
-        is_live=lambda sampler_id: sampler_id in core.sampling.samplers,
-        until_saved=until_saved,
-        on_sampled=lambda message: core.sampling.on_sampled(message, encode_message(message)),
-        on_streamed=core.sampling.on_streamed,
-    )
+    ends = {"on_sampled": on_sampled, "on_streamed": core.sampling.on_streamed}
+    if model.sampler == "vllm":
+        from palestra.server.vllm.process import AdapterSource
+        from palestra.server.vllm.runner import VllmRunner
+
+        def source() -> AdapterSource:
+            return AdapterSource(core.own_url, core.replica_key)
+
+        return VllmRunner(worker, model, core.metrics, core.adapters, source, core.config.state, **ends)
+    from palestra.server.replicas.engine_runner import EngineRunner
+
+    assert model.replicas is not None
+    runner, config = EngineRunner(worker, model.replicas, core.metrics, core.adapters, **ends), core.config
+    folder = Path(worker.config.state)
+    for number in range(model.replicas.count):
+        name = f"{folder.name}-replica-{number}"
+        runner.add_local(
+            replica_config(config, model, number, address_in(config.state, name), folder / f"replica-{number}"),
+            config.state / "logs" / f"{name}.log",
+            patience=patience,
+            write_wait_s=config.write_wait_s,
+        )
+    return runner
 
 
 def _folder_name(state: Path, names: list[str]) -> str:

@@ -312,7 +312,7 @@ class Desk(Data):
         self.files = FileThread(lambda: None)
         self.shelf = SamplerCache(backend, self.files, folder / "samplers", memory_bytes=memory_bytes)
         common = (backend, self.table, self.shelf)
-        self.samples = SamplingExecutor(*common, self.counters, self.sent.append, max_rows=64)
+        self.samples = SamplingExecutor(*common, self.counters, self.sent.append, max_rows=64, placed_folder=str)
         self.snapshots = Snapshots(
             *common,
             self.files,

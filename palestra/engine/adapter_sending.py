@@ -1,0 +1,93 @@
+"""Adapters that the server asks for, to hand them to replicas: they go up the link in parts.
+
+Owns: those that wait for their model, the parts. Never touches: where weights are kept, who samples from them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+
+from palestra.engine.backend import AdapterCopy, ComputeBackend, Weights
+from palestra.engine.files import FileThread
+from palestra.engine.queues import ModelTable, failure_of
+from palestra.engine.sampler_cache import SamplerCache
+from palestra.types.engine import (
+    PART_BYTES,
+    AdapterPart,
+    AdapterRefused,
+    FromWorker,
+    KeptSampler,
+    SavedAdapter,
+    SendAdapter,
+)
+
+log = logging.getLogger(__name__)
+
+
+class AdapterSender:
+    def __init__(
+        self,
+        backend: ComputeBackend,
+        table: ModelTable,
+        sampler_cache: SamplerCache,
+        files: FileThread,
+        send: Callable[[FromWorker], None],
+    ):
+        self.backend, self.table, self.sampler_cache, self.files, self._send = (
+            backend,
+            table,
+            sampler_cache,
+            files,
+            send,
+        )
+        self._waiting: dict[str, list[SendAdapter]] = {}
+        """By the model whose request will make their sampler."""
+
+    def add(self, request: SendAdapter) -> None:
+        weights = request.weights
+        if isinstance(weights, KeptSampler) and self.sampler_cache.is_awaited(weights, self.table):
+            self._waiting.setdefault(weights.model_id, []).append(request)
+            return
+        try:
+            copy = self.backend.copy_adapter(self._weights(weights))
+        except Exception as e:
+            self._refuse(request, e)
+            return
+        self.files.submit(copy.pack, lambda file, error: self._packed(request, copy, file, error))
+
+    def recheck(self, model_id: str) -> None:
+        """The model has moved on, or is gone."""
+        for request in self._waiting.pop(model_id, []):
+            self.add(request)
+
+    def forget_all(self) -> None:
+        self._waiting.clear()
+
+    def _weights(self, weights: KeptSampler | SavedAdapter) -> Weights:
+        if isinstance(weights, SavedAdapter):
+            return self.sampler_cache.open(weights.folder)
+        return self.sampler_cache.get(weights.sampler_id)
+
+    def _packed(self, request: SendAdapter, copy: AdapterCopy, file: bytes, error: Exception | None) -> None:
+        if error is not None:
+            self._refuse(request, error)
+            return
+        digest, whole = hashlib.sha256(file).hexdigest(), memoryview(file)
+        log.info("sending_adapter digest=%s bytes=%d", digest[:12], len(file))
+        for offset in range(0, len(file), PART_BYTES):
+            self._send(
+                AdapterPart(
+                    transfer_id=request.transfer_id,
+                    digest=digest,
+                    size_bytes=len(file),
+                    offset=offset,
+                    data=bytes(whole[offset : offset + PART_BYTES]),
+                    lora=copy.lora,
+                )
+            )
+
+    def _refuse(self, request: SendAdapter, error: Exception) -> None:
+        failure = failure_of(error, f"SendAdapter weights={request.weights}")
+        self._send(AdapterRefused(transfer_id=request.transfer_id, failure=failure))
