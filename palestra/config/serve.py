@@ -366,6 +366,10 @@ class ServeConfig(Config):
     worker_stall_s: NonNegativeFloat = 600.0
     """A worker that is stuck in one computation for this time is ended and restarted. The default is far more than the
     longest micro-batch takes. 0: never."""
+    replica_port: int | None = Field(default=None, ge=1, le=65535)
+    """TCP port at which sampler replicas elsewhere join, encrypted. None: none can. See docs/replicas.md."""
+    replica_host: str | None = Field(default=None, min_length=1)
+    """Address of that port. None: the server's."""
     require_key: Literal["auto", "always"] = "auto"
     """auto: not on a loopback address without keys, where everyone is one owner and any key is accepted."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -54,8 +54,8 @@ class EngineWorker:
     def __init__(self, config: WorkerConfig, backend: ComputeBackend):
         self.config, self.backend = config, backend
         state = Path(config.state)
-        self.link = ServerLink(timeout_s=config.server_timeout_s, hello=self._hello)
-        self.heartbeat = HeartbeatSender(config.address, config.beat_every_s)
+        self.link = ServerLink(timeout_s=config.server_timeout_s, hello=self._hello, server_key=config.server_key)
+        self.heartbeat = HeartbeatSender(config.address, config.beat_every_s, self.link.worker_id, config.server_key)
         self.files = FileThread(self.link.wake)
         self.counters, self.clock = Counters(), StatsClock()
         self.table = ModelTable(self._send)
@@ -222,6 +222,7 @@ class EngineWorker:
             sampler_ids=list(self.sampler_cache.kept),
             unstored=list(self.table.unstored.values()),
             placed=sorted(self.placed.digests),
+            ticket=self.config.ticket,
         )
 
     def _stats(self) -> Stats:
@@ -247,5 +248,6 @@ class EngineWorker:
                 self._stopping = True
 
         signal.signal(signal.SIGTERM, stop)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server owns the terminal
+        # The server owns the terminal, unless it is elsewhere.
+        signal.signal(signal.SIGINT, signal.SIG_IGN if self.config.ticket is None else stop)
         signal.set_wakeup_fd(self.link.wake_fd, warn_on_full_buffer=False)

@@ -99,6 +99,7 @@ def _routed(services: ServerServices, authenticator: Authenticator) -> FastAPI:
     lookup = Lookup(services.core)
     samplers = SamplingSessions(services.core, lookup)
     app.state.core, app.state.episodes, app.state.trainer = services.core, services.episodes, services.agentjet_trainer
+    app.state.replica_port = services.replica_port
     app.state.tinker = TinkerService(services.core, lookup, samplers)
     app.state.model_api = ModelApi(services.core, samplers, services.episodes)
     app.state.authenticator = authenticator

@@ -8,23 +8,20 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from palestra.config.serve import ModelConfig, replica_config, worker_config
+from palestra.config.serve import ModelConfig, ServeConfig, replica_config, worker_config
 from palestra.server.core.core import Core
 from palestra.server.core.sample_runners import SampleRunner, WorkerRunner
 from palestra.server.core.watchdog import WatchdogTimeouts
 from palestra.server.core.worker_link import address_in
 from palestra.server.core.worker_messages import WorkerMessages
 from palestra.server.core.workers import WorkerError, WorkerHandle
+from palestra.server.replicas.engine_runner import EngineRunner
+from palestra.server.replicas.replica_port import ReplicaPort
 from palestra.types.engine import Sampled, encode_message
 
 
 def add_engines(core: Core) -> None:
-    config, messages = core.config, WorkerMessages(core)
-    patience = WatchdogTimeouts(
-        start_s=config.worker_start_s,
-        silence_s=config.worker_silence_s,
-        stall_s=config.worker_stall_s,
-    )
+    config, messages, patience = core.config, WorkerMessages(core), _patience(core.config)
     for model in config.models:
         name = _folder_name(config.state, model.name)
         state = config.state / name
@@ -40,6 +37,31 @@ def add_engines(core: Core) -> None:
         )
         core.workers.update(dict.fromkeys(model.name, worker))
         core.sampling.runners[worker] = _runner(core, worker, model, patience)
+
+
+def open_replica_port(core: Core) -> ReplicaPort | None:
+    """Opens the port at which replicas elsewhere join, if there is to be one. Raises WorkerError if it is taken."""
+    config = core.config
+    if config.replica_port is None:
+        return None
+
+    def find(base_model: str) -> EngineRunner | None:
+        worker = core.workers.get(base_model)
+        runner = core.sampling.runners.get(worker) if worker is not None else None
+        return runner if isinstance(runner, EngineRunner) else None
+
+    port, host = ReplicaPort(core.secret, find, _patience(config)), config.replica_host or config.host
+    try:
+        port.open(host, config.replica_port)
+    except OSError as e:
+        raise WorkerError(f"cannot listen on {host}:{config.replica_port} ({e}); choose another replica_port") from None
+    return port
+
+
+def _patience(config: ServeConfig) -> WatchdogTimeouts:
+    return WatchdogTimeouts(
+        start_s=config.worker_start_s, silence_s=config.worker_silence_s, stall_s=config.worker_stall_s
+    )
 
 
 async def start_engine(core: Core, worker: WorkerHandle) -> None:
@@ -63,8 +85,6 @@ def _runner(core: Core, worker: WorkerHandle, model: ModelConfig, patience: Watc
             return AdapterSource(core.own_url, core.replica_key)
 
         return VllmRunner(worker, model, core.metrics, core.adapters, source, core.config.state, **ends)
-    from palestra.server.replicas.engine_runner import EngineRunner
-
     assert model.replicas is not None
     runner, config = EngineRunner(worker, model.replicas, core.metrics, core.adapters, **ends), core.config
     folder = Path(worker.config.state)

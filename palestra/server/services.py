@@ -19,7 +19,7 @@ from palestra.server.broker.service import EpisodeService
 from palestra.server.core.core import Core
 from palestra.server.core.maintenance import Maintenance
 from palestra.server.core.restore import restore
-from palestra.server.engines import add_engines, start_engine
+from palestra.server.engines import add_engines, open_replica_port, start_engine
 from palestra.store import Journal, Store
 from palestra.store.settings import setting_once
 
@@ -32,6 +32,7 @@ class ServerServices:
         self.episodes.backpressure.waiting = self.core.calls_waiting
         self.agentjet_trainer = AgentJetTrainer(config, store, self.episodes.broker)
         self._upkeep = Maintenance(self.core)
+        self.replica_port = open_replica_port(self.core)
 
     @classmethod
     @asynccontextmanager
@@ -73,6 +74,8 @@ class ServerServices:
         self.begin_shutdown()
         core = self.core
         await asyncio.gather(*(r.stop() for r in core.sampling.runners.values()), return_exceptions=True)
+        if self.replica_port is not None:
+            await self.replica_port.close()
         await core.adapters.close()
         await asyncio.gather(*(worker.stop() for worker in core.all_workers), return_exceptions=True)
         await core.training.writing.settle_down()

@@ -307,6 +307,14 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     """Which of `delta_nets`, `mambas` and `experts` adapters of this model train beside plain projections."""
 
 
+class ReplicaTicket(Struct, frozen=True, kw_only=True):
+    """Allows a replica elsewhere to join: signed by the server, which has checked its key and its base model."""
+
+    replica_id: str
+    base_model: str
+    signature: str
+
+
 class Hello(Struct, frozen=True, kw_only=True, tag="hello"):
     """Sent once a second until `Welcome`, and whenever the server has been silent for long."""
 
@@ -320,12 +328,15 @@ class Hello(Struct, frozen=True, kw_only=True, tag="hello"):
     """Results that the server has not confirmed with `Stored`."""
     placed: list[str] = []
     """Digests of the adapters that a replica has."""
+    ticket: ReplicaTicket | None = None
+    """Of a replica elsewhere."""
 
 
 class WorkerHeartbeat(Struct, frozen=True, kw_only=True, tag="beat"):
     """Sign of life, sent every few seconds by a separate thread of the worker, whatever its compute loop does."""
 
     pid: int
+    worker_id: str = ""
     doing: str = ""
     """What the worker does; empty while it waits for messages."""
     busy_s: float = 0.0
@@ -431,6 +442,11 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Folder for snapshots and samplers on disk, used by this worker alone."""
     role: Literal["trainer", "sampler"] = "trainer"
     """trainer: trains, and samples from its own weights. sampler: a replica, which samples from adapters it is sent."""
+    server_key: str | None = None
+    """Public CURVE key of the server, which encrypts the link. None: the link is not encrypted, and stays on this
+    machine."""
+    ticket: ReplicaTicket | None = None
+    """Of a replica elsewhere."""
     device: str = "auto"
     """`auto`: a GPU if there is one."""
     dtype: str | None = None

@@ -118,6 +118,7 @@ class Driver(Data):
         self.trained_at: dict[str, float] = {}
         self.snapshots: dict[str, int] = {}
         self.stats: list[Stats] = []
+        self.others: list[Any] = []
         self.requests: dict[str, list[Train]] = {}
         self.peer, self.epoch = b"", b""
         self.open()
@@ -219,6 +220,8 @@ class Driver(Data):
                 self.snapshots[message.model_id] = message.seq_id
             case Stats():
                 self.stats.append(message)
+            case _:
+                self.others.append(message)
 
     def until(self, is_true: Callable[[], bool], wait_s: float = WAIT_S) -> None:
         deadline = time.monotonic() + wait_s

@@ -9,16 +9,19 @@ import asyncio
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from palestra.config.serve import ReplicasConfig
 from palestra.server.core.adapter_depot import AdapterDepot
 from palestra.server.core.metrics import Metrics
 from palestra.server.core.watchdog import WatchdogTimeouts
 from palestra.server.core.workers import WorkerHandle
-from palestra.server.replicas.engine_replica import ReplicaContext
+from palestra.server.replicas.engine_replica import EngineReplica, ReplicaContext
 from palestra.server.replicas.local_replica import LocalReplica
 from palestra.server.replicas.runner import ReplicaRunner
 from palestra.types.engine import Sampled, Streamed, WorkerConfig
+
+R = TypeVar("R", bound=EngineReplica)
 
 
 class EngineRunner(ReplicaRunner):
@@ -43,6 +46,7 @@ class EngineRunner(ReplicaRunner):
         )
         self._numbers = itertools.count()
         self._local: list[LocalReplica] = []
+        self._remote_numbers: dict[str, int] = {}
 
     def add_local(
         self, config: WorkerConfig, log_file: Path, *, patience: WatchdogTimeouts, write_wait_s: float
@@ -58,6 +62,14 @@ class EngineRunner(ReplicaRunner):
         )
         self._local.append(replica)
         self.replicas.add(replica)
+
+    def add_remote(self, replica_id: str, make: Callable[[int, ReplicaContext], R]) -> R:
+        """Adds a replica that has joined; one that comes back has the number that it had."""
+        if replica_id not in self._remote_numbers:
+            self._remote_numbers[replica_id] = next(self._numbers)
+        replica = make(self._remote_numbers[replica_id], self._context)
+        self.replicas.add(replica)
+        return replica
 
     async def start(self) -> None:
         await asyncio.gather(*(replica.start() for replica in self._local))

@@ -2,7 +2,7 @@
 
 It runs in vLLM's Python, so it imports nothing of Palestra's. Settings, from the environment:
 
-PALESTRA_URL       the Palestra server's address
+PALESTRA_URL       the address of the Palestra server, or of several, with commas between them
 PALESTRA_KEY       a key with the right `replica` or `admin`
 PALESTRA_ADAPTERS  a folder for the adapters; by default one that ends with vLLM, in memory where there is /dev/shm
 """
@@ -38,8 +38,8 @@ MAX_KEPT = 64  # vLLM reads an adapter again when it has left its memory
 
 
 class PalestraResolver(LoRAResolver):
-    def __init__(self, url: str, key: str, folder: str | None):
-        self._url, self._key, self._given_folder = url.rstrip("/"), key, folder
+    def __init__(self, urls: list[str], key: str, folder: str | None):
+        self._urls, self._key, self._given_folder = urls, key, folder
         self._kept: OrderedDict[str, None] = OrderedDict()
         """Digests of the adapters in the folder, the least recently used first."""
         self._fetching: dict[str, asyncio.Lock] = {}
@@ -70,32 +70,44 @@ class PalestraResolver(LoRAResolver):
         return Path(folder)
 
     def _fetch(self, digest: str) -> bool:
-        """Fetches an adapter; whether the server has it. What does not match its digest is fetched again."""
+        """Fetches an adapter from the server that has it; returns whether one has."""
+        failed: Exception | None = None
+        for url in self._urls:
+            try:
+                self._fetch_from(url, digest)
+                return True
+            except urllib.error.HTTPError as e:
+                if e.code != 404:
+                    failed = RuntimeError(f"{url} refuses adapter {digest[:12]}: {e.code} {e.reason}")
+            except (OSError, RuntimeError) as e:
+                failed = e
+        if failed is not None:
+            log.error("adapter %s could not be fetched: %s", digest[:12], failed)
+            raise failed
+        return False
+
+    def _fetch_from(self, url: str, digest: str) -> None:
+        """What does not match its digest is fetched again."""
         for _ in range(MAX_TRIES):
             with tempfile.TemporaryDirectory(dir=self._folder) as folder:
                 file = Path(folder) / "adapter_model.safetensors"
-                try:
-                    if self._download(digest, file) != digest:
-                        log.error("adapter %s does not match its digest", digest[:12])
-                        continue
-                except urllib.error.HTTPError as e:
-                    if e.code == 404:
-                        return False
-                    raise RuntimeError(f"{self._url} refuses adapter {digest[:12]}: {e.code} {e.reason}") from None
+                if self._download(url, digest, file) != digest:
+                    log.error("adapter %s from %s does not match its digest", digest[:12], url)
+                    continue
                 (Path(folder) / "adapter_config.json").write_text(_config_of(file))
                 shutil.rmtree(self._folder / digest, ignore_errors=True)
                 Path(folder).rename(self._folder / digest)
                 Path(folder).mkdir()  # for TemporaryDirectory to remove
-                return True
-        raise RuntimeError(f"adapter {digest[:12]} from {self._url} does not match its digest")
+                return
+        raise RuntimeError(f"adapter {digest[:12]} from {url} does not match its digest, {MAX_TRIES} times in a row")
 
-    def _download(self, digest: str, file: Path) -> str:
+    def _download(self, url: str, digest: str, file: Path) -> str:
         """Returns the digest of what arrived. A connection that breaks is taken up where it ended."""
         hashed, size, broken = hashlib.sha256(), -1, 0
         with file.open("wb") as stream:
             while stream.tell() != size:
                 request = urllib.request.Request(
-                    f"{self._url}/engine/adapters/{digest}",
+                    f"{url}/engine/adapters/{digest}",
                     headers={"X-API-Key": self._key, "Range": f"bytes={stream.tell()}-"},
                 )
                 try:
@@ -109,7 +121,7 @@ class PalestraResolver(LoRAResolver):
                 except OSError as e:
                     broken += 1
                     if broken == MAX_TRIES:
-                        raise RuntimeError(f"{self._url} does not answer: {e}") from None
+                        raise RuntimeError(f"{url} does not answer: {e}") from None
         return hashed.hexdigest()
 
 
@@ -121,7 +133,7 @@ def _config_of(file: Path) -> str:
 
 def register() -> None:
     """Called by vLLM in each of its processes."""
-    url = os.environ.get("PALESTRA_URL")
-    if url:
+    urls = [url.strip().rstrip("/") for url in os.environ.get("PALESTRA_URL", "").split(",") if url.strip()]
+    if urls:
         key, folder = os.environ.get("PALESTRA_KEY", ""), os.environ.get("PALESTRA_ADAPTERS")
-        LoRAResolverRegistry.register_resolver("palestra", PalestraResolver(url, key, folder))
+        LoRAResolverRegistry.register_resolver("palestra", PalestraResolver(urls, key, folder))

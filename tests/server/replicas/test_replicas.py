@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -79,7 +80,7 @@ def test_seeded_samples_are_those_of_the_trainers_own_sampler(pair: Server, serv
     tokens = [[sequence.tokens for sequence in one] for one in sampled]
     assert tokens == [[sequence.tokens for sequence in one] for one in expected]
     assert tokens[0] == tokens[1] != tokens[2]
-    for one, other in zip(sum(expected, []), sum(sampled, []), strict=True):
+    for one, other in zip(itertools.chain(*expected), itertools.chain(*sampled), strict=True):
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
     assert all(after > was for was, after in zip(before, answered(pair), strict=True))
     own.close("success").result()
