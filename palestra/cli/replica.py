@@ -5,17 +5,24 @@ Owns: arguments, joining by HTTP, the config of the engine. Never touches: sampl
 
 from __future__ import annotations
 
-import asyncio
 import os
 import tempfile
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import rich_click as click
 
 from palestra.cli.options import server_options
-from palestra.cli.output import USAGE, fail, needs_extra, one_line_errors
+from palestra.cli.output import FAILED, USAGE, fail, needs_extra, one_line_errors
 from palestra.util.json_types import JsonObject
+
+if TYPE_CHECKING:
+    import httpx
+
+ANSWER_S = 120.0  # the server may have to read its own model first
+ASK_AGAIN_S = 1.0
 
 
 @click.command()
@@ -76,23 +83,41 @@ def find_model(model: str) -> Path:
 
 
 def join(server: str, key: str | None, folder: Path, name: str | None, wait_s: float) -> JsonObject:
-    """Asks the server for admission; waits for one that does not answer yet."""
+    """Asks the server for admission, and waits for one that does not answer yet. Raises ConnectionError if it never
+    does."""
     import httpx
 
     from palestra import __version__
-    from palestra.net.json_calls import CallFailure, post_json
     from palestra.util.model_fingerprint import model_fingerprint
 
     body = {"base_model": name, "fingerprint": model_fingerprint(folder), "version": __version__}
+    until, is_told = time.monotonic() + wait_s, False
+    while True:
+        try:
+            got = httpx.post(
+                f"{server.rstrip('/')}/engine/replicas", json=body, headers={"X-API-Key": key or ""}, timeout=ANSWER_S
+            )
+        except httpx.TransportError as e:
+            said = str(e)
+        else:
+            if got.is_success:
+                return got.json()
+            said = _detail(got)
+            if got.status_code not in (502, 503):
+                raise fail(f"{server} refuses this replica: {said}", USAGE if got.status_code in (400, 404) else FAILED)
+        if time.monotonic() > until:
+            raise ConnectionError(f"{server} does not answer ({said})")
+        if not is_told:
+            is_told = True
+            click.echo(f"waiting for {server} ({said})", err=True)
+        time.sleep(ASK_AGAIN_S)
 
-    async def ask() -> JsonObject:
-        async with httpx.AsyncClient(base_url=server, headers={"X-API-Key": key or ""}, timeout=60.0) as http:
-            return await post_json(http, "/engine/replicas", body, patience_s=wait_s)
 
+def _detail(got: httpx.Response) -> str:
     try:
-        return asyncio.run(ask())
-    except CallFailure as e:
-        raise fail(e, USAGE) from None
+        return str(got.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        return f"status {got.status_code}"
 
 
 def engine_config(server: str, joined: JsonObject, folder: Path, state: str, given: JsonObject) -> str:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from palestra.engine.backend import AdapterCopy, ComputeBackend, Weights
 from palestra.engine.files import FileThread
 from palestra.engine.queues import ModelTable, failure_of
 from palestra.engine.sampler_cache import SamplerCache
+from palestra.types import LoraConfig
 from palestra.types.engine import (
     PART_BYTES,
     AdapterPart,
@@ -24,6 +26,18 @@ from palestra.types.engine import (
 )
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedAdapter:
+    file: bytes
+    digest: str
+    lora: LoraConfig
+
+    @classmethod
+    def of(cls, copy: AdapterCopy) -> PackedAdapter:
+        file = copy.pack()
+        return cls(file, hashlib.sha256(file).hexdigest(), copy.lora)
 
 
 class AdapterSender:
@@ -55,7 +69,7 @@ class AdapterSender:
         except Exception as e:
             self._refuse(request, e)
             return
-        self.files.submit(copy.pack, lambda file, error: self._packed(request, copy, file, error))
+        self.files.submit(lambda: PackedAdapter.of(copy), lambda packed, error: self._packed(request, packed, error))
 
     def recheck(self, model_id: str) -> None:
         """The model has moved on, or is gone."""
@@ -70,21 +84,21 @@ class AdapterSender:
             return self.sampler_cache.open(weights.folder)
         return self.sampler_cache.get(weights.sampler_id)
 
-    def _packed(self, request: SendAdapter, copy: AdapterCopy, file: bytes, error: Exception | None) -> None:
-        if error is not None:
-            self._refuse(request, error)
+    def _packed(self, request: SendAdapter, packed: PackedAdapter | None, error: Exception | None) -> None:
+        if packed is None:
+            self._refuse(request, error or RuntimeError("nothing was packed"))
             return
-        digest, whole = hashlib.sha256(file).hexdigest(), memoryview(file)
-        log.info("sending_adapter digest=%s bytes=%d", digest[:12], len(file))
-        for offset in range(0, len(file), PART_BYTES):
+        size_bytes, whole = len(packed.file), memoryview(packed.file)
+        log.info("sending_adapter digest=%s bytes=%d", packed.digest[:12], size_bytes)
+        for offset in range(0, size_bytes, PART_BYTES):
             self._send(
                 AdapterPart(
                     transfer_id=request.transfer_id,
-                    digest=digest,
-                    size_bytes=len(file),
+                    digest=packed.digest,
+                    size_bytes=size_bytes,
                     offset=offset,
                     data=bytes(whole[offset : offset + PART_BYTES]),
-                    lora=copy.lora,
+                    lora=packed.lora,
                 )
             )
 

@@ -5,6 +5,7 @@ Owns: making them from the config. Never touches: starting them, their requests.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -65,8 +66,12 @@ def _patience(config: ServeConfig) -> WatchdogTimeouts:
 
 
 async def start_engine(core: Core, worker: WorkerHandle) -> None:
-    await worker.start()
-    await core.sampling.runners[worker].start()
+    runner = core.sampling.runners[worker]
+    if isinstance(runner, EngineRunner):  # both load the same model, and neither needs the other for it
+        await asyncio.gather(worker.start(), runner.start())
+    else:
+        await worker.start()
+        await runner.start()
 
 
 def _runner(core: Core, worker: WorkerHandle, model: ModelConfig, patience: WatchdogTimeouts) -> SampleRunner:

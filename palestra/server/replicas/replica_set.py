@@ -87,8 +87,10 @@ class ReplicaSet:
         where the prompt's conversation is, else at the least busy one. Waits until there is one. `avoid` is used only
         if there is no other."""
         key = (adapter.digest if adapter is not None else "", sample.request.prompt)
-        while (replica := self._choose(key, avoid)) is None:
+        if self._waiting:  # not before those who came earlier
             await self._wait()
+        while (replica := self._choose(key, avoid)) is None:
+            await self._wait(is_first=True)
         group = self._groups.get(key)
         if group is None or group.replica is not replica:
             group = self._groups[key] = PromptGroup(replica)
@@ -116,13 +118,21 @@ class ReplicaSet:
             free, key=lambda r: (r.sequences, r.number), default=None
         )
 
-    async def _wait(self) -> None:
-        """Waits for a free replica. Raises ReplicaLost if none is up for too long."""
+    async def _wait(self, *, is_first: bool = False) -> None:
+        """Waits for a free replica, at the end of the queue or before all others. Raises ReplicaLost if none is up for
+        too long."""
         waiter = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiter)
+        if is_first:
+            self._waiting.appendleft(waiter)
+        else:
+            self._waiting.append(waiter)
         try:
             async with asyncio.timeout(self._wait_s):
                 await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self._wake(1)  # it was woken, and will not come
+            raise
         except TimeoutError:
             if not self.is_up:
                 why = "; ".join(replica.trouble for replica in self.replicas if replica.trouble)

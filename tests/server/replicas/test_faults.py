@@ -7,13 +7,16 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import openai
 import psutil
 import pytest
 import tinker
 
 from tests.server.conftest import Server
+from tests.server.model_api.conftest import MODEL, ephebe_in
 from tests.server.replicas.test_replicas import begin, trained
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -96,6 +99,26 @@ def test_samples_go_on_while_the_trainer_is_killed(pair: Server):
     client.close("success").result()
 
 
+def test_an_adapter_that_arrives_damaged_is_asked_for_again(make_server: Callable[..., Server]):
+    server = make_server("models.0.replicas=1", start=False)
+    server.sabotage(
+        """
+        import hashlib, itertools, types
+        import palestra.engine.adapter_sending as sending
+        times = itertools.count()
+        sending.hashlib = types.SimpleNamespace(
+            sha256=lambda file: hashlib.sha256(file if next(times) else b"something else")
+        )
+        """
+    )
+    server.start()
+    client = server.client()
+    sampler = trained(client).save_weights_and_get_sampling_client()
+    assert len(begin(sampler, PROMPTS[0]).result().sequences[0].tokens) == 12
+    assert "an adapter does not match its digest" in server.said()
+    client.close("success").result()
+
+
 def test_a_restarted_server_finds_its_replicas_again(pair: Server):
     client = pair.client()
     sampler = trained(client).save_weights_and_get_sampling_client()
@@ -106,3 +129,25 @@ def test_a_restarted_server_finds_its_replicas_again(pair: Server):
     assert tokens(all_begun(sampler)) == expected
     client.close("success").result()
     assert pair.stop() == 0  # nothing is left behind
+
+
+def test_an_answer_is_streamed_and_breaks_off_with_its_replica(tmp_path: Path):
+    with ephebe_in(tmp_path, "models.0.replicas=1", "models.0.threads=1") as server:
+        server.start()
+        asked: Any = {"model": MODEL, "messages": [{"role": "user", "content": "Go on"}], "temperature": 0}
+        with server.openai() as client:
+            whole = client.chat.completions.create(**asked, max_tokens=20).choices[0].message.content
+            parts = [
+                part.choices[0].delta.content
+                for part in client.chat.completions.create(**asked, max_tokens=20, stream=True)
+            ]
+            assert "".join(filter(None, parts)) == whole
+            long = client.chat.completions.create(
+                **asked, max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
+            )
+            next(iter(long))
+            file = next(server.state.glob("worker-*/replica-0/worker.json"))
+            os.kill(json.loads(file.read_text())["pid"], signal.SIGKILL)
+            with pytest.raises(openai.APIError):  # half of it is out: nothing else could follow
+                list(long)
+            assert client.chat.completions.create(**asked, max_tokens=20).choices[0].message.content == whole

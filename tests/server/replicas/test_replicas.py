@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterator
@@ -13,12 +14,15 @@ from tinker import types
 
 from tests.server.conftest import NAME, Server
 
+FEW, ADAPTER_BYTES = 3, 50_000
 PROMPTS = [[n, 7, 3 + n, 1, n] for n in range(8)]
 
 
 @pytest.fixture(scope="module")
 def pair(make_module_server: Callable[..., Server]) -> Server:
-    return make_module_server("models.0.replicas=2", "models.0.threads=1")
+    """Few adapters fit at once, so that they have to come and go."""
+    few = {"limits.max_adapter_bytes": FEW * ADAPTER_BYTES, "models.0.replicas": {"count": 2, "max_adapters": FEW}}
+    return make_module_server("models.0.threads=1", **few)
 
 
 @pytest.fixture
@@ -101,6 +105,20 @@ def test_each_sample_is_of_its_version_of_the_weights(pair: Server, service: tin
         assert future.result()[1:] == scores[n]
 
 
+def test_more_adapters_than_there_is_room_for_all_answer(pair: Server, service: tinker.ServiceClient):
+    training, prompt, saved = trained(service), types.ModelInput.from_ints(PROMPTS[2] * 3), []
+    for step in range(2 * FEW):
+        learn(training, [step, step, *range(10)])
+        sampler = training.save_weights_and_get_sampling_client()
+        saved.append((sampler, sampler.compute_logprobs(prompt).result()[1:]))
+    for sampler, score in (*saved, *reversed(saved)):
+        assert sampler.compute_logprobs(prompt).result()[1:] == score
+    assert len({tuple(score) for _, score in saved}) == 2 * FEW
+    assert len(list((pair.state / "adapters").iterdir())) <= FEW
+    folders = [pair.state / pair.worker / f"replica-{n}" / "adapters" for n in range(2)]
+    pair.until(lambda: all(len(list(folder.iterdir())) <= FEW for folder in folders))
+
+
 def test_samples_of_one_prompt_stay_together(pair: Server, service: tinker.ServiceClient):
     sampler = service.create_sampling_client(base_model=NAME)
     before = answered(pair)
@@ -120,6 +138,19 @@ def test_an_adapter_goes_with_its_session(pair: Server):
     others = [set(folder.iterdir()) for folder in folders]
     client.close("success").result()
     pair.until(lambda: all(set(folder.iterdir()) < was for folder, was in zip(folders, others, strict=True)))
+
+
+def test_an_adapter_is_served_over_http_in_ranges(pair: Server, service: tinker.ServiceClient):
+    """As vLLM servers fetch it."""
+    training = trained(service)
+    learn(training, [8, 8, 8, 8])
+    begin(training.save_weights_and_get_sampling_client(), PROMPTS[0]).result()
+    newest = max((pair.state / "adapters").iterdir(), key=lambda file: file.stat().st_mtime)
+    url, whole = f"/engine/adapters/{newest.stem}", newest.read_bytes()
+    assert pair.http().get(url).content == whole
+    part = pair.http().get(url, headers={"Range": "bytes=1000-"})
+    assert (part.status_code, part.content) == (206, whole[1000:])
+    assert hashlib.sha256(whole).hexdigest() == newest.stem
 
 
 def test_what_a_replica_cannot_do_is_the_callers_error(service: tinker.ServiceClient):
