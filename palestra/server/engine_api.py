@@ -81,6 +81,8 @@ async def join(request: Request, body: JoinRequest, _: Annotated[None, Depends(_
         raise Refusal(
             400, f"{worker.name} is not sampled by replicas; serve it with models.N.replicas=0, or a number to start"
         )
+    if worker.card is None:
+        raise Refusal(503, "the server is starting; try again in a moment", retry_after_s=1.0)
     if body.fingerprint != await asyncio.to_thread(_fingerprint, model.path):
         raise Refusal(400, f"the replica's base model is another than {worker.name}: its config or its weights differ")
     ticket = port.ticket(worker.name)
@@ -91,7 +93,7 @@ async def join(request: Request, body: JoinRequest, _: Annotated[None, Depends(_
         server_key=port.public_key,
         replica_id=ticket.replica_id,
         signature=ticket.signature,
-        settings=settings | ({"dtype": worker.card.dtype} if worker.card is not None else {}),
+        settings=settings | {"dtype": worker.card.dtype},
     )
 
 

@@ -103,9 +103,12 @@ class PalestraResolver(LoRAResolver):
 
     def _download(self, url: str, digest: str, file: Path) -> str:
         """Returns the digest of what arrived. A connection that breaks is taken up where it ended."""
-        hashed, size, broken = hashlib.sha256(), -1, 0
+        hashed, size, broken, why = hashlib.sha256(), -1, 0, "it ends its answers early"
         with file.open("wb") as stream:
             while stream.tell() != size:
+                if broken == MAX_TRIES:
+                    raise RuntimeError(f"{url} does not answer: {why}")
+                broken += 1
                 request = urllib.request.Request(
                     f"{url}/engine/adapters/{digest}",
                     headers={"X-API-Key": self._key, "Range": f"bytes={stream.tell()}-"},
@@ -119,9 +122,7 @@ class PalestraResolver(LoRAResolver):
                 except urllib.error.HTTPError:
                     raise
                 except OSError as e:
-                    broken += 1
-                    if broken == MAX_TRIES:
-                        raise RuntimeError(f"{url} does not answer: {e}") from None
+                    why = str(e)
         return hashed.hexdigest()
 
 
