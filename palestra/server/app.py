@@ -150,12 +150,11 @@ async def _healthz() -> dict[str, str]:
 async def _readyz(request: Request) -> Response:
     """200 if every engine is up and the disks are writable; else 503 with the reasons."""
     core: Core = request.app.state.core
-    samplers = core.sampling.runners
-    away = [worker.name for worker in core.all_workers if not (worker.link.is_up and samplers[worker].is_up)]
-    reasons = [f"{name}: the engine is not running" for name in away] + await core.disks.troubles()
+    away = core.engine_troubles()
+    reasons = [f"{name}: {why}" for name, why in away.items()] + await core.disks.troubles()
     if core.is_stopping:
         reasons.append("the server is being stopped")
-    response = {"ready": not reasons, "waiting_for": away, "reasons": reasons}
+    response = {"ready": not reasons, "waiting_for": list(away), "reasons": reasons}
     return JSONResponse(response, status_code=503 if reasons else 200)
 
 

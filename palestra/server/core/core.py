@@ -96,6 +96,16 @@ class Core:
         """Returns the worker of a base model; `name:variant` is served as `name`."""
         return self.workers.get(name) or self.workers.get(name.partition(":")[0])
 
+    def engine_troubles(self) -> dict[str, str]:
+        """Returns which base models cannot be used fully now, and why."""
+        found = {}
+        for worker in self.all_workers:
+            if not worker.link.is_up:
+                found[worker.name] = "the engine is not running"
+            elif not self.sampling.runners[worker].is_up:
+                found[worker.name] = "no sampler is available"
+        return found
+
     def calls_waiting(self) -> dict[str, int]:
         return {worker.name: self.sampling.waiting(worker) for worker in self.all_workers}
 

