@@ -82,7 +82,8 @@ class EngineReplica(Replica):
         """Sends a message; it is dropped if there is no connection."""
 
     async def stop(self) -> None:
-        self.lose("the server is being stopped")
+        self.is_up = False
+        self._break_off("the server is being stopped")
         await self._reading.settle_down()
 
     # Samples
