@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from palestra.engine.backend import AdapterCopy, ComputeBackend, Weights
 from palestra.engine.files import FileThread
@@ -27,6 +29,8 @@ from palestra.types.engine import (
 
 log = logging.getLogger(__name__)
 
+PARTS_AT_ONCE = 4  # some milliseconds
+
 
 @dataclass(frozen=True, slots=True)
 class PackedAdapter:
@@ -38,6 +42,16 @@ class PackedAdapter:
     def of(cls, copy: AdapterCopy) -> PackedAdapter:
         file = copy.pack()
         return cls(file, hashlib.sha256(file).hexdigest(), copy.lora)
+
+    def part(self, transfer_id: str, offset: int) -> AdapterPart:
+        return AdapterPart(
+            transfer_id=transfer_id,
+            digest=self.digest,
+            size_bytes=len(self.file),
+            offset=offset,
+            data=self.file[offset : offset + PART_BYTES],
+            lora=self.lora,
+        )
 
 
 class AdapterSender:
@@ -58,6 +72,8 @@ class AdapterSender:
         )
         self._waiting: dict[str, list[SendAdapter]] = {}
         """By the model whose request will make their sampler."""
+        self._outgoing: deque[Callable[[], AdapterPart]] = deque()
+        """Parts that are not sent yet, made when they are."""
 
     def add(self, request: SendAdapter) -> None:
         weights = request.weights
@@ -71,6 +87,15 @@ class AdapterSender:
             return
         self.files.submit(lambda: PackedAdapter.of(copy), lambda packed, error: self._packed(request, packed, error))
 
+    @property
+    def has_work(self) -> bool:
+        return bool(self._outgoing)
+
+    def send_some(self) -> None:
+        """A few parts: other work comes between those of a large adapter."""
+        for _ in range(min(PARTS_AT_ONCE, len(self._outgoing))):
+            self._send(self._outgoing.popleft()())
+
     def recheck(self, model_id: str) -> None:
         """The model has moved on, or is gone."""
         for request in self._waiting.pop(model_id, []):
@@ -78,6 +103,7 @@ class AdapterSender:
 
     def forget_all(self) -> None:
         self._waiting.clear()
+        self._outgoing.clear()
 
     def _weights(self, weights: KeptSampler | SavedAdapter) -> Weights:
         if isinstance(weights, SavedAdapter):
@@ -88,19 +114,9 @@ class AdapterSender:
         if packed is None:
             self._refuse(request, error or RuntimeError("nothing was packed"))
             return
-        size_bytes, whole = len(packed.file), memoryview(packed.file)
-        log.info("sending_adapter digest=%s bytes=%d", packed.digest[:12], size_bytes)
-        for offset in range(0, size_bytes, PART_BYTES):
-            self._send(
-                AdapterPart(
-                    transfer_id=request.transfer_id,
-                    digest=packed.digest,
-                    size_bytes=size_bytes,
-                    offset=offset,
-                    data=bytes(whole[offset : offset + PART_BYTES]),
-                    lora=packed.lora,
-                )
-            )
+        log.info("sending_adapter digest=%s bytes=%d", packed.digest[:12], len(packed.file))
+        offsets = range(0, len(packed.file), PART_BYTES)
+        self._outgoing.extend(partial(packed.part, request.transfer_id, offset) for offset in offsets)
 
     def _refuse(self, request: SendAdapter, error: Exception) -> None:
         failure = failure_of(error, f"SendAdapter weights={request.weights}")

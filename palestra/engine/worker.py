@@ -120,6 +120,7 @@ class EngineWorker:
                 self._said_leaving = True
                 self._send(Leaving())
             self.files.collect()
+            self.sending.send_some()
             worked = self._quantum()
             self.heartbeat.busy("copying for files")
             self.sampler_cache.make_room()
@@ -135,7 +136,7 @@ class EngineWorker:
 
     @property
     def _has_work(self) -> bool:
-        return self.training.has_work or self.samples.has_work
+        return self.training.has_work or self.samples.has_work or self.sending.has_work
 
     def _quantum(self) -> bool:
         """Whether there was anything to compute."""

@@ -42,6 +42,7 @@ from palestra.types.engine import (
 log = structlog.get_logger()
 
 LIVENESS_MS = 5000
+MAX_MESSAGE_BYTES = 256 << 20  # far more than the largest sample
 LOOK_AGAIN_S = (0.0, 0.2, 1.0)  # after a connection has ended: the socket learns it a moment later than we
 
 
@@ -89,6 +90,7 @@ class ReplicaPort:
             (zmq.HEARTBEAT_IVL, LIVENESS_MS),
             (zmq.HEARTBEAT_TIMEOUT, 3 * LIVENESS_MS),
             (zmq.IPV6, 1),
+            (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES),
         ):
             self._socket.setsockopt(option, value)
         self._socket.curve_secretkey, self._socket.curve_server = self._key, True
@@ -135,7 +137,8 @@ class ReplicaPort:
         )
 
     def _is_valid(self, ticket: ReplicaTicket) -> bool:
-        return hmac.compare_digest(self._signature(ticket.replica_id, ticket.base_model), ticket.signature)
+        signature = self._signature(ticket.replica_id, ticket.base_model)
+        return hmac.compare_digest(signature.encode(), ticket.signature.encode())
 
     def _signature(self, replica_id: str, base_model: str) -> str:
         return self._digest(msgspec.json.encode(["palestra replica", replica_id, base_model])).hex()
