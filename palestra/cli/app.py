@@ -38,6 +38,7 @@ COMMANDS = [
     LazyCommand(
         "platform", "palestra.cli.platform.commands:platform", "Serve local task apps, list them, make tasks, play one."
     ),
+    LazyCommand("replica", "palestra.cli.replica:replica", "Sample for a running server, on this machine or another."),
     LazyCommand("rollout", "palestra.cli.run.rollout:rollout", "List and read the rollouts of training runs."),
     LazyCommand(
         "run",

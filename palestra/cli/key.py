@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-RIGHTS = ["admin", "trainer", "worker", "episode", "metrics"]
+RIGHTS = ["admin", "trainer", "worker", "episode", "metrics", "replica"]
 FIRST = (
     "this is the first key: from now on, also a server on a loopback address needs a valid key from "
     "everyone and answers 401 without one; running servers notice within 2 seconds"

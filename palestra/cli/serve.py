@@ -78,7 +78,7 @@ def serve(
 ) -> None:
     """Serve models: training and sampling by Tinker's API. Without --model, it serves Ephebe, the small bundled model.
 
-    Any setting can be given as KEY=VALUE, such as limits.max_models=64 or models.0.threads=2;
+    Any setting can be given as KEY=VALUE, such as limits.max_models=64 or models.0.replicas=2;
     `palestra config schema serve` lists them all.
     """
     from palestra.config import ConfigError, Override

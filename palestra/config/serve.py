@@ -52,6 +52,10 @@ def _power_of_two(number: int) -> int:
     return number
 
 
+def _replicas(given: object) -> object:
+    return {"count": given} if isinstance(given, int) and not isinstance(given, bool) else given
+
+
 def _pattern(text: str) -> str:
     return check_pattern(text).pattern
 
@@ -120,6 +124,27 @@ class ParallelConfig(Config):
     is gathered before it computes."""
 
 
+class ReplicasConfig(Config):
+    """Processes of Palestra's own engine that only sample, from adapters they are sent. See docs/replicas.md."""
+
+    count: int = Field(default=0, ge=0)
+    """Number of processes to start on this machine. More may join with `palestra replica`."""
+    devices: list[str] = Field(default=[])
+    """Device of each process that is started: cpu, cuda:1 … Empty: the model's."""
+    max_adapters: PositiveInt = 64
+    """Adapters at each replica. Beyond it, the least recently used ones are dropped and sent again on use."""
+    max_in_flight: PositiveInt = 512
+    """Maximum number of requests at each replica; more wait at the server."""
+    wait_s: PositiveFloat = 300.0
+    """How long a sample waits while there is no replica, before it fails."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> ReplicasConfig:
+        if self.devices and len(self.devices) != self.count:
+            raise ValueError(f"devices has {len(self.devices)} entries for {self.count} replicas")
+        return self
+
+
 class ModelConfig(Config):
     """A base model and the settings of its worker process."""
 
@@ -180,9 +205,14 @@ class ModelConfig(Config):
     sampler: Literal["torch", "vllm"] = "torch"
     """torch: the worker trains and samples. vllm: the worker trains, and vLLM samples."""
     vllm: VllmConfig = VllmConfig()
+    replicas: Annotated[ReplicasConfig | None, BeforeValidator(_replicas)] = None
+    """Sampler replicas: a number of processes to start here, or their settings. With them the worker only trains. 0:
+    all replicas join from elsewhere. None: the worker trains and samples."""
 
     @model_validator(mode="after")
     def _has_its_sampler(self) -> ModelConfig:
+        if self.sampler == "vllm" and self.replicas is not None:
+            raise ValueError("replicas are for sampler=torch; the number of vLLM servers is vllm.replicas")
         if self.sampler == "vllm" and not self.vllm.urls and self.vllm.python is None:
             raise ValueError(
                 "sampler=vllm needs the addresses of running servers (vllm.urls), or the Python that has "
@@ -256,6 +286,9 @@ class ServeLimits(Config):
     share."""
     max_models: PositiveInt = 1024
     """Trained models alive at once, for each base model."""
+    max_adapter_bytes: PositiveInt = 16 << 30
+    """Size of the adapters kept on disk for replicas; the least recently used ones beyond it are deleted, and asked for
+    again from the worker that trains them."""
     max_routing_bytes: PositiveInt = 1 << 30
     """Size of the records of experts that sampled sequences visited (replay_routing); the oldest beyond it are
     dropped."""
@@ -395,6 +428,10 @@ class ServeConfig(Config):
     worker_stall_s: NonNegativeFloat = 600.0
     """A worker that is stuck in one computation for this time is ended and restarted. The default is far more than the
     longest micro-batch takes. 0: never."""
+    replica_port: int | None = Field(default=None, ge=1, le=65535)
+    """TCP port at which sampler replicas elsewhere join, encrypted. None: none can. See docs/replicas.md."""
+    replica_host: str | None = Field(default=None, min_length=1)
+    """Address of that port. None: the server's."""
     require_key: Literal["auto", "always"] = "auto"
     """auto: not on a loopback address without keys, where everyone is one owner and any key is accepted."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -445,7 +482,7 @@ MAX_BEAT_S = 5.0
 def worker_config(serve: ServeConfig, model: ModelConfig, address: str, state: Path) -> WorkerConfig:
     """`address` is the ZeroMQ endpoint that the server binds, `state` a folder for this worker alone."""
     fields: JsonObject = {
-        **model.model_dump(exclude={"path", "name", "tool_format", "sampler", "vllm", "gpus", "parallel"}),
+        **model.model_dump(exclude={"path", "name", "tool_format", "sampler", "vllm", "gpus", "parallel", "replicas"}),
         "device": model.devices[0],
         "shard": model.parallel.shard,
         "devices": model.devices if len(model.devices) > 1 else (),
@@ -455,6 +492,14 @@ def worker_config(serve: ServeConfig, model: ModelConfig, address: str, state: P
         "max_models": serve.limits.max_models,
         "beat_every_s": min(MAX_BEAT_S, serve.worker_silence_s / BEATS_IN_SILENCE or MAX_BEAT_S),
     }
-    if model.sampler != "torch" and model.cache_tokens is None:
+    if (model.sampler != "torch" or model.replicas is not None) and model.cache_tokens is None:
         fields["cache_tokens"] = 1  # it never samples
     return msgspec.convert(fields, WorkerConfig)
+
+
+def replica_config(serve: ServeConfig, model: ModelConfig, number: int, address: str, state: Path) -> WorkerConfig:
+    """The same for a replica on this machine."""
+    assert model.replicas is not None
+    config = worker_config(serve, model, address, state)
+    device = model.replicas.devices[number] if model.replicas.devices else model.device
+    return msgspec.structs.replace(config, role="sampler", device=device, cache_tokens=model.cache_tokens)

@@ -77,6 +77,15 @@ class BackendLoad:
     kv_used: float
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterCopy:
+    """Frozen weights, copied to be sent to replicas."""
+
+    lora: LoraConfig
+    pack: Callable[[], bytes]
+    """Makes the file, from any thread."""
+
+
 class BackendBroken(Exception):
     """Nothing can be computed here any more: the process must end, the next one replays."""
 
@@ -154,6 +163,7 @@ class ComputeBackend(Protocol):
     def frozen_row(self, frozen: Weights) -> NDArray[np.float32]: ...
     def place_row(self, lora: LoraConfig, row: NDArray[np.float32]) -> Weights: ...
     def open_folder(self, folder: str) -> Weights: ...
+    def copy_adapter(self, frozen: Weights) -> AdapterCopy: ...
     def weights_key(self, weights: Weights) -> int:
         """Equal keys, equal weights, and the memory counts once."""
         ...

@@ -14,12 +14,14 @@ import time
 
 import zmq
 
+from palestra.engine.server_link import encrypt
 from palestra.types.engine import WorkerHeartbeat, encode_message
 
 
 class HeartbeatSender:
-    def __init__(self, address: str, every_s: float):
+    def __init__(self, address: str, every_s: float, worker_id: str, server_key: str | None = None):
         self._address, self._every_s = address, every_s
+        self._worker_id, self._server_key = worker_id, server_key
         self._now: tuple[str, float] | None = None
         """What the loop does and since when; None while it waits for messages. One object, so that two threads can
         share it without a lock."""
@@ -41,14 +43,16 @@ class HeartbeatSender:
 
     def beat(self) -> WorkerHeartbeat:
         if (now := self._now) is None:
-            return WorkerHeartbeat(pid=os.getpid())
+            return WorkerHeartbeat(pid=os.getpid(), worker_id=self._worker_id)
         doing, since = now
-        return WorkerHeartbeat(pid=os.getpid(), doing=doing, busy_s=time.monotonic() - since)
+        busy_s = time.monotonic() - since
+        return WorkerHeartbeat(pid=os.getpid(), worker_id=self._worker_id, doing=doing, busy_s=busy_s)
 
     def _run(self) -> None:
         with zmq.Context() as context, context.socket(zmq.DEALER) as socket:  # a socket belongs to one thread
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.IMMEDIATE, 1)  # old beats are worth nothing
+            encrypt(socket, self._server_key)
             socket.connect(self._address)
             while not self._ended.wait(self._every_s):
                 with contextlib.suppress(zmq.Again):  # no server on the line

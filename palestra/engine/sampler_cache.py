@@ -25,9 +25,10 @@ from palestra.engine.files import (
     read_tensors,
     write_tensors,
 )
-from palestra.engine.queues import QueuedModel
+from palestra.engine.queues import ModelTable, QueuedModel
 from palestra.model import AdapterError, DataError
 from palestra.types import LoraConfig
+from palestra.types.engine import KeptSampler
 
 log = logging.getLogger(__name__)
 
@@ -141,6 +142,24 @@ class SamplerCache:
             kept.weights = self.backend.place_row(kept.lora, row)
         self._touch(kept)
         return kept.weights
+
+    def get(self, sampler_id: str) -> Weights:
+        found = self.find(sampler_id)
+        if found is None:
+            raise DataError(
+                f"sampler {sampler_id!r} no longer exists: its session ended, or its weights were not stored"
+            )
+        return found
+
+    def is_awaited(self, sampler: KeptSampler, table: ModelTable) -> bool:
+        """Whether it does not exist yet, because its model has not come to the request that makes it."""
+        model = table.models.get(sampler.model_id)
+        return sampler.sampler_id not in self.kept and model is not None and model.applied_seq < sampler.seq_id
+
+    def close(self, folder: str) -> None:
+        """Frees what was opened from a folder that goes."""
+        if (opened := self._opened.get(folder)) is not None:
+            self._unload(opened)
 
     def open(self, folder: str) -> Weights:
         """A checkpoint folder. It can be read again, so it is never spooled."""

@@ -14,13 +14,13 @@ from palestra.engine.backend import ComputeBackend, SampleStep, Weights, raise_i
 from palestra.engine.queues import ModelTable, failure_of
 from palestra.engine.sampler_cache import SamplerCache
 from palestra.engine.stats import Counters
-from palestra.model import DataError
 from palestra.types import SampleResult
 from palestra.types.engine import (
     BaseModel,
     EngineFailure,
     FromWorker,
     KeptSampler,
+    PlacedAdapter,
     Sample,
     Sampled,
     SavedAdapter,
@@ -58,6 +58,7 @@ class SamplingExecutor:
         send: Callable[[FromWorker], None],
         *,
         max_rows: int,
+        placed_folder: Callable[[str], str],
     ):
         self.backend, self.table, self.sampler_cache, self.counters, self._send = (
             backend,
@@ -66,6 +67,8 @@ class SamplingExecutor:
             counters,
             send,
         )
+        self._placed_folder = placed_folder
+        """Where the adapter with this digest is."""
         self._max_rows = 2 * max_rows  # enough to keep the batch full; the rest waits without holding weights
         self._waiting: dict[str, dict[str, Sample]] = {}
         """By the model whose request will make their sampler."""
@@ -100,11 +103,9 @@ class SamplingExecutor:
 
     def add(self, sample: Sample) -> None:
         weights = sample.weights
-        if isinstance(weights, KeptSampler) and weights.sampler_id not in self.sampler_cache.kept:
-            model = self.table.models.get(weights.model_id)
-            if model is not None and model.applied_seq < weights.seq_id:
-                self._waiting.setdefault(weights.model_id, {})[sample.request_id] = sample
-                return
+        if isinstance(weights, KeptSampler) and self.sampler_cache.is_awaited(weights, self.table):
+            self._waiting.setdefault(weights.model_id, {})[sample.request_id] = sample
+            return
         if sample.request_id not in self._numbers:
             self._queue[sample.request_id] = sample
 
@@ -179,12 +180,9 @@ class SamplingExecutor:
             case SavedAdapter(folder=folder):
                 return self.sampler_cache.open(folder)
             case KeptSampler(sampler_id=sampler_id):
-                found = self.sampler_cache.find(sampler_id)
-                if found is None:
-                    raise DataError(
-                        f"sampler {sampler_id!r} no longer exists: its session ended, or its weights were not stored"
-                    )
-                return found
+                return self.sampler_cache.get(sampler_id)
+            case PlacedAdapter(digest=digest):
+                return self.sampler_cache.open(self._placed_folder(digest))
 
     def _step(self) -> None:
         start = time.perf_counter()

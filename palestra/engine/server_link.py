@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 HELLO_EVERY_S = 1.0
 SILENCE_S = 10.0  # the server pings every few seconds
 INTAKE = 256  # messages taken in at once, so that a flood does not stop the computing
+LIVENESS_MS = 5000
 LINGER_MS = 2000  # for the last words of a worker that exits
 
 
@@ -35,7 +36,7 @@ class Received:
 
 
 class ServerLink:
-    def __init__(self, *, timeout_s: float, hello: Callable[[str], Hello]):
+    def __init__(self, *, timeout_s: float, hello: Callable[[str], Hello], server_key: str | None = None):
         self.worker_id = uuid.uuid4().hex
         self.epoch = b""
         self._timeout_s, self._hello = timeout_s, hello
@@ -53,6 +54,7 @@ class ServerLink:
             (zmq.RECONNECT_IVL_MAX, 1000),
         ):
             self._socket.setsockopt(option, value)
+        encrypt(self._socket, server_key)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._bell, self._rope = socket.socketpair()
         for end in (self._bell, self._rope):
@@ -142,6 +144,15 @@ class ServerLink:
                 continue
             self._welcome, self._received_at = True, time.monotonic()
             yield Received(message, len(frames[1]))
+
+
+def encrypt(socket: zmq.Socket, server_key: str | None) -> None:
+    """Before it connects: nobody but the holder of that key can read what it sends, or answer it."""
+    if server_key is not None:
+        socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+        socket.curve_serverkey = server_key.encode()
+        socket.setsockopt(zmq.HEARTBEAT_IVL, LIVENESS_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * LIVENESS_MS)  # a machine that is gone says no goodbye
 
 
 def _decode(frames: list[bytes]) -> ToWorker | None:

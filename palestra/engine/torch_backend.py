@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from palestra.engine.backend import BackendLoad, SampleStep
+from palestra.engine.backend import AdapterCopy, BackendLoad, SampleStep
 from palestra.engine.torch_trainer import TorchConfig, TorchTrainer, to_numpy
-from palestra.model import Adapter, Sampler, TokenizerError, load_snapshot
+from palestra.model import Adapter, Sampler, TokenizerError, load_snapshot, pack_adapter
 from palestra.types import LoraConfig, SampleRequest
 
 if TYPE_CHECKING:
@@ -74,6 +74,10 @@ class TorchBackend(TorchTrainer):
 
     def open_folder(self, folder: str) -> Adapter:
         return load_snapshot(self.pool, folder)
+
+    def copy_adapter(self, frozen: Adapter) -> AdapterCopy:
+        copy, dtype = self.pool.detach(frozen), self.pool.dtype
+        return AdapterCopy(frozen.config, lambda: pack_adapter(copy, base_model=self.base, dtype=dtype))
 
     def weights_key(self, weights: Adapter) -> int:
         return weights.weights_id

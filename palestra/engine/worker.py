@@ -11,9 +11,11 @@ import signal
 import time
 from pathlib import Path
 
+from palestra.engine.adapter_sending import AdapterSender
 from palestra.engine.backend import ComputeBackend
 from palestra.engine.files import FileThread
 from palestra.engine.heartbeat import HeartbeatSender
+from palestra.engine.placed_adapters import PlacedAdapters
 from palestra.engine.queues import ModelTable, QueuedModel
 from palestra.engine.sampler_cache import SamplerCache
 from palestra.engine.sampling import SamplingExecutor
@@ -23,13 +25,18 @@ from palestra.engine.stats import Counters, StatsClock
 from palestra.engine.time_share import TimeShare, Work
 from palestra.engine.training import TrainingExecutor
 from palestra.types.engine import (
+    AdapterPart,
     CancelSample,
+    DropAdapters,
     DropModel,
     DropSamplers,
     FromWorker,
     Hello,
+    Leaving,
     Ping,
+    PlaceAdapter,
     Sample,
+    SendAdapter,
     Stats,
     Stop,
     Stored,
@@ -47,16 +54,24 @@ class EngineWorker:
     def __init__(self, config: WorkerConfig, backend: ComputeBackend):
         self.config, self.backend = config, backend
         state = Path(config.state)
-        self.link = ServerLink(timeout_s=config.server_timeout_s, hello=self._hello)
-        self.heartbeat = HeartbeatSender(config.address, config.beat_every_s)
+        self.link = ServerLink(timeout_s=config.server_timeout_s, hello=self._hello, server_key=config.server_key)
+        self.heartbeat = HeartbeatSender(config.address, config.beat_every_s, self.link.worker_id, config.server_key)
         self.files = FileThread(self.link.wake)
         self.counters, self.clock = Counters(), StatsClock()
         self.table = ModelTable(self._send)
         self.sampler_cache = SamplerCache(
             backend, self.files, state / "samplers", memory_bytes=config.sampler_memory_bytes
         )
+        self.placed = PlacedAdapters(self.sampler_cache, self.files, state / "adapters", self._send)
+        self.sending = AdapterSender(backend, self.table, self.sampler_cache, self.files, self._send)
         self.samples = SamplingExecutor(
-            backend, self.table, self.sampler_cache, self.counters, self._send, max_rows=backend.max_sample_rows
+            backend,
+            self.table,
+            self.sampler_cache,
+            self.counters,
+            self._send,
+            max_rows=backend.max_sample_rows,
+            placed_folder=self.placed.folder_of,
         )
         self.training = TrainingExecutor(
             backend,
@@ -83,6 +98,8 @@ class EngineWorker:
         self.share = TimeShare(config.sample_share)
         self._epoch = ""
         self._stopping = False
+        self._is_leaving = self._said_leaving = False
+        """Whether a replica was asked to end, and has told the server."""
 
     def run(self) -> None:
         """Until it is told to stop, or has heard of no server for too long."""
@@ -100,7 +117,11 @@ class EngineWorker:
                 break
             for received in messages:
                 self._take_in(received)
+            if self._is_leaving and not self._said_leaving:
+                self._said_leaving = True
+                self._send(Leaving())
             self.files.collect()
+            self.sending.send_some()
             worked = self._quantum()
             self.heartbeat.busy("copying for files")
             self.sampler_cache.make_room()
@@ -116,7 +137,7 @@ class EngineWorker:
 
     @property
     def _has_work(self) -> bool:
-        return self.training.has_work or self.samples.has_work
+        return self.training.has_work or self.samples.has_work or self.sending.has_work
 
     def _quantum(self) -> bool:
         """Whether there was anything to compute."""
@@ -153,6 +174,14 @@ class EngineWorker:
                 self._drop(model_id)
             case Welcome(epoch=epoch):
                 self._welcomed(epoch)
+            case SendAdapter() as request:
+                self.sending.add(request)
+            case PlaceAdapter() as place:
+                self.placed.place(place)
+            case AdapterPart() as part:
+                self.placed.take(part)
+            case DropAdapters(digests=digests):
+                self.placed.drop(digests)
             case Stop():
                 self._stopping = True
             case Ping():
@@ -163,9 +192,13 @@ class EngineWorker:
             log.info("welcome epoch=%s", epoch)
             self._epoch = epoch
             self.samples.abort_all()
+            self.sending.forget_all()
+            self.placed.forget_fetches()
+            self._said_leaving = False
 
     def _applied(self, model: QueuedModel) -> None:
         self.samples.recheck(model.model_id)
+        self.sending.recheck(model.model_id)
         self.snapshots.on_applied(model)
 
     def _drop(self, model_id: str) -> None:
@@ -177,6 +210,7 @@ class EngineWorker:
         if model.weights is not None:
             self.backend.free(model.weights)
         self.samples.recheck(model_id)
+        self.sending.recheck(model_id)
 
     def _send(self, message: FromWorker) -> None:
         self.link.send(message)
@@ -189,6 +223,8 @@ class EngineWorker:
             models=self.table.states(),
             sampler_ids=list(self.sampler_cache.kept),
             unstored=list(self.table.unstored.values()),
+            placed=sorted(self.placed.digests),
+            ticket=self.config.ticket,
         )
 
     def _stats(self) -> Stats:
@@ -208,8 +244,12 @@ class EngineWorker:
 
     def _watch_signals(self) -> None:
         def stop(*_: object) -> None:
-            self._stopping = True
+            if self.config.role == "sampler" and self.link.epoch and not self._is_leaving:
+                self._is_leaving = True  # a second signal ends it at once
+            else:
+                self._stopping = True
 
         signal.signal(signal.SIGTERM, stop)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server owns the terminal
+        # The server owns the terminal, unless it is elsewhere.
+        signal.signal(signal.SIGINT, signal.SIG_IGN if self.config.ticket is None else stop)
         signal.set_wakeup_fd(self.link.wake_fd, warn_on_full_buffer=False)

@@ -15,7 +15,14 @@ from palestra.model.errors import (
 )
 from palestra.model.loading.model_folder import Model, load_model, load_tokenizer
 from palestra.model.loading.spec import ModelSpec
-from palestra.model.lora.adapter_files import load_adapter, load_into, load_snapshot, save_adapter
+from palestra.model.lora.adapter_files import (
+    load_adapter,
+    load_into,
+    load_snapshot,
+    pack_adapter,
+    save_adapter,
+    unpack_adapter,
+)
 from palestra.model.lora.adapters import Adapter, AdapterPool
 from palestra.model.lora.merged_export import export_merged
 from palestra.model.sampling.running_requests import Failed, Finished, StepOutput, TokenEvent
@@ -59,6 +66,8 @@ __all__ = [
     "load_model",
     "load_snapshot",
     "load_tokenizer",
+    "pack_adapter",
     "router_metrics",
     "save_adapter",
+    "unpack_adapter",
 ]

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from palestra import __version__
+from palestra.server import engine_api
 from palestra.server.agentjet.routes import playing_router
 from palestra.server.agentjet.trainer_routes import engine_router
 from palestra.server.core.core import Core
@@ -51,7 +52,22 @@ from palestra.util.json_types import JsonObject
 log = structlog.get_logger()
 
 DATA_ROUTES = frozenset(f"/api/v1/{name}" for name in ("forward_backward", "forward", "asample", "sample"))
+OPEN_AT_START = ("/engine/", "/healthz")
 MAX_OTHER_BYTES = 16 << 20  # limit for all other routes
+
+
+class StartingGate:
+    """While engines start, only the routes that they need are open; all others answer 503."""
+
+    def __init__(self, app: ASGIApp):
+        self._app, self.is_open = app, False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.is_open or scope["type"] != "http" or scope["path"].startswith(OPEN_AT_START):
+            await self._app(scope, receive, send)
+        else:
+            refusal = JSONResponse({"detail": "the server is starting"}, 503, {"retry-after": "1"})
+            await refusal(scope, receive, send)
 
 
 def create_app(services: ServerServices) -> RequestLog:
@@ -83,13 +99,14 @@ def _routed(services: ServerServices, authenticator: Authenticator) -> FastAPI:
     lookup = Lookup(services.core)
     samplers = SamplingSessions(services.core, lookup)
     app.state.core, app.state.episodes, app.state.trainer = services.core, services.episodes, services.agentjet_trainer
+    app.state.replica_port = services.replica_port
     app.state.tinker = TinkerService(services.core, lookup, samplers)
     app.state.model_api = ModelApi(services.core, samplers, services.episodes)
     app.state.authenticator = authenticator
     app.state.max_body_bytes = config.limits.max_body_bytes
     for routes in (
         *(routes_service, routes_training, routes_sampling, routes_futures, routes_rest),
-        *(episode_routes, player_routes, looking_routes),
+        *(episode_routes, player_routes, looking_routes, engine_api),
     ):
         app.include_router(routes.router)
     app.include_router(playing_router)
@@ -133,12 +150,11 @@ async def _healthz() -> dict[str, str]:
 async def _readyz(request: Request) -> Response:
     """200 if every engine is up and the disks are writable; else 503 with the reasons."""
     core: Core = request.app.state.core
-    samplers = core.sampling.runners
-    away = [worker.name for worker in core.all_workers if not (worker.link.is_up and samplers[worker].is_up)]
-    reasons = [f"{name}: the engine is not running" for name in away] + await core.disks.troubles()
+    away = core.engine_troubles()
+    reasons = [f"{name}: {why}" for name, why in away.items()] + await core.disks.troubles()
     if core.is_stopping:
         reasons.append("the server is being stopped")
-    response = {"ready": not reasons, "waiting_for": away, "reasons": reasons}
+    response = {"ready": not reasons, "waiting_for": list(away), "reasons": reasons}
     return JSONResponse(response, status_code=503 if reasons else 200)
 
 

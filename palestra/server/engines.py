@@ -5,28 +5,24 @@ Owns: making them from the config. Never touches: starting them, their requests.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 
-from palestra.config.serve import ModelConfig, worker_config
+from palestra.config.serve import ModelConfig, ServeConfig, replica_config, worker_config
 from palestra.server.core.core import Core
 from palestra.server.core.sample_runners import SampleRunner, WorkerRunner
 from palestra.server.core.watchdog import WatchdogTimeouts
 from palestra.server.core.worker_link import address_in
 from palestra.server.core.worker_messages import WorkerMessages
 from palestra.server.core.workers import WorkerError, WorkerHandle
-from palestra.types.engine import KeptSampler, encode_message
-
-LOOK_AGAIN_S = 60.0
+from palestra.server.replicas.engine_runner import EngineRunner
+from palestra.server.replicas.replica_port import ReplicaPort
+from palestra.types.engine import Sampled, encode_message
 
 
 def add_engines(core: Core) -> None:
-    config, messages = core.config, WorkerMessages(core)
-    patience = WatchdogTimeouts(
-        start_s=config.worker_start_s,
-        silence_s=config.worker_silence_s,
-        stall_s=config.worker_stall_s,
-    )
+    config, messages, patience = core.config, WorkerMessages(core), _patience(core.config)
     for model in config.models:
         name = _folder_name(config.state, model.name)
         state = config.state / name
@@ -41,36 +37,71 @@ def add_engines(core: Core) -> None:
             write_wait_s=config.write_wait_s,
         )
         core.workers.update(dict.fromkeys(model.name, worker))
-        core.sampling.runners[worker] = _runner(core, worker, model)
+        core.sampling.runners[worker] = _runner(core, worker, model, patience)
+
+
+def open_replica_port(core: Core) -> ReplicaPort | None:
+    """Opens the port at which replicas elsewhere join, if there is to be one. Raises WorkerError if it is taken."""
+    config = core.config
+    if config.replica_port is None:
+        return None
+
+    def find(base_model: str) -> EngineRunner | None:
+        worker = core.workers.get(base_model)
+        runner = core.sampling.runners.get(worker) if worker is not None else None
+        return runner if isinstance(runner, EngineRunner) else None
+
+    port, host = ReplicaPort(core.secret, find, _patience(config)), config.replica_host or config.host
+    try:
+        port.open(host, config.replica_port)
+    except OSError as e:
+        raise WorkerError(f"cannot listen on {host}:{config.replica_port} ({e}); choose another replica_port") from None
+    return port
+
+
+def _patience(config: ServeConfig) -> WatchdogTimeouts:
+    return WatchdogTimeouts(
+        start_s=config.worker_start_s, silence_s=config.worker_silence_s, stall_s=config.worker_stall_s
+    )
 
 
 async def start_engine(core: Core, worker: WorkerHandle) -> None:
-    await worker.start()
-    await core.sampling.runners[worker].start()
+    runner = core.sampling.runners[worker]
+    if isinstance(runner, EngineRunner):  # both load the same model, and neither needs the other for it
+        await asyncio.gather(worker.start(), runner.start())
+    else:
+        await worker.start()
+        await runner.start()
 
 
-def _runner(core: Core, worker: WorkerHandle, model: ModelConfig) -> SampleRunner:
-    if model.sampler == "torch":
+def _runner(core: Core, worker: WorkerHandle, model: ModelConfig, patience: WatchdogTimeouts) -> SampleRunner:
+    if model.sampler == "torch" and model.replicas is None:
         return WorkerRunner(worker, lambda worker: core.training.dispatcher(worker).is_quarantined)
-    from palestra.server.vllm.runner import VllmRunner
 
-    async def until_saved(kept: KeptSampler) -> None:
-        """Waits until the weights are saved, or until it is certain that they never will be."""
-        model = core.training.models.get(kept.model_id)
-        future = model.futures.get(kept.seq_id) if model is not None else None
-        while future is not None and not future.is_done and not core.is_stopping:
-            await future.wait(LOOK_AGAIN_S)
+    def on_sampled(message: Sampled) -> None:
+        core.sampling.on_sampled(message, encode_message(message))
 
-    return VllmRunner(
-        worker,
-        model,
-        core.metrics,
-        core.config.state,
-        is_live=lambda sampler_id: sampler_id in core.sampling.samplers,
-        until_saved=until_saved,
-        on_sampled=lambda message: core.sampling.on_sampled(message, encode_message(message)),
-        on_streamed=core.sampling.on_streamed,
-    )
+    ends = {"on_sampled": on_sampled, "on_streamed": core.sampling.on_streamed}
+    if model.sampler == "vllm":
+        from palestra.server.vllm.process import AdapterSource
+        from palestra.server.vllm.runner import VllmRunner
+
+        def source() -> AdapterSource:
+            return AdapterSource(core.own_url, core.replica_key)
+
+        return VllmRunner(worker, model, core.metrics, core.adapters, source, core.config.state, **ends)
+    assert model.replicas is not None
+    runner, config = EngineRunner(worker, model.replicas, core.metrics, core.adapters, **ends), core.config
+    folder = Path(worker.config.state)
+    for number in range(model.replicas.count):
+        name = f"{folder.name}-replica-{number}"
+        runner.add_local(
+            replica_config(config, model, number, address_in(config.state, name), folder / f"replica-{number}"),
+            config.state / "logs" / f"{name}.log",
+            patience=patience,
+            write_wait_s=config.write_wait_s,
+        )
+    return runner
 
 
 def _folder_name(state: Path, names: list[str]) -> str:

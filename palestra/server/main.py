@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import ipaddress
 import resource
 import signal
 import socket
@@ -15,7 +16,7 @@ import structlog
 from palestra.chat.errors import ChatError
 from palestra.config.serve import ModelConfig, ServeConfig
 from palestra.net.serving import HttpBounds, HttpServer
-from palestra.server.app import create_app
+from palestra.server.app import StartingGate, create_app
 from palestra.server.core.workers import WorkerError
 from palestra.server.http.logs import set_up_logs
 from palestra.server.services import ServerServices
@@ -85,10 +86,14 @@ async def _serve(config: ServeConfig, with_parent: bool) -> None:
 
 async def _until_stopped(config: ServeConfig, listeners: list[socket.socket], stop: asyncio.Event) -> None:
     started = time.monotonic()
-    async with ServerServices.open(config) as services:
-        first_key = await _first_key(config, services.store)
+    running: list[tuple[HttpServer, StartingGate, asyncio.Task[None]]] = []
+
+    def serve(services: ServerServices) -> None:
+        """Engines that start need the server, so it is there before them."""
+        services.core.own_url = _own_url(listeners[0])
+        gate = StartingGate(create_app(services))
         server = HttpServer(
-            create_app(services),
+            gate,
             bounds=HttpBounds(head_timeout_s=config.limits.head_timeout_s),
             ws="none",  # clients that try one are told to send requests instead
             backlog=BACKLOG,
@@ -100,16 +105,26 @@ async def _until_stopped(config: ServeConfig, listeners: list[socket.socket], st
         )
         for listener in listeners:
             listener.listen(BACKLOG)
-        serving = asyncio.create_task(server.serve(listeners))
-        _announce(services, [_url(listener) for listener in listeners], first_key, time.monotonic() - started)
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        log.info("stopping")
-        await services.agentjet_trainer.close()  # while the server still runs, so that the trainer can log off
-        services.begin_shutdown()
-        server.should_exit = True
-        stopping.cancel()
-        await serving
+        running.append((server, gate, asyncio.create_task(server.serve(listeners))))
+
+    try:
+        async with ServerServices.open(config, before_engines=serve) as services:
+            ((server, gate, serving),) = running
+            first_key = await _first_key(config, services.store)
+            gate.is_open = True
+            _announce(services, [_url(listener) for listener in listeners], first_key, time.monotonic() - started)
+            stopping = asyncio.create_task(stop.wait())
+            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            log.info("stopping")
+            await services.agentjet_trainer.close()  # while the server still runs, so that the trainer can log off
+            services.begin_shutdown()
+            server.should_exit = True
+            stopping.cancel()
+            await serving
+    finally:
+        for server, _, serving in running:
+            server.should_exit = True
+            await serving
 
 
 def _bind(host: str, port: int, setting: str) -> socket.socket:
@@ -126,6 +141,14 @@ def _bind(host: str, port: int, setting: str) -> socket.socket:
 
 def _url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _own_url(listener: socket.socket) -> str:
+    """The address for processes on this machine."""
+    host, port = listener.getsockname()[:2]
+    if ipaddress.ip_address(host).is_unspecified:
+        host = "::1" if ":" in host else "127.0.0.1"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

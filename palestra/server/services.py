@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from palestra.config.serve import ServeConfig
@@ -20,7 +20,7 @@ from palestra.server.core.core import Core
 from palestra.server.core.maintenance import Maintenance
 from palestra.server.core.restore import restore
 from palestra.server.core.task_replays import TaskReplays
-from palestra.server.engines import add_engines, start_engine
+from palestra.server.engines import add_engines, open_replica_port, start_engine
 from palestra.store import Journal, Store
 from palestra.store.settings import setting_once
 
@@ -34,10 +34,14 @@ class ServerServices:
         self.agentjet_trainer = AgentJetTrainer(config, store, self.episodes.broker)
         self.replays = TaskReplays(store)
         self._upkeep = Maintenance(self.core)
+        self.replica_port = open_replica_port(self.core)
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, config: ServeConfig) -> AsyncIterator[ServerServices]:
+    async def open(
+        cls, config: ServeConfig, before_engines: Callable[[ServerServices], None] = lambda _: None
+    ) -> AsyncIterator[ServerServices]:
+        """`before_engines` is called when all but the engines is there."""
         async with AsyncExitStack() as stack:
             config.state.mkdir(parents=True, exist_ok=True)
             store = Store.open(config.database, patience_s=config.write_wait_s)
@@ -57,6 +61,7 @@ class ServerServices:
             await restore(core)
             await stack.enter_async_context(services.episodes.running())
             stack.push_async_callback(services._close)
+            before_engines(services)
             await asyncio.gather(*(start_engine(core, worker) for worker in core.all_workers))
             await stack.enter_async_context(services.agentjet_trainer.running())
             await stack.enter_async_context(services.replays.running())
@@ -72,6 +77,9 @@ class ServerServices:
         self.begin_shutdown()
         core = self.core
         await asyncio.gather(*(r.stop() for r in core.sampling.runners.values()), return_exceptions=True)
+        if self.replica_port is not None:
+            await self.replica_port.close()
+        await core.adapters.close()
         await asyncio.gather(*(worker.stop() for worker in core.all_workers), return_exceptions=True)
         await core.training.writing.settle_down()
         await self._upkeep.flush()

@@ -206,6 +206,8 @@ class Rights(StrEnum):
     WORKER = "worker"
     EPISODE = "episode"
     METRICS = "metrics"
+    REPLICA = "replica"
+    """For samplers elsewhere: they see the adapters and samples of all owners."""
 
 
 class Key(Struct, frozen=True, kw_only=True):

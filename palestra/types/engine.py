@@ -94,7 +94,13 @@ class SavedAdapter(Struct, frozen=True, kw_only=True, tag="saved"):
     folder: str
 
 
-SampleWeights = BaseModel | KeptSampler | SavedAdapter
+class PlacedAdapter(Struct, frozen=True, kw_only=True, tag="placed"):
+    """An adapter that a replica got by `PlaceAdapter`."""
+
+    digest: str
+
+
+SampleWeights = BaseModel | KeptSampler | SavedAdapter | PlacedAdapter
 
 
 class Sample(Struct, frozen=True, kw_only=True, tag="sample"):
@@ -142,7 +148,57 @@ class Stop(Struct, frozen=True, tag="stop"):
     """Asks the worker to snapshot every changed model and exit."""
 
 
-ToWorker = Train | Sample | Welcome | CancelSample | DropModel | DropSamplers | Stored | Ping | Stop
+# Adapters on their way from the worker that trains them to the replicas that sample from them
+
+
+class SendAdapter(Struct, frozen=True, kw_only=True, tag="send_adapter"):
+    """Asks the worker that trains for an adapter, which comes in parts. One that does not exist yet is waited for."""
+
+    transfer_id: str
+    weights: KeptSampler | SavedAdapter
+
+
+class AdapterPart(Struct, frozen=True, kw_only=True, tag="adapter_part"):
+    """A part of an adapter's file, which is PEFT's with its config in the metadata. From the worker that trains to the
+    server, and from there to replicas."""
+
+    transfer_id: str
+    """Between server and replica: the digest."""
+    digest: str
+    """SHA-256 of the whole file."""
+    size_bytes: int
+    """Size of the whole file. 0: the server no longer has it."""
+    offset: int
+    data: bytes
+    lora: LoraConfig | None = None
+    """From the worker that trains: the shape of the adapter."""
+
+
+class PlaceAdapter(Struct, frozen=True, kw_only=True, tag="place_adapter"):
+    """Asks a replica to get an adapter and keep it until `DropAdapters`. It answers with `AdapterPlaced`."""
+
+    digest: str
+
+
+class DropAdapters(Struct, frozen=True, kw_only=True, tag="drop_adapters"):
+    digests: list[str]
+
+
+ToWorker = (
+    Train
+    | Sample
+    | Welcome
+    | CancelSample
+    | DropModel
+    | DropSamplers
+    | Stored
+    | Ping
+    | Stop
+    | SendAdapter
+    | AdapterPart
+    | PlaceAdapter
+    | DropAdapters
+)
 
 # What a worker says
 
@@ -254,6 +310,14 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     """Which of `delta_nets`, `mambas` and `experts` adapters of this model train beside plain projections."""
 
 
+class ReplicaTicket(Struct, frozen=True, kw_only=True):
+    """Allows a replica elsewhere to join: signed by the server, which has checked its key and its base model."""
+
+    replica_id: str
+    base_model: str
+    signature: str
+
+
 class Hello(Struct, frozen=True, kw_only=True, tag="hello"):
     """Sent once a second until `Welcome`, and whenever the server has been silent for long."""
 
@@ -265,12 +329,17 @@ class Hello(Struct, frozen=True, kw_only=True, tag="hello"):
     sampler_ids: list[str]
     unstored: list[Trained]
     """Results that the server has not confirmed with `Stored`."""
+    placed: list[str] = []
+    """Digests of the adapters that a replica has."""
+    ticket: ReplicaTicket | None = None
+    """Of a replica elsewhere."""
 
 
 class WorkerHeartbeat(Struct, frozen=True, kw_only=True, tag="beat"):
     """Sign of life, sent every few seconds by a separate thread of the worker, whatever its compute loop does."""
 
     pid: int
+    worker_id: str = ""
     doing: str = ""
     """What the worker does; empty while it waits for messages."""
     busy_s: float = 0.0
@@ -314,7 +383,51 @@ class Stats(Struct, frozen=True, kw_only=True, tag="stats"):
     snapshots: int = 0
 
 
-FromWorker = Trained | Sampled | Streamed | Hello | WorkerHeartbeat | Snapshotted | Stats
+class AdapterRefused(Struct, frozen=True, kw_only=True, tag="adapter_refused"):
+    """The answer to `SendAdapter` if there is no such adapter."""
+
+    transfer_id: str
+    failure: EngineFailure
+
+
+class GetAdapterPart(Struct, frozen=True, kw_only=True, tag="get_adapter_part"):
+    """A replica asks for the next part of an adapter's file."""
+
+    digest: str
+    offset: int
+
+
+class AdapterPlaced(Struct, frozen=True, kw_only=True, tag="adapter_placed"):
+    """A replica can sample from an adapter now."""
+
+    digest: str
+    error: str = ""
+    """Why it cannot."""
+
+
+class Leaving(Struct, frozen=True, tag="leaving"):
+    """A replica was asked to end: it finishes the samples it has, gets no more, and waits for `Stop`."""
+
+
+FromWorker = (
+    Trained
+    | Sampled
+    | Streamed
+    | Hello
+    | WorkerHeartbeat
+    | Snapshotted
+    | Stats
+    | AdapterPart
+    | AdapterRefused
+    | GetAdapterPart
+    | AdapterPlaced
+    | Leaving
+)
+
+PART_BYTES = 4 << 20
+"""Size of an adapter's parts, without the last."""
+PACKED_CONFIG = "palestra_adapter_config"
+"""In the metadata of an adapter's file: its PEFT config."""
 
 encode_message = msgspec.msgpack.Encoder().encode
 decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode
@@ -330,6 +443,13 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Folder of the base model."""
     state: str
     """Folder for snapshots and samplers on disk, used by this worker alone."""
+    role: Literal["trainer", "sampler"] = "trainer"
+    """trainer: trains, and samples from its own weights. sampler: a replica, which samples from adapters it is sent."""
+    server_key: str | None = None
+    """Public CURVE key of the server, which encrypts the link. None: the link is not encrypted, and stays on this
+    machine."""
+    ticket: ReplicaTicket | None = None
+    """Of a replica elsewhere."""
     device: str = "auto"
     """`auto`: a GPU if there is one."""
     devices: tuple[str, ...] = ()

@@ -41,7 +41,7 @@ TO_A_DEAD_SERVER = {
     ("gym", "status"): [],
     ("train",): ["arithmetic", "--name", "r", "server_patience_s=0.1", "--display", "none"],
 }
-WAITING = {("agent", "play"), ("episode", "play")}  # a player may be there before its server
+WAITING = {("agent", "play"), ("episode", "play"), ("replica",)}  # they may be there before their server
 
 
 @pytest.fixture(autouse=True)

@@ -67,7 +67,9 @@ def test_the_example_in_the_help_works_without_a_model(serve):
     examples = re.findall(r"[a-z_0-9.]+=[0-9]+", palestra("serve", "--help").output)
     assert len(examples) == 2
     config = serve(*examples)
-    assert [(model.name, model.threads, model.device) for model in config.models] == [(["ephebe"], 2, "auto")]
+    (model,) = config.models
+    assert model.replicas is not None
+    assert (model.name, model.replicas.count, model.device) == (["ephebe"], 2, "auto")
     assert config.limits.max_models == 64
 
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from palestra.config import ConfigError, dump_config, load_config
-from palestra.config.serve import ModelConfig, ServeConfig, worker_config
+from palestra.config.serve import ModelConfig, ServeConfig, replica_config, worker_config
 from palestra.types.engine import WorkerConfig
 
 
@@ -48,9 +48,10 @@ def test_a_worker_is_told_every_setting_there_is(tmp_path):
     worker = worker_config(serve, model, "ipc:///s", tmp_path / "w")
     assert (worker.address, worker.model, worker.state) == ("ipc:///s", str(tmp_path), str(tmp_path / "w"))
     assert (worker.threads, worker.dtype, worker.sample_share, worker.max_models) == (2, "bfloat16", 0.25, 7)
-    own = {"path", "name", "tool_format", "sampler", "vllm", "gpus", "parallel"}  # the server's
-    made = {"address", "model", "state", "max_models", "beat_every_s", "devices", "shard"}
-    assert set(ModelConfig.model_fields) - own | made == set(WorkerConfig.__struct_fields__)
+    own = {"path", "name", "tool_format", "sampler", "vllm", "gpus", "parallel", "replicas"}  # the server's
+    made = {"address", "model", "state", "max_models", "beat_every_s", "devices", "shard", "role"}
+    elsewhere = {"server_key", "ticket"}  # which `palestra replica` sets
+    assert set(ModelConfig.model_fields) - own | made | elsewhere == set(WorkerConfig.__struct_fields__)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +84,23 @@ def test_ranks_go_to_devices(tmp_path, given, devices):
 def test_groups_that_cannot_be_are_refused(tmp_path, given, told):
     with pytest.raises(ValueError, match=told):
         ModelConfig.model_validate({"path": tmp_path, **given})
+
+
+def test_replicas_are_a_number_or_settings(tmp_path):
+    for given in (2, {"count": 2, "devices": ["cpu", "cpu"]}):
+        model = ModelConfig.model_validate({"path": tmp_path, "replicas": given})
+        assert model.replicas is not None
+        assert model.replicas.count == 2
+    serve = ServeConfig.model_validate({"models": [model]})
+    assert worker_config(serve, model, "a", tmp_path).cache_tokens == 1  # it never samples
+    replica = replica_config(serve, model, 1, "b", tmp_path / "r")
+    assert (replica.role, replica.device, replica.cache_tokens) == ("sampler", "cpu", None)
+    for wrong, words in (({"count": 2, "devices": ["cpu"]}, "1 entries for 2"), (-1, "greater than or equal to 0")):
+        with pytest.raises(ValueError, match=words):
+            ModelConfig.model_validate({"path": tmp_path, "replicas": wrong})
+    vllm = {"sampler": "vllm", "vllm": {"urls": ["http://one:1"]}}
+    with pytest.raises(ValueError, match="replicas are for sampler=torch"):
+        ModelConfig.model_validate({"path": tmp_path, "replicas": 1, **vllm})
 
 
 def test_defaults_agree_with_the_workers_own(tmp_path):

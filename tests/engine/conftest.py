@@ -119,6 +119,7 @@ class Driver(Data):
         self.trained_at: dict[str, float] = {}
         self.snapshots: dict[str, int] = {}
         self.stats: list[Stats] = []
+        self.others: list[Any] = []
         self.requests: dict[str, list[Train]] = {}
         self.peer, self.epoch = b"", b""
         self.open()
@@ -220,6 +221,8 @@ class Driver(Data):
                 self.snapshots[message.model_id] = message.seq_id
             case Stats():
                 self.stats.append(message)
+            case _:
+                self.others.append(message)
 
     def until(self, is_true: Callable[[], bool], wait_s: float = WAIT_S) -> None:
         deadline = time.monotonic() + wait_s
@@ -314,7 +317,7 @@ class Desk(Data):
         self.files = FileThread(lambda: None)
         self.shelf = SamplerCache(backend, self.files, folder / "samplers", memory_bytes=memory_bytes)
         common = (backend, self.table, self.shelf)
-        self.samples = SamplingExecutor(*common, self.counters, self.sent.append, max_rows=64)
+        self.samples = SamplingExecutor(*common, self.counters, self.sent.append, max_rows=64, placed_folder=str)
         self.snapshots = Snapshots(
             *common,
             self.files,

@@ -219,7 +219,7 @@ class Server:
             found += psutil.Process(self.pid).children(recursive=True)
         except (psutil.Error, AssertionError):
             pass
-        for file in self.state.glob("worker-*/worker.json"):
+        for file in self.state.glob("worker-*/**/worker.json"):
             try:
                 facts = json.loads(file.read_text())
                 process = psutil.Process(facts["pid"])

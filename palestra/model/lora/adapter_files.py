@@ -8,12 +8,13 @@ Owns: the format. Never touches: checkpoint names, who may read them.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 from torch import Tensor
 
 from palestra.model.errors import AdapterError
@@ -36,7 +37,7 @@ from palestra.model.lora.adapter_names import (
 from palestra.model.lora.adapters import Adapter, AdapterPool, Layout
 from palestra.model.lora.expert_names import DOWN, GATE_UP, UP, join_experts, split_experts
 from palestra.types import LoraConfig
-from palestra.types.engine import UNQUANTISED
+from palestra.types.engine import PACKED_CONFIG, UNQUANTISED
 from palestra.util.files import whole_folder
 
 FORMAT_VERSION = 1
@@ -54,6 +55,7 @@ _UNSUPPORTED = {
 }
 SHARED_EXPERTS = "palestra_shared_experts"
 """In the metadata of a file in PEFT's form: what it repeats for each expert is one matrix."""
+HEADER_SIZE = 8  # bytes at the beginning of a safetensors file, which say how long its header is
 _TIED_LEAF = TIED_HEAD.rsplit(".", 1)[-1]
 _PLAIN_STARTS = (True, False, "gaussian", "orthogonal")  # the others also change the base weights
 
@@ -74,6 +76,54 @@ def save_adapter(
     `require_trained_on`."""
     if optimizer and adapter.frozen:
         raise AdapterError("a snapshot has no optimizer state; save the original, or without the optimizer")
+    parts = _parts(adapter, base_model=base_model, form=form, is_tied=is_tied, trained_on=trained_on)
+    with whole_folder(new_folder(folder)) as temporary:
+        (temporary / CONFIG).write_text(parts.config)
+        save_file(parts.tensors, temporary / WEIGHTS, metadata=parts.metadata)
+        if optimizer:
+            moments = {k: adapter.row(k).cpu() for k in ("exp_avg", "exp_avg_sq")}
+            state = {"format": FORMAT_VERSION, "steps": adapter.steps}
+            save_file(moments, temporary / OPTIMIZER, metadata={"palestra": json.dumps(state)})
+
+
+def pack_adapter(adapter: Adapter, *, base_model: str, dtype: torch.dtype) -> bytes:
+    """An adapter as one file, to be sent: PEFT's weights with the config in their metadata. The same weights give the
+    same bytes. `dtype` is the one that it is sampled in, so that nothing is lost."""
+    parts = _parts(adapter, base_model=base_model)
+    tensors = {name: tensor.to(dtype) for name, tensor in parts.tensors.items()}
+    raw = save(tensors, metadata=parts.metadata | {PACKED_CONFIG: parts.config})
+    size = int.from_bytes(raw[:HEADER_SIZE], "little")
+    header = json.dumps(json.loads(raw[HEADER_SIZE : HEADER_SIZE + size]), sort_keys=True).encode()
+    header += b" " * (-len(header) % HEADER_SIZE)  # safetensors writes the metadata in any order
+    return b"".join((len(header).to_bytes(HEADER_SIZE, "little"), header, memoryview(raw)[HEADER_SIZE + size :]))
+
+
+def unpack_adapter(file: Path, folder: Path) -> None:
+    """Makes a folder of a packed adapter; the file becomes a part of it."""
+    with _opened(file) as stored:
+        config = (stored.metadata() or {}).get(PACKED_CONFIG)
+    if config is None:
+        raise AdapterError(f"{file}: not a packed adapter")
+    with whole_folder(folder) as temporary:
+        (temporary / CONFIG).write_text(config)
+        file.rename(temporary / WEIGHTS)
+
+
+@dataclass(frozen=True, slots=True)
+class _PeftParts:
+    config: str
+    tensors: dict[str, Tensor]
+    metadata: dict[str, str]
+
+
+def _parts(
+    adapter: Adapter,
+    *,
+    base_model: str,
+    form: AdapterFormat = "tinker",
+    is_tied: bool = False,
+    trained_on: str = "",
+) -> _PeftParts:
     matrices, layout = adapter_matrices(adapter), adapter.stack.layout
     rank, alpha = adapter.config.rank, _plain(adapter.config.alpha)
     has_experts = any(".experts." in name for name in matrices)
@@ -107,16 +157,10 @@ def save_adapter(
         patterns = _patterns(wholes, modules)
         config["rank_pattern"] = {name: n * rank for name, n in patterns.items()}
         config["alpha_pattern"] = {name: n * alpha for name, n in patterns.items()}
-    with whole_folder(new_folder(folder)) as temporary:
-        (temporary / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-        metadata = {"format": "pt"} | ({TRAINED_ON: trained_on} if trained_on else {})
-        if has_experts and not adapter.config.per_expert:
-            metadata[SHARED_EXPERTS] = "true"
-        save_file(tensors, temporary / WEIGHTS, metadata=metadata)
-        if optimizer:
-            moments = {k: adapter.row(k).cpu() for k in ("exp_avg", "exp_avg_sq")}
-            state = {"format": FORMAT_VERSION, "steps": adapter.steps}
-            save_file(moments, temporary / OPTIMIZER, metadata={"palestra": json.dumps(state)})
+    metadata = {"format": "pt"} | ({TRAINED_ON: trained_on} if trained_on else {})
+    if has_experts and not adapter.config.per_expert:
+        metadata[SHARED_EXPERTS] = "true"
+    return _PeftParts(json.dumps(config, indent=2) + "\n", tensors, metadata)
 
 
 def load_adapter(pool: AdapterPool, folder: str | Path, *, optimizer: bool = False) -> Adapter:

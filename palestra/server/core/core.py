@@ -6,10 +6,12 @@ Owns: the parts, and how they are connected. Never touches: HTTP, protocols, wha
 
 from __future__ import annotations
 
+import hmac
 import time
 
 from palestra.config.serve import ServeConfig
 from palestra.server.core.activity import Activity
+from palestra.server.core.adapter_depot import AdapterDepot
 from palestra.server.core.checkpoints import CheckpointFiles
 from palestra.server.core.disk_health import DiskHealth
 from palestra.server.core.futures import RequestKind, TrainFuture
@@ -53,6 +55,11 @@ class Core:
             keep_results_s=config.keep_results_s,
             max_routing_bytes=config.limits.max_routing_bytes,
         )
+        self.adapters = AdapterDepot(
+            config.state / "adapters",
+            max_bytes=config.limits.max_adapter_bytes,
+            is_held=lambda worker: self.training.dispatcher(worker).is_quarantined,
+        )
         self.workers: dict[str, WorkerHandle] = {}
         """Workers by each name under which a base model is served."""
         self.disks = DiskHealth(
@@ -64,6 +71,10 @@ class Core:
         )
         self.key_uses: dict[int, float] = {}
         """When keys were used last, by their numbers, since the server has started."""
+        self.replica_key = hmac.digest(secret.encode(), b"palestra replicas", "sha256").hex()
+        """Key of the samplers that the server starts itself. It is the same after a restart."""
+        self.own_url = ""
+        """Address at which processes on this machine reach the server."""
         self.is_stopping = False
         saving = (
             RequestKind.SAVE_WEIGHTS,
@@ -85,6 +96,16 @@ class Core:
         """Returns the worker of a base model; `name:variant` is served as `name`."""
         return self.workers.get(name) or self.workers.get(name.partition(":")[0])
 
+    def engine_troubles(self) -> dict[str, str]:
+        """Returns which base models cannot be used fully now, and why."""
+        found = {}
+        for worker in self.all_workers:
+            if not worker.link.is_up:
+                found[worker.name] = "the engine is not running"
+            elif not self.sampling.runners[worker].is_up:
+                found[worker.name] = "no sampler is available"
+        return found
+
     def calls_waiting(self) -> dict[str, int]:
         return {worker.name: self.sampling.waiting(worker) for worker in self.all_workers}
 
@@ -96,6 +117,7 @@ class Core:
 
     def _send_samples(self, worker: WorkerHandle) -> None:
         self.sampling.send_waiting(worker)
+        self.adapters.ask_again(worker)
 
     async def _save_snapshot_seq(self, model_id: str, seq_id: int) -> None:
         await self.store.write(lambda c: model_rows.advance_snapshots(c, {model_id: seq_id}))

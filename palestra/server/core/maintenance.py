@@ -74,8 +74,6 @@ class Maintenance:
             core.training.expire(now)
             core.sampling.expire(now)
             await _guarded(self._sweep_checkpoints())
-            for runner in core.sampling.runners.values():
-                await _guarded(asyncio.to_thread(runner.sweep))
             before = now - config.keep_runs_s
             await _guarded(core.store.write(lambda c, before=before: purge(c, before)))
             old = Purge(before=now - config.keep_traces_s, max_turns=config.limits.max_turns)

@@ -6,6 +6,7 @@ Owns: names, labels, buckets, adding up counts of workers that restart. Never to
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -88,9 +89,12 @@ class Metrics:
         self._conversations = counter(
             "palestra_conversation_calls", "Prompts of chats, by where their token ids came from", [*model, "match"]
         )
-        self._vllm_up = gauge("palestra_vllm_up", "1 while this vLLM server answers", [*model, "replica"])
-        self._vllm_retries = counter("palestra_vllm_retries", "Samples sent to vLLM again", model)
-        self._vllm_loads = counter("palestra_vllm_adapter_loads", "Adapters loaded into vLLM servers", model)
+        self._replica_up = gauge("palestra_replica_up", "1 while this sampler replica is used", [*model, "replica"])
+        self._replica_samples = counter(
+            "palestra_replica_samples", "Requests answered by this sampler replica", [*model, "replica"]
+        )
+        self._replica_retries = counter("palestra_replica_retries", "Samples sent to replicas again", model)
+        self._replica_loads = counter("palestra_replica_adapter_loads", "Adapters loaded at replicas", model)
         self._worker_counters = {field: counter(*about, model) for field, about in WORKER_COUNTERS.items()}
         self._worker_gauges = {field: gauge(*about, model) for field, about in WORKER_GAUGES.items()}
         self._last_stats: dict[str, Stats | None] = {}
@@ -164,14 +168,22 @@ class Metrics:
         """Counts tokens sampled by another sampler than the worker, which reports its own."""
         self._worker_counters["tokens_sampled"].labels(base_model).inc(count)
 
-    def vllm_up(self, base_model: str, replica: int, *, is_up: bool) -> None:
-        self._vllm_up.labels(base_model, str(replica)).set(is_up)
+    def replica_up(self, base_model: str, replica: int, *, is_up: bool) -> None:
+        self._replica_up.labels(base_model, str(replica)).set(is_up)
 
-    def vllm_retried(self, base_model: str) -> None:
-        self._vllm_retries.labels(base_model).inc()
+    def replica_gone(self, base_model: str, replica: int) -> None:
+        """Notes that a replica has left for good."""
+        with suppress(KeyError):
+            self._replica_up.remove(base_model, str(replica))
 
-    def vllm_loaded(self, base_model: str) -> None:
-        self._vllm_loads.labels(base_model).inc()
+    def replica_sampled(self, base_model: str, replica: int) -> None:
+        self._replica_samples.labels(base_model, str(replica)).inc()
+
+    def replica_retried(self, base_model: str) -> None:
+        self._replica_retries.labels(base_model).inc()
+
+    def replica_loaded(self, base_model: str) -> None:
+        self._replica_loads.labels(base_model).inc()
 
     # Values read at each scrape
 

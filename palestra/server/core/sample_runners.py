@@ -72,10 +72,6 @@ class SampleRunner(ABC):
     def drop(self, sampler_ids: list[str]) -> None:
         """Drops frozen weights that nobody will use again."""
 
-    def sweep(self) -> None:
-        """Deletes files that nobody needs any more. Runs in a thread."""
-        return
-
 
 class WorkerRunner(SampleRunner):
     """The worker that trains also samples, in turns."""

@@ -10,22 +10,36 @@ from palestra.server.core.journal_replay import Recovery
 from palestra.server.core.watchdog import RestartReason
 from palestra.server.core.worker_link import WorkerFrame
 from palestra.server.core.workers import WorkerHandle
-from palestra.types.engine import Hello, Sampled, SamplerKept, Saved, Snapshotted, Stats, Streamed, Trained
+from palestra.types.engine import (
+    AdapterPart,
+    AdapterRefused,
+    Hello,
+    Sampled,
+    SamplerKept,
+    Saved,
+    Snapshotted,
+    Stats,
+    Streamed,
+    Trained,
+)
 
 
 class WorkerMessages:
     def __init__(self, core: Core):
         self._metrics, self._training, self._sampling = core.metrics, core.training, core.sampling
+        self._adapters = core.adapters
         self._recovery = Recovery(core.training)
 
     def on_hello(self, worker: WorkerHandle, hello: Hello) -> None:
         self._metrics.worker_hello(worker.name, adopted=worker.is_adopted)
         self._recovery.on_hello(worker, hello)
         self._sampling.on_hello(worker, hello.sampler_ids)
+        self._adapters.ask_again(worker)
 
     def on_hello_again(self, worker: WorkerHandle, hello: Hello) -> None:
         """Handles a second Hello: the connection was interrupted, and what was sent meanwhile is sent again."""
         self._recovery.on_hello(worker, hello)
+        self._adapters.ask_again(worker)
 
     def on_message(self, worker: WorkerHandle, frame: WorkerFrame) -> None:
         match frame.message:
@@ -37,6 +51,8 @@ class WorkerMessages:
                 if isinstance(frame.message.outcome, SamplerKept | Saved):
                     self._on_kept(worker, frame.message.request_id)
                 self._training.on_trained(worker, frame.message, frame.frame)
+            case AdapterPart() | AdapterRefused():
+                self._adapters.on_message(frame.message)
             case Snapshotted():
                 self._training.on_snapshotted(frame.message)
             case Stats():

@@ -26,7 +26,7 @@ from palestra.view.pages import Form
 from palestra.view.rendering import render
 
 MAX_NAME = 100
-RIGHTS = (Rights.TRAINER, Rights.ADMIN, Rights.WORKER, Rights.METRICS)
+RIGHTS = (Rights.TRAINER, Rights.ADMIN, Rights.WORKER, Rights.METRICS, Rights.REPLICA)
 """Those that a person may give; a claim gives the right `episode`."""
 
 api = APIRouter(prefix="/api/v1/keys", tags=["keys"])

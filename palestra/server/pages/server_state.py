@@ -143,12 +143,7 @@ def _theirs(caller: Caller, models: Iterable[TrackedModel]) -> list[TrackedModel
 
 
 async def _troubles(core: Core, sees_all: bool) -> list[str]:
-    samplers = core.sampling.runners
-    found = [
-        f"{worker.name}: the engine is not running"
-        for worker in core.all_workers
-        if not (worker.link.is_up and samplers[worker].is_up)
-    ]
+    found = [f"{name}: {why}" for name, why in core.engine_troubles().items()]
     return found + (await core.disks.troubles() if sees_all else [])
 
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
-from palestra.server.vllm.errors import VllmBusy, VllmError, VllmLost, VllmRefused, VllmUnknownModel
+from palestra.server.replicas.errors import ReplicaBusy, ReplicaError, ReplicaLost, ReplicaRefused, UnknownAdapter
 from palestra.server.vllm.responses import COMPLETION, VllmCompletion
 from palestra.util.json_types import JsonObject
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 CONNECT_S = 10.0
 SHORT_S = 30.0  # for everything that computes nothing
-LOAD_S = 300.0  # an adapter may come from a slow disk, and waits for the running step
+LOAD_S = 600.0  # an adapter may come over a slow line, and waits for the running step
 LINE_BYTES = 1 << 22  # of a stream
 DATA = b"data:"
 QUEUED = "vllm:num_requests_waiting{"  # in its metrics; one line for each of its engines
@@ -77,22 +77,19 @@ class VllmClient:
                     if data == b"[DONE]":
                         return
                     yield _decoded(data, COMPLETION)
-        raise VllmLost(f"{self.url}: the stream ended too early")
+        raise ReplicaLost(f"{self.url}: the stream ended too early")
 
     # Adapters
 
-    async def load(self, name: str, folder: str) -> None:
-        """Loads an adapter. It is no error if it is loaded already: names are not used twice."""
-        try:
-            await self._read("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder}, LOAD_S)
-        except VllmRefused as e:
-            if "already been loaded" not in str(e):
-                raise
+    async def load(self, name: str) -> None:
+        """Loads an adapter: vLLM does so at the first request that names it, by the resolver `palestra_lora`."""
+        body: JsonObject = {"model": name, "prompt": [1], "max_tokens": 1, "temperature": 0.0}
+        await self._read("POST", "/v1/completions", body, LOAD_S)
 
     async def unload(self, name: str) -> None:
         try:
             await self._read("POST", "/v1/unload_lora_adapter", {"lora_name": name}, SHORT_S)
-        except VllmUnknownModel:
+        except UnknownAdapter:
             pass
 
     # Information
@@ -100,7 +97,7 @@ class VllmClient:
     async def is_healthy(self) -> bool:
         try:
             await self._read("GET", "/health", None, SHORT_S)
-        except VllmError:
+        except ReplicaError:
             return False
         return True
 
@@ -110,7 +107,7 @@ class VllmClient:
             metrics = (await self._read("GET", "/metrics", None, SHORT_S)).decode(errors="replace")
             lines = [line for line in metrics.splitlines() if line.startswith(QUEUED)]
             return int(sum(float(line.rpartition(" ")[2]) for line in lines))
-        except (VllmError, ValueError):
+        except (ReplicaError, ValueError):
             return 0
 
     async def models(self) -> list[ServedModel]:
@@ -139,19 +136,19 @@ class VllmClient:
                     raise _error(self.url, response.status, await response.read())
                 yield response
         except TimeoutError:
-            raise VllmLost(f"{self.url} did not answer within {timeout_s:g} s") from None
+            raise ReplicaLost(f"{self.url} did not answer within {timeout_s:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as e:
-            raise VllmLost(f"{self.url} does not answer ({str(e) or type(e).__name__})") from None
+            raise ReplicaLost(f"{self.url} does not answer ({str(e) or type(e).__name__})") from None
 
 
 def _decoded(data: bytes, as_: msgspec.json.Decoder[T]) -> T:
     try:
         return as_.decode(data)
     except msgspec.MsgspecError as e:
-        raise VllmLost(f"vLLM's answer is malformed: {e}") from None
+        raise ReplicaLost(f"vLLM's answer is malformed: {e}") from None
 
 
-def _error(url: str, status: int, answer: bytes) -> VllmError:
+def _error(url: str, status: int, answer: bytes) -> ReplicaError:
     try:
         error = COMPLETION.decode(answer).error
     except msgspec.MsgspecError:
@@ -160,12 +157,12 @@ def _error(url: str, status: int, answer: bytes) -> VllmError:
     message = " ".join(text.split()) or f"status {status}"
     match status:
         case 400 | 413 | 422:
-            return VllmRefused(message)
+            return ReplicaRefused(message)
         case 401 | 403:
-            return VllmLost(f"{url} refuses the API key ({status}); set VLLM_API_KEY or vllm.api_key")
+            return ReplicaLost(f"{url} refuses the API key ({status}); set VLLM_API_KEY or vllm.api_key")
         case 404:
-            return VllmUnknownModel(message)
+            return UnknownAdapter(message)
         case 429 | 503:
-            return VllmBusy(f"{url}: {message}")
+            return ReplicaBusy(f"{url}: {message}")
         case _:
-            return VllmLost(f"{url}: {message}")
+            return ReplicaLost(f"{url}: {message}")

@@ -18,9 +18,11 @@ from pathlib import Path
 import msgspec
 
 from palestra.config.serve import VllmConfig
-from palestra.server.vllm.adapters import CONFIG, WEIGHTS, VllmAdapter
+from palestra.server.core.adapter_depot import AdapterDepot, DepotAdapter
+from palestra.server.replicas.errors import ReplicaRefused, ReplicaUnfit, UnknownAdapter
 from palestra.server.vllm.client import VllmClient
-from palestra.server.vllm.errors import VllmError, VllmRefused, VllmUnfit, VllmUnknownModel
+from palestra.types import LoraConfig
+from palestra.types.engine import PACKED_CONFIG
 from palestra.util.json_types import JsonObject
 
 LORA_ROUTE = "/v1/load_lora_adapter"
@@ -48,14 +50,14 @@ class LoraTargets:
 
 @dataclass(frozen=True, slots=True)
 class CapabilityProbe:
-    parts: Mapping[str, str]
-    """Folders of adapters by the part they change; the one for attention has the highest rank that is to be served."""
-    plain: str
+    parts: Mapping[str, DepotAdapter]
+    """Adapters by the part they change; the one for attention has the highest rank that is to be served."""
+    plain: DepotAdapter
     """An adapter that changes nothing: it is used for the base model if a server mixes up requests without an
     adapter."""
 
 
-def write_trials(folder: Path, model: Path, vocabulary: int, max_rank: int) -> CapabilityProbe:
+def make_trials(depot: AdapterDepot, model: Path, vocabulary: int, max_rank: int) -> CapabilityProbe:
     config: JsonObject = json.loads((model / "config.json").read_text())
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     attention = heads * (config.get("head_dim") or hidden // heads)
@@ -64,11 +66,12 @@ def write_trials(folder: Path, model: Path, vocabulary: int, max_rank: int) -> C
         "train_mlp": ("model.layers.0.mlp.down_proj", config["intermediate_size"], hidden, 1),
         "train_unembed": ("lm_head", hidden, vocabulary, 1),
     }
-    for part, (module, inputs, outputs, rank) in trials.items():
-        _write_adapter(folder / part, module, inputs, outputs, rank, STRONG)
+    parts = {
+        part: depot.put(_pack_adapter(module, inputs, outputs, rank, STRONG), LoraConfig(rank=rank))
+        for part, (module, inputs, outputs, rank) in trials.items()
+    }
     module, inputs, outputs, _ = trials["train_attn"]
-    _write_adapter(folder / "plain", module, inputs, outputs, 1, 0.0)
-    return CapabilityProbe({part: str(folder / part) for part in trials}, str(folder / "plain"))
+    return CapabilityProbe(parts, depot.put(_pack_adapter(module, inputs, outputs, 1, 0.0), LoraConfig(rank=1)))
 
 
 class StartupWait:
@@ -97,41 +100,46 @@ class StartupWait:
 
 
 async def look_over(
-    client: VllmClient, model: str, vllm: VllmConfig, trials: CapabilityProbe, awaited: StartupWait
+    client: VllmClient, model: str, prefix: str, vllm: VllmConfig, trials: CapabilityProbe, awaited: StartupWait
 ) -> LoraTargets:
-    """Tests a server. Raises VllmUnfit if it was not started as it must be."""
+    """Tests a server; `prefix` begins the names of adapters. Raises ReplicaUnfit if it was not started as it must
+    be."""
     flags = FLAGS.format(vllm.max_lora_rank)
     if LORA_ROUTE not in await client.routes():
-        raise VllmUnfit(
+        raise ReplicaUnfit(
             f"vLLM at {client.url} does not load adapters at runtime; start it with "
             f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and {flags}"
         )
     awaited.begin("its first sample")
     if abs(await _biased_logprob(client, model)) > SEEN:
-        raise VllmUnfit(f"vLLM at {client.url} returns raw logprobs; start it with {flags}")
+        raise ReplicaUnfit(f"vLLM at {client.url} returns raw logprobs; start it with {flags}")
     base = await _greedy(client, model)
     changed: dict[str, bool] = {}
-    for part, folder in trials.parts.items():
+    for part, adapter in trials.parts.items():
         awaited.begin(f"its first sample with an adapter ({part})")
-        changed[part] = await _changes(client, base, part, folder)
+        changed[part] = await _changes(client, base, part, adapter, prefix)
     if changed["train_unembed"]:
-        raise VllmUnfit(f"vLLM at {client.url} lets adapters change lm_head, which breaks prompt logprobs; use {flags}")
+        raise ReplicaUnfit(
+            f"vLLM at {client.url} lets adapters change lm_head, which breaks prompt logprobs; use {flags}"
+        )
     awaited.begin("samples with and without an adapter beside each other")
-    keeps_base = await _keeps(client, model, base, trials.parts["train_attn"], vllm.max_loras)
+    keeps_base = await _keeps(client, model, base, trials.parts["train_attn"], prefix, vllm.max_loras)
     return LoraTargets(train_attn=changed["train_attn"], train_mlp=changed["train_mlp"], keeps_base=keeps_base)
 
 
-async def _changes(client: VllmClient, base: tuple[str, float], part: str, folder: str) -> bool:
+async def _changes(client: VllmClient, base: tuple[str, float], part: str, adapter: DepotAdapter, prefix: str) -> bool:
     """Whether an adapter of this part changes the answer."""
-    adapter = await asyncio.to_thread(VllmAdapter.read, folder)
-    name = f"trial-{adapter.digest}"
+    name = prefix + adapter.digest
     try:
-        await client.load(name, folder)
-    except VllmUnknownModel as e:
-        raise VllmUnfit(f"vLLM at {client.url} cannot read {folder} (the state folder must be shared): {e}") from None
-    except VllmError as e:
+        await client.load(name)
+    except UnknownAdapter:
+        raise ReplicaUnfit(
+            f"vLLM at {client.url} cannot fetch adapters; install palestra-lora there, and start it with PALESTRA_URL, "
+            "this server's address, and PALESTRA_KEY, a key with the right 'replica'"
+        ) from None
+    except ReplicaRefused as e:
         if part == "train_attn":
-            raise VllmUnfit(
+            raise ReplicaUnfit(
                 f"vLLM at {client.url} cannot load an adapter of rank {adapter.lora.rank} (vllm.max_lora_rank): {e}"
             ) from None
         return False
@@ -141,16 +149,17 @@ async def _changes(client: VllmClient, base: tuple[str, float], part: str, folde
         await client.unload(name)
 
 
-async def _keeps(client: VllmClient, model: str, base: tuple[str, float], folder: str, slots: int) -> bool:
+async def _keeps(
+    client: VllmClient, model: str, base: tuple[str, float], adapter: DepotAdapter, prefix: str, slots: int
+) -> bool:
     """Whether the base model answers as it did (`base`) while an adapter samples and every slot for one is taken.
 
     vLLM's LoRA in plain torch (its CPU build, 0.32) applies the last slot's adapter to requests that have none.
     """
-    adapter = await asyncio.to_thread(VllmAdapter.read, folder)
-    names = [f"trial-{adapter.digest}-{slot}" for slot in range(slots)]
+    names = [f"{prefix}{adapter.digest}-{slot}" for slot in range(slots)]
     try:
         for name in names:
-            await client.load(name, folder)
+            await client.load(name)
         other = _BODY | {"model": names[-1], "max_tokens": BESIDE, "ignore_eos": True, "stream": True}
         async with aclosing(client.stream(other)) as parts:
             await anext(parts)
@@ -181,8 +190,8 @@ async def _drawn(client: VllmClient, body: JsonObject) -> tuple[str, float]:
         logprobs = (await client.complete(body)).choices[0].logprobs
         assert logprobs is not None
         return logprobs.tokens[0], logprobs.token_logprobs[0]
-    except (VllmRefused, IndexError, AssertionError) as e:
-        raise VllmUnfit(f"vLLM at {client.url} does not answer as it should: {e}") from None
+    except (ReplicaRefused, IndexError, AssertionError) as e:
+        raise ReplicaUnfit(f"vLLM at {client.url} does not answer as it should: {e}") from None
 
 
 _BODY: JsonObject = {
@@ -195,13 +204,12 @@ _BODY: JsonObject = {
 }
 
 
-def _write_adapter(folder: Path, module: str, inputs: int, outputs: int, rank: int, strength: float) -> None:
-    """Writes an adapter in PEFT's format; a safetensors file is a header and the numbers."""
-    folder.mkdir(parents=True, exist_ok=True)
+def _pack_adapter(module: str, inputs: int, outputs: int, rank: int, strength: float) -> bytes:
+    """Makes an adapter as workers send it: a safetensors file is a header and the numbers."""
     target = module.rpartition(".")[2]
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "bias": "none", "target_modules": [target]}
-    (folder / CONFIG).write_text(json.dumps(config))
-    numbers, header, data = random.Random(module), {}, b""
+    header: JsonObject = {"__metadata__": {PACKED_CONFIG: json.dumps(config)}}
+    numbers, data = random.Random(module), b""
     for name, shape in (("lora_A", (rank, inputs)), ("lora_B", (outputs, rank))):
         values = array("f", (numbers.uniform(-strength, strength) for _ in range(shape[0] * shape[1]))).tobytes()
         offsets = [len(data), len(data) + len(values)]
@@ -209,6 +217,4 @@ def _write_adapter(folder: Path, module: str, inputs: int, outputs: int, rank: i
         data += values
     about = msgspec.json.encode(header)
     about += b" " * (-len(about) % 8)
-    partial = folder / f"{WEIGHTS}.partial"
-    partial.write_bytes(len(about).to_bytes(8, "little") + about + data)
-    partial.rename(folder / WEIGHTS)
+    return len(about).to_bytes(8, "little") + about + data

@@ -9,9 +9,12 @@ import asyncio
 import os
 import re
 import secrets
+import shutil
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 
+from palestra import __version__
 from palestra.config.serve import ModelConfig
 from palestra.server.vllm.probe import TARGETS
 from palestra.types.engine import ModelCard
@@ -19,6 +22,7 @@ from palestra.util import processes
 from palestra.util.log_files import last_lines, last_output, open_log
 
 LAUNCHER = Path(__file__).with_name("launcher.py")
+PLUGIN = Path(__file__).with_name("palestra_lora.py")
 STOP_S = 15.0
 ERROR_BYTES = 1 << 16
 SHOWN_LINES = 3
@@ -26,9 +30,19 @@ SHOWN_LINES = 3
 CAUSE = re.compile(r"(?:\w*(?:Error|Exception)|error): (?!Engine core init|.*root cause)(.+)")
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterSource:
+    """Where a server fetches adapters."""
+
+    url: str
+    key: str
+
+
 class VllmProcess:
-    def __init__(self, model: ModelConfig, number: int, log_file: Path):
-        self._model, self._number, self.log_file = model, number, log_file
+    def __init__(self, model: ModelConfig, number: int, source: AdapterSource, folder: Path, log_file: Path):
+        self._model, self._number, self._source, self.log_file = model, number, source, log_file
+        self._folder = folder
+        """For its own use: the plugin that fetches adapters, and what it fetched."""
         self.api_key = secrets.token_hex(16)
         """Keeps others on this machine from using its port."""
         self.url = ""
@@ -38,6 +52,8 @@ class VllmProcess:
 
     async def start(self, card: ModelCard) -> None:
         """Starts it and returns at once: loading takes a while."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        plugins = await asyncio.to_thread(install_plugin, self._folder / "plugin")
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
         with open_log(self.log_file) as out:
@@ -46,7 +62,7 @@ class VllmProcess:
                 *(str(self._model.vllm.python), LAUNCHER, str(os.getpid()), *self._arguments(card, port)),
                 stdout=out,
                 stderr=out,
-                env=self._environment(),
+                env=self._environment(plugins),
             )
 
     def _arguments(self, card: ModelCard, port: int) -> list[str]:
@@ -61,8 +77,11 @@ class VllmProcess:
             *("--structured-outputs-config", '{"backend": "guidance"}', "--disable-uvicorn-access-log", *vllm.args),
         ]
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, plugins: Path) -> dict[str, str]:
         ours = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_API_KEY": self.api_key, "VLLM_NO_USAGE_STATS": "1"}
+        ours |= {"PALESTRA_URL": self._source.url, "PALESTRA_KEY": self._source.key}
+        ours |= {"PALESTRA_ADAPTERS": str(self._folder / "adapters")}
+        ours |= {"PYTHONPATH": os.pathsep.join(filter(None, (str(plugins), os.environ.get("PYTHONPATH"))))}
         if self._model.vllm.devices:
             ours["CUDA_VISIBLE_DEVICES"] = self._model.vllm.devices[self._number]
         return os.environ | ours
@@ -92,6 +111,16 @@ class VllmProcess:
         lines = last_lines(self.log_file, min(said, ERROR_BYTES))
         causes = [found[1] for line in lines if (found := CAUSE.search(line))]
         return causes[-1].strip() if causes else last_output(self.log_file)
+
+
+def install_plugin(folder: Path) -> Path:
+    """Makes a folder for PYTHONPATH in which vLLM finds the plugin, as if it were installed there."""
+    about = folder / f"{PLUGIN.stem}-{__version__}.dist-info"
+    about.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(PLUGIN, folder / PLUGIN.name)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PLUGIN.stem}\nVersion: {__version__}\n")
+    (about / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{PLUGIN.stem} = {PLUGIN.stem}:register\n")
+    return folder
 
 
 def _free_port() -> int:

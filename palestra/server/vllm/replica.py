@@ -6,20 +6,24 @@ Owns: whether it may be used, how many requests at once. Never touches: which re
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from pathlib import Path
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import structlog
 
 from palestra.config.serve import VllmConfig
-from palestra.server.vllm.adapters import LoadedAdapters
+from palestra.server.core.adapter_depot import AdapterDepot, DepotAdapter
+from palestra.server.replicas.errors import ReplicaError, ReplicaLost, ReplicaUnfit, UnknownAdapter
+from palestra.server.replicas.loaded_adapters import LoadedAdapters
+from palestra.server.replicas.replica import Replica, Tell
 from palestra.server.vllm.client import VllmClient
-from palestra.server.vllm.errors import VllmError, VllmLost, VllmUnfit
-from palestra.server.vllm.probe import LoraTargets, StartupWait
+from palestra.server.vllm.params import ServedModelFacts
+from palestra.server.vllm.probe import CapabilityProbe, LoraTargets, StartupWait, look_over
 from palestra.server.vllm.process import VllmProcess
-from palestra.types.engine import ModelCard
+from palestra.server.vllm.sample_call import sample_once
+from palestra.types.engine import ModelCard, Sample, Sampled
 
 log = structlog.get_logger()
 
@@ -32,70 +36,94 @@ BACK_OFF_S = (0.5, 15.0)
 TELL_S = 10.0  # between messages about one that is waited for, at first
 MIN_TELLS = 4  # messages before it is given up, however soon that is
 
-LookOver = Callable[[VllmClient, str, StartupWait], Awaitable[LoraTargets]]
-"""Takes the client and the name of the base model there."""
+UNLOAD_S = 5.0
 
 
-class VllmReplica:
-    def __init__(
-        self,
-        number: int,
-        vllm: VllmConfig,
-        place: VllmProcess | str,
-        card: ModelCard,
-        look_over: LookOver,
-        *,
-        owner: Path,
-        on_change: Callable[[VllmReplica], None],
-        on_load: Callable[[], None],
-    ):
-        self.number, self._vllm, self._card, self._look_over = number, vllm, card, look_over
+@dataclass(frozen=True, slots=True)
+class VllmContext:
+    """What the vLLM servers of a model share."""
+
+    vllm: VllmConfig
+    card: ModelCard
+    depot: AdapterDepot
+    trials: CapabilityProbe
+    prefix: str
+    """Begins the names of adapters: others may load some there, too."""
+    on_change: Callable[[Replica], None]
+    on_load: Callable[[], None]
+
+
+class VllmReplica(Replica):
+    def __init__(self, number: int, place: VllmProcess | str, context: VllmContext, *, api_key: str | None = None):
+        super().__init__(number, max_in_flight=context.vllm.max_in_flight)
+        self._vllm, self._card, self._shared = context.vllm, context.card, context
+        self._on_change = context.on_change
         self._process = place if isinstance(place, VllmProcess) else None
-        self._owner, self._on_change, self._on_load = owner, on_change, on_load
-        self._use(place if isinstance(place, str) else "", vllm.api_key or os.environ.get("VLLM_API_KEY"))
-        self.is_up = False
-        self.trouble = ""
-        """Why it is not up."""
-        self.load = 0
-        """Number of requests for it, including those that wait for a slot."""
-        self.queued = 0
-        """Requests that it had not begun at the last check."""
+        self._use(place if isinstance(place, str) else "", api_key)
         self.base_name, self.context = "", 0
         self.abilities: LoraTargets | None = None
-        self._places = asyncio.Semaphore(vllm.max_in_flight)
         self._doubts = asyncio.Event()
+        self._life: asyncio.Task[None] | None = None
         self.first_try: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Whether it started at all; the exception says why not."""
 
     def _use(self, url: str, api_key: str | None) -> None:
         self.client = VllmClient(url, api_key, request_s=self._vllm.request_s)
         self.adapters = LoadedAdapters(
-            self.client, self._owner, max_loaded=self._vllm.max_adapters, on_load=self._on_load
+            self, prefix=self._shared.prefix, max_loaded=self._vllm.max_adapters, on_load=self._shared.on_load
         )
 
     @property
     def url(self) -> str:
         return self.client.url
 
-    @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """A slot for a request; waits while all are taken."""
-        self.load += 1
-        try:
-            async with self._places:
-                if not self.is_up:
-                    raise VllmLost(f"vLLM at {self.url} has ended")
-                yield
-        finally:
-            self.load -= 1
+    @property
+    def where(self) -> str:
+        return f"vLLM at {self.url}"
 
     def doubt(self) -> None:
-        """Called if a request got no answer: checks the server now rather than later."""
         self._doubts.set()
+
+    # Samples
+
+    def stand_in(self) -> DepotAdapter | None:
+        return None if self.abilities is None or self.abilities.keeps_base else self._shared.trials.plain
+
+    async def sample(self, sample: Sample, adapter: str | None, tell: Tell) -> Sampled:
+        if not self.is_up:
+            raise ReplicaLost(f"{self.where} has ended")
+        started, card = time.monotonic(), self._card
+        facts = ServedModelFacts(self.context or card.max_positions, card.vocab_size, card.eos_token_ids)
+        result = await sample_once(self.client, adapter or self.base_name, sample, facts, tell)
+        return Sampled(request_id=sample.request_id, outcome=result, compute_s=time.monotonic() - started)
+
+    async def load_adapter(self, name: str, adapter: DepotAdapter) -> None:
+        with self._shared.depot.reading(adapter.digest):
+            try:
+                await self.client.load(name)
+            except UnknownAdapter as e:  # it could not be fetched
+                raise ReplicaLost(f"{self.where} did not get an adapter: {e}") from None
+
+    async def unload_adapter(self, name: str) -> None:
+        await self.client.unload(name)
 
     # Life cycle
 
-    async def live(self) -> None:
+    def start(self) -> None:
+        """Begins; `first_try` says how it went."""
+        self._life = asyncio.create_task(self._live(), name=f"vLLM {self.number}")
+
+    async def stop(self) -> None:
+        """Ends a server of our own; another one is left as it was."""
+        if self.is_up and self._process is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(UNLOAD_S):
+                    await self.adapters.unload_all()
+        if self._life is not None:
+            self._life.cancel()
+            await asyncio.gather(self._life, return_exceptions=True)
+
+    async def _live(self) -> None:
         """Runs for ever; when cancelled, it leaves nothing behind."""
         first_wait, longest_wait = BACK_OFF_S
         wait_s = first_wait
@@ -104,7 +132,7 @@ class VllmReplica:
                 await self._come()
                 wait_s = first_wait
                 await self._stay()
-            except VllmError as e:
+            except ReplicaError as e:
                 self._leave(self._explained(e))
             except Exception as e:
                 log.exception("vLLM could not be watched")
@@ -130,7 +158,7 @@ class VllmReplica:
                 finally:
                     telling.cancel()
         except TimeoutError:
-            raise VllmUnfit(self._given_up(awaited)) from None
+            raise ReplicaUnfit(self._given_up(awaited)) from None
         self.is_up, self.trouble = True, ""
         log.info("vLLM is ready", url=self.url, model=self.base_name, context=self.context)
         if not self.first_try.done():
@@ -162,21 +190,22 @@ class VllmReplica:
     async def _get_ready(self, awaited: StartupWait) -> None:
         while not await self.client.is_healthy():
             if self._process is not None and not self._process.is_alive:
-                raise VllmLost("vLLM ended")
+                raise ReplicaLost("vLLM ended")
             await asyncio.sleep(COME_S)
         served = await self.client.models()
         base = next((model for model in served if model.parent is None), None)
         if base is None:
-            raise VllmUnfit(f"vLLM at {self.url} serves no model")
+            raise ReplicaUnfit(f"vLLM at {self.url} serves no model")
         self.base_name, self.context = base.id, base.max_model_len or self._card.max_positions
         self.adapters.meet(model.id for model in served)
-        self.abilities = await self._look_over(self.client, base.id, awaited)
+        shared = self._shared
+        self.abilities = await look_over(self.client, base.id, shared.prefix, shared.vllm, shared.trials, awaited)
 
     async def _start(self, process: VllmProcess) -> None:
         try:
             await process.start(self._card)
         except OSError as e:
-            raise VllmUnfit(f"{self._vllm.python} cannot be run ({e.strerror})") from None
+            raise ReplicaUnfit(f"{self._vllm.python} cannot be run ({e.strerror})") from None
         self._use(process.url, process.api_key)
 
     async def _stay(self) -> None:
@@ -187,11 +216,11 @@ class VllmReplica:
             while True:
                 await self._until_doubt(ended)
                 if ended is not None and ended.done():
-                    raise VllmLost(f"vLLM at {self.url} ended")
+                    raise ReplicaLost(f"vLLM at {self.url} ended")
                 misses = 0 if await self.client.is_healthy() else misses + 1
                 self.queued = 0 if misses else await self.client.queued()
                 if misses >= MAX_MISSES or (misses and self._doubts.is_set()):
-                    raise VllmLost(f"vLLM at {self.url} does not answer any more")
+                    raise ReplicaLost(f"vLLM at {self.url} does not answer any more")
                 self._doubts.clear()
         finally:
             if ended is not None:
@@ -202,9 +231,9 @@ class VllmReplica:
         await asyncio.wait({doubts, *filter(None, (ended,))}, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
         doubts.cancel()
 
-    def _explained(self, error: VllmError) -> str:
+    def _explained(self, error: ReplicaError) -> str:
         """Adds the reason from the log, if the server is one of ours."""
-        if self._process is None or isinstance(error, VllmUnfit):
+        if self._process is None or isinstance(error, ReplicaUnfit):
             return str(error)
         what = "broke" if self.first_try.done() else "did not start"
         return f"vLLM {what}: {self._process.last_output} (see {self._process.log_file})"
@@ -213,6 +242,6 @@ class VllmReplica:
         was_up, self.is_up, self.trouble = self.is_up, False, why
         log.warning("vLLM is not available", url=self.url, why=why)
         if not self.first_try.done():
-            self.first_try.set_exception(VllmUnfit(why))
+            self.first_try.set_exception(ReplicaUnfit(why))
         if was_up:
             self._on_change(self)

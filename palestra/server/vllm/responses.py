@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
-from palestra.server.vllm.errors import VllmLost
+from palestra.server.replicas.errors import ReplicaLost
 from palestra.types.sampling import SampledSequence, StopReason, TopLogprobs
 
 ID_PREFIX = "token_id:"
@@ -71,7 +71,7 @@ class VllmPromptScores(Struct):
         cls, prompt_logprobs: list[dict[str, ScoredToken] | None], prompt: Sequence[int], top: int
     ) -> VllmPromptScores:
         if len(prompt_logprobs) != len(prompt):
-            raise VllmLost(f"vLLM scored {len(prompt_logprobs)} tokens of a prompt of {len(prompt)}")
+            raise ReplicaLost(f"vLLM scored {len(prompt_logprobs)} tokens of a prompt of {len(prompt)}")
         found = [
             None if p is None else {int(token): scored.logprob for token, scored in p.items()} for p in prompt_logprobs
         ]
@@ -94,7 +94,7 @@ class GrowingSequences:
 
     def add(self, part: VllmCompletion) -> None:
         if part.error is not None:
-            raise VllmLost(f"vLLM gave up: {part.error.message}")
+            raise ReplicaLost(f"vLLM gave up: {part.error.message}")
         if part.usage is not None and part.usage.prompt_tokens_details is not None:
             self.cached_tokens = part.usage.prompt_tokens_details.cached_tokens or 0
         for choice in part.choices:
@@ -115,7 +115,7 @@ class GrowingSequences:
 
     def check_whole(self) -> None:
         if self._ended != len(self.rows) or any(len(r.tokens) != len(r.logprobs) for r in self.rows):
-            raise VllmLost("vLLM's answer ended before the sequences did")
+            raise ReplicaLost("vLLM's answer ended before the sequences did")
 
 
 def _likeliest(found: dict[int, float], count: int) -> TopLogprobs:
@@ -129,7 +129,7 @@ def _by_id(found: dict[str, float]) -> dict[int, float]:
 
 def _token_id(token: str) -> int:
     if not token.startswith(ID_PREFIX):
-        raise VllmLost(f"vLLM returned {token!r} where {ID_PREFIX}… was requested; is it older than 0.10?")
+        raise ReplicaLost(f"vLLM returned {token!r} where {ID_PREFIX}… was requested; is it older than 0.10?")
     return int(token[len(ID_PREFIX) :])
 
 
@@ -137,4 +137,4 @@ def _stop_reason(finish_reason: str) -> StopReason:
     try:
         return StopReason(finish_reason)
     except ValueError:
-        raise VllmLost(f"vLLM ended a sequence with {finish_reason!r}") from None
+        raise ReplicaLost(f"vLLM ended a sequence with {finish_reason!r}") from None

@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 
+from palestra.server.replicas.errors import ReplicaLost
 from palestra.server.vllm.client import VllmClient
-from palestra.server.vllm.errors import VllmLost
 from palestra.server.vllm.params import ServedModelFacts, completion_body, is_scored, scoring_body
 from palestra.server.vllm.responses import GrowingSequences, VllmCompletion, VllmPromptScores
 from palestra.types import SampleRequest, SampleResult
@@ -80,7 +80,7 @@ async def _score(client: VllmClient, model: str, request: SampleRequest, row: Sa
     answer: VllmCompletion = await client.complete(scoring_body(request, tokens, model))
     prompt_logprobs = answer.choices[0].prompt_logprobs if answer.choices else None
     if prompt_logprobs is None:
-        raise VllmLost("vLLM did not score a prompt")
+        raise ReplicaLost("vLLM did not score a prompt")
     scores = VllmPromptScores.of(prompt_logprobs, tokens, request.topk_logprobs)
     own = [logprob for logprob in scores.logprobs[-count:] if logprob is not None]
     row.topk_logprobs = [top for top in scores.top[-count:] if top is not None] if request.topk_logprobs else []
@@ -95,7 +95,7 @@ def _result(request: SampleRequest, found: GrowingSequences) -> SampleResult:
     if not request.prompt_logprobs and not request.topk_prompt_logprobs:
         return result
     if found.prompt is None:
-        raise VllmLost("vLLM did not score the prompt")
+        raise ReplicaLost("vLLM did not score the prompt")
     last_n = request.prompt_logprobs_last_n
     hidden = 0 if last_n is None else max(0, len(request.prompt) - last_n)
     if request.prompt_logprobs:

@@ -21,6 +21,8 @@ import httpx
 import pytest
 
 from palestra.config.bundled import bundled_model
+from palestra.server.vllm.process import install_plugin
+from tests.server.conftest import KEY
 from tests.server.model_api.conftest import MODEL, Ephebe
 
 PYTHON = Path(os.environ.get("PALESTRA_VLLM_PYTHON") or Path(__file__).parents[3] / ".venv-vllm" / "bin" / "python")
@@ -49,16 +51,16 @@ class Served(Ephebe):
 class Vllm:
     """A server as somebody else might start it."""
 
-    def __init__(self, folder: Path, python: str):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+    def __init__(self, folder: Path, python: str, sources: list[int]):
+        port = free_port()
         self.url, self.log = f"http://127.0.0.1:{port}", folder / f"vllm-{port}.log"
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(bundled_model(MODEL))]
         command += ["--served-model-name", "theirs", "--host", "127.0.0.1", "--port", str(port), *FLAGS]
+        plugin = {"PYTHONPATH": str(install_plugin(folder / "plugin"))}
+        plugin |= {"PALESTRA_URL": ",".join(f"http://127.0.0.1:{source}" for source in sources), "PALESTRA_KEY": KEY}
         with self.log.open("ab") as out:
             self._process = subprocess.Popen(
-                command, stdout=out, stderr=out, env=os.environ | ENVIRONMENT, start_new_session=True
+                command, stdout=out, stderr=out, env=os.environ | ENVIRONMENT | plugin, start_new_session=True
             )
         self.http = httpx.Client(base_url=self.url, timeout=30, verify=False, trust_env=False)
 
@@ -99,6 +101,18 @@ class Vllm:
         self._process.wait()
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def ports() -> tuple[int, ...]:
+    """Of the servers in front of `vllms`, which have to know them."""
+    return free_port(), free_port(), free_port()
+
+
 @pytest.fixture(scope="session")
 def vllm_python() -> str:
     if not PYTHON.exists():
@@ -107,9 +121,11 @@ def vllm_python() -> str:
 
 
 @pytest.fixture(scope="session")
-def vllms(tmp_path_factory: pytest.TempPathFactory, vllm_python: str) -> Iterator[tuple[Vllm, Vllm]]:
+def vllms(
+    tmp_path_factory: pytest.TempPathFactory, vllm_python: str, ports: tuple[int, ...]
+) -> Iterator[tuple[Vllm, Vllm]]:
     folder = tmp_path_factory.mktemp("vllm")
-    two = Vllm(folder, vllm_python), Vllm(folder, vllm_python)
+    two = Vllm(folder, vllm_python, [*ports]), Vllm(folder, vllm_python, [*ports])
     try:
         for one in two:
             one.wait_ready()
@@ -120,9 +136,12 @@ def vllms(tmp_path_factory: pytest.TempPathFactory, vllm_python: str) -> Iterato
 
 
 @pytest.fixture(scope="session")
-def pair(tmp_path_factory: pytest.TempPathFactory, vllms: tuple[Vllm, Vllm]) -> Iterator[Served]:
+def pair(
+    tmp_path_factory: pytest.TempPathFactory, vllms: tuple[Vllm, Vllm], ports: tuple[int, ...]
+) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("pair")
     with Served(folder, urls=[one.url for one in vllms], max_adapters=4) as server:
+        server.port = ports[0]
         server.launch()
         server.wait_ready(START_S)
         yield server

@@ -30,7 +30,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        if HANGS == "adapter" and body.get("model", "").startswith("trial-"):
+        if HANGS == "adapter" and body.get("model", "").startswith("palestra-"):
             print(LAST, flush=True)
             threading.Event().wait()
         logprobs = {"tokens": ["token_id:4"], "token_logprobs": [0.0], "top_logprobs": []}

@@ -40,9 +40,12 @@ def wires(vllms: tuple[Vllm, Vllm]) -> Iterator[list[Wire]]:
 
 
 @pytest.fixture(scope="module")
-def wired(tmp_path_factory: pytest.TempPathFactory, wires: list[Wire], vllms: tuple[Vllm, Vllm]) -> Iterator[Served]:
+def wired(
+    tmp_path_factory: pytest.TempPathFactory, wires: list[Wire], vllms: tuple[Vllm, Vllm], ports: tuple[int, ...]
+) -> Iterator[Served]:
     before = [vllm.adapters for vllm in vllms]
     with Served(tmp_path_factory.mktemp("wired"), urls=[wire.url for wire in wires], wait_s=4) as server:
+        server.port = ports[1]
         server.launch()
         server.wait_ready(START_S)
         yield server
@@ -51,7 +54,7 @@ def wired(tmp_path_factory: pytest.TempPathFactory, wires: list[Wire], vllms: tu
 
 
 def up(server: Served) -> list[bool]:
-    lines = sorted(line for line in server.metrics().splitlines() if line.startswith("palestra_vllm_up{"))
+    lines = sorted(line for line in server.metrics().splitlines() if line.startswith("palestra_replica_up{"))
     return [line.endswith(" 1.0") for line in lines]
 
 
@@ -80,7 +83,7 @@ def test_without_any_server_a_sample_waits_for_a_while_and_then_fails(wired: Ser
         wire.cut()
     try:
         wired.until(lambda: up(wired) == [False, False])
-        with pytest.raises(tinker.RequestFailedError, match="no vLLM server was available for 4 s"):
+        with pytest.raises(tinker.RequestFailedError, match="no sampler was available for 4 s"):
             begin(sampler, 5).result()
         assert wired.http().get("/readyz").status_code == 503
     finally:
@@ -163,8 +166,11 @@ def test_a_vllm_that_cannot_start_is_told_in_one_line(tmp_path: Path, python: st
         assert said in line
 
 
-def test_a_vllm_that_was_started_wrongly_is_told_in_one_line(tmp_path: Path, vllms: tuple[Vllm, Vllm]):
+def test_a_vllm_that_was_started_wrongly_is_told_in_one_line(
+    tmp_path: Path, vllms: tuple[Vllm, Vllm], ports: tuple[int, ...]
+):
     with Served(tmp_path, urls=[vllms[0].url]) as server:
+        server.port = ports[2]
         server.overrides.append("models.0.vllm.max_lora_rank=64")
         server.launch()
         assert server.process is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from palestra.server.vllm.errors import VllmLost
+from palestra.server.replicas.errors import ReplicaLost
 from palestra.server.vllm.responses import COMPLETION, GrowingSequences, ScoredToken, VllmPromptScores
 from palestra.types.sampling import StopReason, TopLogprobs
 
@@ -48,7 +48,7 @@ def test_prompt_scores_are_of_the_prompts_own_tokens():
     scores = VllmPromptScores.of(response, (4, 5), 1)
     assert scores.logprobs == [None, -3.0]
     assert scores.top == [None, TopLogprobs((9,), (-0.1,))]
-    with pytest.raises(VllmLost, match="2 tokens of a prompt of 3"):
+    with pytest.raises(ReplicaLost, match="2 tokens of a prompt of 3"):
         VllmPromptScores.of(response, (4, 5, 6), 1)
 
 
@@ -61,12 +61,12 @@ def test_prompt_scores_are_of_the_prompts_own_tokens():
     ],
 )
 def test_an_answer_without_sense_is_a_lost_one(answer: bytes):
-    with pytest.raises(VllmLost):
+    with pytest.raises(ReplicaLost):
         GrowingSequences((1,), 1, top=0).add(COMPLETION.decode(answer))
 
 
 def test_an_answer_that_ends_early_is_a_lost_one():
     rows = GrowingSequences((1,), 2, top=0)
     rows.add(COMPLETION.decode(part(0, [1], "stop")))
-    with pytest.raises(VllmLost, match="ended before"):
+    with pytest.raises(ReplicaLost, match="ended before"):
         rows.check_whole()

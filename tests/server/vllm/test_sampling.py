@@ -117,6 +117,16 @@ def test_the_end_of_a_session_takes_its_adapters_along(pair: Served, vllms: tupl
     pair.until(lambda: not any(mine in vllm.adapters for vllm in vllms))
 
 
+def test_adapters_come_over_http_and_no_folder_is_shared(
+    pair: Served, trained: tinker.TrainingClient, vllms: tuple[Vllm, Vllm]
+):
+    sample(trained.save_weights_and_get_sampling_client())
+    for vllm in vllms:
+        roots = [m["root"] for m in vllm.http.get("/v1/models").json()["data"] if m["parent"] is not None]
+        assert roots
+        assert not [root for root in roots if root.startswith(str(pair.folder))]
+
+
 def test_an_adapter_that_vllm_cannot_serve_is_refused_when_the_model_is_made(service: tinker.ServiceClient):
     with pytest.raises(tinker.APIStatusError, match=rf"rank 32 is more.*at most {RANK}"):
         service.create_lora_training_client(base_model=MODEL, rank=32, train_unembed=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -11,8 +10,6 @@ import pytest
 from palestra.config import ConfigError, load_config
 from palestra.config.serve import ServeConfig, worker_config
 from palestra.server.core.errors import Refusal
-from palestra.server.vllm.adapters import CONFIG, WEIGHTS, VllmAdapter
-from palestra.server.vllm.errors import VllmRefused
 from palestra.server.vllm.runner import refuse_unserved
 from palestra.types import LoraConfig
 from palestra.types.engine import ModelCard
@@ -50,30 +47,6 @@ def test_a_model_may_be_sampled_by_vllm(tmp_path: Path):
 def test_settings_that_cannot_be_meant_are_told(overrides: list[str], said: str):
     with pytest.raises(ConfigError, match=said):
         load(*overrides)
-
-
-def write_adapter(folder: Path, content: bytes = b"x", **config: Any) -> str:
-    folder.mkdir(exist_ok=True)
-    response = {"r": 8, "target_modules": ["q_proj", "down_proj"]} | config
-    (folder / CONFIG).write_bytes(msgspec.json.encode(response))
-    (folder / WEIGHTS).write_bytes(content)
-    return str(folder)
-
-
-def test_other_content_is_another_adapter(tmp_path: Path):
-    one, other = write_adapter(tmp_path / "one"), write_adapter(tmp_path / "other")
-    digest = VllmAdapter.read(one).digest
-    assert VllmAdapter.read(one).digest == digest != VllmAdapter.read(other).digest
-    (tmp_path / "one" / WEIGHTS).unlink()
-    write_adapter(tmp_path / "one", b"new")
-    assert VllmAdapter.read(one).digest != digest
-
-
-def test_an_adapter_says_what_it_changes(tmp_path: Path):
-    lora = VllmAdapter.read(write_adapter(tmp_path / "a", r=4, target_modules=["up_proj", "lm_head"])).lora
-    assert (lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed) == (4, False, True, True)
-    with pytest.raises(VllmRefused, match="no complete adapter"):
-        VllmAdapter.read(str(tmp_path / "none"))
 
 
 @pytest.mark.parametrize(

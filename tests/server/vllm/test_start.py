@@ -14,12 +14,18 @@ from structlog.testing import capture_logs
 
 from palestra.config.bundled import bundled_model
 from palestra.config.serve import ModelConfig, VllmConfig
+from palestra.server.core.adapter_depot import AdapterDepot
 from palestra.server.core.metrics import Metrics
-from palestra.server.core.workers import WorkerError
-from palestra.server.vllm.replica_set import ReplicaSet
-from palestra.types.engine import ModelCard
+from palestra.server.core.watchdog import WatchdogTimeouts
+from palestra.server.core.workers import WorkerError, WorkerHandle
+from palestra.server.vllm.process import AdapterSource
+from palestra.server.vllm.runner import VllmRunner
+from palestra.types.engine import ModelCard, WorkerConfig
 from tests.server.vllm import stand_in
 
+LOG = "logs/worker-ephebe-vllm-0.log"
+NOBODY: Any = None
+"""No worker is started, so nobody has to listen to one."""
 CARD = ModelCard(
     folder="", architecture="x", vocab_size=512, max_positions=512, parameters=1, dtype="float32", device="cpu"
 )
@@ -48,9 +54,23 @@ def start(folder: Path, **vllm: Any) -> list[dict[str, Any]]:
     model = ModelConfig(path=path, name=["ephebe"], sampler="vllm", vllm=settings)
 
     async def work() -> None:
-        fleet = ReplicaSet(model, Metrics(), trials=folder / "trials", logs=folder / "vllm")
-        await fleet.start(CARD)
-        await fleet.stop()
+        worker = WorkerHandle(
+            "ephebe",
+            WorkerConfig(address=f"ipc://{folder}/x.ipc", model=str(path), state=str(folder / "worker-ephebe")),
+            NOBODY,
+            log_file=folder / "worker.log",
+            patience=WatchdogTimeouts(0, 0, 0),
+            write_wait_s=1,
+        )
+        worker.card = CARD
+        depot = AdapterDepot(folder / "adapters", max_bytes=1 << 30, is_held=lambda _: False)
+        source = AdapterSource("http://127.0.0.1:1", "key")
+        runner = VllmRunner(
+            worker, model, Metrics(), depot, lambda: source, folder, on_sampled=print, on_streamed=print
+        )
+        await runner.start()
+        await runner.stop()
+        await worker.abandon()
 
     with capture_logs() as logged:
         try:
@@ -63,7 +83,7 @@ def start(folder: Path, **vllm: Any) -> list[dict[str, Any]]:
 
 def started(folder: Path) -> dict[str, Any]:
     """The arguments and the environment that the program got."""
-    first = (folder / "vllm-0.log").read_text().splitlines()[0]
+    first = (folder / LOG).read_text().splitlines()[0]
     return json.loads(first.removeprefix(stand_in.FIRST))
 
 
@@ -79,7 +99,7 @@ def test_a_vllm_that_hangs_with_an_adapter_is_waited_for_aloud_and_given_up_with
         start(installed, trial_s=2)
     said = str(raised.value)
     assert "was given up after 2 s (vllm.trial_s) of waiting for its first sample with an adapter (train_attn)" in said
-    assert f"{stand_in.LAST} (see {installed / 'vllm-0.log'})" in said
+    assert f"{stand_in.LAST} (see {installed / LOG})" in said
     assert waits(raised.value)[0] == "the server to be ready"
     assert waits(raised.value)[-1] == "its first sample with an adapter (train_attn)"
 

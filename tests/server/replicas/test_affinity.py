@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palestra.server.vllm.affinity import BLOCK, Affinity
+from palestra.server.replicas.affinity import BLOCK, Affinity
 
 tokens = st.lists(st.integers(0, 3), max_size=3 * BLOCK).map(tuple)
 

@@ -1,0 +1,53 @@
+"""A replica on this machine, whose process the server starts, watches and restarts like that of a worker.
+
+Owns: passing on what its worker's handle says. Never touches: samples, adapters.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from palestra.server.core.watchdog import RestartReason, WatchdogTimeouts
+from palestra.server.core.worker_link import WorkerFrame
+from palestra.server.core.workers import WorkerHandle
+from palestra.server.replicas.engine_replica import EngineReplica, ReplicaContext
+from palestra.types.engine import Hello, ToWorker, WorkerConfig
+
+
+class LocalReplica(EngineReplica):
+    def __init__(
+        self,
+        number: int,
+        context: ReplicaContext,
+        config: WorkerConfig,
+        *,
+        log_file: Path,
+        patience: WatchdogTimeouts,
+        write_wait_s: float,
+    ):
+        super().__init__(number, f"replica {number} of {context.model}", context)
+        self.handle = WorkerHandle(
+            self.where, config, self, log_file=log_file, patience=patience, write_wait_s=write_wait_s
+        )
+
+    async def start(self) -> None:
+        await self.handle.start()
+
+    async def stop(self) -> None:
+        await super().stop()
+        await self.handle.stop()
+
+    def _send(self, message: ToWorker) -> None:
+        self.handle.link.send(message)
+
+    def on_hello(self, worker: WorkerHandle, hello: Hello) -> None:
+        self.greet(hello)
+
+    def on_hello_again(self, worker: WorkerHandle, hello: Hello) -> None:
+        self.greet_again()
+
+    def on_message(self, worker: WorkerHandle, frame: WorkerFrame) -> None:
+        self.receive(frame.message)
+
+    def on_exit(self, worker: WorkerHandle, ending: RestartReason) -> None:
+        self.lose(f"{self.where} ended ({ending})")
