@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,37 @@ def test_a_task_is_played_again_by_a_model_of_the_server(tmp_path: Path):
         assert len(made) == 1
         until(lambda: admin.get("/api/v1/keys").json()[-1]["revoked_at"] is not None)
         _refuse_what_cannot_be_played(admin, server.folder / "runs")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_here", [True, False], ids=["trained here", "trained elsewhere"])
+def test_a_task_is_played_again_by_a_checkpoint_of_its_run(tmp_path: Path, is_here: bool):
+    with ephebe_in(tmp_path / "server") as server:
+        server.start()
+        runs = server.folder / "runs"
+        few = ("steps=1", "rollout.group_size=2", "rollout.groups_per_step=2", "rollout.max_tokens=16", "eval.every=0")
+        where = ("--server", server.url) if is_here else ()
+        command = [
+            sys.executable,
+            "-m",
+            "palestra",
+            "train",
+            "stockroom",
+            *few,
+            f"runs={runs}",
+            "--name",
+            "one",
+            *where,
+        ]
+        subprocess.run(command, check=True, capture_output=True)
+        admin = httpx.Client(base_url=f"{server.url}/ui", verify=False, trust_env=False, timeout=120)
+        query = {"run": "one", "step": 1, "id": "g000000-0"}
+        offered = re.findall('<option value="([^"]+)">one@1', admin.get("/again", params=query).text)
+        assert [one.startswith("tinker://") for one in offered] == [is_here]
+        answer = admin.post("/again", params=query, data={"model": offered[0]})
+        assert answer.status_code == 303, answer.text
+        metrics = runs / Path(answer.headers["location"]).name / "metrics.jsonl"
+        until(lambda: metrics.is_file() and "eval/stockroom" in metrics.read_text(), timeout_s=120)
 
 
 def _play_in_a_browser(url: str, key: str) -> None:
