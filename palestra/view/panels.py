@@ -95,6 +95,7 @@ ROWS = (
                 "Tokens per second",
                 ("throughput/total_tokens_per_s", "throughput/collect_tokens_per_s", "throughput/update_tokens_per_s"),
             ),
+            ChartPanel("Share of a step in which the trainer waits", ("time/idle_share",)),
             ChartPanel("Seconds of a rollout", ("time/rollout_mean_s", "time/rollout_max_s")),
             ChartPanel("Staleness in versions", ("staleness/mean", "staleness/max"), hides_zeros=True),
             ChartPanel("Waiting for players", ("episodes/wait_mean_s",)),

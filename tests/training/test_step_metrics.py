@@ -158,7 +158,7 @@ def test_what_tasks_are_from_is_reported_apart_and_told_to_the_environments_rule
 
 def test_time_and_throughput():
     found = measure([make_group("g", [1.0, 0.0])])
-    assert (found["time/collect_s"], found["time/total_s"]) == (2.0, 4.0)
+    assert (found["time/collect_s"], found["time/total_s"], found["time/idle_share"]) == (2.0, 4.0, 0.5)
     assert found["throughput/collect_tokens_per_s"] == 3.0  # 6 sampled in 2 s
     assert found["throughput/update_tokens_per_s"] == 10.0  # 2 x 5 in 1 s
 

@@ -255,6 +255,8 @@ def time_metrics(
     for stage, tokens in (("collect", sampled), ("score", scored), ("update", trained), ("total", sampled)):
         if seconds.get(stage, 0.0) > 0:
             found[f"throughput/{stage}_tokens_per_s"] = tokens / seconds[stage]
+    if seconds.get("total", 0.0) > 0:
+        found["time/idle_share"] = seconds.get("collect", 0.0) / seconds["total"]
     if rollouts:
         found["time/rollout_mean_s"] = average([rollout.seconds for rollout in rollouts])
         found["time/rollout_max_s"] = max(rollout.seconds for rollout in rollouts)
