@@ -501,5 +501,6 @@ def replica_config(serve: ServeConfig, model: ModelConfig, number: int, address:
     """The same for a replica on this machine."""
     assert model.replicas is not None
     config = worker_config(serve, model, address, state)
-    device = model.replicas.devices[number] if model.replicas.devices else model.device
-    return msgspec.structs.replace(config, role="sampler", device=device, cache_tokens=model.cache_tokens)
+    device = model.replicas.devices[number] if model.replicas.devices else model.devices[0]
+    alone = {"devices": (), "shard": 1, "cache_tokens": model.cache_tokens}
+    return msgspec.structs.replace(config, role="sampler", device=device, **alone)
