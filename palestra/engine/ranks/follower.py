@@ -40,7 +40,6 @@ from palestra.engine.torch_trainer import Begun, TorchConfig, TorchTrainer
 from palestra.model import Adapter, TrainItem
 from palestra.types.engine import WorkerConfig
 
-
 STDIN = 0
 
 
