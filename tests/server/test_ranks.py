@@ -152,7 +152,7 @@ def test_a_follower_that_cannot_start_says_why(make_server: MakeServer) -> None:
         if "PALESTRA_FOLLOWER" in os.environ:
             from palestra.engine.torch_trainer import TorchTrainer
 
-            def fail(self, config):
+            def fail(self, config, mesh):
                 raise RuntimeError("this card is broken")
 
             TorchTrainer.__init__ = fail

@@ -5,9 +5,7 @@ Owns: the follower's loop. Never touches: requests, files, the server.
 
 from __future__ import annotations
 
-import logging
 import os
-import sys
 import threading
 from pathlib import Path
 
@@ -42,7 +40,7 @@ from palestra.engine.torch_trainer import Begun, TorchConfig, TorchTrainer
 from palestra.model import Adapter, TrainItem
 from palestra.types.engine import WorkerConfig
 
-log = logging.getLogger(__name__)
+STDIN = 0
 
 
 class FollowerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,7 +141,8 @@ def end_with_rank_0() -> None:
     """Rank 0 holds the other end of this process's stdin: its end is the end of the file, whatever is computed now."""
 
     def wait() -> None:
-        sys.stdin.buffer.read()
+        while os.read(STDIN, 1):  # not by sys.stdin, whose lock an exit of this process would wait for
+            pass
         os._exit(0)
 
     threading.Thread(target=wait, name="rank 0", daemon=True).start()
