@@ -1,4 +1,4 @@
-"""`python examples/shell_agent.py`: a small model learns to work at a shell, on your CPU, in some ten minutes.
+"""`python examples/shell_agent.py`: a small model learns to work at a shell, on your CPU, in a quarter of an hour.
 
 The bundled `ephebe-shell` has 3.7 million parameters. It knows how the shell agent is spoken to and how commands are
 written, but hardly which command an instruction asks for: the right one is 1.7 times as likely as each of eleven
