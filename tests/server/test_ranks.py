@@ -59,9 +59,11 @@ def test_ranks_killed_at_any_moment_end_at_the_bits_of_one_process(make_server: 
     server = make_server(*RANKS, "models.0.parallel.data=2", "models.0.snapshot_every_s=0.5")
     rng = random.Random(0)
     moments = set(rng.sample(range(STEPS), KILLS))
+    killed = [0]
 
     def disturb(step: int) -> None:
         if step in moments:
+            killed.append(server.wait_worker(other_than=killed[-1]))  # the last kill may not have been noticed yet
             time.sleep(rng.uniform(0.0, 0.15))  # while it computes
             rng.choice(ranks_of(server)).kill()
 
