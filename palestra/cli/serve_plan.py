@@ -28,10 +28,10 @@ from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.lora.adapters import Layout
 from palestra.model.quantised.forms import FORMS
+from palestra.model.sampling.sampler import CPU_CACHE_BYTES
 from palestra.types import LoraConfig
 
 LORA_RANK = 32
-CPU_CACHE_BYTES = 512 << 20
 MIN_TOKENS = 512
 MAX_GPUS = 64
 FEWER_BITS = ("int8", "int4")
@@ -57,7 +57,7 @@ class RankPlan:
 class ServePlan:
     ranks: list[RankPlan]
     memory: dict[str, int]
-    """Of each device."""
+    """Bytes that each device has."""
     advice: dict[str, list[str] | None] = field(default_factory=dict)
     """For models that do not fit: settings with which each would by itself, or None if none was found."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from palestra.engine.exit_codes import BROKEN, CANNOT_START
 from palestra.engine.log import set_up_logging
 from palestra.types.engine import WorkerConfig
 from palestra.util.locks import FileLock, Locked
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("palestra.engine")
 
-CANNOT_START = 2
-BROKEN = 1
 OUT_OF_MEMORY = ("can't allocate memory", "Cannot allocate memory", "out of memory")  # torch's words for it
 LOCK_WAIT_S = 5.0  # an earlier worker may be on its way out
 

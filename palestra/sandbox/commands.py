@@ -17,7 +17,7 @@ from palestra.sandbox.errors import SandboxEnded, SandboxError
 from palestra.sandbox.spec import MIB, STDERR, STDOUT, ExecResult, OutputSink, SandboxSpec
 from palestra.sandbox.streams import CommandStreams, ended_in_time
 from palestra.util.files import replacing
-from palestra.util.processes import RunningProcess, stop
+from palestra.util.processes import GroupLeader, stop
 
 PATIENCE_S = 2.0
 READ_MAX = 64 * MIB
@@ -74,11 +74,11 @@ class CommandSandbox(ABC):
     async def stop(self) -> None: ...
 
     @abstractmethod
-    async def _begin(self, command: Command, streams: tuple[int, int, int]) -> RunningProcess:
+    async def _begin(self, command: Command, streams: tuple[int, int, int]) -> GroupLeader:
         """Starts a process that lives as long as the command inside and ends with its status. `streams` are its
         standard input, output and errors."""
 
-    async def _end(self, process: RunningProcess) -> None:
+    async def _end(self, process: GroupLeader) -> None:
         """Ends a process of `_begin` together with its command. As it stands here, SIGTERM does that."""
         await stop(process, PATIENCE_S)
 
@@ -188,7 +188,7 @@ class CommandSandbox(ABC):
             streams.is_truncated,
         )
 
-    async def _ended_late(self, process: RunningProcess, limit_s: float) -> bool:
+    async def _ended_late(self, process: GroupLeader, limit_s: float) -> bool:
         """Waits for the end of a command; returns whether it took too long. It has ended, also when cancelled."""
         try:
             return not await ended_in_time(process, limit_s)

@@ -23,7 +23,7 @@ from palestra.sandbox.errors import SandboxEnded, SandboxError, SandboxUnavailab
 from palestra.sandbox.forwarder import FORWARDER
 from palestra.sandbox.owned_folders import OwnedFolder, abandoned
 from palestra.sandbox.spec import SandboxSpec
-from palestra.util.processes import DEVNULL, PIPE, RunningProcess, kill, spawn, stop
+from palestra.util.processes import DEVNULL, PIPE, GroupLeader, kill, spawn, stop
 
 START_S, ANSWER_S = 120.0, 30.0
 FEW = 16384
@@ -179,7 +179,7 @@ class DockerSandbox(CommandSandbox):
         self._marks[process.pid] = mark
         return process
 
-    async def _end(self, process: RunningProcess) -> None:
+    async def _end(self, process: GroupLeader) -> None:
         """The client's end would leave the command running: it is killed inside, with all that has its mark."""
         mark = self._marks.pop(process.pid)
         killing = await spawn(self.program, "exec", self._name, "/bin/sh", "-c", KILL_MARKED, mark, env=_client_env())

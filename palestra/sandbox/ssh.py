@@ -17,7 +17,7 @@ from palestra.sandbox.commands import KILL_MARKED, MARK, PATIENCE_S, Command, Co
 from palestra.sandbox.errors import SandboxEnded, SandboxError, SandboxUnavailable
 from palestra.sandbox.owned_folders import OwnedFolder
 from palestra.sandbox.spec import SandboxSpec
-from palestra.util.processes import PIPE, RunningProcess, kill, spawn, stop
+from palestra.util.processes import PIPE, GroupLeader, kill, spawn, stop
 
 START_S = 30.0
 OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ExitOnForwardFailure=yes")
@@ -111,7 +111,7 @@ class SshSandbox(CommandSandbox):
         await process.communicate(data)
         return process.returncode or 0
 
-    async def _end(self, process: RunningProcess) -> None:
+    async def _end(self, process: GroupLeader) -> None:
         """The client's end would leave the command running: it is killed there, with all that has its mark."""
         mark = self._marks.pop(process.pid)
         await self._ssh(shlex.join(["/bin/sh", "-c", KILL_MARKED, mark]))

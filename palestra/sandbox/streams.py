@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import IO
 
 from palestra.sandbox.spec import STDERR, STDOUT, OutputSink
-from palestra.util.processes import RunningProcess
+from palestra.util.processes import GroupLeader
 
 CHUNK = 256 * 1024
 LAST_WORDS_S = 0.2  # for output that is still in the pipe when the command has ended
@@ -130,7 +130,7 @@ class CommandStreams:
         return self.stdout.dropped_bytes + self.stderr.dropped_bytes > 0
 
 
-async def ended_in_time(process: RunningProcess, limit_s: float) -> bool:
+async def ended_in_time(process: GroupLeader, limit_s: float) -> bool:
     """Waits for the end of the process; returns whether it came within the limit."""
     try:
         async with asyncio.timeout(limit_s):

@@ -22,7 +22,7 @@ Stream = int | IO[bytes] | None
 """None: the stream of the parent."""
 
 
-class RunningProcess(Protocol):
+class GroupLeader(Protocol):
     """A process that leads a group of its own: a child of `spawn`, or one that somebody else has forked for us."""
 
     @property
@@ -71,7 +71,7 @@ def spawn_blocking(
     return subprocess.Popen(command, stdin=stdin, stdout=output, stderr=output, env=env, start_new_session=True)
 
 
-async def stop(process: RunningProcess, patience_s: float) -> None:
+async def stop(process: GroupLeader, patience_s: float) -> None:
     """Asks the process to end, and kills its group after `patience_s`."""
     if process.returncode is None:
         process.terminate()
@@ -83,7 +83,7 @@ async def stop(process: RunningProcess, patience_s: float) -> None:
     await process.wait()
 
 
-async def kill(process: RunningProcess) -> None:
+async def kill(process: GroupLeader) -> None:
     """Kills the process and its group; it has ended when this returns or is cancelled."""
     if process.returncode is None:  # the number of one that ended long ago may be somebody else's
         signal_group(process.pid, signal.SIGKILL)

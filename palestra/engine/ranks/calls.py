@@ -68,7 +68,7 @@ class UndoPass(Struct, frozen=True, tag="undo"):
 
 
 class StepCall(Struct, frozen=True, tag="step"):
-    """An optimizer step; answered by `StepDone`."""
+    """An optimizer step; answered by `StepReply`."""
 
     steps: list[tuple[int, AdamParams]]
 
@@ -97,12 +97,12 @@ class ForwardDone(Struct, frozen=True, tag="forward_done"):
     results: list[list[DatumReply]]
 
 
-class StepDone(Struct, frozen=True, tag="step_done"):
+class StepReply(Struct, frozen=True, tag="step_reply"):
     norms: list[float | None]
     """The gradient's norm of each model, None where the step was refused: the same at every rank, or they differ."""
 
 
-Reply = Ready | ForwardDone | StepDone
+Reply = Ready | ForwardDone | StepReply
 
 encode = msgspec.msgpack.Encoder().encode
 decode_call = msgspec.msgpack.Decoder(Call).decode

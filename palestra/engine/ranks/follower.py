@@ -30,7 +30,7 @@ from palestra.engine.ranks.calls import (
     Ready,
     Reply,
     StepCall,
-    StepDone,
+    StepReply,
     UndoPass,
     decode_call,
     encode,
@@ -112,7 +112,7 @@ class Follower:
                 trainer.undo_pass(models[number], self._begun.pop(number))
             case StepCall(steps=steps):
                 results = trainer.trainer.optim_step({models[number]: adam for number, adam in steps})
-                self._say(StepDone([result.metrics.get("grad_norm") for result in results.values()]))
+                self._say(StepReply([result.metrics.get("grad_norm") for result in results.values()]))
 
     def _place(self, call: PlaceModel) -> None:
         pool = self.trainer.pool

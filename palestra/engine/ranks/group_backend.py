@@ -1,4 +1,4 @@
-"""A group of ranks as one backend: rank 0 computes its part of everything, and tells the followers theirs.
+"""A group of ranks as one backend: rank 0 computes its part of everything, and sends the followers theirs.
 
 Every follower holds all adapters, so that weights and moments are the same bits at every rank after each step. A
 request's micro-batches go to ranks by their strands, and its gradient is summed over ranks in the order of the tree
@@ -30,6 +30,7 @@ import torch
 import zmq
 
 from palestra.engine.backend import BackendBroken, DatumDone, Forward, MicroBatch, ModelImage
+from palestra.engine.exit_codes import BROKEN, CANNOT_START
 from palestra.engine.ranks.calls import (
     BackwardCall,
     BeginPass,
@@ -46,7 +47,7 @@ from palestra.engine.ranks.calls import (
     Ready,
     Reply,
     StepCall,
-    StepDone,
+    StepReply,
     UndoPass,
     decode_reply,
     encode,
@@ -63,7 +64,6 @@ from palestra.util.processes import PIPE, spawn_blocking
 log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=Reply)
-CANNOT_START, BROKEN = 2, 1
 
 
 class GroupBackend(TorchBackend):
@@ -72,7 +72,7 @@ class GroupBackend(TorchBackend):
         self._followers = Followers(config)
         self.group = ProcessGroup(self._followers.meeting, 0, self.ranks, torch.device(config.devices[0]))
         super().__init__(TorchConfig.of(config, 0), self.group.shard_mesh(config.shard))
-        self._run_layers, self._is_told = self.model.decoder.sharded, False
+        self._run_layers, self._has_sent = self.model.decoder.sharded, False
         if self._run_layers is not None:
             super().forward([], train=False)  # FSDP makes its tensors here, not in the sampler's inference mode
             self.model.decoder.sharded = self._run_with_all
@@ -98,12 +98,12 @@ class GroupBackend(TorchBackend):
         super().free(weights)
         self._ranks_of.pop(weights.uid, None)
         if is_trained:
-            self._followers.tell(FreeModel(weights.uid))
+            self._followers.send(FreeModel(weights.uid))
 
     def _share(self, model: Adapter) -> Adapter:
         with self._together():
             rows = rows_in_use(model)
-            self._followers.tell(PlaceModel(model.uid, model.config, model.steps, rows))
+            self._followers.send(PlaceModel(model.uid, model.config, model.steps, rows))
             for kind in rows:
                 self.group.broadcast(model.row(kind))
         return model
@@ -135,8 +135,8 @@ class GroupBackend(TorchBackend):
             by_rank = {rank: by_rank.get(rank, []) for rank in range(self.ranks)}
         own, others = by_rank.pop(0, None), by_rank
         with self._together():
-            for rank, told in others.items():
-                self._followers.tell(ForwardCall([part.data for part in told], train), rank)
+            for rank, theirs in others.items():
+                self._followers.send(ForwardCall([part.data for part in theirs], train), rank)
             done = super().forward(own, train=train) if own is not None else None
             results = {0: iter(done.results if done else ())}
             for rank in others:
@@ -148,35 +148,35 @@ class GroupBackend(TorchBackend):
         group_pass: GroupPass = forward.pending
         with self._together():
             for rank in group_pass.others:
-                self._followers.tell(BackwardCall(), rank)
+                self._followers.send(BackwardCall(), rank)
             if group_pass.own is not None:
                 super().backward(group_pass.own)
 
     def begin_pass(self, model: Adapter) -> Begun:
         self._ranks_of[model.uid] = set()
         with self._together():
-            self._followers.tell(BeginPass(model.uid))
+            self._followers.send(BeginPass(model.uid))
             return super().begin_pass(model)
 
     def end_pass(self, model: Adapter, begun: Begun) -> None:
         ranks = self._ranks_of.pop(model.uid)
         with self._together():
-            self._followers.tell(EndPass(model.uid, sorted(ranks)))
+            self._followers.send(EndPass(model.uid, sorted(ranks)))
             self.sum_pass(model, begun, lambda row: self.group.sum_gradients(row, ranks))
 
     def undo_pass(self, model: Adapter, begun: Begun) -> None:
         self._ranks_of.pop(model.uid, None)
         with self._together():
-            self._followers.tell(UndoPass(model.uid))
+            self._followers.send(UndoPass(model.uid))
             super().undo_pass(model, begun)
 
     def optim_step(self, steps: Mapping[Adapter, AdamParams]) -> dict[Adapter, dict[str, float] | Exception]:
         with self._together():
-            self._followers.tell(StepCall([(model.uid, adam) for model, adam in steps.items()]))
+            self._followers.send(StepCall([(model.uid, adam) for model, adam in steps.items()]))
             results = self.trainer.optim_step(dict(steps))
             norms = [result.metrics.get("grad_norm") for result in results.values()]
             for rank in range(1, self.ranks):
-                other = self._followers.answer(rank, StepDone).norms
+                other = self._followers.answer(rank, StepReply).norms
                 if other != norms:
                     raise BackendBroken(f"rank {rank} has gradients of norm {other}, rank 0 has {norms}")
         return {model: result.error or result.metrics for model, result in results.items()}
@@ -197,16 +197,16 @@ class GroupBackend(TorchBackend):
     def _run_with_all(self, *args: Any, **options: Any) -> Any:
         """Runs layers whose weights are gathered: with the followers, who know of training and not of sampling."""
         assert self._run_layers is not None
-        if self._is_told:
+        if self._has_sent:
             return self._run_layers(*args, **options)
         with self._together():
-            self._followers.tell(GatherCall())
+            self._followers.send(GatherCall())
             return self._run_layers(*args, **options)
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """Around what the followers have been told of: they cannot take it back."""
-        self._is_told = True
+        """Wraps a call that was sent to the followers: they cannot take it back, so an error here ends the group."""
+        self._has_sent = True
         try:
             yield
         except BackendBroken:
@@ -214,7 +214,7 @@ class GroupBackend(TorchBackend):
         except Exception as e:
             raise BackendBroken(f"rank 0: {e!r}") from e
         finally:
-            self._is_told = False
+            self._has_sent = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +222,9 @@ class GroupPass:
     """A forward whose backward must follow."""
 
     own: Forward | None
-    """Of rank 0."""
+    """What rank 0 computed; None if it had no part."""
     others: list[int]
+    """The ranks that computed the rest."""
 
 
 class Followers:
@@ -257,14 +258,14 @@ class Followers:
         for rank in self._ranks:
             self.answer(rank, Ready)
 
-    def tell(self, call: Call, rank: int | None = None) -> None:
-        """Tells one follower, or all of them."""
+    def send(self, call: Call, rank: int | None = None) -> None:
+        """Sends a call to one follower, or to all of them."""
         payload = encode(call)
         for to in self._ranks if rank is None else (rank,):
             try:
                 self._socket.send_multipart([f"{self._life}/{to}".encode(), payload], copy=False)
             except zmq.ZMQError as e:  # it has died, and no request is to blame
-                raise BackendBroken(f"rank {to} cannot be told: {e}") from e
+                raise BackendBroken(f"rank {to} cannot be reached: {e}") from e
 
     def answer(self, rank: int, kind: type[T]) -> T:
         while not self._inbox[rank]:
@@ -279,7 +280,7 @@ class Followers:
 
     def quit(self) -> None:
         self._is_ending = True
-        self.tell(Quit())
+        self.send(Quit())
 
     def wait_ended(self) -> None:
         for process in self._processes:

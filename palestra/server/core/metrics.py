@@ -95,6 +95,9 @@ class Metrics:
         )
         self._replica_retries = counter("palestra_replica_retries", "Samples sent to replicas again", model)
         self._replica_loads = counter("palestra_replica_adapter_loads", "Adapters loaded at replicas", model)
+        self._old_up = gauge("palestra_vllm_up", "Old name of palestra_replica_up", [*model, "replica"])
+        self._old_retries = counter("palestra_vllm_retries", "Old name of palestra_replica_retries", model)
+        self._old_loads = counter("palestra_vllm_adapter_loads", "Old name of palestra_replica_adapter_loads", model)
         self._worker_counters = {field: counter(*about, model) for field, about in WORKER_COUNTERS.items()}
         self._worker_gauges = {field: gauge(*about, model) for field, about in WORKER_GAUGES.items()}
         self._last_stats: dict[str, Stats | None] = {}
@@ -169,21 +172,25 @@ class Metrics:
         self._worker_counters["tokens_sampled"].labels(base_model).inc(count)
 
     def replica_up(self, base_model: str, replica: int, *, is_up: bool) -> None:
-        self._replica_up.labels(base_model, str(replica)).set(is_up)
+        for gauge in (self._replica_up, self._old_up):
+            gauge.labels(base_model, str(replica)).set(is_up)
 
     def replica_gone(self, base_model: str, replica: int) -> None:
         """Notes that a replica has left for good."""
-        with suppress(KeyError):
-            self._replica_up.remove(base_model, str(replica))
+        for gauge in (self._replica_up, self._old_up):
+            with suppress(KeyError):
+                gauge.remove(base_model, str(replica))
 
     def replica_sampled(self, base_model: str, replica: int) -> None:
         self._replica_samples.labels(base_model, str(replica)).inc()
 
     def replica_retried(self, base_model: str) -> None:
-        self._replica_retries.labels(base_model).inc()
+        for counter in (self._replica_retries, self._old_retries):
+            counter.labels(base_model).inc()
 
     def replica_loaded(self, base_model: str) -> None:
-        self._replica_loads.labels(base_model).inc()
+        for counter in (self._replica_loads, self._old_loads):
+            counter.labels(base_model).inc()
 
     # Values read at each scrape
 

@@ -46,7 +46,7 @@ LOAD_S = 600.0  # a large adapter over a slow line
 
 
 @dataclass(frozen=True, slots=True)
-class RunningSample:
+class ReplicaSample:
     answer: asyncio.Future[Sampled]
     tell: Tell
 
@@ -68,7 +68,7 @@ class EngineReplica(Replica):
         super().__init__(number, max_in_flight=context.max_in_flight)
         self._where, self._depot, self._on_change = where, context.depot, context.on_change
         self.adapters = LoadedAdapters(self, max_loaded=context.max_adapters, on_load=context.on_load)
-        self._running: dict[str, RunningSample] = {}
+        self._running: dict[str, ReplicaSample] = {}
         self._placing: dict[str, asyncio.Future[None]] = {}
         self._is_leaving = False
         self._reading = Background()
@@ -93,7 +93,7 @@ class EngineReplica(Replica):
             raise ReplicaLost(self.trouble)
         weights = BaseModel() if adapter is None else PlacedAdapter(digest=adapter)
         answer: asyncio.Future[Sampled] = asyncio.get_running_loop().create_future()
-        self._running[sample.request_id] = RunningSample(answer, tell)
+        self._running[sample.request_id] = ReplicaSample(answer, tell)
         self._send(msgspec.structs.replace(sample, weights=weights))
         try:
             return await answer
