@@ -281,16 +281,27 @@ def judged_config(endpoint: str, url: str, runs: Path, **more: Any) -> dict[str,
     return {"server": url, "runs": str(runs), "environments": environments, "judges": {"sums": judge}, **more}
 
 
-@pytest.mark.parametrize("rollouts", ["local", pytest.param("episodes", marks=pytest.mark.slow)])
-def test_a_training_run_is_graded_by_its_judge(endpoint, ephebe_url, tmp_path, rollouts):
+@pytest.mark.parametrize(
+    ("rollouts", "name"),
+    [
+        ("local", "arithmetic"),
+        pytest.param("episodes", "arithmetic", marks=pytest.mark.slow),
+        pytest.param("local", "gym:mcqa", marks=pytest.mark.slow),
+    ],
+)
+def test_a_training_run_is_graded_by_its_judge(endpoint, ephebe_url, tmp_path, rollouts, name):
+    from palestra.evaluation.named import entry_named
     from palestra.training.launch import train
 
-    settings = judged_config(endpoint, ephebe_url, tmp_path, steps=1, rollouts=rollouts, alias=f"judged-{rollouts}")
+    settings = judged_config(endpoint, ephebe_url, tmp_path, steps=1, rollouts=rollouts, alias=tmp_path.name)
+    entry = json.loads(json.dumps(entry_named(name)).replace("vllm_model.yaml", "vllm_model_for_training.yaml"))
+    tasks = {"tasks": entry["eval_tasks"]} if "eval_tasks" in entry else {}
+    settings["environments"] = [entry | tasks | {"reward": {"judge": "sums", "own_weight": 1.0}}]
     config = load_train_config([], [], merged(SMALL, settings))
     with RunFolder.create(config.runs, "judged", config) as run:
         asyncio.run(train(config, run, Silence()))
     (row,) = run.read_metrics()
-    assert row["env/arithmetic/judge_score"] == 0.5
+    assert [row[key] for key in row if key.endswith("/judge_score")] == [0.5], sorted(row)
     assert row["judge/calls"] >= 1
     records = run.read_rollouts(1)
     assert all(one["reward"] == 0.5 + one["judgement"]["own_reward"] for one in records)
