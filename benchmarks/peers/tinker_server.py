@@ -6,6 +6,7 @@ Owns: starting and stopping `palestra serve`. Never touches: requests.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import threading
 import time
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,14 +94,18 @@ class OurServer:
 
 
 @contextlib.contextmanager
-def our_server(command: Path, model: Path | str, state: Path, *settings: str) -> Iterator[OurServer]:
-    """With the defaults but for `settings`; ready when this yields."""
+def our_server(
+    command: Path, model: Path | str, state: Path, *settings: str, environment: Mapping[str, str] | None = None
+) -> Iterator[OurServer]:
+    """With the defaults but for `settings` and variables of the environment; ready when this yields."""
     state.mkdir(parents=True, exist_ok=True)
     log = state / "server.log"
     arguments = [str(command), "serve", "--model", str(model), "--state", str(state), "--port", "0", *settings]
     started = time.perf_counter()
     with log.open("w") as err:
-        process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=err, text=True)
+        process = subprocess.Popen(
+            arguments, stdout=subprocess.PIPE, stderr=err, text=True, env=os.environ | (environment or {})
+        )
     url = _ready_url(process, log)
     server = OurServer(url, process, started, time.perf_counter() - started)
     try:

@@ -115,6 +115,7 @@ class SampleFuture(RequestFuture):
     """The `Sample` message for the worker, to send it again if the worker dies; None when done."""
     is_sent: bool = False
     """Whether it was sent to the living worker."""
+    is_failed: bool = False
     retrieved: bool = False
     parts: asyncio.Queue[StreamedTokens | None] | None = None
     """What was sampled of a stream so far. None in it: the future is done, or the server is about to stop."""
