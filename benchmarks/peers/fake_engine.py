@@ -1,8 +1,8 @@
 """An engine that computes nothing: it holds all samples until a file appears, then answers each with its own identity.
 
 `our_server(..., environment=fake_engine(folder))` makes `palestra serve` start it in place of the real one, by the
-interpreter's `sitecustomize`: the product has no such switch. The first two prompt tokens are a sample's identity, and
-all that it gets as an answer.
+interpreter's `sitecustomize`: the product has no such switch. A sample's seed is its identity, and its answer's tokens
+say it.
 
 Owns: the worker's end of the link, a tally of what arrived. Never touches: models, training.
 """
@@ -63,9 +63,9 @@ def open_gate(folder: Path) -> None:
 @dataclass(slots=True)
 class FakeEngine:
     folder: Path
-    held: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+    held: list[tuple[str, int]] = field(default_factory=list)
     """Request ids and identities of samples that are not answered yet."""
-    seen: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    seen: Counter[int] = field(default_factory=Counter)
     answered: int = 0
 
     def run(self) -> None:
@@ -101,8 +101,9 @@ class FakeEngine:
             for one in received:
                 match one.message:
                     case Sample(request_id=request_id, request=request):
-                        self.held.append((request_id, request.prompt[:2]))
-                        self.seen[request.prompt[:2]] += 1
+                        number = request.params.seed or 0
+                        self.held.append((request_id, number))
+                        self.seen[number] += 1
                     case CancelSample(request_id=request_id):
                         self.held = [held for held in self.held if held[0] != request_id]
                     case Stop():
@@ -119,8 +120,8 @@ class FakeEngine:
         from palestra.types import SampledSequence, SampleResult, StopReason
         from palestra.types.engine import Sampled
 
-        for request_id, name in self.held:
-            sequence = SampledSequence(tokens=list(name), logprobs=[0.0] * len(name), stop_reason=StopReason.LENGTH)
+        for request_id, number in self.held:
+            sequence = SampledSequence(tokens=identity(number), logprobs=[0.0, 0.0], stop_reason=StopReason.LENGTH)
             link.send(Sampled(request_id=request_id, outcome=SampleResult(sequences=[sequence])))
         self.answered += len(self.held)
         self.held.clear()

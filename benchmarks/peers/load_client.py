@@ -33,17 +33,17 @@ def say(**facts: Any) -> None:
 
 
 def samples(url: str, first: int, count: int, prompt_tokens: int, group: int) -> None:
-    """`group` samples have the same prompt but for their identity."""
+    """`group` samples have the same prompt."""
     service = tinker.ServiceClient(base_url=url)
     model = next(m.model_name for m in service.get_server_capabilities().supported_models if m.model_name)
     sampler = service.create_sampling_client(base_model=model)
-    params = types.SamplingParams(max_tokens=2, temperature=1.0)
     say(ready=True)
     sys.stdin.readline()
     started, futures = time.perf_counter(), {}
     for number in range(first, first + count):
-        rest = [(number // group * 7 + i) % 4096 for i in range(prompt_tokens - 2)]
-        futures[sampler.sample(types.ModelInput.from_ints([*identity(number), *rest]), 1, params)] = number
+        prompt = types.ModelInput.from_ints([(number // group * 7 + i) % 4096 for i in range(prompt_tokens)])
+        params = types.SamplingParams(max_tokens=2, seed=number)
+        futures[sampler.sample(prompt, 1, params)] = number
     answers: Counter[tuple[int, ...]] = Counter()
     wrong, failed, first_error = 0, 0, ""
     for future in as_completed(futures):

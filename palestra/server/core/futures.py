@@ -13,6 +13,7 @@ from enum import StrEnum
 
 import msgspec
 
+from palestra.server.core.sample_messages import SampleMessage
 from palestra.store.journal import Position
 from palestra.types.engine import Blame, EngineFailure, StreamedTokens, Trained
 from palestra.util.json_types import JsonObject
@@ -111,7 +112,7 @@ class SampleFuture(RequestFuture):
     sampler_id: str
     seq_id: int
     sequence_ids: list[str]
-    message: bytes | None
+    message: SampleMessage | None
     """The `Sample` message for the worker, to send it again if the worker dies; None when done."""
     is_sent: bool = False
     """Whether it was sent to the living worker."""

@@ -24,6 +24,7 @@ from palestra.server.core.observer import CallObserver
 from palestra.server.core.paths import SampleRequestId
 from palestra.server.core.pending_quota import FairQuota
 from palestra.server.core.routing_records import RoutingRecords
+from palestra.server.core.sample_messages import SampleMessages
 from palestra.server.core.sample_numbers import CLONE_STRIDE, NumberBlock, block_name
 from palestra.server.core.sample_runners import SampleRunner
 from palestra.server.core.training import outcome_name
@@ -98,6 +99,7 @@ class SamplingRequests:
         """The runner of each base model."""
         self.routing = RoutingRecords(max_routing_bytes)
         self._deaths: dict[str, int] = {}
+        self._messages = SampleMessages()
 
     def submit(
         self, sampler: SamplingSession, seq_id: int, request: SampleRequest, *, stream: bool = False
@@ -122,7 +124,7 @@ class SamplingRequests:
             sampler_id=sampler.sampler_id,
             seq_id=seq_id,
             sequence_ids=name.sequence_ids(request.num_samples),
-            message=encode_message(sample),
+            message=self._messages.make(sample),
             parts=asyncio.Queue() if stream else None,
         )
         sampler.futures[seq_id] = self.futures[future.request_id] = self.pending[future.request_id] = future
@@ -139,7 +141,7 @@ class SamplingRequests:
         runner = self.runners[worker]
         if future.message is not None and not future.is_sent and runner.is_ready:
             future.is_sent = True
-            runner.send(future.request_id, future.message)
+            runner.send(future.request_id, future.message.encode())
 
     def on_streamed(self, message: Streamed) -> None:
         for part in message.parts:
