@@ -117,11 +117,15 @@ class SampleFuture(RequestFuture):
     is_sent: bool = False
     """Whether it was sent to the living worker."""
     is_failed: bool = False
-    retrieved: bool = False
+    read_at: float | None = None
+    """When its result was first read, by the wall clock."""
     parts: asyncio.Queue[StreamedTokens | None] | None = None
     """What was sampled of a stream so far. None in it: the future is done, or the server is about to stop."""
     has_told: bool = False
     """Whether a part of it was sent to the client: then it cannot be sampled again."""
+
+    def note_read(self) -> None:
+        self.read_at = self.read_at or time.time()
 
     def tell(self, part: StreamedTokens) -> None:
         if self.parts is not None:

@@ -225,7 +225,7 @@ class SamplingRequests:
             mine = {number: sampler.futures[number] for number in self._numbers_of(sampler, clone)}
             lost = [n for n in sampler.block(clone).numbers if n not in mine] if sampler.is_restored else []
             queue = sampler.completions[clone] = Completions([str(self._name(sampler, n)) for n in lost])
-            queue.add(f.request_id for f in mine.values() if f.is_done and not f.retrieved)
+            queue.add(f.request_id for f in mine.values() if f.is_done and f.read_at is None)
         queue.asked_at = time.monotonic()
         return queue
 
@@ -306,8 +306,8 @@ class SamplingRequests:
         for future in list(self.futures.values()):
             if future.finished_at is None:
                 continue
-            keep = READ_KEEP_S if future.retrieved else self._keep_results_s
-            if now - future.finished_at > keep:
+            last = now - self._keep_results_s if future.read_at is None else now - READ_KEEP_S
+            if (future.read_at or future.finished_at) < last:
                 self.forget(future)
         idle_since = time.monotonic() - self._keep_results_s
         for sampler in self.samplers.values():

@@ -74,7 +74,7 @@ class SamplingService:
         for request_id in request.retrieved_request_ids:
             future = self._core.sampling.futures.get(request_id)
             if future is not None and future.owner == caller.owner:
-                future.retrieved = True
+                future.note_read()
         if not queue.has_after(cursor):
             hold_s = self._core.config.poll_hold_s
             await queue.wait(cursor, hold_s if request.timeout is None else min(hold_s, request.timeout))
