@@ -69,10 +69,13 @@ def samples(url: str, first: int, count: int, prompt_tokens: int, group: int) ->
 
 
 def sessions(url: str, count: int) -> None:
+    """A sampling client each: without one, the SDK begins no session."""
     services = [tinker.ServiceClient(base_url=url) for _ in range(count)]
+    model = services[0].get_server_capabilities().supported_models[0].model_name
+    samplers = [service.create_sampling_client(base_model=model) for service in services]
     say(ready=True)
     sys.stdin.read()
-    say(open=len(services))
+    say(open=len(samplers))
     os._exit(0)  # ends of sessions are not what is measured
 
 

@@ -78,12 +78,18 @@ def test_a_restarted_server_says_which_samples_it_has_lost(make_server: Callable
         cursor = poll(api, sampler, 0, timeout=0)["cursor"]
         server.kill()
     server.start()
-    again = ok(api.sample(sampler, late + 1))["request_id"]
-    assert api.result(again)["sequences"]
     states: dict[str, str] = {}
-    while not states.keys() >= {*lost, again}:
-        answer = poll(api, sampler, cursor)
-        cursor = answer["cursor"]
-        states |= {one["request_id"]: one["state"] for one in answer["completions"]}
-    assert [states[request_id] for request_id in (*lost, again)] == ["failed", "failed", "finished"]
+
+    def poll_until_told(*request_ids: str) -> list[str]:
+        nonlocal cursor
+        while not states.keys() >= set(request_ids):
+            answer = poll(api, sampler, cursor)
+            cursor = answer["cursor"]
+            states.update({one["request_id"]: one["state"] for one in answer["completions"]})
+        return [states[request_id] for request_id in request_ids]
+
+    assert poll_until_told(*lost) == ["failed", "failed"]
     assert {api.retrieve(request_id).status_code for request_id in lost} == {410}
+    again = ok(api.sample(sampler, late + 2 * BLOCK))["request_id"]
+    assert poll_until_told(again) == ["finished"]
+    assert api.result(again)["sequences"]
