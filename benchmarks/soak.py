@@ -142,18 +142,18 @@ class Soak:
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
-        threads = [threading.Thread(target=one.run, name=one.name) for one in self.work]
-        threads.append(threading.Thread(target=self._kill_at_random, name="kills"))
-        for thread in threads:
+        threads = {one.name: threading.Thread(target=one.run, name=one.name) for one in self.work}
+        kills = threading.Thread(target=self._kill_at_random, name="kills")
+        for thread in (*threads.values(), kills):
             thread.start()
         try:
             self._measure()
         finally:
             self._ended.set()
-            for one in self.work:
+            kills.join()
+            for one in self.work:  # in this order: what is registered must still be played
                 one.is_ending.set()
-            for thread in threads:
-                thread.join()
+                threads[one.name].join()
         self._raise_failures()
 
     def _raise_failures(self) -> None:

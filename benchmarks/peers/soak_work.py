@@ -99,10 +99,10 @@ class Tenant(Work):
     def once(self) -> None:
         with tinker.ServiceClient(base_url=self.url, api_key=KEY) as service:
             life = self.live(service)
-            rest = service.create_rest_client()
-            self.kept.append(life.path)
-            while len(self.kept) > 2:
-                rest.delete_checkpoint_from_tinker_path(self.kept.pop(0)).result(timeout=WAIT_S)
+        self.kept.append(life.path)
+        rest = tinker.RestClient(base_url=self.url, api_key=KEY)
+        while len(self.kept) > 2:
+            rest.delete_checkpoint_from_tinker_path(self.kept.pop(0)).result(timeout=WAIT_S)
         self.first = self.first or life
         for step, (found, expected) in enumerate(zip(life.losses, self.first.losses, strict=True)):
             if abs(found - expected) > RTOL * abs(expected):
