@@ -26,7 +26,7 @@ COOKBOOK_TORCH_PIP := $(COOKBOOK_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_IN
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-slow test-gpu test-e2e test-distributed test-ray test-agents agents nemo-gym test-ui screenshots demo cookbook cookbook-distillation clients lightning trl vllm check format bench house docs test-docs clean
+.PHONY: help venv test test-slow test-gpu test-e2e test-distributed test-ray test-agents agents nemo-gym test-ui screenshots demo cookbook cookbook-distillation clients lightning trl vllm check format bench soak house docs test-docs clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -223,6 +223,9 @@ test-docs: .venv/.ready ## runs the commands that README and docs show
 
 bench: .venv/.ready ## one benchmark, ours beside its peers (BENCH=compute, ARGS=--quick)
 	$(BIN)/python benchmarks/$(BENCH).py $(ARGS)
+
+soak: .venv/.ready ## a server at work for half an hour, with kills; nothing may be lost or grow (ARGS="--minutes 480")
+	$(BIN)/python benchmarks/soak.py $(ARGS)
 
 house: .venv/.ready ## the house's figures: lines, clones, ways to do one thing (ARGS="--at COMMIT" beside)
 	$(BIN)/python scripts/house.py $(ARGS)

@@ -6,6 +6,7 @@ Owns: starting and stopping `palestra serve`. Never touches: requests.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import threading
 import time
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,20 +94,36 @@ class OurServer:
 
 
 @contextlib.contextmanager
-def our_server(command: Path, model: Path | str, state: Path, *settings: str) -> Iterator[OurServer]:
-    """With the defaults but for `settings`; ready when this yields."""
-    state.mkdir(parents=True, exist_ok=True)
-    log = state / "server.log"
-    arguments = [str(command), "serve", "--model", str(model), "--state", str(state), "--port", "0", *settings]
-    started = time.perf_counter()
-    with log.open("w") as err:
-        process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=err, text=True)
-    url = _ready_url(process, log)
-    server = OurServer(url, process, started, time.perf_counter() - started)
+def our_server(
+    command: Path, model: Path | str, state: Path, *settings: str, environment: Mapping[str, str] | None = None
+) -> Iterator[OurServer]:
+    """With the defaults but for `settings` and variables of the environment; ready when this yields."""
+    server = start_server(command, model, state, *settings, environment=environment)
     try:
         yield server
     finally:
         server.stop()
+
+
+def start_server(
+    command: Path,
+    model: Path | str,
+    state: Path,
+    *settings: str,
+    port: int = 0,
+    environment: Mapping[str, str] | None = None,
+) -> OurServer:
+    """Returns when it is ready."""
+    state.mkdir(parents=True, exist_ok=True)
+    log = state / "server.log"
+    arguments = [str(command), "serve", "--model", str(model), "--state", str(state), "--port", str(port), *settings]
+    started = time.perf_counter()
+    with log.open("a") as err:
+        process = subprocess.Popen(
+            arguments, stdout=subprocess.PIPE, stderr=err, text=True, env=os.environ | (environment or {})
+        )
+    url = _ready_url(process, log)
+    return OurServer(url, process, started, time.perf_counter() - started)
 
 
 def _ready_url(process: subprocess.Popen[str], log: Path) -> str:

@@ -30,6 +30,7 @@ from palestra.server.episodes import routes as episode_routes
 from palestra.server.http.auth import Authenticator
 from palestra.server.http.logs import RequestLog
 from palestra.server.http.openapi import describe, refusals
+from palestra.server.http.turnstile import Turnstile
 from palestra.server.model_api import alias_routes
 from palestra.server.model_api.chat import routes as openai_routes
 from palestra.server.model_api.errors import BROKE, envelope
@@ -40,6 +41,7 @@ from palestra.server.model_api.service import ModelApi
 from palestra.server.pages.mount import MOUNT, ServerPages
 from palestra.server.services import ServerServices
 from palestra.server.tinker import routes_futures, routes_rest, routes_sampling, routes_service, routes_training
+from palestra.server.tinker.heartbeats import Heartbeats
 from palestra.server.tinker.schemas import ErrorResponse
 from palestra.server.tinker.service import TinkerService
 from palestra.server.web_pages import add_pages
@@ -52,6 +54,7 @@ from palestra.util.json_types import JsonObject
 log = structlog.get_logger()
 
 DATA_ROUTES = frozenset(f"/api/v1/{name}" for name in ("forward_backward", "forward", "asample", "sample"))
+BULK_ROUTES = frozenset(f"/api/v1/{name}" for name in ("asample", "sample", "retrieve_future", "retrieve_futures"))
 OPEN_AT_START = ("/engine/", "/healthz")
 MAX_OTHER_BYTES = 16 << 20  # limit for all other routes
 
@@ -81,7 +84,8 @@ def create_app(services: ServerServices) -> RequestLog:
     limited = BodyMiddleware(
         _routed(services, authenticator), authenticator, max_bytes=services.config.limits.max_body_bytes
     )
-    return RequestLog(limited, observe=services.core.metrics.request)
+    beats = Heartbeats(Turnstile(limited, BULK_ROUTES), services.core.sessions, authenticator)
+    return RequestLog(beats, observe=services.core.metrics.request)
 
 
 def _routed(services: ServerServices, authenticator: Authenticator) -> FastAPI:

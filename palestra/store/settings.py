@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, delete, select, update
 
 from palestra.store.rows import insert_once
 from palestra.store.tables import settings as t
@@ -33,3 +33,7 @@ def settings_under(conn: Connection, prefix: str) -> dict[str, str]:
     """Returns the values whose names begin with `prefix`, by name."""
     found = conn.execute(select(t.c.name, t.c.value).where(t.c.name.startswith(prefix, autoescape=True)))
     return {row.name: row.value for row in found}
+
+
+def delete_settings(conn: Connection, names: Collection[str]) -> None:
+    conn.execute(delete(t).where(t.c.name.in_(names)))

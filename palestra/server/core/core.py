@@ -112,8 +112,9 @@ class Core:
     def begin_shutdown(self) -> None:
         """Answers all waiting polls at once and accepts no new requests."""
         self.is_stopping = True
-        for future in (*self.training.futures.values(), *self.sampling.futures.values()):
+        for future in self.training.futures.values():
             future.wake()
+        self.sampling.wake()
 
     def _send_samples(self, worker: WorkerHandle) -> None:
         self.sampling.send_waiting(worker)

@@ -13,6 +13,7 @@ from enum import StrEnum
 
 import msgspec
 
+from palestra.server.core.sample_messages import SampleMessage
 from palestra.store.journal import Position
 from palestra.types.engine import Blame, EngineFailure, StreamedTokens, Trained
 from palestra.util.json_types import JsonObject
@@ -111,15 +112,20 @@ class SampleFuture(RequestFuture):
     sampler_id: str
     seq_id: int
     sequence_ids: list[str]
-    message: bytes | None
+    message: SampleMessage | None
     """The `Sample` message for the worker, to send it again if the worker dies; None when done."""
     is_sent: bool = False
     """Whether it was sent to the living worker."""
-    retrieved: bool = False
+    is_failed: bool = False
+    read_at: float | None = None
+    """When its result was first read, by the wall clock."""
     parts: asyncio.Queue[StreamedTokens | None] | None = None
     """What was sampled of a stream so far. None in it: the future is done, or the server is about to stop."""
     has_told: bool = False
     """Whether a part of it was sent to the client: then it cannot be sampled again."""
+
+    def note_read(self) -> None:
+        self.read_at = self.read_at or time.time()
 
     def tell(self, part: StreamedTokens) -> None:
         if self.parts is not None:

@@ -112,7 +112,8 @@ class TrainRequestId:
 
 @dataclass(frozen=True, slots=True)
 class SampleRequestId:
-    """A sample, known to one process of the server (`boot`); under another `boot` it is lost (410)."""
+    """A sample, known to one process of the server only; to the next one it is lost (410). `boot` tells numbers apart
+    that every process gives anew."""
 
     boot: str
     sampler_id: str

@@ -10,6 +10,7 @@ import structlog
 from palestra.server.core.core import Core
 from palestra.server.core.journal_replay import Recovery
 from palestra.server.core.models import TrackedModel
+from palestra.server.core.sample_numbers import stored_blocks
 from palestra.server.core.sampling import SamplingSession, weights_of
 from palestra.server.core.sessions import TinkerSession
 from palestra.store import models as model_rows
@@ -54,6 +55,7 @@ async def _restore_models(core: Core) -> None:
 
 
 async def _restore_samplers(core: Core) -> None:
+    blocks = await stored_blocks(core.store)
     for row in await core.store.read(sampler_rows.live_samplers):
         worker = core.base(row.base_model)
         if worker is not None:
@@ -65,4 +67,6 @@ async def _restore_samplers(core: Core) -> None:
                 weights_of(row.sampler_id, row.model_id, row.seq_id, row.folder),
                 worker,
                 row.model_path,
+                blocks=blocks.get(row.sampler_id, {}),
+                is_restored=True,
             )

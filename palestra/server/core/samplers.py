@@ -14,7 +14,7 @@ from palestra.server.core.errors import Refusal
 from palestra.server.core.futures import RequestKind, SampleFuture
 from palestra.server.core.lookup import Lookup, is_over
 from palestra.server.core.paths import SamplerId, TinkerPath
-from palestra.server.core.sampling import SamplingSession, weights_of
+from palestra.server.core.sampling import FIRST_OWN, SamplingSession, weights_of
 from palestra.server.core.workers import WorkerHandle
 from palestra.store import samplers as sampler_rows
 from palestra.store.records import SamplerRow as SamplerRow
@@ -62,6 +62,8 @@ class SamplingSessions:
     async def sample(self, caller: Caller, call: SampleCall) -> SampleFuture:
         self._lookup.refuse_when_stopping()
         sampler, seq_id = await self._sampler_of(caller, call)
+        if seq_id < FIRST_OWN:
+            await self._core.sampling.reserve(self._core.store, sampler, seq_id)
         future = self._core.sampling.submit(sampler, seq_id, call.request, stream=call.stream)
         self._core.metrics.submitted(RequestKind.SAMPLE, base_model=sampler.worker.name)
         return future

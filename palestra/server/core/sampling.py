@@ -7,7 +7,6 @@ Owns: which weights a sampling session means, pending and finished samples. Neve
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import itertools
 import secrets
@@ -18,15 +17,19 @@ from dataclasses import dataclass, field
 import msgspec
 import structlog
 
+from palestra.server.core.completions import Completions
 from palestra.server.core.errors import Refusal
 from palestra.server.core.futures import RequestKind, SampleFuture
 from palestra.server.core.observer import CallObserver
 from palestra.server.core.paths import SampleRequestId
 from palestra.server.core.pending_quota import FairQuota
 from palestra.server.core.routing_records import RoutingRecords
+from palestra.server.core.sample_messages import SampleMessages
+from palestra.server.core.sample_numbers import CLONE_STRIDE, NumberBlock, block_name
 from palestra.server.core.sample_runners import SampleRunner
 from palestra.server.core.training import outcome_name
 from palestra.server.core.workers import WorkerHandle
+from palestra.store import Store
 from palestra.types import SampleRequest, SampleResult
 from palestra.types.engine import (
     BaseModel,
@@ -45,10 +48,9 @@ from palestra.types.engine import (
 
 log = structlog.get_logger()
 
-CLONE_STRIDE = 1_000_000_000  # the sample numbers of a clone start at a multiple of it
 FIRST_OWN = (1 << 32) * CLONE_STRIDE  # numbers that the server gives: SDK clients count from below
+ANY_BOOT = "0"
 SENT_AGAIN = 10  # a sample that was running at so many deaths of the worker may be their cause
-MAX_COMPLETIONS = 20_000
 READ_KEEP_S = 60.0  # after the first reading: a poll whose answer was lost is soon repeated
 
 
@@ -64,48 +66,26 @@ class SamplingSession:
     worker: WorkerHandle
     model_path: str | None = None
     futures: dict[int, SampleFuture] = field(default_factory=dict)
+    pending: int = 0
+    """Number of futures that are not done."""
     completions: dict[int, Completions] = field(default_factory=dict)
-    """Finished samples, for each clone that has sampled."""
+    """Finished samples, for each clone that asks for many at once."""
+    blocks: dict[int, NumberBlock] = field(default_factory=dict)
+    """Numbers that each clone may have used, where they are not those of its first block."""
+    is_restored: bool = False
+    """Whether it is from before a restart, which has lost samples."""
     clones: int = 0
     own_numbers: Iterator[int] = field(default_factory=lambda: itertools.count(FIRST_OWN))
     """For requests without a number. Numbers are never used twice: a late answer must not be taken for that of another
     request."""
 
-
-@dataclass(slots=True, eq=False)
-class Completions:
-    """Finished samples in the order they finished, for clients that ask for many at once."""
-
-    first: int = 0
-    """Number of the oldest one kept, minus one."""
-    request_ids: list[str] = field(default_factory=list)
-    _news: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def add(self, request_id: str) -> None:
-        self.request_ids.append(request_id)
-        if len(self.request_ids) > MAX_COMPLETIONS:  # nobody reads them
-            self.forget(self.first + MAX_COMPLETIONS // 2)
-        self._news.set()
-
-    async def wait(self, cursor: int, timeout_s: float) -> None:
-        """Waits until there is something after the cursor, or until the timeout."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while not self.after(cursor):
-                    self._news.clear()
-                    await self._news.wait()
-
-    def after(self, cursor: int) -> list[str]:
-        return self.request_ids[max(0, cursor - self.first) :]
-
-    def forget(self, cursor: int) -> None:
-        n = min(max(0, cursor - self.first), len(self.request_ids))
-        del self.request_ids[:n]
-        self.first += n
+    def block(self, clone: int) -> NumberBlock:
+        return self.blocks.get(clone) or NumberBlock.first_of(clone)
 
     @property
-    def cursor(self) -> int:
-        return self.first + len(self.request_ids)
+    def stored_blocks(self) -> list[str]:
+        """Returns the names of the blocks that the database has."""
+        return [block_name(self.sampler_id, clone) for clone, block in self.blocks.items() if block.is_stored]
 
 
 class SamplingRequests:
@@ -119,6 +99,7 @@ class SamplingRequests:
         """The runner of each base model."""
         self.routing = RoutingRecords(max_routing_bytes)
         self._deaths: dict[str, int] = {}
+        self._messages = SampleMessages()
 
     def submit(
         self, sampler: SamplingSession, seq_id: int, request: SampleRequest, *, stream: bool = False
@@ -133,7 +114,7 @@ class SamplingRequests:
         self.runners[sampler.worker].check(request)
         if not self._quota.admits(sampler.owner):
             raise Refusal(429, f"{len(self.pending)} samples are waiting; try again in a moment", retry_after_s=1.0)
-        name = SampleRequestId(self.boot, sampler.sampler_id, seq_id)
+        name = self._name(sampler, seq_id)
         salted = msgspec.structs.replace(request, cache_salt=sampler.owner)
         sample = Sample(request_id=str(name), weights=sampler.weights, request=salted, stream=stream)
         future = SampleFuture(
@@ -143,19 +124,24 @@ class SamplingRequests:
             sampler_id=sampler.sampler_id,
             seq_id=seq_id,
             sequence_ids=name.sequence_ids(request.num_samples),
-            message=encode_message(sample),
+            message=self._messages.make(sample),
             parts=asyncio.Queue() if stream else None,
         )
         sampler.futures[seq_id] = self.futures[future.request_id] = self.pending[future.request_id] = future
         self._quota.acquire(future.owner)
+        sampler.pending += 1
         self._send(sampler.worker, future)
         return future
+
+    def _name(self, sampler: SamplingSession, seq_id: int) -> SampleRequestId:
+        """A client's own number names its sample also after a restart; ours begin again with every start."""
+        return SampleRequestId(self.boot if seq_id >= FIRST_OWN else ANY_BOOT, sampler.sampler_id, seq_id)
 
     def _send(self, worker: WorkerHandle, future: SampleFuture) -> None:
         runner = self.runners[worker]
         if future.message is not None and not future.is_sent and runner.is_ready:
             future.is_sent = True
-            runner.send(future.request_id, future.message)
+            runner.send(future.request_id, future.message.encode())
 
     def on_streamed(self, message: Streamed) -> None:
         for part in message.parts:
@@ -182,7 +168,7 @@ class SamplingRequests:
                 scope = (future.owner, sampler.worker.name)
                 self.routing.keep(scope, future.sequence_ids, message.outcome.sequences)
                 frame = encode_message(message)
-        self._done(future, frame)
+        self._done(future, frame, is_failed=isinstance(message.outcome, EngineFailure))
 
     def cancel(self, future: SampleFuture) -> None:
         if self._take(future.request_id) is not None:
@@ -204,19 +190,59 @@ class SamplingRequests:
         if future is not None:
             self._quota.release(future.owner)
             self._deaths.pop(request_id, None)
+            sampler = self.samplers.get(future.sampler_id)
+            if sampler is not None:
+                sampler.pending -= 1
         return future
 
-    def _done(self, future: SampleFuture, frame: bytes) -> None:
-        future.message = None
+    def _done(self, future: SampleFuture, frame: bytes, *, is_failed: bool) -> None:
+        future.message, future.is_failed = None, is_failed
         future.finish(frame)
         sampler = self.samplers.get(future.sampler_id)
-        if sampler is not None and future.seq_id < FIRST_OWN:
-            clone = future.seq_id // CLONE_STRIDE
-            sampler.completions.setdefault(clone, Completions()).add(future.request_id)
+        queue = sampler.completions.get(future.seq_id // CLONE_STRIDE) if sampler is not None else None
+        if queue is not None:
+            queue.add([future.request_id])
 
     def _fail(self, future: SampleFuture, reason: str, blame: Blame = Blame.USER) -> None:
         failure = Sampled(request_id=future.request_id, outcome=EngineFailure(message=reason, blame=blame))
-        self._done(future, encode_message(failure))
+        self._done(future, encode_message(failure), is_failed=True)
+
+    # Many results at once
+
+    async def reserve(self, store: Store, sampler: SamplingSession, seq_id: int) -> None:
+        """Makes sure that a restarted server knows of this number. Called before a sample with it is acknowledged."""
+        clone = seq_id // CLONE_STRIDE
+        if seq_id >= sampler.block(clone).high:
+            block = sampler.blocks.setdefault(clone, NumberBlock.first_of(clone))
+            name = block_name(sampler.sampler_id, clone)
+            await block.reserve(seq_id, store, name, lambda: self._numbers_of(sampler, clone))
+
+    def completions(self, sampler: SamplingSession, clone: int) -> Completions:
+        """Returns the queue of a clone. It begins with the samples that are done and were not read; after a restart,
+        also with those that may have been lost: reading them, the client learns that it has to send them again."""
+        queue = sampler.completions.get(clone)
+        if queue is None:
+            mine = {number: sampler.futures[number] for number in self._numbers_of(sampler, clone)}
+            lost = [n for n in sampler.block(clone).numbers if n not in mine] if sampler.is_restored else []
+            queue = sampler.completions[clone] = Completions([str(self._name(sampler, n)) for n in lost])
+            queue.add(f.request_id for f in mine.values() if f.is_done and f.read_at is None)
+        queue.asked_at = time.monotonic()
+        return queue
+
+    def pending_of(self, sampler: SamplingSession, clone: int) -> list[SampleFuture]:
+        futures = (sampler.futures[number] for number in self._numbers_of(sampler, clone))
+        return [future for future in futures if not future.is_done]
+
+    def _numbers_of(self, sampler: SamplingSession, clone: int) -> list[int]:
+        return [number for number in sampler.futures if number // CLONE_STRIDE == clone]
+
+    def wake(self) -> None:
+        """Answers all who wait for results, because the server is about to stop."""
+        for future in self.futures.values():
+            future.wake()
+        for sampler in self.samplers.values():
+            for queue in sampler.completions.values():
+                queue.wake()
 
     # Worker exits and starts
 
@@ -280,9 +306,13 @@ class SamplingRequests:
         for future in list(self.futures.values()):
             if future.finished_at is None:
                 continue
-            keep = READ_KEEP_S if future.retrieved else self._keep_results_s
-            if now - future.finished_at > keep:
+            last = now - self._keep_results_s if future.read_at is None else now - READ_KEEP_S
+            if (future.read_at or future.finished_at) < last:
                 self.forget(future)
+        idle_since = time.monotonic() - self._keep_results_s
+        for sampler in self.samplers.values():
+            for clone in [c for c, queue in sampler.completions.items() if queue.asked_at < idle_since]:
+                del sampler.completions[clone]  # made again when its client asks again
 
 
 def weights_of(sampler_id: str, model_id: str | None, seq_id: int | None, folder: str | None) -> SampleWeights:

@@ -16,6 +16,7 @@ from palestra.store import checkpoints as checkpoint_rows
 from palestra.store import models as model_rows
 from palestra.store import samplers as sampler_rows
 from palestra.store.records import LOADED, ModelStatus
+from palestra.store.settings import delete_settings
 
 
 async def end_session(core: Core, session: TinkerSession, reason: str, record: Callable[[], Awaitable[object]]) -> None:
@@ -24,6 +25,7 @@ async def end_session(core: Core, session: TinkerSession, reason: str, record: C
     for model in [m for m in core.training.models.values() if m.session_id == session.session_id]:
         core.training.drop(model, reason)
     samplers = [s for s in core.sampling.samplers.values() if s.session_id == session.session_id]
+    blocks = [name for sampler in samplers for name in sampler.stored_blocks]
     core.sampling.drop(samplers, reason)
 
     def write(c: Connection) -> None:
@@ -32,6 +34,8 @@ async def end_session(core: Core, session: TinkerSession, reason: str, record: C
         sampler_rows.drop_samplers(
             c, [row.sampler_id for row in sampler_rows.samplers_of_session(c, session.session_id)]
         )
+        if blocks:
+            delete_settings(c, blocks)
 
     try:
         await core.store.write(write)

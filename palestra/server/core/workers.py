@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -35,6 +36,7 @@ ADOPT_S = 30.0  # a living worker says Hello once it is loaded and its present c
 BACK_OFF_S = (0.25, 10.0)
 """Pause before the next start: the first, and the longest one. It doubles while workers die before they are ready."""
 STOP_S = 30.0
+AT_ONCE = 32  # messages handled before others get their turn, even if thousands wait
 RESPAWN_S = 2.0
 
 
@@ -128,7 +130,9 @@ class WorkerHandle:
     # Messages of the worker
 
     async def _listen(self) -> None:
-        while True:
+        for number in itertools.count(1):
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
             try:
                 frame = await self.link.receive()
                 match frame.message:

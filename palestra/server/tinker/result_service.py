@@ -25,7 +25,7 @@ class ResultService:
         if not await future.wait(self._core.config.poll_hold_s):
             return self._not_yet(future)
         if isinstance(future, SampleFuture):
-            future.retrieved = True
+            future.note_read()
             assert future.frame is not None
             message = decode_from_worker(future.frame)
             assert isinstance(message, Sampled)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from palestra.server.core.callers import Caller
 from palestra.server.core.core import Core
 from palestra.server.core.errors import Refusal
-from palestra.server.core.lookup import Lookup, why_down
+from palestra.server.core.lookup import Lookup
 from palestra.server.core.paths import SamplerId, TinkerPath
 from palestra.server.core.samplers import SampleCall, SamplingSessions
-from palestra.server.core.sampling import Completions
 from palestra.server.tinker import schemas as s
 from palestra.server.tinker.schemas_rest import SamplerResponse
 from palestra.store.records import SamplerRow as SamplerRow
-from palestra.types.engine import EngineFailure, Sampled, decode_from_worker
 
 MAX_CLONES = 4096
+GATHER_S = 0.01  # results that arrive meanwhile are in the same answer; a lone sample's is not delayed
 
 
 class SamplingService:
@@ -63,28 +63,34 @@ class SamplingService:
 
     async def retrieve_many(self, caller: Caller, request: s.RetrieveFuturesRequest) -> s.RetrieveFuturesResponse:
         """Returns the completions after the cursor; waits for the first one."""
-        sampler = self._lookup.sampler(caller, request.target.sampling_session_id)
-        if len(sampler.completions) >= MAX_CLONES and request.target.cloned_sampler_id not in sampler.completions:
+        sampler, clone = (
+            self._lookup.sampler(caller, request.target.sampling_session_id),
+            request.target.cloned_sampler_id,
+        )
+        if len(sampler.completions) >= MAX_CLONES and clone not in sampler.completions:
             raise Refusal(400, f"{sampler.sampler_id} already has {MAX_CLONES} clones; make a new sampling client")
-        queue = sampler.completions.setdefault(request.target.cloned_sampler_id, Completions())
-        queue.forget(request.prev_cursor)
+        queue, cursor = self._core.sampling.completions(sampler, clone), request.prev_cursor
+        queue.forget(cursor)
         for request_id in request.retrieved_request_ids:
             future = self._core.sampling.futures.get(request_id)
             if future is not None and future.owner == caller.owner:
-                future.retrieved = True
-        hold_s = self._core.config.poll_hold_s
-        await queue.wait(request.prev_cursor, hold_s if request.timeout is None else min(hold_s, request.timeout))
-        if not queue.after(request.prev_cursor) and not sampler.worker.link.is_up:
-            why_down(sampler.worker)
-        completions = [self._completion(request_id) for request_id in queue.after(request.prev_cursor)]
-        return s.RetrieveFuturesResponse(completions=completions, cursor=queue.cursor)
+                future.note_read()
+        if not queue.has_after(cursor):
+            hold_s = self._core.config.poll_hold_s
+            await queue.wait(cursor, hold_s if request.timeout is None else min(hold_s, request.timeout))
+            if sampler.pending and queue.has_after(cursor):
+                await asyncio.sleep(GATHER_S)
+        found, cursor = queue.after(cursor)
+        if not found and not sampler.worker.link.is_up and sampler.worker.cannot_start:
+            # Each of them is told why when its result is read; this poll itself must go on.
+            found = [future.request_id for future in self._core.sampling.pending_of(sampler, clone)]
+        return s.RetrieveFuturesResponse(completions=[self._completion(one) for one in found], cursor=cursor)
 
     def _completion(self, request_id: str) -> s.FutureCompletion:
         future = self._core.sampling.futures.get(request_id)
-        message = decode_from_worker(future.frame) if future is not None and future.frame is not None else None
-        if not isinstance(message, Sampled) or isinstance(message.outcome, EngineFailure):
+        if future is None or future.frame is None or future.is_failed:
             return s.FutureCompletion(state="failed", request_id=request_id)
-        size = len(future.frame) if future is not None and future.frame is not None else 0
+        size = len(future.frame)
         return s.FutureCompletion(state="finished", request_id=request_id, response_payload_uncompressed_size=size)
 
     def cancel(self, caller: Caller, request_id: str) -> None:

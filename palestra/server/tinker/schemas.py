@@ -73,7 +73,8 @@ class ClientConfigResponse(WireModel):
     fwdbwd_max_chunk_len: int = 1024
     fwdbwd_max_chunk_bytes_count: int = 5_000_000
     sample_max_concurrent_requests: int = 2000
-    sample_use_retrieve_futures: bool = False
+    sample_use_retrieve_futures: bool = True
+    """One poll waits for all samples of a sampling client: they hold no connections, and may be more than 2,000."""
     sample_join_sampling_session: bool = False
     create_model_via_load_weights: bool = False
     pjwt_auth_enabled: bool = False
