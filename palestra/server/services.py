@@ -56,6 +56,7 @@ class ServerServices:
             services = cls(config, store, (requests, results), secret)
             core = services.core
             stack.callback(core.training.acknowledged.close)
+            stack.callback(core.usage.close)
             stack.callback(core.observer.close)
             add_engines(core)
             await restore(core)

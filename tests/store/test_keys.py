@@ -21,7 +21,7 @@ def create(store: Store, name: str, rights: Rights = Rights.TRAINER) -> NewKey:
 
 
 def find(store: Store, text: str) -> Key | None:
-    return store.read_now(lambda conn: keys.find_key(conn, text))
+    return store.read_now(lambda conn: keys.find_key(conn, text, now=3.0))
 
 
 def revoke(store: Store, which: int | str) -> Key | None:
