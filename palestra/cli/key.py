@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import rich_click as click
 
 from palestra.cli.options import Duration
-from palestra.cli.output import NOT_FOUND, fail, print_json, print_result
+from palestra.cli.output import NOT_FOUND, fail, one_line_errors, print_json, print_result
 from palestra.cli.quota import parse_limits
 from palestra.cli.run.common import print_table
 from palestra.cli.server_store import open_store, store_options
@@ -82,7 +82,8 @@ def create(
                 set_quota(conn, owner or name, quota)
             return create_key(conn, name=name, owner=owner or name, rights=Rights(right), now=now, expires_at=until)
 
-        made = store.write_now(write)
+        with one_line_errors(ValueError):
+            made = store.write_now(write)
         is_first = len(store.read_now(lambda conn: list_keys(conn, revoked=True))) == 1
     if as_json:
         print_json({"key": made.text, **key_json(made.key), **({"note": FIRST} if is_first else {})})

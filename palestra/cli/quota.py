@@ -10,15 +10,13 @@ from typing import Any
 
 import rich_click as click
 
-from palestra.cli.output import NOT_FOUND, USAGE, fail, print_json, print_result
+from palestra.cli.output import NOT_FOUND, USAGE, fail, one_line_errors, print_json, print_result
 from palestra.cli.run.common import print_table
 from palestra.cli.server_store import open_store, store_options
 from palestra.util.amounts import parse_amount
 from palestra.util.suggest import did_you_mean
 
 LIMITS = ("models", "pending_samples", "pending_bytes", "tokens_per_day", "checkpoint_bytes")
-PASSING = ("pending_samples", "pending_bytes")
-"""Limits of 0 that nobody could ever meet by waiting, as those who pass them are asked to."""
 NONE = "none"
 EVERYBODY = "*"
 SHOWN_EVERYBODY = "everybody else"
@@ -35,8 +33,6 @@ def parse_limits(given: Iterable[str]) -> dict[str, int | None]:
             limits[name] = None if amount == NONE else parse_amount(amount)
         except ValueError as e:
             raise fail(f"{name}: {e}, or {NONE}", USAGE) from None
-        if limits[name] == 0 and name in PASSING:
-            raise fail(f"{name}: the least is 1, since those above it are asked to wait", USAGE)
     return limits
 
 
@@ -60,7 +56,8 @@ def set_(owner: str, limits: tuple[str, ...], as_json: bool, **where: Any) -> No
     with open_store(**where, create=True) as store:
         from palestra.store.quotas import set_quota
 
-        stored = store.write_now(lambda conn: set_quota(conn, owner, wanted))
+        with one_line_errors(ValueError):
+            stored = store.write_now(lambda conn: set_quota(conn, owner, wanted))
     shown = quota_json(stored)
     words = ", ".join(f"{name} {shown[name]:,}" for name in LIMITS if shown[name] is not None)
     print_result(as_json, shown, f"{_name(owner)}: {words or 'no limits'}")

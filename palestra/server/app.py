@@ -120,7 +120,9 @@ def _routed(services: ServerServices, authenticator: Authenticator) -> FastAPI:
     for number, prefix in enumerate(("", *openai_routes.PREFIXES)):
         app.include_router(openai_routes.tokens, prefix=prefix, include_in_schema=number == 0)
     describe(app, episode_wire.BODIES, episode_wire.ANSWERS)
-    describe(app, (), (usage_api.UsageAnswer, *PLAYING_RECORDS, *ENGINE_BODIES, *ENGINE_ANSWERS))
+    describe(
+        app, (), (usage_api.UsageAnswer, usage_api.QuotasAnswer, *PLAYING_RECORDS, *ENGINE_BODIES, *ENGINE_ANSWERS)
+    )
     add_pages(app)
     app.add_api_route(MOUNT, _to_pages, methods=["GET", "HEAD"], include_in_schema=False)
     app.mount(MOUNT, ServerPages(services, authenticator, app.state.model_api))

@@ -14,9 +14,16 @@ from palestra.store.rows import fetch_all, fetch_one
 from palestra.store.tables import checkpoints, models, saves
 from palestra.store.tables import quotas as t
 
+PASSING = ("pending_samples", "pending_bytes")
+"""Limits that pass by waiting; of 0 they never would."""
+
 
 def set_quota(conn: Connection, owner: str, limits: Mapping[str, int | None]) -> Quota:
-    """Changes the limits that are named; None removes one."""
+    """Changes the limits that are named; None removes one. Raises ValueError if one is too small."""
+    for name, limit in limits.items():
+        least = 1 if name in PASSING else 0
+        if limit is not None and limit < least:
+            raise ValueError(f"{name}: the least is {least}")
     stored = fetch_one(conn, Quota, select(t).where(t.c.owner == owner)) or Quota(owner=owner)
     quota = msgspec.structs.replace(stored, **limits)
     remove_quota(conn, owner)

@@ -324,6 +324,8 @@ class ReplicaTicket(Struct, frozen=True, kw_only=True):
     replica_id: str
     base_model: str
     signature: str
+    key_id: int = 0
+    """Number of the key that it joined with: it may stay as long as that is valid. 0: there was none."""
 
 
 class Hello(Struct, frozen=True, kw_only=True, tag="hello"):

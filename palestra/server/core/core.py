@@ -15,6 +15,7 @@ from palestra.server.core.adapter_depot import AdapterDepot
 from palestra.server.core.checkpoints import CheckpointFiles
 from palestra.server.core.disk_health import DiskHealth
 from palestra.server.core.futures import RequestKind, TrainFuture
+from palestra.server.core.key_watch import KeyWatch
 from palestra.server.core.lost_models import LostModels
 from palestra.server.core.metrics import JournalState, Metrics, RequestQueueState
 from palestra.server.core.observer import CallObserver
@@ -85,6 +86,7 @@ class Core:
         )
         self.key_uses: dict[int, float] = {}
         """When keys were used last, by their numbers, since the server has started."""
+        self.keys = KeyWatch(store)
         self.replica_key = hmac.digest(secret.encode(), b"palestra replicas", "sha256").hex()
         """Key of the samplers that the server starts itself. It is the same after a restart."""
         self.own_url = ""

@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 FLUSH_S = 15.0  # heartbeats, last request times and uses of keys reach the database this often
 SWEEP_S = 60.0
-WATCH_S = 2.0  # usage reaches the database, and changes of quotas the server, this often
+WATCH_S = 2.0  # usage reaches the database, and changes of quotas and keys the server, this often
 
 
 class Maintenance:
@@ -63,6 +63,7 @@ class Maintenance:
             await asyncio.sleep(WATCH_S)
             await _guarded(self._core.usage.flush())
             await _guarded(self._core.quotas.read())
+            await _guarded(self._core.keys.read())
 
     async def _flush_often(self) -> None:
         while True:

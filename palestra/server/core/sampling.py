@@ -287,6 +287,10 @@ class SamplingRequests:
             if self._is_of(future, worker):
                 self._send(worker, future)
 
+    def pending_of(self, owner: str) -> int:
+        """Returns the number of an owner's samples that wait or run."""
+        return self._quota.used(owner)
+
     def waiting(self, worker: WorkerHandle) -> int:
         """Returns the number of samples that have not begun, as far as it is known."""
         runner = self.runners[worker]

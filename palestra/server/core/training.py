@@ -202,6 +202,10 @@ class TrainingRequests:
         else:  # dropped meanwhile: `future` has failed
             self.ledger.release_request(future)
 
+    def pending_bytes_of(self, owner: str) -> int:
+        """Returns the size of an owner's requests that wait or run."""
+        return self._quota.used(owner)
+
     def _is_here(self, model: TrackedModel) -> bool:
         return self.models.get(model.model_id) is model
 

@@ -22,7 +22,7 @@ from tests.view.folders import HOSTILE
 
 pytestmark = [pytest.mark.ui, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 PREFIX = "/a/prefix"
-PAGES = ("server", "episodes", "playground", "traces", "platform", "gym", "keys", "")
+PAGES = ("server", "episodes", "playground", "traces", "platform", "gym", "owners", "keys", "")
 
 
 @pytest.fixture(scope="module")
