@@ -41,8 +41,8 @@ class Core:
         self.activity = Activity(self.metrics)
         self.observer = CallObserver.of(self.metrics, config.otlp_endpoint)
         self.sessions = TinkerSessions()
-        self.usage = UsageAccount(store, UsageLog(config.state / "usage.log"))
-        self.quotas = OwnerQuotas(store, self.usage)
+        self.usage = UsageAccount(store, UsageLog(config.state / "usage.log"), self.metrics)
+        self.quotas = OwnerQuotas(store, self.usage, self.metrics)
         self.checkpoints = CheckpointFiles(
             store,
             config.checkpoints,
@@ -86,7 +86,7 @@ class Core:
         )
         self.key_uses: dict[int, float] = {}
         """When keys were used last, by their numbers, since the server has started."""
-        self.keys = KeyWatch(store)
+        self.keys = KeyWatch(store, self.key_uses)
         self.replica_key = hmac.digest(secret.encode(), b"palestra replicas", "sha256").hex()
         """Key of the samplers that the server starts itself. It is the same after a restart."""
         self.own_url = ""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 
 from palestra.server.core.errors import ApiError, Refusal
+from palestra.server.core.metrics import Metrics
 from palestra.server.core.usage import UsageAccount, next_day
 from palestra.store import Store
 from palestra.store.errors import QuotaExceeded
@@ -24,8 +25,8 @@ CODE = "insufficient_quota"
 
 
 class OwnerQuotas:
-    def __init__(self, store: Store, usage: UsageAccount):
-        self._store, self._usage = store, usage
+    def __init__(self, store: Store, usage: UsageAccount, metrics: Metrics):
+        self._store, self._usage, self._metrics = store, usage, metrics
         self._stored: dict[str, Quota] = {}
         self._effective: dict[str, Quota] = {}
 
@@ -52,6 +53,7 @@ class OwnerQuotas:
     def check_tokens(self, owner: str) -> None:
         limit = self.of(owner).tokens_per_day
         if limit is not None and (used := self._usage.tokens_today(owner)) >= limit:
+            self._metrics.quota_refused(owner, "tokens_per_day")
             raise ApiError(
                 TOKENS_USED,
                 f"{owner!r} has used {used:,} tokens today, and its quota allows {limit:,} a day; it begins anew at "
@@ -62,6 +64,7 @@ class OwnerQuotas:
     def check_pending_samples(self, owner: str, pending: int) -> None:
         limit = self.of(owner).pending_samples
         if limit is not None and pending >= limit:
+            self._metrics.quota_refused(owner, "pending_samples")
             raise Refusal(
                 429, f"{owner!r} has {pending} samples waiting, which is its quota; try again soon", retry_after_s=1.0
             )
@@ -69,6 +72,7 @@ class OwnerQuotas:
     def check_pending_bytes(self, owner: str, pending: int) -> None:
         limit = self.of(owner).pending_bytes
         if limit is not None and pending >= limit:
+            self._metrics.quota_refused(owner, "pending_bytes")
             raise Refusal(
                 429,
                 f"{owner!r} has {pending:,} bytes of training data waiting, and its quota is {limit:,}; try again "

@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import Connection
 
+from palestra.server.core.metrics import Metrics
 from palestra.store import Store
 from palestra.store.records import UsageCounts, UsageKey
 from palestra.store.settings import get_setting, put_setting
@@ -29,8 +30,8 @@ POSITION = "usage_log"
 
 
 class UsageAccount:
-    def __init__(self, store: Store, log: UsageLog):
-        self._store, self._log = store, log
+    def __init__(self, store: Store, log: UsageLog, metrics: Metrics):
+        self._store, self._log, self._metrics = store, log, metrics
         self._unwritten: dict[UsageKey, UsageCounts] = {}
         self._seqs: dict[str, int] = {}
         """The last request of each model that was counted."""
@@ -66,6 +67,13 @@ class UsageAccount:
     def _add(self, entry: UsageEntry) -> None:
         self._log.append(entry)
         self._take(entry)
+        counts = entry.counts
+        self._metrics.owner_used(
+            entry.key.owner,
+            prompt=counts.prompt_tokens,
+            sampled=counts.sampled_tokens,
+            trained=counts.trained_tokens,
+        )
 
     def _take(self, entry: UsageEntry) -> None:
         self._unwritten.setdefault(entry.key, UsageCounts()).add(entry.counts)
