@@ -25,7 +25,7 @@ from palestra.types.engine import (
     Trained,
     TrainOutcome,
 )
-from palestra.util.turns import Turns
+from palestra.util.round_robin import RoundRobin
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class QueuedModel:
 class ModelTable:
     def __init__(self, send: Callable[[FromWorker], None]):
         self.models: dict[str, QueuedModel] = {}
-        self.ready: Turns[QueuedModel] = Turns()
+        self.ready: RoundRobin[QueuedModel] = RoundRobin()
         """Those with something to compute."""
         self.owners: dict[str, str] = {}
         """By model, also those that are about to be created."""
@@ -128,7 +128,7 @@ class ModelTable:
         model.running, model.is_saving, model.applied_seq = None, False, train.seq_id
         self.queued -= 1
         self._answer(train, outcome, compute_s)
-        self.ready.had_turn(model.owner, model.model_id)
+        self.ready.served(model.owner, model.model_id)
         self.make_ready(model)
 
     def make_ready(self, model: QueuedModel) -> None:
@@ -141,7 +141,7 @@ class ModelTable:
     def next(self) -> QueuedModel:
         """The model whose turn it is; its owner has had one now."""
         owner, _, model = self.ready.first()
-        self.ready.owner_had_turn(owner)
+        self.ready.owner_served(owner)
         return model
 
     def set_owner(self, model_id: str, owner: str) -> None:

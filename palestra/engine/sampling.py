@@ -27,7 +27,7 @@ from palestra.types.engine import (
     Streamed,
     StreamedTokens,
 )
-from palestra.util.turns import Turns
+from palestra.util.round_robin import RoundRobin
 
 GAPS = 512
 STREAM_EVERY_S = 0.02  # tokens are told this often: a message for each would cost more than drawing it
@@ -74,7 +74,7 @@ class SamplingExecutor:
         self._waiting: dict[str, dict[str, Sample]] = {}
         """By the model whose request will make their sampler."""
         self._queued: dict[str, Sample] = {}
-        self._turns: Turns[OrderedDict[str, Sample]] = Turns()
+        self._lines: RoundRobin[OrderedDict[str, Sample]] = RoundRobin()
         """The queued ones in line, by owner and by the weights they sample from."""
         self._running: dict[int, ActiveSample] = {}
         self._numbers: dict[str, int] = {}
@@ -113,7 +113,7 @@ class SamplingExecutor:
             return
         if sample.request_id not in self._numbers:
             self._queued[sample.request_id] = sample
-            self._turns.add(*_line_of(sample), OrderedDict())[sample.request_id] = sample
+            self._lines.add(*_line_of(sample), OrderedDict())[sample.request_id] = sample
 
     def recheck(self, model_id: str) -> None:
         """The model has moved on, or is gone."""
@@ -132,7 +132,7 @@ class SamplingExecutor:
 
     def abort_all(self) -> None:
         self._queued.clear()
-        self._turns = Turns()
+        self._lines = RoundRobin()
         self._waiting.clear()
         for number in list(self._running):
             self.backend.abort(number)
@@ -170,8 +170,8 @@ class SamplingExecutor:
     def _next(self) -> Sample:
         """Returns the next sample: of the owner with the fewest rows in the batch, or whose turn is next where several
         have as few; of its model whose turn is next; the oldest of these."""
-        owner = min(self._turns.owners, key=lambda owner: self._rows_of[owner])
-        _, _, line = self._turns.first(owner)
+        owner = min(self._lines.owners, key=lambda owner: self._rows_of[owner])
+        _, _, line = self._lines.first(owner)
         return next(iter(line.values()))
 
     def _take(self, sample: Sample) -> None:
@@ -179,13 +179,13 @@ class SamplingExecutor:
         if self._queued.pop(sample.request_id, None) is None:
             return
         owner, name = _line_of(sample)
-        line = self._turns.get(owner, name)
+        line = self._lines.get(owner, name)
         assert line is not None
         del line[sample.request_id]
-        self._turns.owner_had_turn(owner)
-        self._turns.had_turn(owner, name)
+        self._lines.owner_served(owner)
+        self._lines.served(owner, name)
         if not line:
-            self._turns.remove(owner, name)
+            self._lines.remove(owner, name)
 
     def _add_rows(self, sample: Sample, rows: int) -> None:
         owner = sample.request.cache_salt

@@ -206,7 +206,7 @@ class TrainingExecutor:
         if not parts:
             return
         for part in parts:  # their next turn comes after that of their owner's other models
-            self.table.ready.had_turn(part.model.owner, part.model.model_id)
+            self.table.ready.served(part.model.owner, part.model.model_id)
         train = parts[0].running.train
         try:
             forward = self.backend.forward([p.batch for p in parts], train=train)

@@ -20,7 +20,7 @@ from palestra.server.replicas.affinity import Affinity
 from palestra.server.replicas.errors import ReplicaError, ReplicaLost
 from palestra.server.replicas.replica import Replica
 from palestra.types.engine import Sample
-from palestra.util.turns import Turns
+from palestra.util.round_robin import RoundRobin
 
 log = structlog.get_logger()
 
@@ -42,7 +42,7 @@ class ReplicaSet:
         self.replicas: list[Replica] = []
         self._affinity = Affinity()
         self._groups: dict[GroupKey, PromptGroup] = {}
-        self._waiting: Turns[deque[asyncio.Future[None]]] = Turns()
+        self._waiting: RoundRobin[deque[asyncio.Future[None]]] = RoundRobin()
         """Requests for which no replica was free, by owner and by adapter, the oldest of these first."""
         self._called: deque[asyncio.Future[None]] = deque()
         """Requests that had their turn and found no replica all the same: the next place is theirs."""
@@ -157,8 +157,8 @@ class ReplicaSet:
         """Takes the request whose turn it is out of its line."""
         owner, adapter, line = self._waiting.first()
         waiter = line.popleft()
-        self._waiting.owner_had_turn(owner)
-        self._waiting.had_turn(owner, adapter)
+        self._waiting.owner_served(owner)
+        self._waiting.served(owner, adapter)
         if not line:
             self._waiting.remove(owner, adapter)
         return waiter

@@ -115,6 +115,10 @@ def test_samples_and_training_data_that_wait_are_limited_by_owner(owner: Callabl
 def test_the_tokens_of_a_day_are_limited_at_every_door(owner: Callable[..., Owner]) -> None:
     ann = owner("tokens_per_day=20")
     model = ann.a_model()
+    ok(ann.http.put("/episodes/v1/runs/r", json={"model": MODEL}))
+    ok(ann.http.post("/episodes/v1/runs/r/groups", json={"groups": [group("g", 2)]}))
+    claim = {"client_id": "c", "claim_id": "1", "run": "r"}
+    (lease,) = ok(ann.http.post("/episodes/v1/claim", json=claim))["leases"]
     used = ann.use_up()
     assert 20 <= used < 40
     tomorrow = datetime.now(UTC).date().toordinal() + 1
@@ -129,10 +133,7 @@ def test_the_tokens_of_a_day_are_limited_at_every_door(owner: Callable[..., Owne
     message = {"model": MODEL, "max_tokens": 2, "messages": [{"role": "user", "content": "x"}]}
     answer = ann.http.post("/v1/messages", json=message)
     assert (answer.status_code, "T00:00:00Z" in answer.json()["error"]["message"]) == (402, True)
-    ok(ann.http.put("/episodes/v1/runs/r", json={"model": MODEL}))
-    ok(ann.http.post("/episodes/v1/runs/r/groups", json={"groups": [group("g", 1)]}))
-    claim = {"client_id": "c", "claim_id": "1", "run": "r"}
-    (lease,) = ok(ann.http.post("/episodes/v1/claim", json=claim))["leases"]
+    assert refused(ann.http.post("/episodes/v1/claim", json=claim | {"claim_id": "2"}), 402)
     played = httpx.post(
         f"{lease['base_url']}/chat/completions",
         json={"model": lease["model"], "messages": [{"role": "user", "content": "x"}]},
@@ -160,42 +161,32 @@ def test_checkpoints_are_limited_by_their_bytes(owner: Callable[..., Owner]) -> 
 
 
 def test_usage_is_exact_after_the_server_and_its_engine_were_killed(owner: Callable[..., Owner]) -> None:
-    ann = owner("tokens_per_day=1000000")
-    model = ann.a_model()
+    ann = owner()
+    server, model = ann.server, ann.a_model()
     sampled = trained = 0
-    for round_ in range(3):
+    for kill in (server.kill, server.kill_both):
         sampled += ann.tokens_of(ann.send_sample(num_samples=2))
         ann.result(model.send_pass(datum(length=9), datum(length=20)))
         ann.result(model.step())
         trained += 29
-        if round_ == 0:
-            ann.server.kill()  # before anything of it is in the database, or after
-            ann.server.start()
-            ann.http = ann.server.http(key=ann.key)
-            ann.sampler = ""
-        elif round_ == 1:
-            ann.server.kill_both()
-            ann.server.start()
-            ann.sampler = ""
+        path = model.save(kill.__name__)
+        direct = ann.post("asample", model_path=path, prompt=text(5, 6, 7), sampling_params={"max_tokens": 2})
+        sampled += ann.tokens_of(direct)
+        if kill == server.kill_both:
+            command(server, "quota", "set", ann.name, f"tokens_per_day={sampled + trained + 12}")
+        kill()  # whatever of it is in the database by now
+        server.start()
+        ann.sampler = ""
+    assert refused(ann.send_sample(), 402)  # what was used today counts after a restart, too
+    assert ann.quota()["used"]["tokens_per_day"] == sampled + trained + 12
     by_run = {one["run"]: one for one in ann.usage("run", "day")}
     assert {one["day"] for one in by_run.values()} == {datetime.now(UTC).date().isoformat()}
-    assert by_run[""]["sampled_tokens"] == sampled
-    assert (by_run[""]["prompts"], by_run[""]["prompt_tokens"], by_run[""]["trained_tokens"]) == (3, 9, 0)
-    assert by_run[model.model_id]["trained_tokens"] == trained
-    assert by_run[model.model_id]["engine_s"] > 0
-    path = model.save("kept")
-    (saved,) = [one for one in ann.usage("run") if one["run"] == model.model_id]
-    assert saved["checkpoint_bytes"] > 0
-    direct = ann.post("asample", model_path=path, prompt=text(5, 6, 7), sampling_params={"max_tokens": 2})
-    more = ann.tokens_of(direct)
-    (after,) = [one for one in ann.usage("run") if one["run"] == model.model_id]
-    assert (after["sampled_tokens"], after["prompt_tokens"]) == (more, 3)
-    total = sampled + trained + 9 + more + 3
-    assert ann.quota()["used"]["tokens_per_day"] == total
-    command(ann.server, "quota", "set", ann.name, f"tokens_per_day={total}")
-    ann.server.restart()  # what was used today holds there, too
-    ann.sampler = ""
-    assert refused(ann.send_sample(), 402)
+    base, own = by_run[""], by_run[model.model_id]
+    assert base["sampled_tokens"] + own["sampled_tokens"] == sampled
+    assert [(one["prompts"], one["prompt_tokens"]) for one in (base, own)] == [(2, 6), (2, 6)]
+    assert (base["trained_tokens"], own["trained_tokens"]) == (0, trained)
+    assert own["engine_s"] > 0
+    assert own["checkpoint_bytes"] == ann.quota()["used"]["checkpoint_bytes"] > 0
 
 
 def test_the_command_shows_everybody_to_admins_and_others_themselves(owner: Callable[..., Owner]) -> None:

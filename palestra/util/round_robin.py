@@ -1,6 +1,6 @@
-"""Turns: first among owners, then among what each owner has waiting.
+"""Round robin among owners, and then among what each owner has waiting.
 
-An owner with a hundred models gets as many turns as an owner with one. Owns: the order. Never touches: what a turn is.
+An owner with a hundred models is served as often as an owner with one. Owns: the order. Never touches: what serving is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Turns(Generic[T]):
+class RoundRobin(Generic[T]):
     """Items that wait, by owner and name. A new one goes to the end of its owner's line, a new owner to the end of the
     owners."""
 
@@ -55,12 +55,12 @@ class Turns(Generic[T]):
         owner = next(iter(self._lines)) if owner is None else owner
         return owner, *next(iter(self._lines[owner].items()))
 
-    def owner_had_turn(self, owner: str) -> None:
+    def owner_served(self, owner: str) -> None:
         """Moves an owner behind the others; the order of its own line stays."""
         if owner in self._lines:
             self._lines[owner] = self._lines.pop(owner)
 
-    def had_turn(self, owner: str, name: str) -> None:
+    def served(self, owner: str, name: str) -> None:
         """Moves an item to the end of its owner's line; the order of owners stays."""
         line = self._lines.get(owner, {})
         if name in line:
