@@ -113,6 +113,8 @@ def test_samples_and_training_data_that_wait_are_limited_by_owner(owner: Callabl
 
 
 def test_the_tokens_of_a_day_are_limited_at_every_door(owner: Callable[..., Owner]) -> None:
+    from tinker import types
+
     ann = owner("tokens_per_day=20")
     model = ann.a_model()
     ok(ann.http.put("/episodes/v1/runs/r", json={"model": MODEL}))
@@ -140,11 +142,19 @@ def test_the_tokens_of_a_day_are_limited_at_every_door(owner: Callable[..., Owne
         headers={"Authorization": f"Bearer {lease['api_key']}"},
     )
     assert played.status_code == 402
-    # What was trained may be applied and saved, and the same request passes when there is room again.
+    # What was trained may be applied and saved, and the same request passes when there is room again: Tinker's own
+    # client waits for that.
     ann.result(model.step(seq_id=2))  # the gap before it is given up
+    client = ann.server.client(key=ann.key)
+    prompt, params = types.ModelInput.from_ints([5, 6, 7]), types.SamplingParams(max_tokens=2)
+    waiting = client.create_sampling_client(base_model=MODEL).sample(prompt, 1, params)
+    with pytest.raises(TimeoutError):
+        waiting.result(timeout=1)
     command(ann.server, "quota", "set", ann.name, "tokens_per_day=1M")
     until(lambda: ann.send_sample().status_code == 200)
     ann.result(model.send_pass(seq_id=3))
+    assert waiting.result(timeout=60).sequences
+    client.close("success").result()
 
 
 def test_checkpoints_are_limited_by_their_bytes(owner: Callable[..., Owner]) -> None:
