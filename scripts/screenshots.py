@@ -87,6 +87,7 @@ def pages_of(run: RunReader, view: str, server: str) -> dict[str, dict[str, str]
         "view-platform": f"{view}/platform?task={TASK}",
         "view-gym": f"{view}/gym",
         "view-playground": f"{server}/ui/playground",
+        "view-owners": f"{server}/ui/owners",
     }
     return {"light": light, "dark": {"view-rollout": f"{here}/rollout?step={middle}&id={rollout['id']}"}}
 
@@ -94,6 +95,21 @@ def pages_of(run: RunReader, view: str, server: str) -> dict[str, dict[str, str]
 def show_token(page: Any) -> None:
     page.get_by_text("log-probability", exact=True).click()
     page.locator("#strip span[class^=lp]").nth(5).hover()
+
+
+def set_limits(page: Any) -> None:
+    """Sets limits of the owner that has played, of another one, and of everybody."""
+    for owner, limit, amount in (
+        ("local", "tokens per day", "20k"),
+        ("research", "models", "8"),
+        ("research", "checkpoint bytes", "200GB"),
+        ("*", "pending samples", "2000"),
+    ):
+        page.get_by_label("Owner", exact=True).fill(owner)
+        page.get_by_label("Limit").select_option(limit)
+        page.get_by_label("Amount").fill(amount)
+        page.get_by_role("button", name="Set the limit").click()
+        page.wait_for_load_state()
 
 
 def play_task(page: Any) -> None:
@@ -127,6 +143,7 @@ PREPARE: dict[str, Callable[[Any], None]] = {
     "view-rollout": show_token,
     "view-platform": play_task,
     "view-playground": call_tool,
+    "view-owners": set_limits,
 }
 
 

@@ -33,11 +33,12 @@ COMMANDS = [
     LazyCommand("eval", "palestra.cli.evaluate:evaluate", "Evaluate a model, anywhere, on the tasks of environments."),
     LazyCommand("gym", "palestra.cli.gym.commands:gym", "Start the servers of a gym and collect rollouts with them."),
     LazyCommand("judge", "palestra.cli.judge:judge", "Check how far a judge agrees with people."),
-    LazyCommand("key", "palestra.cli.key:key", "Make, list and revoke API keys."),
+    LazyCommand("key", "palestra.cli.key:key", "Make, list, rotate and revoke API keys."),
     LazyCommand("model", "palestra.cli.model:model", "Make random models, or inspect model folders."),
     LazyCommand(
         "platform", "palestra.cli.platform.commands:platform", "Serve local task apps, list them, make tasks, play one."
     ),
+    LazyCommand("quota", "palestra.cli.quota:quota", "Limit what each owner may use of a server."),
     LazyCommand("replica", "palestra.cli.replica:replica", "Sample for a running server, on this machine or another."),
     LazyCommand("rollout", "palestra.cli.run.rollout:rollout", "List and read the rollouts of training runs."),
     LazyCommand(
@@ -48,6 +49,7 @@ COMMANDS = [
     LazyCommand("sandbox", "palestra.cli.sandbox:sandbox", "Run commands behind a wall, or list what holds one here."),
     LazyCommand("serve", "palestra.cli.serve:serve", "Serve models: training and sampling by Tinker's API."),
     LazyCommand("train", "palestra.cli.train:train", "Train a model: GRPO, distillation, SFT, DPO."),
+    LazyCommand("usage", "palestra.cli.usage:usage", "Show what owners and runs have used of a server."),
     LazyCommand("view", "palestra.cli.view:view", "Show runs in the browser: curves, rollouts, tokens, live."),
 ]
 

@@ -1,4 +1,4 @@
-"""`palestra key`: who may use a server. Works beside a running server, which notices changes within seconds.
+"""`palestra key`: who may use a server, and until when. Works beside a running server, which soon notices changes.
 
 Owns: arguments and printing. Never touches: how keys are made and kept; the store does.
 """
@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import rich_click as click
 
-from palestra.cli.output import NOT_FOUND, USAGE, fail, needs_extra, one_line_errors, print_json, print_result
-from palestra.cli.run.common import json_option, print_table
+from palestra.cli.options import Duration
+from palestra.cli.output import NOT_FOUND, fail, one_line_errors, print_json, print_result
+from palestra.cli.quota import parse_limits
+from palestra.cli.run.common import print_table
+from palestra.cli.server_store import open_store, store_options
 from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
     from palestra.store import Store
     from palestra.store.records import Key
 
-F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 RIGHTS = ["admin", "trainer", "worker", "episode", "metrics", "replica"]
 FIRST = (
@@ -32,21 +36,9 @@ FIRST = (
 BEFORE = "models made without keys belong to 'local'; for a key that sees them: palestra key create --owner local"
 
 
-def common_options(command: F) -> F:
-    """Options that say where the server's store is and in which form to print."""
-    for option in (
-        json_option,
-        click.option("-c", "--config", "files", multiple=True, metavar="FILE", help="The server's config."),
-        click.option("--database", metavar="URL", help="The server's database. [SQLite in the state folder]"),
-        click.option("--state", metavar="DIR", help="The server's state folder.  [.palestra]"),
-    ):
-        command = option(command)
-    return command
-
-
 @click.group()
 def key() -> None:
-    """Make, list and revoke API keys."""
+    """Make, list, rotate and revoke API keys."""
 
 
 @key.command()
@@ -57,17 +49,41 @@ def key() -> None:
     "keys. [the key's name]",
 )
 @click.option("--right", type=click.Choice(RIGHTS), default="trainer", show_default=True, help="What the key allows.")
-@common_options
-def create(name: str | None, owner: str | None, right: str, as_json: bool, **where: Any) -> None:
+@click.option("--expires", type=Duration(), help="Time after which the key ends by itself, such as 12h or 30d.")
+@click.option(
+    "--quota",
+    "limits",
+    multiple=True,
+    metavar="LIMIT=AMOUNT",
+    help="Limit of the key's owner, as in `palestra quota set`; may be repeated.",
+)
+@store_options
+def create(
+    name: str | None,
+    owner: str | None,
+    right: str,
+    expires: float | None,
+    limits: tuple[str, ...],
+    as_json: bool,
+    **where: Any,
+) -> None:
     """Make a key and show it; it cannot be shown again."""
     name = name or f"key-{secrets.token_hex(3)}"
+    quota = parse_limits(limits)
     with open_store(**where, create=True) as store:
         from palestra.store.keys import create_key, list_keys
-        from palestra.store.records import Rights
+        from palestra.store.quotas import set_quota
+        from palestra.store.records import NewKey, Rights
 
-        made = store.write_now(
-            lambda conn: create_key(conn, name=name, owner=owner or name, rights=Rights(right), now=time.time())
-        )
+        def write(conn: Connection) -> NewKey:
+            now = time.time()
+            until = None if expires is None else now + expires
+            if quota:
+                set_quota(conn, owner or name, quota)
+            return create_key(conn, name=name, owner=owner or name, rights=Rights(right), now=now, expires_at=until)
+
+        with one_line_errors(ValueError):
+            made = store.write_now(write)
         is_first = len(store.read_now(lambda conn: list_keys(conn, revoked=True))) == 1
     if as_json:
         print_json({"key": made.text, **key_json(made.key), **({"note": FIRST} if is_first else {})})
@@ -82,7 +98,7 @@ def create(name: str | None, owner: str | None, right: str, as_json: bool, **whe
 
 @key.command("list")
 @click.option("--all", "revoked", is_flag=True, help="Also list revoked keys.")
-@common_options
+@store_options
 def list_(revoked: bool, as_json: bool, **where: Any) -> None:
     """List the keys in use."""
     with open_store(**where) as store:
@@ -97,7 +113,8 @@ def list_(revoked: bool, as_json: bool, **where: Any) -> None:
         what = "all keys are revoked, so nobody can use the server" if known else "no keys"
         click.echo(f"{what}; to make one: palestra key create")
         return
-    columns = ("id", "name", "owner", "right", "created_at", "last_used_at", *(["revoked_at"] if revoked else []))
+    columns = ("id", "name", "owner", "right", "created_at", "last_used_at", "expires_at")
+    columns += ("revoked_at",) if revoked else ()
     rows = [[column.removesuffix("_at").replace("_", " ") for column in columns]]
     rows += [[str(shown[column] or "") for column in columns] for shown in map(key_json, keys)]
     print_table(rows)
@@ -105,38 +122,47 @@ def list_(revoked: bool, as_json: bool, **where: Any) -> None:
 
 @key.command()
 @click.argument("which", metavar="ID_OR_NAME")
-@common_options
+@click.option(
+    "--grace",
+    type=Duration(),
+    default="0s",
+    show_default=True,
+    help="How long the present text of the key works beside the new one, such as 24h.",
+)
+@store_options
+def rotate(which: str, grace: float, as_json: bool, **where: Any) -> None:
+    """Give a key a new text and show it. Its number, name, owner and right stay."""
+    with open_store(**where) as store:
+        from palestra.store.keys import rotate_key
+
+        made = _first_meant(store, which, lambda conn, one: rotate_key(conn, one, now=time.time(), grace_s=grace))
+    if as_json:
+        print_json({"key": made.text, **key_json(made.key)})
+        return
+    click.echo(made.text)
+    until = f"works until {time_text(made.key.old_until)}" if grace else "no longer works"
+    click.echo(f"key {made.key.key_id} {made.key.name!r} has a new text; the old one {until}", err=True)
+
+
+@key.command()
+@click.argument("which", metavar="ID_OR_NAME")
+@store_options
 def revoke(which: str, as_json: bool, **where: Any) -> None:
     """Revoke a key for ever."""
     with open_store(**where) as store:
         from palestra.store.keys import revoke_key
 
-        meanings = [int(which), which] if which.isdecimal() else [which]
-        found = (store.write_now(lambda conn, one=one: revoke_key(conn, one, now=time.time())) for one in meanings)
-        gone = next((one for one in found if one is not None), None)
-    if gone is None:
-        raise fail(f"no key in use is called {which!r}; to see them: palestra key list", NOT_FOUND)
+        gone = _first_meant(store, which, lambda conn, one: revoke_key(conn, one, now=time.time()))
     print_result(as_json, key_json(gone), f"key {gone.key_id} {gone.name!r} of {gone.owner!r} is revoked")
 
 
-@contextmanager
-def open_store(
-    files: tuple[str, ...], state: str | None, database: str | None, *, create: bool = False
-) -> Iterator[Store]:
-    from palestra.config import ConfigError, Override, load_config
-    from palestra.config.serve import ServeConfig
-
-    flags = {"state": state, "database": database}
-    given = [Override(name, value, f"--{name}") for name, value in flags.items() if value is not None]
-    with one_line_errors(ConfigError):
-        config = load_config(ServeConfig, files, given)
-    file = config.database_file
-    if not create and file is not None and not file.is_file():
-        raise fail(f"there is no database {file}; name the server's with --state DIR, --database URL or -c FILE", USAGE)
-    with needs_extra("server"):
-        from palestra.store import Store, StoreError
-    with one_line_errors(StoreError), needs_extra("postgres"), Store.open(config.database, lock=False) as store:
-        yield store
+def _first_meant(store: Store, which: str, work: Callable[[Connection, int | str], T | None]) -> T:
+    """Works on the key that is meant: a number is an id, or else a name. Fails if there is none."""
+    for meaning in [int(which), which] if which.isdecimal() else [which]:
+        found = store.write_now(lambda conn, one=meaning: work(conn, one))
+        if found is not None:
+            return found
+    raise fail(f"no key in use is called {which!r}; to see them: palestra key list", NOT_FOUND)
 
 
 def key_json(one: Key) -> JsonObject:
@@ -145,13 +171,15 @@ def key_json(one: Key) -> JsonObject:
         "name": one.name,
         "owner": one.owner,
         "right": str(one.rights),
-        "created_at": _time_text(one.created_at),
-        "revoked_at": _time_text(one.revoked_at),
-        "last_used_at": _time_text(one.last_used_at),
+        "created_at": time_text(one.created_at),
+        "revoked_at": time_text(one.revoked_at),
+        "last_used_at": time_text(one.last_used_at),
+        "expires_at": time_text(one.expires_at),
+        "old_until": time_text(one.old_until),
     }
 
 
-def _time_text(seconds: float | None) -> str | None:
+def time_text(seconds: float | None) -> str | None:
     if seconds is None:
         return None
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

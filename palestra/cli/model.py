@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 import rich_click as click
 
 from palestra.cli.output import USAGE, bytes_text, count_text, fail, needs_extra, one_line_errors, print_json
+from palestra.util.amounts import parse_amount
 
 if TYPE_CHECKING:
     from palestra.cli.model_facts import ExpertFacts
@@ -146,7 +147,7 @@ def info(
         raise fail(f"no such folder: {folder}; to make a small one to try: palestra model random {folder}", USAGE)
     with needs_extra("engine"):
         from palestra.cli.model_facts import LORA_RANK, gather_facts
-        from palestra.cli.model_plan import PlanRequest, device_memory, parse_bytes, plan_memory
+        from palestra.cli.model_plan import PlanRequest, device_memory, plan_memory
         from palestra.model.errors import ModelError
         from palestra.model.loading.spec import ModelSpec
         from palestra.model.loading.weight_files import WeightFiles
@@ -157,7 +158,7 @@ def info(
     with one_line_errors(ModelError, OSError, ValueError):
         facts = gather_facts(folder)
         if plan:
-            memory_bytes = device_memory() if memory is None else parse_bytes(memory)
+            memory_bytes = device_memory() if memory is None else parse_amount(memory)
             request = PlanRequest(memory_bytes, rows, context, weights, LORA_RANK)
             with WeightFiles(folder) as files:
                 planned = plan_memory(files, ModelSpec.from_folder(folder), request)

@@ -150,12 +150,3 @@ def device_memory() -> int:
     import torch
 
     return torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else psutil.virtual_memory().total
-
-
-def parse_bytes(text: str) -> int:
-    """`16GB`, `16GiB`, `16g` or a number of bytes. Raises ValueError."""
-    found = re.fullmatch(r"\s*([0-9.]+)\s*(?:([KMGT])(i?)B?|B)?\s*", text, re.IGNORECASE)
-    if found is None:
-        raise ValueError(f"{text!r} is not an amount of memory; write it as 16GB or 40GiB")
-    number, unit, binary = found.groups()
-    return int(float(number) * (1024 if binary else 1000) ** ("KMGT".index(unit.upper()) + 1 if unit else 0))

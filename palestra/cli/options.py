@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import rich_click as click
 from click.core import ParameterSource
 
+from palestra.util.amounts import parse_duration
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -41,6 +43,18 @@ def server_options(
         )(command)
 
     return added
+
+
+class Duration(click.ParamType):
+    """A duration such as 30m, 12h or 30d, in seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return value if isinstance(value, float) else parse_duration(str(value))
+        except ValueError as e:
+            self.fail(str(e), param, ctx)
 
 
 def old_name(old: str, new: str) -> Callable[[F], F]:

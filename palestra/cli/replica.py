@@ -128,7 +128,10 @@ def engine_config(server: str, joined: JsonObject, folder: Path, state: str, giv
     host = urlsplit(server).hostname or "127.0.0.1"
     host = f"[{host}]" if ":" in host else host
     ticket = ReplicaTicket(
-        replica_id=joined["replica_id"], base_model=joined["base_model"], signature=joined["signature"]
+        replica_id=joined["replica_id"],
+        base_model=joined["base_model"],
+        signature=joined["signature"],
+        key_id=joined["key_id"],
     )
     fields = joined["settings"] | given
     config = {

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from palestra.cli.output import FAILED, USAGE, bytes_text, fail, needs_extra, one_line_errors
+from palestra.util.amounts import parse_amount
 from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -114,11 +115,10 @@ def serve(
 
 def show_plan(models: list[ModelConfig], memory: str | None) -> None:
     with needs_extra("engine"):
-        from palestra.cli.model_plan import parse_bytes
         from palestra.cli.serve_plan import by_device, plan_serving
         from palestra.model.errors import ModelError
     with one_line_errors(ModelError, OSError, ValueError):
-        plan = plan_serving(models, None if memory is None else parse_bytes(memory))
+        plan = plan_serving(models, None if memory is None else parse_amount(memory))
     for device, ranks in by_device(plan).items():
         total = sum(rank.total_bytes for rank in ranks)
         verdict = "does not fit into" if device in plan.too_full else "of"

@@ -25,6 +25,7 @@ from palestra.types.engine import (
     Trained,
     TrainOutcome,
 )
+from palestra.util.round_robin import RoundRobin
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,8 @@ class QueuedModel:
     lora: LoraConfig
     weights: Weights | None = None
     """None before it is created, or when that failed."""
+    owner: str = ""
+    """Whose it is: owners take turns, and each owner's models among themselves."""
     requests: deque[Train] = field(default_factory=deque)
     running: RunningPass | None = None
     """The pass of the first request, while it runs."""
@@ -94,8 +97,10 @@ class QueuedModel:
 class ModelTable:
     def __init__(self, send: Callable[[FromWorker], None]):
         self.models: dict[str, QueuedModel] = {}
-        self.ready: dict[str, QueuedModel] = {}
-        """Those with something to compute, whose turn is next first."""
+        self.ready: RoundRobin[QueuedModel] = RoundRobin()
+        """Those with something to compute."""
+        self.owners: dict[str, str] = {}
+        """By model, also those that are about to be created."""
         self.unstored: dict[str, Trained] = {}
         self.queued = 0
         self._send = send
@@ -106,7 +111,8 @@ class ModelTable:
             if not isinstance(train.operation, CreateModel):
                 self._answer(train, no_model(train.model_id), 0.0)
                 return
-            model = self.models[train.model_id] = QueuedModel(train.model_id, train.operation.lora)
+            owner = self.owners.get(train.model_id, "")
+            model = self.models[train.model_id] = QueuedModel(train.model_id, train.operation.lora, owner=owner)
         if train.seq_id <= model.received_seq:
             self._repeat(train)
             return
@@ -122,18 +128,35 @@ class ModelTable:
         model.running, model.is_saving, model.applied_seq = None, False, train.seq_id
         self.queued -= 1
         self._answer(train, outcome, compute_s)
+        self.ready.served(model.owner, model.model_id)
         self.make_ready(model)
 
     def make_ready(self, model: QueuedModel) -> None:
-        """At the end of the line, if there is something to compute for it."""
-        self.ready.pop(model.model_id, None)
+        """In line, if there is something to compute for it."""
         if model.requests and not model.is_saving and not model.is_dropped:
-            self.ready[model.model_id] = model
+            self.ready.add(model.owner, model.model_id, model)
+        else:
+            self.ready.remove(model.owner, model.model_id)
+
+    def next(self) -> QueuedModel:
+        """The model whose turn it is; its owner has had one now."""
+        owner, _, model = self.ready.first()
+        self.ready.owner_served(owner)
+        return model
+
+    def set_owner(self, model_id: str, owner: str) -> None:
+        self.owners[model_id] = owner
+        model = self.models.get(model_id)
+        if model is not None:
+            self.ready.remove(model.owner, model_id)
+            model.owner = owner
+            self.make_ready(model)
 
     def drop(self, model_id: str) -> QueuedModel | None:
+        self.owners.pop(model_id, None)
         model = self.models.pop(model_id, None)
         if model is not None:
-            self.ready.pop(model_id, None)
+            self.ready.remove(model.owner, model_id)
             self.queued -= len(model.requests)
             model.is_dropped = True
             model.requests.clear()
@@ -144,7 +167,7 @@ class ModelTable:
             result = self.unstored.pop(request_id, None)
             model = self.models.get(result.model_id) if result is not None else None
             if model is not None and model.weights is None and not model.requests:
-                del self.models[model.model_id]  # it could not be created, and everybody knows
+                self.drop(model.model_id)  # it could not be created, and everybody knows
 
     def unstored_of(self, model: QueuedModel) -> list[Trained]:
         return [r for r in self.unstored.values() if r.model_id == model.model_id and r.seq_id <= model.applied_seq]

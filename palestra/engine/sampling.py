@@ -6,7 +6,7 @@ Owns: the life of a sample in this worker. Never touches: training, where weight
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -27,6 +27,7 @@ from palestra.types.engine import (
     Streamed,
     StreamedTokens,
 )
+from palestra.util.round_robin import RoundRobin
 
 GAPS = 512
 STREAM_EVERY_S = 0.02  # tokens are told this often: a message for each would cost more than drawing it
@@ -72,11 +73,15 @@ class SamplingExecutor:
         self._max_rows = 2 * max_rows  # enough to keep the batch full; the rest waits without holding weights
         self._waiting: dict[str, dict[str, Sample]] = {}
         """By the model whose request will make their sampler."""
-        self._queue: OrderedDict[str, Sample] = OrderedDict()
+        self._queued: dict[str, Sample] = {}
+        self._lines: RoundRobin[OrderedDict[str, Sample]] = RoundRobin()
+        """The queued ones in line, by owner and by the weights they sample from."""
         self._running: dict[int, ActiveSample] = {}
         self._numbers: dict[str, int] = {}
         """Numbers at the backend of those that run."""
         self._rows = 0
+        self._rows_of: Counter[str] = Counter()
+        """Rows of each owner."""
         self._pinned: dict[int, PinnedWeights] = {}
         """Weights that running samples keep in memory, by their key."""
         self._cost = 0.0
@@ -95,11 +100,11 @@ class SamplingExecutor:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._queue or self._running)
+        return bool(self._queued or self._running)
 
     @property
     def waiting(self) -> int:
-        return len(self._queue) + sum(len(w) for w in self._waiting.values())
+        return len(self._queued) + sum(len(w) for w in self._waiting.values())
 
     def add(self, sample: Sample) -> None:
         weights = sample.weights
@@ -107,7 +112,8 @@ class SamplingExecutor:
             self._waiting.setdefault(weights.model_id, {})[sample.request_id] = sample
             return
         if sample.request_id not in self._numbers:
-            self._queue[sample.request_id] = sample
+            self._queued[sample.request_id] = sample
+            self._lines.add(*_line_of(sample), OrderedDict())[sample.request_id] = sample
 
     def recheck(self, model_id: str) -> None:
         """The model has moved on, or is gone."""
@@ -115,7 +121,8 @@ class SamplingExecutor:
             self.add(sample)
 
     def cancel(self, request_id: str) -> None:
-        self._queue.pop(request_id, None)
+        if request_id in self._queued:
+            self._take(self._queued[request_id])
         for samples in self._waiting.values():
             samples.pop(request_id, None)
         number = self._numbers.get(request_id)
@@ -124,7 +131,8 @@ class SamplingExecutor:
             self._leave(number)
 
     def abort_all(self) -> None:
-        self._queue.clear()
+        self._queued.clear()
+        self._lines = RoundRobin()
         self._waiting.clear()
         for number in list(self._running):
             self.backend.abort(number)
@@ -141,23 +149,50 @@ class SamplingExecutor:
             self._admit()
 
     def _admit(self) -> None:
-        while self._queue and self._rows < self._max_rows:
-            _, sample = self._queue.popitem(last=False)
+        while self._queued and self._rows < self._max_rows:
+            sample = self._next()
             try:
                 weights = self._weights(sample)
                 if not self._can_pin(weights):
-                    self._queue[sample.request_id] = sample
-                    self._queue.move_to_end(sample.request_id, last=False)
                     return
+                self._take(sample)
                 number = self.backend.submit(sample.request, weights)
             except Exception as e:
+                self._take(sample)
                 self._fail(sample, 0.0, e)
                 continue
             self._running[number] = ActiveSample(sample, self._pin(weights), self._cost)
             if sample.stream:
                 self._streams.add(number)
             self._numbers[sample.request_id] = number
-            self._rows += sample.request.num_samples
+            self._add_rows(sample, sample.request.num_samples)
+
+    def _next(self) -> Sample:
+        """Returns the next sample: of the owner with the fewest rows in the batch, or whose turn is next where several
+        have as few; of its model whose turn is next; the oldest of these."""
+        owner = min(self._lines.owners, key=lambda owner: self._rows_of[owner])
+        _, _, line = self._lines.first(owner)
+        return next(iter(line.values()))
+
+    def _take(self, sample: Sample) -> None:
+        """Removes a sample from its line."""
+        if self._queued.pop(sample.request_id, None) is None:
+            return
+        owner, name = _line_of(sample)
+        line = self._lines.get(owner, name)
+        assert line is not None
+        del line[sample.request_id]
+        self._lines.owner_served(owner)
+        self._lines.served(owner, name)
+        if not line:
+            self._lines.remove(owner, name)
+
+    def _add_rows(self, sample: Sample, rows: int) -> None:
+        owner = sample.request.cache_salt
+        self._rows += rows
+        self._rows_of[owner] += rows
+        if not self._rows_of[owner]:
+            del self._rows_of[owner]
 
     def _can_pin(self, weights: Weights | None) -> bool:
         """Holds back samples of ever more adapters at once where their memory would pass the sampler cache's bound."""
@@ -246,7 +281,7 @@ class SamplingExecutor:
             if pinned.samples == 0:
                 del self._pinned[running.weights_key]
         rows = running.sample.request.num_samples
-        self._rows -= rows
+        self._add_rows(running.sample, -rows)
         return running.sample, (self._cost - running.cost_before) * rows
 
     def _fail(self, sample: Sample, compute_s: float, error: Exception) -> None:
@@ -255,3 +290,14 @@ class SamplingExecutor:
 
     def _answer(self, sample: Sample, compute_s: float, outcome: SampleResult | EngineFailure) -> None:
         self._send(Sampled(request_id=sample.request_id, outcome=outcome, compute_s=compute_s))
+
+
+def _line_of(sample: Sample) -> tuple[str, str]:
+    """Returns the owner of a sample and the name of its line. Samplers that were frozen of one model, one after the
+    other, have one line."""
+    match sample.weights:
+        case BaseModel():
+            name = ""
+        case SavedAdapter(folder=name) | KeptSampler(model_id=name) | PlacedAdapter(digest=name):
+            pass
+    return sample.request.cache_salt, name

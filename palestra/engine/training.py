@@ -89,7 +89,7 @@ class TrainingExecutor:
         if self._half_done is not None:
             self._backward()
             return
-        model = next(iter(self.table.ready.values()))
+        model = self.table.next()
         operation = model.requests[0].operation
         if model.weights is None and not isinstance(operation, CreateModel):
             self._finish(model, no_model(model.model_id), 0.0)
@@ -183,7 +183,7 @@ class TrainingExecutor:
     def _optim_step(self) -> None:
         start = time.perf_counter()
         due = {}
-        for model in self.table.ready.values():
+        for model in self.table.ready:
             operation = model.requests[0].operation
             if isinstance(operation, OptimStep) and model.weights is not None:
                 due[model] = operation.adam
@@ -205,8 +205,8 @@ class TrainingExecutor:
         parts = self._join(first)
         if not parts:
             return
-        for part in parts:  # their next turn comes after everybody else's
-            self.table.make_ready(part.model)
+        for part in parts:  # their next turn comes after that of their owner's other models
+            self.table.ready.served(part.model.owner, part.model.model_id)
         train = parts[0].running.train
         try:
             forward = self.backend.forward([p.batch for p in parts], train=train)
@@ -237,7 +237,7 @@ class TrainingExecutor:
         """For each rank the next micro-batch of `first`, and of others where there is room: never two of one model."""
         parts: list[BatchPart] = []
         room = [self.backend.token_budget] * self.backend.ranks
-        for model in [first, *(m for m in self.table.ready.values() if m is not first)]:
+        for model in [first, *(m for m in self.table.ready if m is not first)]:
             if max(room) <= 0:
                 break
             running = self._begun(model)

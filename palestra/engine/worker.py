@@ -33,6 +33,7 @@ from palestra.types.engine import (
     FromWorker,
     Hello,
     Leaving,
+    OwnModel,
     Ping,
     PlaceAdapter,
     Sample,
@@ -170,6 +171,8 @@ class EngineWorker:
                 self.table.stored(request_ids)
             case DropSamplers(sampler_ids=sampler_ids):
                 self.sampler_cache.drop(sampler_ids)
+            case OwnModel(model_id=model_id, owner=owner):
+                self.table.set_owner(model_id, owner)
             case DropModel(model_id=model_id):
                 self._drop(model_id)
             case Welcome(epoch=epoch):

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from palestra import __version__
-from palestra.server import engine_api
+from palestra.server import engine_api, usage_api
 from palestra.server.agentjet.routes import playing_router
 from palestra.server.agentjet.trainer_routes import engine_router
 from palestra.server.core.core import Core
@@ -110,7 +110,7 @@ def _routed(services: ServerServices, authenticator: Authenticator) -> FastAPI:
     app.state.max_body_bytes = config.limits.max_body_bytes
     for routes in (
         *(routes_service, routes_training, routes_sampling, routes_futures, routes_rest),
-        *(episode_routes, player_routes, looking_routes, engine_api),
+        *(episode_routes, player_routes, looking_routes, engine_api, usage_api),
     ):
         app.include_router(routes.router)
     app.include_router(playing_router)
@@ -124,7 +124,9 @@ def _routed(services: ServerServices, authenticator: Authenticator) -> FastAPI:
     for number, prefix in enumerate(("", *openai_routes.PREFIXES)):
         app.include_router(openai_routes.tokens, prefix=prefix, include_in_schema=number == 0)
     describe(app, episode_wire.BODIES, episode_wire.ANSWERS)
-    describe(app, (), (*PLAYING_RECORDS, *ENGINE_BODIES, *ENGINE_ANSWERS))
+    describe(
+        app, (), (usage_api.UsageAnswer, usage_api.QuotasAnswer, *PLAYING_RECORDS, *ENGINE_BODIES, *ENGINE_ANSWERS)
+    )
     add_pages(app)
     app.add_api_route(MOUNT, _to_pages, methods=["GET", "HEAD"], include_in_schema=False)
     app.mount(MOUNT, ServerPages(services, authenticator, app.state.model_api))

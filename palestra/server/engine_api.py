@@ -53,21 +53,26 @@ class JoinAnswer(BaseModel):
     """The server's public CURVE key."""
     replica_id: str
     signature: str
-    """Signs the replica's id and the name of the model."""
+    """Signs the replica's id, the name of the model and the number of the key."""
+    key_id: int
+    """Number of the key that it joined with; 0: there was none."""
     settings: dict[str, Any]
     """Settings of its engine."""
 
 
-async def _admit(request: Request) -> None:
-    """Also accepts the key of samplers that the server has started itself."""
+async def _admit(request: Request) -> int:
+    """Returns the number of the caller's key. Also accepts the key of samplers that the server has started itself,
+    which has the number 0."""
     core: Core = request.app.state.core
-    if not hmac.compare_digest(request.headers.get("x-api-key", "").encode(), core.replica_key.encode()):
-        authenticator: Authenticator = request.app.state.authenticator
-        await authenticator.admit(request, rights=REPLICAS)
+    if hmac.compare_digest(request.headers.get("x-api-key", "").encode(), core.replica_key.encode()):
+        return 0
+    authenticator: Authenticator = request.app.state.authenticator
+    caller = await authenticator.admit(request, rights=REPLICAS)
+    return 0 if caller.key is None else caller.key.key_id
 
 
 @router.post("/replicas")
-async def join(request: Request, body: JoinRequest, _: Annotated[None, Depends(_admit)]) -> JoinAnswer:
+async def join(request: Request, body: JoinRequest, key_id: Annotated[int, Depends(_admit)]) -> JoinAnswer:
     """Admit a sampler replica, if its base model and version are the server's."""
     core: Core = request.app.state.core
     port: ReplicaPort | None = request.app.state.replica_port
@@ -85,7 +90,7 @@ async def join(request: Request, body: JoinRequest, _: Annotated[None, Depends(_
         raise Refusal(503, "the server is starting; try again in a moment", retry_after_s=1.0)
     if body.fingerprint != await asyncio.to_thread(_fingerprint, model.path):
         raise Refusal(400, f"the replica's base model is another than {worker.name}: its config or its weights differ")
-    ticket = port.ticket(worker.name)
+    ticket = port.ticket(worker.name, key_id)
     settings = {name: getattr(worker.config, name) for name in SHARED_SETTINGS}
     return JoinAnswer(
         base_model=worker.name,
@@ -93,6 +98,7 @@ async def join(request: Request, body: JoinRequest, _: Annotated[None, Depends(_
         server_key=port.public_key,
         replica_id=ticket.replica_id,
         signature=ticket.signature,
+        key_id=key_id,
         settings=settings | {"dtype": worker.card.dtype},
     )
 
@@ -113,7 +119,7 @@ def _fingerprint(folder: Path) -> str:
 
 
 @router.get("/adapters/{digest}", response_class=Response)
-async def adapter(request: Request, digest: str, _: Annotated[None, Depends(_admit)]) -> Response:
+async def adapter(request: Request, digest: str, _: Annotated[int, Depends(_admit)]) -> Response:
     """The file of an adapter, by its SHA-256, also in ranges. It is there while a sampler is told to load it."""
     core: Core = request.app.state.core
     with core.adapters.reading(digest) as file:

@@ -51,7 +51,9 @@ def open_replica_port(core: Core) -> ReplicaPort | None:
         runner = core.sampling.runners.get(worker) if worker is not None else None
         return runner if isinstance(runner, EngineRunner) else None
 
-    port, host = ReplicaPort(core.secret, find, _patience(config)), config.replica_host or config.host
+    host = config.replica_host or config.host
+    port = ReplicaPort(core.secret, find, _patience(config), core.keys.is_valid)
+    core.keys.on_end.append(port.end_keys)
     try:
         port.open(host, config.replica_port)
     except OSError as e:

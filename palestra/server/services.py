@@ -31,6 +31,8 @@ class ServerServices:
         self.core = Core(config, store, journals, secret)
         self.episodes = EpisodeService(store, config.episodes, self.core.observer, secret, more_pushes=[ResultPushes])
         self.episodes.backpressure.waiting = self.core.calls_waiting
+        self.episodes.claims.check_owner = self.core.quotas.check_tokens
+        self.core.keys.on_end.append(self.episodes.end_keys)
         self.agentjet_trainer = AgentJetTrainer(config, store, self.episodes.broker)
         self.replays = TaskReplays(store)
         self._upkeep = Maintenance(self.core)
@@ -56,6 +58,7 @@ class ServerServices:
             services = cls(config, store, (requests, results), secret)
             core = services.core
             stack.callback(core.training.acknowledged.close)
+            stack.callback(core.usage.close)
             stack.callback(core.observer.close)
             add_engines(core)
             await restore(core)

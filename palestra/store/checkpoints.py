@@ -31,6 +31,12 @@ from palestra.types import LoraConfig
 # Saving
 
 
+def is_begun(conn: Connection, save: PendingSave) -> bool:
+    """Whether the request of a save is known already."""
+    known = (select(one.c.request_id).where(one.c.request_id == save.request_id) for one in (saves, t))
+    return conn.execute(union_all(*known)).first() is not None
+
+
 def begin_checkpoint(
     conn: Connection, save: PendingSave, *, owner: str, base_model: str, lora: LoraConfig, overwrite: bool = False
 ) -> PendingSave:

@@ -26,6 +26,10 @@ class KeyExists(StoreError):
     """A key of this name is in use."""
 
 
+class QuotaExceeded(StoreError):
+    """An owner has as much of something as its quota allows."""
+
+
 class JournalError(Exception):
     """The journal is damaged, or cannot be written now."""
 

@@ -101,6 +101,8 @@ class ModelRow(Struct, frozen=True, kw_only=True):
     snapshot_seq: int = -1
     """Requests up to this number are settled: every snapshot on disk covers them."""
     corrupted: bool = False
+    usage_seq: int = -1
+    """Requests up to this number are in the usage of its owner."""
 
 
 class SamplerStatus(StrEnum):
@@ -220,12 +222,80 @@ class Key(Struct, frozen=True, kw_only=True):
     revoked_at: float | None = None
     last_used_at: float | None = None
     """Within 15 seconds."""
+    expires_at: float | None = None
+    """When it ends by itself; None: never."""
+    old_hash: str | None = None
+    """Hash of the text that it had before it was rotated the last time."""
+    old_until: float | None = None
+    """Until when that text is good, too."""
+
+    def is_valid(self, now: float) -> bool:
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
 
 class NewKey(Struct, frozen=True, kw_only=True):
     text: str
     """The key itself, which is shown once; only its hash is stored."""
     key: Key
+
+
+EVERYBODY = "*"
+"""Owner of the limits that hold for owners without their own."""
+
+
+class Quota(Struct, frozen=True, kw_only=True):
+    """The limits of an owner. None: the limit of everybody, or none."""
+
+    owner: str
+    models: int | None = None
+    """Models in training at the same time."""
+    pending_samples: int | None = None
+    """Samples that wait or run."""
+    pending_bytes: int | None = None
+    """Bytes of training requests that wait or run."""
+    tokens_per_day: int | None = None
+    """Tokens of prompts, sampled and trained ones together, for each day by UTC."""
+    checkpoint_bytes: int | None = None
+    """Bytes of the checkpoints that are kept."""
+
+
+LIMITS = tuple(name for name in Quota.__struct_fields__ if name != "owner")
+
+
+class UsageCounts(Struct, kw_only=True):
+    """What was used."""
+
+    prompts: int = 0
+    """Requests to sample."""
+    prompt_tokens: int = 0
+    sampled_tokens: int = 0
+    trained_tokens: int = 0
+    """Tokens that went through a training pass, also forward only."""
+    checkpoint_bytes: int = 0
+    """Bytes of checkpoints that were written."""
+    engine_s: float = 0.0
+    """Seconds that engines computed; of a batch its share."""
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.sampled_tokens + self.trained_tokens
+
+    def add(self, other: UsageCounts) -> None:
+        for name in COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+COUNTS = UsageCounts.__struct_fields__
+
+
+class UsageKey(Struct, frozen=True):
+    """What usage is counted by."""
+
+    day: str
+    """As 2026-11-17, by UTC."""
+    owner: str
+    run: str
+    """The model that was trained or sampled; empty for a base model."""
 
 
 class Alias(Struct, frozen=True, kw_only=True):

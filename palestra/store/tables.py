@@ -87,6 +87,7 @@ models = Table(
     Column("created_at", Double, nullable=False),
     Column("last_request_at", Double, nullable=False),
     Column("corrupted", Boolean, nullable=False),
+    Column("usage_seq", BigInteger, nullable=False, server_default="-1"),
 )
 
 samplers = Table(
@@ -152,7 +153,35 @@ keys = Table(
     Column("created_at", Double, nullable=False),
     Column("revoked_at", Double),
     Column("last_used_at", Double),
+    Column("expires_at", Double),
+    Column("old_hash", String(64), index=True),
+    Column("old_until", Double),
     UniqueConstraint("key_id"),
+)
+
+quotas = Table(
+    "quotas",
+    metadata,
+    Column("owner", Text, primary_key=True),
+    Column("models", BigInteger),
+    Column("pending_samples", BigInteger),
+    Column("pending_bytes", BigInteger),
+    Column("tokens_per_day", BigInteger),
+    Column("checkpoint_bytes", BigInteger),
+)
+
+usage = Table(
+    "usage",
+    metadata,
+    Column("day", String(10), primary_key=True),
+    Column("owner", Text, primary_key=True),
+    Column("run", Text, primary_key=True),
+    Column("prompts", BigInteger, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("sampled_tokens", BigInteger, nullable=False),
+    Column("trained_tokens", BigInteger, nullable=False),
+    Column("checkpoint_bytes", BigInteger, nullable=False),
+    Column("engine_s", Double, nullable=False),
 )
 
 traces = Table(

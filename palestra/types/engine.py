@@ -124,6 +124,13 @@ class CancelSample(Struct, frozen=True, kw_only=True, tag="cancel_sample"):
     request_id: str
 
 
+class OwnModel(Struct, frozen=True, kw_only=True, tag="own_model"):
+    """Says whose a model is, before its first request: owners take turns."""
+
+    model_id: str
+    owner: str
+
+
 class DropModel(Struct, frozen=True, kw_only=True, tag="drop_model"):
     """Removes a model at once, with everything queued for it. Kept samplers stay; an unknown model is ignored."""
 
@@ -189,6 +196,7 @@ ToWorker = (
     | Sample
     | Welcome
     | CancelSample
+    | OwnModel
     | DropModel
     | DropSamplers
     | Stored
@@ -316,6 +324,8 @@ class ReplicaTicket(Struct, frozen=True, kw_only=True):
     replica_id: str
     base_model: str
     signature: str
+    key_id: int = 0
+    """Number of the key that it joined with: it may stay as long as that is valid. 0: there was none."""
 
 
 class Hello(Struct, frozen=True, kw_only=True, tag="hello"):

@@ -75,11 +75,11 @@ def test_a_key_made_beside_a_running_server_is_known_to_it(tmp_path):
     url = f"sqlite:///{tmp_path}/s/palestra.db"
     with Store.open(url) as store:
         made = answer("create", "--state", "s")
-        found = store.read_now(lambda conn: find_key(conn, made["key"]))
+        found = store.read_now(lambda conn: find_key(conn, made["key"], now=0.0))
         assert found is not None
         assert found.name == made["name"] == made["owner"]
         answer("revoke", made["id"], "--database", url)
-        assert store.read_now(lambda conn: find_key(conn, made["key"])) is None
+        assert store.read_now(lambda conn: find_key(conn, made["key"], now=0.0)) is None
 
 
 def test_the_servers_config_file_says_where_the_keys_are():

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from palestra.cli.model_plan import PlanRequest, parse_bytes, plan_memory, weight_bytes
+from palestra.cli.model_plan import PlanRequest, plan_memory, weight_bytes
 from palestra.model import ModelSpec, load_model
 from palestra.model.loading import random_model as random_models
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.quantised.forms import FORMS
 from palestra.model.quantised.packed import PackedWeight
+from palestra.util.amounts import parse_amount
 from tests.cli.test_cli import palestra
 
 
@@ -94,12 +95,12 @@ def test_more_rows_and_tokens_take_more(tmp_path):
     [("16GB", 16 * 10**9), ("40GiB", 40 << 30), ("1.5g", 1_500_000_000), ("512", 512), ("2 TB", 2 * 10**12)],
 )
 def test_amounts_of_memory_are_read(text, size):
-    assert parse_bytes(text) == size
+    assert parse_amount(text) == size
 
 
 def test_wrong_amounts_and_forms_are_one_line(micro_model):
     for options, message in (
-        (("--memory", "much"), "'much' is not an amount of memory"),
+        (("--memory", "much"), "'much' is not an amount"),
         (("--weights", "int3"), "weights 'int3' are not known; there are: bf16, fp8"),
     ):
         shown = palestra("model", "info", micro_model, "--plan", *options)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from palestra.types import LoraConfig
@@ -242,3 +243,26 @@ def test_bad_samples_fail_alone(desk: Any) -> None:
     desk.run()
     assert (desk.outcome(bad).blame, "temperature" in desk.outcome(bad).message) == (Blame.USER, True)
     assert desk.outcome(good).sequences
+
+
+def test_an_owner_with_one_sampler_gets_half_of_the_batch_beside_one_with_many(desk: Any) -> None:
+    models = [f"a{i}" for i in range(4)]
+    desk.create(*models, rank=1)
+    kept = [desk.keep(name, f"s-{name}") for name in models]
+    desk.run()
+
+    def send(owner: str, weights: Any, n: int) -> None:
+        sample = desk.a_sample(weights, n, max_tokens=3)
+        salted = msgspec.structs.replace(sample.request, cache_salt=owner)
+        desk.samples.add(msgspec.structs.replace(sample, request=salted, request_id=f"{owner}-{sample.request_id}"))
+
+    before = len(desk.sent)
+    for sampler in kept * 10:
+        send("hers", sampler, 8)
+    for _ in range(160):
+        send("his", None, 1)
+    desk.samples.quantum(0.0)
+    assert desk.samples._rows_of == {"hers": 64, "his": 64}
+    assert len(desk.samples._pinned) == 4  # her models take turns
+    desk.run()
+    assert len(desk.sent) - before == 40 + 160

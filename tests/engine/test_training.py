@@ -382,3 +382,22 @@ def test_the_token_budget_depends_on_the_model_alone(get_backend: Callable[..., 
         fake = type("Spec", (), {"n_parameters": parameters})
         assert token_budget(fake, "cpu") == tokens  # type: ignore[arg-type]
     assert token_budget(spec, "cuda") == 8192
+
+
+def test_an_owner_with_one_model_gets_half_of_the_turns_beside_one_with_a_hundred(desk: Any) -> None:
+    hers, his = [f"a{i}" for i in range(100)], "b"
+    desk.training.max_models = 101
+    for name in (*hers, his):
+        desk.table.set_owner(name, name[0])
+    desk.create(*hers, his, rank=1)
+    lead = []
+    begin = desk.table.next
+    desk.table.next = lambda: lead.append(model := begin()) or model
+    for name in hers:
+        desk.train(name, desk.a_pass(2, length=64))  # two micro-batches: nobody else fits in
+    long = desk.train(his, desk.a_pass(40, length=64))
+    while not any(m.request_id == long for m in desk.sent):
+        desk.training.quantum()
+    owners = [model.owner for model in lead]
+    assert abs(owners.count("a") - owners.count("b")) <= 1
+    assert len({model.model_id for model in lead if model.owner == "a"}) == owners.count("a")  # each of hers in turn

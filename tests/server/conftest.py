@@ -254,12 +254,12 @@ class Server:
             )
         return self._clients[self.url, key]
 
-    def make_key(self, name: str, *, owner: str | None = None, right: str = "trainer") -> str:
+    def make_key(self, name: str, *options: str, owner: str | None = None, right: str = "trainer") -> str:
         """As `palestra key create` beside the running server, which knows it two seconds later at the latest."""
         from palestra.cli import main
 
         args = ["key", "create", "--name", name, "--right", right, "--state", str(self.state), "--json"]
-        result = CliRunner().invoke(main, [*args, "--owner", owner or name])
+        result = CliRunner().invoke(main, [*args, "--owner", owner or name, *options])
         assert result.exit_code == 0, result.output
         return json.loads(result.output)["key"]
 

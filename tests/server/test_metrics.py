@@ -119,6 +119,8 @@ def busy_metrics() -> Metrics:
     metrics.submitted("sample", base_model="m")
     metrics.finished("sample", 0.1, 0.09, base_model="m")
     metrics.sample_lost("m")
+    metrics.owner_used("ann", prompt=3, sampled=2, trained=0)
+    metrics.quota_refused("ann", "tokens_per_day")
     metrics.conversation("m", "new")
     metrics.worker_hello("m")
     metrics.worker_stats("m", Stats(tokens_trained=1))

@@ -263,6 +263,9 @@ PLAYING = (
 SEEN_BY_WORKERS = ("/get_engine_status", "/get_episode_buffer")
 
 
+SEEN_BY_METRICS = ("/metrics", "/api/v1/usage", "/api/v1/quotas")
+
+
 def test_every_call_needs_a_key_with_the_right(world: World) -> None:
     """Whatever a new route will be called: it is in the OpenAPI, so it is tried here."""
     of_right = (world.keys[name] for name in ("a worker", "an episode", "prometheus"))
@@ -276,7 +279,7 @@ def test_every_call_needs_a_key_with_the_right(world: World) -> None:
             requested = status
             if key == world.keys["a worker"]:
                 requested = 400 if where in PLAYING else 200 if where in SEEN_BY_WORKERS else status
-            if key == world.keys["prometheus"] and where == "/metrics":
+            if key == world.keys["prometheus"] and where in SEEN_BY_METRICS:
                 requested = 200
             assert answer.status_code == requested, f"{key} {method} {where}: {answer.status_code} {answer.text}"
 
@@ -293,6 +296,19 @@ def test_metrics_are_for_who_may_see_every_owner(world: World) -> None:
 def test_a_key_may_ask_about_itself_whatever_its_right(world: World) -> None:
     assert ok(Raw(world.server, world.keys["a worker"]).get("auth/apikey/me"))["note"] == "right: worker"
     refused(Raw(world.server, "tml-wrong").get("auth/apikey/me"), 401)
+
+
+def test_usage_and_quotas_are_ones_own(world: World) -> None:
+    for name in ("usage", "quotas"):
+        found = {
+            who: ok(Raw(world.server, world.keys[who]).get(name)) for who in ("alice", "bob", "carol", "prometheus")
+        }
+        owners = {who: [one["owner"] for rows in said.values() for one in rows] for who, said in found.items()}
+        assert set(owners["alice"]) == {"alice"}, name
+        assert set(owners["bob"]) <= {"bob"}, name
+        assert {"alice"} < set(owners["carol"]) | {"carol"}
+        assert owners["prometheus"] == owners["carol"]
+    refused(world.bob.get("usage?owner=alice"), 403)
 
 
 def test_an_admin_key_is_another_owner_too(world: World) -> None:

@@ -21,7 +21,7 @@ def create(store: Store, name: str, rights: Rights = Rights.TRAINER) -> NewKey:
 
 
 def find(store: Store, text: str) -> Key | None:
-    return store.read_now(lambda conn: keys.find_key(conn, text))
+    return store.read_now(lambda conn: keys.find_key(conn, text, now=3.0))
 
 
 def revoke(store: Store, which: int | str) -> Key | None:
@@ -95,3 +95,36 @@ def test_the_list_says_so_when_the_last_key_is_revoked(tmp_path: Path) -> None:
     key("revoke", "ann")
     assert key("list") == "all keys are revoked, so nobody can use the server; to make one: palestra key create\n"
     assert "ann" in key("list", "--all")
+
+
+def test_a_rotated_key_has_two_texts_for_a_while_and_an_expired_one_none(tables_store: Store) -> None:
+    store, first = tables_store, create(tables_store, "laptop")
+
+    def rotate(now: float) -> NewKey:
+        made = store.write_now(lambda conn: keys.rotate_key(conn, "laptop", now=now, grace_s=10.0))
+        assert made is not None
+        return made
+
+    def is_good(key: NewKey, now: float) -> bool:
+        found = store.read_now(lambda conn: keys.find_key(conn, key.text, now=now))
+        return found is not None and found.key_id == first.key.key_id
+
+    second = rotate(100.0)
+    assert [is_good(first, now) for now in (105.0, 110.0)] == [True, False]
+    assert is_good(second, 1e9)
+    third = rotate(102.0)
+    assert [is_good(key, 103.0) for key in (first, second, third)] == [False, True, True]
+    short = store.write_now(
+        lambda conn: keys.create_key(conn, name="short", owner="me", rights=Rights.TRAINER, now=1.0, expires_at=5.0)
+    )
+    assert [find_at(store, short.text, now) is not None for now in (4.9, 5.0)] == [True, False]
+    assert store.read_now(lambda conn: keys.valid_key_ids(conn, 4.0)) == {1, 2}
+    assert store.read_now(lambda conn: keys.valid_key_ids(conn, 5.0)) == {1}
+    assert store.write_now(lambda conn: keys.rotate_key(conn, 2, now=6.0, grace_s=0.0)) is None
+    store.write_now(  # the name of an expired key is free
+        lambda conn: keys.create_key(conn, name="short", owner="me", rights=Rights.TRAINER, now=6.0)
+    )
+
+
+def find_at(store: Store, text: str, now: float) -> Key | None:
+    return store.read_now(lambda conn: keys.find_key(conn, text, now=now))

@@ -59,6 +59,8 @@ class ClaimService:
     def __init__(self, broker: Broker, pressure: Backpressure):
         self._broker, self._pressure = broker, pressure
         self._rates = RateLimiter(broker.config.max_claims_per_s)
+        self.check_owner: Callable[[str], None] = lambda owner: None
+        """Refuses owners whose players could not sample now."""
         self._waiting: WaitingClaims[Claim, Got] = WaitingClaims()
         broker.on_claimable = self._hand_out
         broker.observer.watch_claims(lambda: len(self._waiting))
@@ -68,6 +70,7 @@ class ClaimService:
         claimed. `hold` awaits the wait, and may end it early."""
         broker, began_at = self._broker, self._broker.clock.now()
         self._check_rate(claim, began_at)
+        self.check_owner(claim.owner)
         if len(self._waiting):
             # episodes that become due go to claims that have waited longer
             broker.apply(lambda board, now: board.tick(now))

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from msgspec.structs import replace
 
 from palestra.config.serve import EpisodesConfig
+from palestra.episodes.board import EpisodeBoard
 from palestra.server.broker.backpressure import Backpressure
 from palestra.server.broker.broker import Broker
 from palestra.server.broker.claims import ClaimService
@@ -62,6 +63,17 @@ class EpisodeService:
         full = self.backpressure.full().get(self.broker.board.engine_of(owner, info.run))
         reason = info.held or (f"{ClaimBlocker.ENGINE_FULL}: {full}" if full else "")
         return replace(info, calls_running=self.calls.running[owner, info.run], held=reason)
+
+    def end_keys(self, key_ids: set[int]) -> None:
+        """Takes back the episodes that players with these keys hold: others may play them."""
+
+        def release(board: EpisodeBoard, now: float) -> None:
+            for lease in board.leases():
+                key, is_keyed, _ = lease.client_id.partition(":")
+                if is_keyed and key.isdecimal() and int(key) in key_ids:
+                    board.release(lease.owner, lease.client_id, [lease.ref], "its player's key has ended", now)
+
+        self.broker.apply(release)
 
     async def cancel(self, owner: str, request: Cancel) -> int:
         """Cancels episodes or groups of a run and returns the number of episodes."""

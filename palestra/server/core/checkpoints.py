@@ -11,20 +11,34 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import structlog
+from sqlalchemy import Connection
 
 from palestra.server.core.errors import Refusal, not_found
 from palestra.server.core.futures import TrainFuture
 from palestra.server.core.models import TrackedModel
 from palestra.server.core.paths import TinkerPath
+from palestra.server.core.quotas import exceeded
+from palestra.server.core.usage import day_of
 from palestra.store import Store
 from palestra.store import checkpoints as rows
-from palestra.store.errors import CheckpointExists
-from palestra.store.records import CheckpointKey, CheckpointKind, CheckpointRow, CheckpointStatus, PendingSave
+from palestra.store.errors import CheckpointExists, QuotaExceeded
+from palestra.store.quotas import check_checkpoint_bytes
+from palestra.store.records import (
+    CheckpointKey,
+    CheckpointKind,
+    CheckpointRow,
+    CheckpointStatus,
+    PendingSave,
+    UsageCounts,
+    UsageKey,
+)
 from palestra.store.samplers import live_samplers
+from palestra.store.usage import add_usage
 from palestra.types.engine import EngineFailure, Saved, TrainOutcome
 
 log = structlog.get_logger()
@@ -34,8 +48,17 @@ UPLOAD_S = 3600.0  # after this time without a new part nobody goes on with an u
 
 
 class CheckpointFiles:
-    def __init__(self, store: Store, root: Path, *, keep_deleted_s: float):
+    def __init__(
+        self,
+        store: Store,
+        root: Path,
+        *,
+        keep_deleted_s: float,
+        max_bytes: Callable[[str], int | None] = lambda owner: None,
+    ):
         self._store, self.root, self._keep_deleted_s = store, root, keep_deleted_s
+        self.max_bytes = max_bytes
+        """How many bytes an owner may keep; None: any number."""
         self._doomed: dict[str, float] = {}
         """Folders that nothing refers to, and when that was first noticed."""
 
@@ -64,23 +87,35 @@ class CheckpointFiles:
             ttl_s=ttl_s,
             user_metadata=user_metadata,
         )
-        try:
-            stored = await self._store.write(
-                lambda c: rows.begin_checkpoint(
-                    c, save, owner=model.owner, base_model=model.base_model, lora=model.lora, overwrite=overwrite
-                )
+        limit = self.max_bytes(model.owner)
+
+        def write(c: Connection) -> PendingSave:
+            if not rows.is_begun(c, save):
+                check_checkpoint_bytes(c, save.key, model.owner, limit)
+            return rows.begin_checkpoint(
+                c, save, owner=model.owner, base_model=model.base_model, lora=model.lora, overwrite=overwrite
             )
+
+        try:
+            return (await self._store.write(write)).folder
         except CheckpointExists as e:
             raise Refusal(400, str(e)) from None
-        return stored.folder
+        except QuotaExceeded as e:
+            raise exceeded(e) from None
 
     async def on_saved(self, future: TrainFuture, outcome: TrainOutcome) -> None:
         """Called when a save request has its result."""
         if isinstance(outcome, Saved):
             now = time.time()
-            await self._store.write(
-                lambda c: rows.complete_checkpoint(c, future.request_id, size_bytes=outcome.size_bytes, now=now)
-            )
+
+            def write(c: Connection) -> None:
+                """A save that was completed before is not counted again."""
+                done = rows.complete_checkpoint(c, future.request_id, size_bytes=outcome.size_bytes, now=now)
+                if done is not None:
+                    key = UsageKey(day_of(now), future.owner, future.model_id)
+                    add_usage(c, {key: UsageCounts(checkpoint_bytes=outcome.size_bytes)})
+
+            await self._store.write(write)
         elif isinstance(outcome, EngineFailure):
             await self._store.write(lambda c: rows.fail_checkpoint(c, future.request_id, error=outcome.message))
 

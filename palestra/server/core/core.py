@@ -15,18 +15,22 @@ from palestra.server.core.adapter_depot import AdapterDepot
 from palestra.server.core.checkpoints import CheckpointFiles
 from palestra.server.core.disk_health import DiskHealth
 from palestra.server.core.futures import RequestKind, TrainFuture
+from palestra.server.core.key_watch import KeyWatch
 from palestra.server.core.lost_models import LostModels
 from palestra.server.core.metrics import JournalState, Metrics, RequestQueueState
 from palestra.server.core.observer import CallObserver
+from palestra.server.core.quotas import OwnerQuotas
 from palestra.server.core.request_journal import RequestJournal
 from palestra.server.core.sampling import SamplingRequests
 from palestra.server.core.sessions import TinkerSessions
 from palestra.server.core.training import TrainingRequests
+from palestra.server.core.usage import UsageAccount
 from palestra.server.core.workers import WorkerHandle
 from palestra.store import Journal, Store
 from palestra.store import models as model_rows
 from palestra.store.acknowledged import AcknowledgedRequests
 from palestra.store.records import ModelStatus
+from palestra.store.usage_log import UsageLog
 from palestra.types.engine import EngineFailure, TrainOutcome
 
 
@@ -37,12 +41,21 @@ class Core:
         self.activity = Activity(self.metrics)
         self.observer = CallObserver.of(self.metrics, config.otlp_endpoint)
         self.sessions = TinkerSessions()
-        self.checkpoints = CheckpointFiles(store, config.checkpoints, keep_deleted_s=config.keep_deleted_s)
+        self.usage = UsageAccount(store, UsageLog(config.state / "usage.log"), self.metrics)
+        self.quotas = OwnerQuotas(store, self.usage, self.metrics)
+        self.checkpoints = CheckpointFiles(
+            store,
+            config.checkpoints,
+            keep_deleted_s=config.keep_deleted_s,
+            max_bytes=lambda owner: self.quotas.of(owner).checkpoint_bytes,
+        )
         self.training = TrainingRequests(
             RequestJournal(*journals),
             AcknowledgedRequests(config.state / "acknowledged"),
             LostModels(store),
             self.observer,
+            self.quotas,
+            self.usage,
             self._save_snapshot_seq,
             self._send_samples,
             gap_wait_s=config.gap_wait_s,
@@ -51,6 +64,8 @@ class Core:
         )
         self.sampling = SamplingRequests(
             self.observer,
+            self.quotas,
+            self.usage,
             max_pending=config.limits.max_pending_samples,
             keep_results_s=config.keep_results_s,
             max_routing_bytes=config.limits.max_routing_bytes,
@@ -71,6 +86,7 @@ class Core:
         )
         self.key_uses: dict[int, float] = {}
         """When keys were used last, by their numbers, since the server has started."""
+        self.keys = KeyWatch(store, self.key_uses)
         self.replica_key = hmac.digest(secret.encode(), b"palestra replicas", "sha256").hex()
         """Key of the samplers that the server starts itself. It is the same after a restart."""
         self.own_url = ""

@@ -123,6 +123,8 @@ class SampleFuture(RequestFuture):
     """What was sampled of a stream so far. None in it: the future is done, or the server is about to stop."""
     has_told: bool = False
     """Whether a part of it was sent to the client: then it cannot be sampled again."""
+    prompt_tokens: int = 0
+    streamed_tokens: int = 0
 
     def note_read(self) -> None:
         self.read_at = self.read_at or time.time()
@@ -130,6 +132,7 @@ class SampleFuture(RequestFuture):
     def tell(self, part: StreamedTokens) -> None:
         if self.parts is not None:
             self.has_told = True
+            self.streamed_tokens += len(part.tokens)
             self.parts.put_nowait(part)
 
     def wake(self) -> None:

@@ -27,6 +27,7 @@ log = structlog.get_logger()
 
 FLUSH_S = 15.0  # heartbeats, last request times and uses of keys reach the database this often
 SWEEP_S = 60.0
+WATCH_S = 2.0  # usage reaches the database, and changes of quotas and keys the server, this often
 
 
 class Maintenance:
@@ -35,7 +36,7 @@ class Maintenance:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        works = (self._flush_often, self._sweep_often, self._expire_often, self._record_often)
+        works = (self._flush_often, self._sweep_often, self._expire_often, self._record_often, self._watch_often)
         tasks = [asyncio.create_task(work(), name=work.__name__) for work in works]
         try:
             yield
@@ -55,6 +56,14 @@ class Maintenance:
             key_rows.touch_keys(c, uses)
 
         await _guarded(self._core.store.write(write))
+        await _guarded(self._core.usage.flush())
+
+    async def _watch_often(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_S)
+            await _guarded(self._core.usage.flush())
+            await _guarded(self._core.quotas.read())
+            await _guarded(self._core.keys.read())
 
     async def _flush_often(self) -> None:
         while True:

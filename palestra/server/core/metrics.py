@@ -89,6 +89,10 @@ class Metrics:
         self._conversations = counter(
             "palestra_conversation_calls", "Prompts of chats, by where their token ids came from", [*model, "match"]
         )
+        self._owner_tokens = counter("palestra_owner_tokens", "Tokens that an owner has used", ["owner", "kind"])
+        self._quota_refusals = counter(
+            "palestra_quota_refusals", "Requests refused because an owner's quota is used up", ["owner", "limit"]
+        )
         self._replica_up = gauge("palestra_replica_up", "1 while this sampler replica is used", [*model, "replica"])
         self._replica_samples = counter(
             "palestra_replica_samples", "Requests answered by this sampler replica", [*model, "replica"]
@@ -137,6 +141,15 @@ class Metrics:
 
     def conversation(self, base_model: str, match: str) -> None:
         self._conversations.labels(base_model, match).inc()
+
+    def owner_used(self, owner: str, **tokens: int) -> None:
+        """`tokens` are counts by kind: prompt, sampled, trained."""
+        for kind, count in tokens.items():
+            if count:
+                self._owner_tokens.labels(owner, kind).inc(count)
+
+    def quota_refused(self, owner: str, limit: str) -> None:
+        self._quota_refusals.labels(owner, limit).inc()
 
     # Workers
 

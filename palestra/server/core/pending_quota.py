@@ -18,6 +18,9 @@ class FairQuota:
             return True
         return self._used[owner] * len(self._used.keys() | {owner}) < self._limit
 
+    def used(self, owner: str) -> int:
+        return self._used[owner]
+
     def acquire(self, owner: str, size: int = 1) -> None:
         self._change(owner, size)
 

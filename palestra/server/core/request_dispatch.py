@@ -16,7 +16,7 @@ from palestra.server.core.futures import TrainFuture
 from palestra.server.core.models import TrackedModel
 from palestra.server.core.request_journal import RequestJournal
 from palestra.server.core.workers import WorkerHandle
-from palestra.types.engine import Skip, Train, encode_message
+from palestra.types.engine import OwnModel, Skip, Train, encode_message
 
 SUSPECT_DEATHS = 2  # one death may have any cause; a quarantine only costs time, so it need not be certain
 # in addition to those, and alone each time: kills from outside would not always hit the same request
@@ -40,6 +40,8 @@ class WorkerDispatcher:
         """At how many deaths a request was the first of its model; until its result arrives."""
         self._blamed: TrainFuture | None = None
         self._blamed_times = 0
+        self._owned: set[str] = set()
+        """Models whose owner the worker knows."""
 
     # To the worker
 
@@ -78,6 +80,9 @@ class WorkerDispatcher:
         return None
 
     def _send(self, model: TrackedModel, future: TrainFuture) -> None:
+        if model.model_id not in self._owned:
+            self._owned.add(model.model_id)
+            self.worker.link.send(OwnModel(model_id=model.model_id, owner=model.owner))
         self.worker.link.send_encoded(self._message(future))
         self._in_flight[future.request_id] = future
         model.sent_seq = future.seq_id
@@ -101,6 +106,7 @@ class WorkerDispatcher:
     def meet(self, model: TrackedModel, received_seq: int) -> None:
         """Takes note of what the worker has: the rest is to be sent."""
         model.sent_seq = received_seq
+        self._owned.discard(model.model_id)
         for future in model.futures.values():
             if future.seq_id > received_seq:
                 self._in_flight.pop(future.request_id, None)
@@ -114,6 +120,7 @@ class WorkerDispatcher:
             self._clear(future)
 
     def drop(self, model: TrackedModel) -> None:
+        self._owned.discard(model.model_id)
         for future in model.futures.values():
             self._in_flight.pop(future.request_id, None)
             self._clear(future)

@@ -22,6 +22,10 @@ log = structlog.get_logger()
 
 
 async def restore(core: Core) -> None:
+    await core.quotas.read()
+    await core.keys.read()
+    rows = await core.store.read(lambda c: model_rows.models_in(c, LOADED))
+    await core.usage.restore({row.model_id: row.usage_seq for row in rows})
     core.training.lost.restore(await core.store.read(model_rows.corrupted_models))
     for row in await core.store.read(session_rows.active_sessions):
         core.sessions.active[row.session_id] = TinkerSession(row.session_id, row.owner)

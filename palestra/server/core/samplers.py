@@ -84,7 +84,8 @@ class SamplingSessions:
             self._forget_idle()
             sampler_id = str(SamplerId(f"direct-{secrets.token_hex(8)}", len(self._direct)))
             weights = weights_of(sampler_id, None, None, folder)
-            sampler = SamplingSession(sampler_id, "", caller.owner, base_model, weights, self._lookup.base(base_model))
+            worker = self._lookup.base(base_model)
+            sampler = SamplingSession(sampler_id, "", caller.owner, base_model, weights, worker, call.model_path)
             self._direct[key] = self._core.sampling.samplers[sampler_id] = sampler
         return self._direct[key], next(self._direct[key].own_numbers)
 

@@ -21,13 +21,15 @@ from palestra.server.core.completions import Completions
 from palestra.server.core.errors import Refusal
 from palestra.server.core.futures import RequestKind, SampleFuture
 from palestra.server.core.observer import CallObserver
-from palestra.server.core.paths import SampleRequestId
+from palestra.server.core.paths import SampleRequestId, TinkerPath
 from palestra.server.core.pending_quota import FairQuota
+from palestra.server.core.quotas import OwnerQuotas
 from palestra.server.core.routing_records import RoutingRecords
 from palestra.server.core.sample_messages import SampleMessages
 from palestra.server.core.sample_numbers import CLONE_STRIDE, NumberBlock, block_name
 from palestra.server.core.sample_runners import SampleRunner
 from palestra.server.core.training import outcome_name
+from palestra.server.core.usage import UsageAccount, tokens_in
 from palestra.server.core.workers import WorkerHandle
 from palestra.store import Store
 from palestra.types import SampleRequest, SampleResult
@@ -79,6 +81,13 @@ class SamplingSession:
     """For requests without a number. Numbers are never used twice: a late answer must not be taken for that of another
     request."""
 
+    @property
+    def run(self) -> str:
+        """The training run whose weights these are; empty for a base model."""
+        if isinstance(self.weights, KeptSampler):
+            return self.weights.model_id
+        return TinkerPath.parse(self.model_path).model_id if self.model_path else ""
+
     def block(self, clone: int) -> NumberBlock:
         return self.blocks.get(clone) or NumberBlock.first_of(clone)
 
@@ -89,12 +98,22 @@ class SamplingSession:
 
 
 class SamplingRequests:
-    def __init__(self, observer: CallObserver, *, max_pending: int, keep_results_s: float, max_routing_bytes: int):
+    def __init__(
+        self,
+        observer: CallObserver,
+        quotas: OwnerQuotas,
+        usage: UsageAccount,
+        *,
+        max_pending: int,
+        keep_results_s: float,
+        max_routing_bytes: int,
+    ):
         self.boot = secrets.token_hex(6)
         self.samplers: dict[str, SamplingSession] = {}
         self.futures: dict[str, SampleFuture] = {}
         self.pending: dict[str, SampleFuture] = {}
         self._observer, self._quota, self._keep_results_s = observer, FairQuota(max_pending), keep_results_s
+        self._quotas, self._usage = quotas, usage
         self.runners: dict[WorkerHandle, SampleRunner] = {}
         """The runner of each base model."""
         self.routing = RoutingRecords(max_routing_bytes)
@@ -114,6 +133,8 @@ class SamplingRequests:
         self.runners[sampler.worker].check(request)
         if not self._quota.admits(sampler.owner):
             raise Refusal(429, f"{len(self.pending)} samples are waiting; try again in a moment", retry_after_s=1.0)
+        self._quotas.check_tokens(sampler.owner)
+        self._quotas.check_pending_samples(sampler.owner, self._quota.used(sampler.owner))
         name = self._name(sampler, seq_id)
         salted = msgspec.structs.replace(request, cache_salt=sampler.owner)
         sample = Sample(request_id=str(name), weights=sampler.weights, request=salted, stream=stream)
@@ -126,6 +147,7 @@ class SamplingRequests:
             sequence_ids=name.sequence_ids(request.num_samples),
             message=self._messages.make(sample),
             parts=asyncio.Queue() if stream else None,
+            prompt_tokens=len(request.prompt),
         )
         sampler.futures[seq_id] = self.futures[future.request_id] = self.pending[future.request_id] = future
         self._quota.acquire(future.owner)
@@ -164,7 +186,15 @@ class SamplingRequests:
                 outcome=outcome_name(message.outcome),
                 request_id=future.request_id,
             )
-            if isinstance(message.outcome, SampleResult) and any(s.routing for s in message.outcome.sequences):
+        if sampler is not None and isinstance(message.outcome, SampleResult):
+            self._usage.sampled(
+                future.owner,
+                sampler.run,
+                future.prompt_tokens,
+                sampled_tokens=tokens_in(message.outcome),
+                engine_s=message.compute_s,
+            )
+            if any(s.routing for s in message.outcome.sequences):
                 scope = (future.owner, sampler.worker.name)
                 self.routing.keep(scope, future.sequence_ids, message.outcome.sequences)
                 frame = encode_message(message)
@@ -175,6 +205,10 @@ class SamplingRequests:
             sampler = self.samplers.get(future.sampler_id)
             if sampler is not None:
                 self.runners[sampler.worker].cancel(future.request_id)
+                if future.has_told:  # what was drawn beyond that is not known here
+                    self._usage.sampled(
+                        future.owner, sampler.run, future.prompt_tokens, sampled_tokens=future.streamed_tokens
+                    )
             self._fail(future, "the sample was cancelled")
 
     def forget(self, future: SampleFuture) -> None:
@@ -278,6 +312,10 @@ class SamplingRequests:
         for future in self.pending.values():
             if self._is_of(future, worker):
                 self._send(worker, future)
+
+    def pending_of(self, owner: str) -> int:
+        """Returns the number of an owner's samples that wait or run."""
+        return self._quota.used(owner)
 
     def waiting(self, worker: WorkerHandle) -> int:
         """Returns the number of samples that have not begun, as far as it is known."""

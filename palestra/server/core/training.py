@@ -23,8 +23,10 @@ from palestra.server.core.models import MAX_AHEAD, TrackedModel
 from palestra.server.core.observer import CallObserver
 from palestra.server.core.paths import MAX_SEQ, TrainRequestId
 from palestra.server.core.pending_quota import FairQuota
+from palestra.server.core.quotas import OwnerQuotas
 from palestra.server.core.request_dispatch import GIVE_UP_DEATHS, WorkerDispatcher
 from palestra.server.core.request_journal import RequestJournal
+from palestra.server.core.usage import UsageAccount
 from palestra.server.core.workers import WorkerHandle
 from palestra.store.acknowledged import AcknowledgedRequests
 from palestra.store.errors import JournalError
@@ -61,6 +63,8 @@ class TrainingRequests:
         acknowledged: AcknowledgedRequests,
         lost: LostModels,
         observer: CallObserver,
+        quotas: OwnerQuotas,
+        usage: UsageAccount,
         save_snapshot_seq: SaveSnapshotSeq,
         on_lifted: Callable[[WorkerHandle], None],
         *,
@@ -80,6 +84,7 @@ class TrainingRequests:
         self._dispatchers: dict[WorkerHandle, WorkerDispatcher] = {}
         self._gap_wait_s, self._keep_results_s = gap_wait_s, keep_results_s
         self._quota = FairQuota(max_pending_bytes)
+        self._quotas, self._usage = quotas, usage
         self.writing = Background()
 
     # In
@@ -147,6 +152,10 @@ class TrainingRequests:
             raise Refusal(
                 429, "too much training data is waiting; try again when some of it is done", retry_after_s=1.0
             )
+        if not model.fills_gap(seq_id):
+            self._quotas.check_pending_bytes(model.owner, self._quota.used(model.owner))
+            if kind.is_pass:  # what was trained may always be applied and saved
+                self._quotas.check_tokens(model.owner)
         future = TrainFuture(
             str(TrainRequestId(model.model_id, seq_id)),
             model.owner,
@@ -192,6 +201,10 @@ class TrainingRequests:
             self.advance(model)
         else:  # dropped meanwhile: `future` has failed
             self.ledger.release_request(future)
+
+    def pending_bytes_of(self, owner: str) -> int:
+        """Returns the size of an owner's requests that wait or run."""
+        return self._quota.used(owner)
 
     def _is_here(self, model: TrackedModel) -> bool:
         return self.models.get(model.model_id) is model
@@ -286,6 +299,7 @@ class TrainingRequests:
                 frame = encode_message(message)
         if not future.is_done:
             future.is_failed = isinstance(message.outcome, EngineFailure)
+            self._usage.trained(future.owner, future.model_id, future.seq_id, message.outcome, message.compute_s)
             self._finished(future, frame)
             self._observer.finished(
                 future.kind,

@@ -103,7 +103,7 @@ class Authenticator:
 
     async def _look_up(self, key: str) -> None:
         now, name = time.monotonic(), _name_of(key)
-        record = await self._store.read(lambda connection: find_key(connection, key))
+        record = await self._store.read(lambda connection: find_key(connection, key, now=time.time()))
         if len(self._known) >= CACHE_SIZE:
             self._known.clear()
         self._known[name] = (now, None if record is None else Caller(record.owner, record.rights, record))

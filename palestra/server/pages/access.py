@@ -59,12 +59,12 @@ class ServerAccess:
         return True
 
     async def log_in(self, key: str) -> str:
-        found = await self._store.read(lambda conn: find_key(conn, key))
+        found = await self._store.read(lambda conn: find_key(conn, key, now=time.time()))
         if found is None:
             raise LoginRefused("This key is not valid, or was revoked.")
         if found.rights not in LOOKERS:
             raise LoginRefused(f"This key has the right '{found.rights}'; pages need {' or '.join(LOOKERS)}.")
-        return self._cookie(found, int(time.time()) + LOGIN_S)
+        return self._cookie(found.key_id, found.key_hash, int(time.time()) + LOGIN_S)
 
     async def admit(self, connection: HTTPConnection, *, rights: tuple[Rights, ...] = TRAINERS) -> Caller:
         """The caller whom the middleware has found, as `Authenticator.admit` returns it."""
@@ -92,8 +92,8 @@ class ServerAccess:
         caller = None
         is_formed = all(part.isdecimal() and len(part) < MAX_DIGITS for part in (number, until))
         if is_formed and int(until) > time.time():
-            key = await self._store.read(lambda conn: get_key(conn, int(number)))
-            if key is not None and hmac.compare_digest(self._cookie(key, int(until)), cookie):
+            key = await self._store.read(lambda conn: get_key(conn, int(number), now=time.time()))
+            if key is not None and self._proves(cookie, key, int(until)):
                 caller = Caller(key.owner, key.rights, key)
                 self._authenticator.note_use(key)
         if len(self._known) >= CACHE_SIZE:
@@ -101,9 +101,17 @@ class ServerAccess:
         self._known[cookie] = (now, caller)
         return caller
 
-    def _cookie(self, key: Key, until: int) -> str:
+    def _proves(self, cookie: str, key: Key, until: int) -> bool:
+        """Whether a cookie was made for this key as it is, or as it was before it was rotated a while ago."""
+        old = key.old_hash if (key.old_until or 0.0) > time.time() else None
+        return any(
+            one is not None and hmac.compare_digest(self._cookie(key.key_id, one, until), cookie)
+            for one in (key.key_hash, old)
+        )
+
+    def _cookie(self, key_id: int, key_hash: str, until: int) -> str:
         """Names the key and proves that somebody has had it, but does not contain it. It ends with the key."""
-        return f"{key.key_id}.{until}.{self._mac(f'{key.key_hash} {until}')}"
+        return f"{key_id}.{until}.{self._mac(f'{key_hash} {until}')}"
 
     def _mac(self, text: str) -> str:
         return hmac.new(self._secret, text.encode(), hashlib.sha256).hexdigest()

@@ -17,7 +17,14 @@ from palestra.server.core.wire_errors import WireError
 from palestra.server.http.auth import Authenticator
 from palestra.server.model_api.chat import routes as openai_routes
 from palestra.server.model_api.service import ModelApi
-from palestra.server.pages import episode_routes, key_routes, playground_routes, replay_routes, server_routes
+from palestra.server.pages import (
+    episode_routes,
+    key_routes,
+    owner_routes,
+    playground_routes,
+    replay_routes,
+    server_routes,
+)
 from palestra.server.pages.access import CALLER, AdminNow, ServerAccess, TrainerNow
 from palestra.server.services import ServerServices
 from palestra.store.errors import StoreError
@@ -38,6 +45,7 @@ PLACES = (
     ("Playground", "playground", TRAINERS),
     ("Platform", "platform", TRAINERS),
     ("Gym", "gym", ADMINS),
+    ("Owners", "owners", EVERYBODY),
     ("Keys", "keys", ADMINS),
 )
 """Title, path and who may see it: whoever may call what is behind it."""
@@ -53,7 +61,7 @@ def create_pages(services: ServerServices, authenticator: Authenticator, model_a
         app.state.authenticator, app.state.max_body_bytes = access, access.max_body_bytes
         app.dependency_overrides[get_catalogue] = _runs
         app.dependency_overrides[get_player] = _player
-        for routes in (server_routes, episode_routes, playground_routes, key_routes):
+        for routes in (server_routes, episode_routes, playground_routes, owner_routes, key_routes):
             app.include_router(routes.api)
             app.include_router(routes.pages)
         app.include_router(replay_routes.pages)

@@ -42,6 +42,8 @@ class ShownKey(Struct, frozen=True, kw_only=True):
     revoked_at: float | None
     last_used_at: float | None
     """None: never. Within two seconds, and within 15 of a crash."""
+    expires_at: float | None
+    """When it ends by itself; None: never."""
 
 
 class KeyRequest(Struct, frozen=True, kw_only=True):
@@ -95,6 +97,7 @@ class KeyStore:
             created_at=key.created_at,
             revoked_at=key.revoked_at,
             last_used_at=self._uses.get(key.key_id, key.last_used_at),
+            expires_at=key.expires_at,
         )
 
 

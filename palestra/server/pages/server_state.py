@@ -25,9 +25,11 @@ from palestra.server.core.callers import Caller
 from palestra.server.core.core import Core
 from palestra.server.core.models import TrackedModel
 from palestra.server.core.workers import WorkerHandle
+from palestra.server.replicas.runner import ReplicaRunner
 from palestra.store.records import Rights
 
 MAX_MODELS = 500
+SAMPLES = "palestra_replica_samples_total"
 
 
 class EngineActivity(Struct, frozen=True, kw_only=True):
@@ -96,6 +98,21 @@ class TenantModel(Struct, frozen=True, kw_only=True):
     last_request_at: float
 
 
+class ReplicaState(Struct, frozen=True, kw_only=True):
+    """A process that samples beside the worker of a base model."""
+
+    base_model: str
+    number: int
+    name: str
+    is_up: bool
+    trouble: str
+    """Why it is not up."""
+    requests: int
+    """Requests that it has now."""
+    samples: int
+    """Requests that it has answered since the server started."""
+
+
 class ServerState(Struct, frozen=True, kw_only=True):
     version: str
     started_at: float
@@ -104,6 +121,8 @@ class ServerState(Struct, frozen=True, kw_only=True):
     sees_all: bool
     """Whether the figures of all owners are included."""
     engines: list[EngineActivity]
+    replicas: list[ReplicaState]
+    """Samplers beside the workers, for keys that may read metrics."""
     calls: list[CallState]
     models: list[TenantModel]
     """In training: the caller's, or all of them for an admin; the most recently used first."""
@@ -130,6 +149,7 @@ async def read_server(core: Core, caller: Caller) -> ServerState:
         troubles=await _troubles(core, has_figures),
         sees_all=has_figures,
         engines=[_engine(core, worker, now if has_figures else None) for worker in core.all_workers],
+        replicas=_replicas(core) if has_figures else [],
         calls=_calls(core.activity, now) if has_figures else [],
         models=[_model(model) for model in models[:MAX_MODELS]],
         models_total=len(models),
@@ -172,6 +192,26 @@ def _engine(core: Core, worker: WorkerHandle, now: ServerReading | None) -> Engi
         sampler=next((one.sampler for one in core.config.models if one.name[0] == worker.name), "torch"),
     )
     return plain if now is None else _with_figures(plain, core.activity, now)
+
+
+def _replicas(core: Core) -> list[ReplicaState]:
+    counted = {
+        (labels["base_model"], labels["replica"]): int(value) for _, labels, value in core.metrics.read([SAMPLES])
+    }
+    return [
+        ReplicaState(
+            base_model=worker.name,
+            number=one.number,
+            name=one.where,
+            is_up=one.is_up,
+            trouble=one.trouble,
+            requests=one.requests,
+            samples=counted.get((worker.name, str(one.number)), 0),
+        )
+        for worker in core.all_workers
+        if isinstance(runner := core.sampling.runners[worker], ReplicaRunner)
+        for one in runner.replicas.replicas
+    ]
 
 
 def _with_figures(plain: EngineActivity, activity: Activity, now: ServerReading) -> EngineActivity:

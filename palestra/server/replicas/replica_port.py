@@ -2,9 +2,9 @@
 
 Anybody who has the server's public key may connect; only a `Hello` with a ticket that the server has signed is
 answered, and only replicas that said it are listened to. Tickets and the key stay valid when the server is restarted,
-so replicas come back by themselves.
+so replicas come back by themselves, as long as the key is valid that they joined with.
 
-Owns: the socket, tickets, who is connected. Never touches: samples, keys of the HTTP API.
+Owns: the socket, tickets, who is connected. Never touches: samples; which keys are valid.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class RemoteReplica(EngineReplica):
     ):
         assert hello.ticket is not None
         super().__init__(number, f"replica {hello.ticket.replica_id} of {context.model}", context)
-        self._port, self.worker_id = port, hello.worker_id
+        self._port, self.worker_id, self.key_id = port, hello.worker_id, hello.ticket.key_id
         self.epoch = secrets.token_hex(8)
         self.watchdog = Watchdog(patience, self._give_up)
         self.watchdog.on_hello()
@@ -72,9 +72,15 @@ class RemoteReplica(EngineReplica):
 
 
 class ReplicaPort:
-    def __init__(self, secret: str, find: Callable[[str], EngineRunner | None], patience: WatchdogTimeouts):
+    def __init__(
+        self,
+        secret: str,
+        find: Callable[[str], EngineRunner | None],
+        patience: WatchdogTimeouts,
+        is_valid_key: Callable[[int], bool],
+    ):
         """`find` returns the runner of a base model, if replicas may join it."""
-        self._secret, self._find, self._patience = secret.encode(), find, patience
+        self._secret, self._find, self._patience, self._is_valid_key = secret.encode(), find, patience, is_valid_key
         self._key = z85.encode(self._digest(b"palestra replica port"))
         self.public_key = zmq.curve_public(self._key).decode()
         self._replicas: dict[str, tuple[RemoteReplica, EngineRunner]] = {}
@@ -130,18 +136,17 @@ class ReplicaPort:
 
     # Tickets
 
-    def ticket(self, base_model: str) -> ReplicaTicket:
+    def ticket(self, base_model: str, key_id: int) -> ReplicaTicket:
         replica_id = secrets.token_hex(4)
-        return ReplicaTicket(
-            replica_id=replica_id, base_model=base_model, signature=self._signature(replica_id, base_model)
-        )
+        signature = self._signature(replica_id, base_model, key_id)
+        return ReplicaTicket(replica_id=replica_id, base_model=base_model, signature=signature, key_id=key_id)
 
     def _is_valid(self, ticket: ReplicaTicket) -> bool:
-        signature = self._signature(ticket.replica_id, ticket.base_model)
+        signature = self._signature(ticket.replica_id, ticket.base_model, ticket.key_id)
         return hmac.compare_digest(signature.encode(), ticket.signature.encode())
 
-    def _signature(self, replica_id: str, base_model: str) -> str:
-        return self._digest(msgspec.json.encode(["palestra replica", replica_id, base_model])).hex()
+    def _signature(self, replica_id: str, base_model: str, key_id: int) -> str:
+        return self._digest(msgspec.json.encode(["palestra replica", replica_id, base_model, key_id])).hex()
 
     def _digest(self, of: bytes) -> bytes:
         return hmac.digest(self._secret, of, hashlib.sha256)
@@ -176,6 +181,13 @@ class ReplicaPort:
         loop = asyncio.get_running_loop()
         for wait_s in LOOK_AGAIN_S:
             loop.call_later(wait_s, self._ping)
+
+    def end_keys(self, key_ids: set[int]) -> None:
+        """Ends the replicas that joined with these keys."""
+        for replica, _ in list(self._replicas.values()):
+            if replica.key_id in key_ids:
+                self.send(replica, Stop())
+                self.part_from(replica, f"the key that {replica.where} joined with is no longer valid")
 
     def part_from(self, replica: RemoteReplica, why: str) -> None:
         """It has left or is lost; what it had goes elsewhere."""
@@ -226,6 +238,12 @@ class ReplicaPort:
         if (known := self._replicas.get(hello.worker_id)) is not None:
             self.send(known[0], Ping())
             known[0].greet_again()
+            return
+        if ticket.key_id and not self._is_valid_key(ticket.key_id):
+            log.warning("a replica is told to end: its key is no longer valid", key_id=ticket.key_id)
+            epoch = secrets.token_hex(8)
+            for message in (Welcome(epoch=epoch), Stop()):
+                self._socket.send_multipart([peer.encode(), epoch.encode(), encode_message(message)])
             return
         runner = self._find(ticket.base_model)
         if runner is None:

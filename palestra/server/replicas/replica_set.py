@@ -20,6 +20,7 @@ from palestra.server.replicas.affinity import Affinity
 from palestra.server.replicas.errors import ReplicaError, ReplicaLost
 from palestra.server.replicas.replica import Replica
 from palestra.types.engine import Sample
+from palestra.util.round_robin import RoundRobin
 
 log = structlog.get_logger()
 
@@ -41,8 +42,10 @@ class ReplicaSet:
         self.replicas: list[Replica] = []
         self._affinity = Affinity()
         self._groups: dict[GroupKey, PromptGroup] = {}
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        """Requests for which no replica was free, the oldest first."""
+        self._waiting: RoundRobin[deque[asyncio.Future[None]]] = RoundRobin()
+        """Requests for which no replica was free, by owner and by adapter, the oldest of these first."""
+        self._called: deque[asyncio.Future[None]] = deque()
+        """Requests that had their turn and found no replica all the same: the next place is theirs."""
         self._pushing = Background()
 
     # Coming and going
@@ -87,10 +90,10 @@ class ReplicaSet:
         where the prompt's conversation is, else at the least busy one. Waits until there is one. `avoid` is used only
         if there is no other."""
         key = (adapter.digest if adapter is not None else "", sample.request.prompt)
-        if self._waiting:  # not before those who came earlier
-            await self._wait()
+        if self._waiting or self._called:  # not before those who came earlier
+            await self._wait(sample.request.cache_salt, key[0])
         while (replica := self._choose(key, avoid)) is None:
-            await self._wait(is_first=True)
+            await self._wait(None, "")
         group = self._groups.get(key)
         if group is None or group.replica is not replica:
             group = self._groups[key] = PromptGroup(replica)
@@ -118,14 +121,12 @@ class ReplicaSet:
             free, key=lambda r: (r.sequences, r.number), default=None
         )
 
-    async def _wait(self, *, is_first: bool = False) -> None:
-        """Waits for a free replica, at the end of the queue or before all others. Raises ReplicaLost if none is up for
-        too long."""
+    async def _wait(self, owner: str | None, adapter: str) -> None:
+        """Waits for a free replica, in the line of an owner's requests to an adapter; without an owner before all
+        others. Raises ReplicaLost if none is up for too long."""
         waiter = asyncio.get_running_loop().create_future()
-        if is_first:
-            self._waiting.appendleft(waiter)
-        else:
-            self._waiting.append(waiter)
+        line = self._called if owner is None else self._waiting.add(owner, adapter, deque())
+        line.append(waiter)
         try:
             async with asyncio.timeout(self._wait_s):
                 await waiter
@@ -140,15 +141,27 @@ class ReplicaSet:
                     f"no sampler was available for {self._wait_s:g} s: {why or 'no replica has joined'}"
                 ) from None
         finally:
-            if waiter in self._waiting:
-                self._waiting.remove(waiter)
+            if waiter in line:
+                line.remove(waiter)
+                if owner is not None and not line:
+                    self._waiting.remove(owner, adapter)
 
     def _wake(self, count: int) -> None:
-        while count > 0 and self._waiting:
-            waiter = self._waiting.popleft()
+        while count > 0 and (self._called or self._waiting):
+            waiter = self._called.popleft() if self._called else self._next()
             if not waiter.done():
                 waiter.set_result(None)
                 count -= 1
+
+    def _next(self) -> asyncio.Future[None]:
+        """Takes the request whose turn it is out of its line."""
+        owner, adapter, line = self._waiting.first()
+        waiter = line.popleft()
+        self._waiting.owner_served(owner)
+        self._waiting.served(owner, adapter)
+        if not line:
+            self._waiting.remove(owner, adapter)
+        return waiter
 
     def note(self, sequence: Sequence[int], replica: Replica) -> None:
         """Notes where a prompt and its answer were sampled."""

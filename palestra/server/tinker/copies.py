@@ -26,12 +26,14 @@ from palestra.server.core.checkpoints import key_of
 from palestra.server.core.core import Core
 from palestra.server.core.errors import Refusal, not_found
 from palestra.server.core.paths import ModelId, TinkerPath
+from palestra.server.core.quotas import exceeded
 from palestra.server.tinker.downloads import files_in
 from palestra.server.tinker.schemas_rest import CopyWeightsRequest
 from palestra.store import checkpoints as checkpoint_rows
 from palestra.store import models as model_rows
 from palestra.store import sessions as session_rows
-from palestra.store.errors import CheckpointExists
+from palestra.store.errors import CheckpointExists, QuotaExceeded
+from palestra.store.quotas import check_checkpoint_bytes
 from palestra.store.records import CheckpointRow, ModelRow, ModelStatus, SessionRow, SessionStatus
 from palestra.util.files import sync
 from palestra.util.json_types import JsonObject
@@ -61,11 +63,14 @@ async def copy_weights(core: Core, caller: Caller, request: CopyWeightsRequest, 
     folder = core.checkpoints.folder(copy.target, f"copy-{secrets.token_hex(8)}")
     try:
         await asyncio.to_thread(_share_files, original.folder, folder)
-        stored = await core.store.write(lambda c: _write(c, copy, original, caller.owner, str(folder)))
+        limit = core.checkpoints.max_bytes(caller.owner)
+        stored = await core.store.write(lambda c: _write(c, copy, original, caller.owner, str(folder), limit))
     except BaseException as e:
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         if isinstance(e, CheckpointExists):
             raise Refusal(400, str(e)) from None
+        if isinstance(e, QuotaExceeded):
+            raise exceeded(e) from None
         if isinstance(e, FileNotFoundError):
             raise not_found("checkpoint", str(copy.source)) from e
         raise
@@ -112,7 +117,9 @@ def _share_files(source: str, folder: Path) -> None:
         sync(directory)
 
 
-def _write(conn: Connection, copy: CheckpointCopy, original: CheckpointRow, owner: str, folder: str) -> CheckpointRow:
+def _write(
+    conn: Connection, copy: CheckpointCopy, original: CheckpointRow, owner: str, folder: str, max_bytes: int | None
+) -> CheckpointRow:
     """Writes session, run and checkpoint in one transaction."""
     now = time.time()
     target = msgspec.structs.replace(original, model_id=copy.target.model_id, owner=owner, created_at=now)
@@ -127,6 +134,8 @@ def _write(conn: Connection, copy: CheckpointCopy, original: CheckpointRow, owne
     there = checkpoint_rows.get_checkpoint(conn, key_of(copy.target))
     if not is_new and (there is None or there.request_id != copy.request_id):
         raise CheckpointExists(f"{copy.target.model_id} already exists; use the next model_seq_id")
+    if there is None:
+        check_checkpoint_bytes(conn, key_of(copy.target), owner, max_bytes, size_bytes=original.size_bytes)
     stored = checkpoint_rows.copy_checkpoint(
         conn,
         key_of(copy.source),

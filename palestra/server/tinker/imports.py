@@ -24,11 +24,16 @@ from palestra.server.core.core import Core
 from palestra.server.core.disk_health import MIN_FREE_BYTES
 from palestra.server.core.errors import Refusal, not_found
 from palestra.server.core.paths import ModelId, TinkerPath
+from palestra.server.core.quotas import exceeded
+from palestra.server.core.usage import day_of
 from palestra.server.core.wire_errors import shown
 from palestra.server.tinker.copies import add_detached_run
 from palestra.server.tinker.schemas_rest import ImportWeightsRequest
 from palestra.store import checkpoints as checkpoint_rows
-from palestra.store.records import CheckpointKind, CheckpointRow, CheckpointStatus
+from palestra.store.errors import QuotaExceeded
+from palestra.store.quotas import check_checkpoint_bytes
+from palestra.store.records import CheckpointKind, CheckpointRow, CheckpointStatus, UsageCounts, UsageKey
+from palestra.store.usage import add_usage
 from palestra.types import LoraConfig
 from palestra.util.files import sync
 
@@ -59,6 +64,11 @@ async def import_weights(core: Core, caller: Caller, request: ImportWeightsReque
         return str(path)
     if not all((uploaded / file).is_file() for file in FILES):
         raise not_found("upload", request.upload_id)
+    limit, size = core.checkpoints.max_bytes(caller.owner), sum((uploaded / file).stat().st_size for file in FILES)
+    try:
+        await core.store.read(lambda c: check_checkpoint_bytes(c, key_of(path), caller.owner, limit, size_bytes=size))
+    except QuotaExceeded as e:
+        raise exceeded(e) from None
     folder, now = core.checkpoints.folder(path, "0"), time.time()
     size = await asyncio.to_thread(_move, uploaded, folder)
     row = CheckpointRow(
@@ -82,10 +92,12 @@ async def import_weights(core: Core, caller: Caller, request: ImportWeightsReque
 
 
 def _record(conn: Connection, row: CheckpointRow) -> None:
-    """Writes session, run and checkpoint in one transaction."""
+    """Writes session, run, checkpoint and usage in one transaction."""
     if checkpoint_rows.get_checkpoint(conn, row.key) is None:
         add_detached_run(conn, row, project_id=None, display_name="import")
         checkpoint_rows.add_checkpoint(conn, row)
+        key = UsageKey(day_of(row.created_at), row.owner, row.model_id)
+        add_usage(conn, {key: UsageCounts(checkpoint_bytes=row.size_bytes)})
 
 
 def _folder(core: Core, caller: Caller, upload_id: str) -> Path:

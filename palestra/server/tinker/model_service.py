@@ -14,6 +14,7 @@ from palestra.server.core.futures import RequestKind
 from palestra.server.core.lookup import Lookup, is_over
 from palestra.server.core.models import TrackedModel
 from palestra.server.core.paths import ModelId, TinkerPath
+from palestra.server.core.quotas import exceeded
 from palestra.server.core.routing_records import Scope
 from palestra.server.core.sessions import TinkerSession
 from palestra.server.core.teardown import unload
@@ -22,6 +23,8 @@ from palestra.server.tinker import schemas as s
 from palestra.server.tinker.decode import PassRequest
 from palestra.server.tinker.encode import accepted
 from palestra.store import models as model_rows
+from palestra.store.errors import QuotaExceeded
+from palestra.store.quotas import insert_model_within
 from palestra.store.records import CheckpointRow, ModelRow
 from palestra.types import AdamParams, LoraConfig
 from palestra.types.engine import CreateModel, OptimStep, Pass
@@ -93,7 +96,11 @@ class ModelService:
             last_request_at=now,
             user_metadata=user_metadata,
         )
-        stored = await self._core.store.write(lambda c: model_rows.insert_model(c, row))
+        limit = self._core.quotas.of(session.owner).models
+        try:
+            stored = await self._core.store.write(lambda c: insert_model_within(c, row, limit))
+        except QuotaExceeded as e:
+            raise exceeded(e) from None
         if stored.created_at != now:
             existing = self._core.training.models.get(model_id)
             if existing is None:

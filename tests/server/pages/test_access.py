@@ -120,9 +120,9 @@ def test_no_route_of_the_runs_is_open_to_trainers(open_browser):
 @pytest.mark.parametrize(
     ("name", "places"),
     [
-        ("carol", ["Runs", "Server", "Episodes", "Playground", "Platform", "Gym", "Keys"]),
-        ("alice", ["Server", "Episodes", "Playground", "Platform"]),
-        ("prometheus", ["Server"]),
+        ("carol", ["Runs", "Server", "Episodes", "Playground", "Platform", "Gym", "Owners", "Keys"]),
+        ("alice", ["Server", "Episodes", "Playground", "Platform", "Owners"]),
+        ("prometheus", ["Server", "Owners"]),
     ],
 )
 def test_links_lead_where_a_key_may_go(open_browser, name, places):

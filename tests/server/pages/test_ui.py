@@ -22,7 +22,7 @@ from tests.view.folders import HOSTILE
 
 pytestmark = [pytest.mark.ui, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 PREFIX = "/a/prefix"
-PAGES = ("server", "episodes", "playground", "traces", "platform", "gym", "keys", "")
+PAGES = ("server", "episodes", "playground", "traces", "platform", "gym", "owners", "keys", "")
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +151,18 @@ def test_a_key_is_made_and_revoked(page, keys):
     row.get_by_text("revoked").wait_for()
 
 
+def test_an_admin_limits_an_owner(page, keys):
+    log_in(page, keys["carol"], "owners")
+    page.get_by_label("Owner", exact=True).fill("alice of pages")
+    page.get_by_label("Limit").select_option("checkpoint bytes")
+    page.get_by_label("Amount").fill("40GB")
+    page.get_by_role("button", name="Set the limit").click()
+    row = page.get_by_role("row").filter(has_text="alice of pages").first
+    row.get_by_text("of 40 GB").wait_for()
+    page.get_by_role("link", name="by day").click()
+    page.get_by_role("columnheader", name="Day").wait_for()
+
+
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1300), ("dark", 1300), ("light", 420)])
 def test_pages_fit_any_window_in_both_themes(browser, keyed, keys, scheme, width):
     size = {"width": width, "height": 800}
@@ -168,7 +180,7 @@ def test_axe_finds_nothing_serious(browser, keyed, keys, alice: Api, scheme):
     told = {}
     for name, paths in {
         "carol": PAGES,
-        "alice": ("server", "episodes", f"episodes/{episode_id}", "playground"),
+        "alice": ("server", "owners", "episodes", f"episodes/{episode_id}", "playground"),
     }.items():
         with opened_page(browser, keyed.url, color_scheme=scheme, bypass_csp=True) as page:
             log_in(page, keys[name])

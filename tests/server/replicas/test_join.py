@@ -15,8 +15,10 @@ from typing import Any
 import psutil
 import pytest
 import zmq
+from click.testing import CliRunner
 
 from palestra import __version__
+from palestra.cli import main
 from palestra.types.engine import Hello, ModelCard, ReplicaTicket, encode_message
 from palestra.util.model_fingerprint import model_fingerprint
 from tests.server.conftest import NAME, Server
@@ -185,5 +187,9 @@ def test_joining_needs_a_key_with_the_right(make_server: Callable[..., Server], 
         server.until(lambda: "a replica is ready" in server.said(), timeout_s=60)
         sampler = server.client(key=trainer).create_sampling_client(base_model=NAME)
         assert len(begin(sampler, [1, 2], max_tokens=LONG).result().sequences[0].tokens) == LONG
+        revoked = CliRunner().invoke(main, ["key", "revoke", "r", "--state", str(server.state)])
+        assert revoked.exit_code == 0, revoked.output
+        assert replica.process.wait(60) == 0
+        server.until(lambda: "joined with is no longer valid" in server.said())
     finally:
         replica.end()

@@ -42,8 +42,8 @@ def replicas(count: int, *, slots: int = 2, wait_s: float = 60.0) -> ReplicaSet:
     return found
 
 
-def a_sample(*prompt: int, count: int = 1) -> Sample:
-    request = SampleRequest(prompt=prompt, num_samples=count)
+def a_sample(*prompt: int, count: int = 1, owner: str = "") -> Sample:
+    request = SampleRequest(prompt=prompt, num_samples=count, cache_salt=owner)
     return Sample(request_id=str(prompt), weights=BaseModel(), request=request)
 
 
@@ -116,6 +116,25 @@ def test_who_waits_gets_the_next_free_place_in_order_also_at_one_that_joins():
             end.set()
         await asyncio.gather(*tasks[2:])
         assert order == [(0, 0), (2, 0), (3, 1)]
+
+    run(work())
+
+
+def test_owners_take_turns_and_the_adapters_of_each_among_themselves():
+    async def work() -> None:
+        found, order = replicas(1, slots=1), []
+
+        async def use(name: str, adapter: DepotAdapter | None) -> None:
+            async with found.place(a_sample(1, owner=name[0]), adapter):
+                order.append(name)
+                await asyncio.sleep(0)
+
+        async with found.place(a_sample(0), None):
+            calls = [("a0", ADAPTERS[0]), ("a1", ADAPTERS[0]), ("a2", ADAPTERS[0]), ("a3", ADAPTERS[1])]
+            tasks = [asyncio.create_task(use(*call)) for call in (*calls, ("b0", None), ("b1", None))]
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+        assert order == ["a0", "a1", "b0", "a3", "b1", "a2"]  # the very first one came before there was a line
 
     run(work())
 
