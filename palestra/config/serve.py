@@ -377,6 +377,10 @@ class ServeConfig(Config):
     started in two places do not fight over one lock. A service names an absolute one."""
     database: DatabaseUrl = Field(default_factory=lambda data: f"sqlite:///{data['state'] / 'palestra.db'}")
     """An SQLAlchemy URL, sqlite or postgresql. Default: SQLite in the state folder."""
+    journal: Literal["files", "database"] = "files"
+    """Where training requests and results are kept until snapshots cover them: in files of the state folder, or in the
+    database, so that a standby on another machine can go on with them. If it changes, the records move at the next
+    start."""
     checkpoints: Folder = Field(default_factory=lambda data: data["state"] / "checkpoints")
     """Folder of the checkpoints. Default: in the state folder."""
     runs: Folder = Path("runs")

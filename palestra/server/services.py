@@ -22,6 +22,7 @@ from palestra.server.core.restore import restore
 from palestra.server.core.task_replays import TaskReplays
 from palestra.server.engines import add_engines, open_replica_port, start_engine
 from palestra.store import Journal, Store
+from palestra.store.open_journal import open_journal
 from palestra.store.settings import setting_once
 
 
@@ -46,12 +47,18 @@ class ServerServices:
             config.state.mkdir(parents=True, exist_ok=True)
             store = Store.open(config.database, patience_s=config.write_wait_s)
             stack.push_async_callback(store.close)
-            requests, results = (
-                Journal.open(config.state / "journal" / name, patience_s=config.write_wait_s)
+            requests, results = [
+                await stack.enter_async_context(
+                    await open_journal(
+                        config.journal,
+                        name,
+                        config.state / "journal" / name,
+                        store,
+                        patience_s=config.write_wait_s,
+                    )
+                )
                 for name in ("requests", "results")
-            )
-            stack.push_async_callback(requests.close)
-            stack.push_async_callback(results.close)
+            ]
             secret = await store.write(lambda c: setting_once(c, "server_secret", lambda: secrets.token_hex(32)))
             services = cls(config, store, (requests, results), secret)
             core = services.core

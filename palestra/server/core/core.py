@@ -85,7 +85,7 @@ class Core:
         self.training.hooks[RequestKind.CREATE_MODEL] = self._on_created
         self.metrics.watch_queues(self.queues)
         self.metrics.watch_journal(
-            lambda: JournalState(sum(j.size_bytes for j in journals), sum(len(j.segments()) for j in journals))
+            lambda: JournalState(sum(j.size_bytes for j in journals), sum(j.file_count for j in journals))
         )
 
     @property
