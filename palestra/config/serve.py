@@ -363,6 +363,13 @@ def _known_database(url: str) -> str:
     return url
 
 
+def _is_storage_url(url: str) -> str:
+    if "://" not in url:
+        raise ValueError(f"{url!r} is not a URL; try s3://bucket/folder or file:///folder")
+    return url
+
+
+StorageUrl = Annotated[str, AfterValidator(_is_storage_url)]
 DatabaseUrl = Annotated[str, AfterValidator(_known_database)]
 
 
@@ -381,8 +388,13 @@ class ServeConfig(Config):
     """Where training requests and results are kept until snapshots cover them: in files of the state folder, or in the
     database, so that a standby on another machine can go on with them. If it changes, the records move at the next
     start."""
+    snapshots: StorageUrl | None = None
+    """Where the snapshots of models in training are copied to (s3://bucket/folder, file:///shared/folder), so that a
+    standby on another machine can go on with them. None: they are in the state folder only."""
     checkpoints: Folder = Field(default_factory=lambda data: data["state"] / "checkpoints")
     """Folder of the checkpoints. Default: in the state folder."""
+    standby: bool = False
+    """Wait while another server uses the database, and take over when it is gone. Until then /readyz answers 503."""
     runs: Folder = Path("runs")
     """Folder of the training runs that the dashboard at /ui shows, to keys with the right `admin`."""
     gym: Annotated[str, AfterValidator(_url)] = GYM_HEAD

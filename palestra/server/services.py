@@ -1,6 +1,6 @@
 """The parts of a running server: opened in one place, passed to the routes, closed in the reverse order.
 
-    async with ServerServices.open(config) as services: …
+    async with ServerServices.open(config, store) as services: …
 
 Owns: the order of opening and closing. Never touches: HTTP, what the parts do.
 """
@@ -40,13 +40,12 @@ class ServerServices:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, config: ServeConfig, before_engines: Callable[[ServerServices], None] = lambda _: None
+        cls, config: ServeConfig, store: Store, before_engines: Callable[[ServerServices], None] = lambda _: None
     ) -> AsyncIterator[ServerServices]:
-        """`before_engines` is called when all but the engines is there."""
+        """`before_engines` is called when all but the engines is there. The store is closed at the end."""
         async with AsyncExitStack() as stack:
-            config.state.mkdir(parents=True, exist_ok=True)
-            store = Store.open(config.database, patience_s=config.write_wait_s)
             stack.push_async_callback(store.close)
+            config.state.mkdir(parents=True, exist_ok=True)
             requests, results = [
                 await stack.enter_async_context(
                     await open_journal(
@@ -65,11 +64,15 @@ class ServerServices:
             stack.callback(core.training.acknowledged.close)
             stack.callback(core.observer.close)
             add_engines(core)
+            if core.copies is not None:
+                await core.copies.open(core.all_workers, core.names_of)
             await restore(core)
             await stack.enter_async_context(services.episodes.running())
             stack.push_async_callback(services._close)
             before_engines(services)
             await asyncio.gather(*(start_engine(core, worker) for worker in core.all_workers))
+            if core.copies is not None:
+                await stack.enter_async_context(core.copies.running())
             await stack.enter_async_context(services.agentjet_trainer.running())
             await stack.enter_async_context(services.replays.running())
             await stack.enter_async_context(services._upkeep.running())

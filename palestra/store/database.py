@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from palestra.store import schema
 from palestra.store.commit_queue import GroupQueue
 from palestra.store.dialects import READERS, Database, database_of
-from palestra.store.errors import StoreError
+from palestra.store.errors import StoreError, StoreLocked
 from palestra.store.write_failures import WriteFailures
 
 T = TypeVar("T")
@@ -57,6 +57,8 @@ class Store:
         self._reads = database.readers()
         self._conn: Connection | None = None
         """The writer thread's connection, once it runs."""
+        self.on_lock_lost: Callable[[], None] = lambda: None
+        """Called on the writer's thread when its connection was lost and another server has taken the lock."""
         self._queue: GroupQueue[_Job[Any]] = GroupQueue()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="store-reader")
         self._writer = threading.Thread(target=self._run_writer, name="store-writer", daemon=True)
@@ -150,6 +152,8 @@ class Store:
         group starts afresh."""
         log.error("a group of %d writes failed", count, exc_info=error)
         self._disconnect()
+        if isinstance(error, StoreLocked):
+            self.on_lock_lost()
         failed = StoreError(f"cannot write to the database: {_reason(error)}")
         failed.is_lasting = self._failing.failed()
         return failed

@@ -14,6 +14,7 @@ from palestra.store.database import Store
 from palestra.store.database_journal import DatabaseJournal
 from palestra.store.file_journal import FileJournal
 from palestra.store.journal import Journal
+from palestra.store.journal_files import find_segments
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ async def open_journal(place: JournalPlace, name: str, folder: Path, store: Stor
             return FileJournal.open(folder, patience_s=patience_s)
         return DatabaseJournal.open(store, name, patience_s=patience_s)
 
-    if place == "files" or any(folder.glob("*.journal")):
+    if place == "files" or find_segments(folder):
         async with open_in("database" if place == "files" else "files") as old, open_in(place) as new:
             if moved := await _move(old, new):
                 log.warning("moved %d records of the journal %s to the %s", moved, name, place)

@@ -307,10 +307,9 @@ journal_records = Table(
 snapshot_copies = Table(
     "snapshot_copies",
     metadata,
-    Column("file", Text, primary_key=True),
+    Column("item", Text, primary_key=True),
     Column("base_model", Text, nullable=False),
-    Column("model_id", Text),
-    Column("sampler_id", Text),
+    Column("file", Text, nullable=False),
     Column("seq_id", BigInteger, nullable=False),
     Column("object", Text, nullable=False),
     Column("digest", String(64), nullable=False),

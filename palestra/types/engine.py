@@ -329,6 +329,9 @@ class Hello(Struct, frozen=True, kw_only=True, tag="hello"):
     sampler_ids: list[str]
     unstored: list[Trained]
     """Results that the server has not confirmed with `Stored`."""
+    snapshots: list[Snapshotted] = []
+    """The newest snapshot of each model that has one."""
+    spooled: list[SamplerSpooled] = []
     placed: list[str] = []
     """Digests of the adapters that a replica has."""
     ticket: ReplicaTicket | None = None
@@ -352,6 +355,17 @@ class Snapshotted(Struct, frozen=True, kw_only=True, tag="snapshotted"):
     """Number of the last request that the snapshot covers."""
     covered_seq: int
     """As in `ModelState`."""
+    file: str
+    """Name of the snapshot's file in the worker's state folder. Whatever file it needs beside it was named by
+    `SamplerSpooled` before."""
+
+
+class SamplerSpooled(Struct, frozen=True, kw_only=True, tag="sampler_spooled"):
+    """The weights of a kept sampler are on disk."""
+
+    sampler_id: str
+    file: str
+    """Name of their file in the worker's state folder."""
 
 
 class Stats(Struct, frozen=True, kw_only=True, tag="stats"):
@@ -416,6 +430,7 @@ FromWorker = (
     | Hello
     | WorkerHeartbeat
     | Snapshotted
+    | SamplerSpooled
     | Stats
     | AdapterPart
     | AdapterRefused

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.store import DatabaseJournal, FileJournal, Journal, JournalError, Store, StoreError
+from palestra.store.journal_files import find_segments
 from palestra.store.open_journal import open_journal
 from tests.properties import examples
 from tests.store.conftest import DATABASES, new_database
@@ -169,7 +170,7 @@ def test_a_move_to_another_place_and_back_keeps_every_record(store: Store, tmp_p
     async def run() -> None:
         assert await open_in("files", b"1", b"2") == []
         assert await open_in("database", b"3") == [b"1", b"2"]
-        assert not list(tmp_path.glob("*.journal"))
+        assert not find_segments(tmp_path)
         assert await open_in("database") == [b"1", b"2", b"3"]
         assert await open_in("files", b"4") == [b"1", b"2", b"3"]
         assert await open_in("files") == [b"1", b"2", b"3", b"4"]
@@ -187,7 +188,7 @@ def test_a_database_that_is_away_refuses_appends_and_keeps_nothing_of_them(tmp_p
             async with DatabaseJournal.open(store, "requests") as journal:
                 await journal.append(b"good")
                 store.write_now(lambda c: c.exec_driver_sql("ALTER TABLE journal_records RENAME TO away"))
-                with pytest.raises(JournalError, match="cannot write to the journal in the database: .*no such table"):
+                with pytest.raises(JournalError, match=r"the journal in the database: .*no such table"):
                     await journal.append(b"bad")
                 store.write_now(lambda c: c.exec_driver_sql("ALTER TABLE away RENAME TO journal_records"))
                 position = await journal.append(b"good again")

@@ -87,8 +87,9 @@ class CheckpointFiles:
     def folder(self, path: TinkerPath, tag: str) -> Path:
         return self.root / path.model_id.replace(":", "_") / path.kind.value / f"{path.name}@{tag}"
 
-    def _now(self, folder: str) -> str:
-        """Returns where a folder is now: the root may have been moved or copied, together with the state folder."""
+    def locate(self, folder: str) -> str:
+        """Returns where a folder is now: the root may have been moved or copied, together with the state folder, or a
+        server elsewhere has written it."""
         here = self.root.joinpath(*Path(folder).parts[-3:])
         return str(here) if here.is_dir() else folder
 
@@ -106,7 +107,7 @@ class CheckpointFiles:
             or (found.expires_at is not None and found.expires_at <= time.time())
         ):
             raise not_found("checkpoint", str(path))
-        return msgspec.structs.replace(found, folder=self._now(found.folder))
+        return msgspec.structs.replace(found, folder=self.locate(found.folder))
 
     async def delete(self, path: TinkerPath, owner: str) -> None:
         await self.find(path, owner, own=True)
@@ -122,7 +123,7 @@ class CheckpointFiles:
             await self._store.write(lambda c, key=expired.key: rows.delete_checkpoint(c, key))
         needed = to_load | await self._store.read(rows.checkpoint_folders)
         needed |= {s.folder for s in await self._store.read(live_samplers) if s.folder is not None}
-        needed = {self._now(folder) for folder in needed}
+        needed = {self.locate(folder) for folder in needed}
         for folder in await asyncio.to_thread(self._folders):
             if folder in needed:
                 self._doomed.pop(folder, None)

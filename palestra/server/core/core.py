@@ -21,6 +21,7 @@ from palestra.server.core.observer import CallObserver
 from palestra.server.core.request_journal import RequestJournal
 from palestra.server.core.sampling import SamplingRequests
 from palestra.server.core.sessions import TinkerSessions
+from palestra.server.core.snapshot_copies import SnapshotCopies
 from palestra.server.core.training import TrainingRequests
 from palestra.server.core.workers import WorkerHandle
 from palestra.store import Journal, Store
@@ -39,7 +40,7 @@ class Core:
         self.sessions = TinkerSessions()
         self.checkpoints = CheckpointFiles(store, config.checkpoints, keep_deleted_s=config.keep_deleted_s)
         self.training = TrainingRequests(
-            RequestJournal(*journals),
+            RequestJournal(*journals, self.checkpoints.locate),
             AcknowledgedRequests(config.state / "acknowledged"),
             LostModels(store),
             self.observer,
@@ -55,6 +56,10 @@ class Core:
             keep_results_s=config.keep_results_s,
             max_routing_bytes=config.limits.max_routing_bytes,
         )
+        self.copies: SnapshotCopies | None = None
+        if config.snapshots is not None:
+            self.copies = SnapshotCopies(store, config.snapshots, config.state, self.training.on_copied)
+            self.training.copied_seq = self.copies.copied_seq
         self.adapters = AdapterDepot(
             config.state / "adapters",
             max_bytes=config.limits.max_adapter_bytes,
@@ -91,6 +96,10 @@ class Core:
     @property
     def all_workers(self) -> list[WorkerHandle]:
         return list(dict.fromkeys(self.workers.values()))
+
+    def names_of(self, worker: WorkerHandle) -> list[str]:
+        """Returns the names under which a worker's base model is served."""
+        return [name for name, one in self.workers.items() if one is worker]
 
     def base(self, name: str) -> WorkerHandle | None:
         """Returns the worker of a base model; `name:variant` is served as `name`."""

@@ -62,7 +62,9 @@ async def _restore_samplers(core: Core) -> None:
                 row.session_id,
                 row.owner,
                 row.base_model,
-                weights_of(row.sampler_id, row.model_id, row.seq_id, row.folder),
+                weights_of(
+                    row.sampler_id, row.model_id, row.seq_id, row.folder and core.checkpoints.locate(row.folder)
+                ),
                 worker,
                 row.model_path,
             )

@@ -25,6 +25,7 @@ from palestra.server.core.worker_link import WorkerFrame, WorkerLink
 from palestra.store.write_failures import WriteFailures
 from palestra.types.engine import Hello, ModelCard, Ping, Stop, WorkerConfig, WorkerHeartbeat
 from palestra.util.files import replacing
+from palestra.util.json_types import JsonObject
 from palestra.util.log_files import last_error, last_output, open_log
 from palestra.util.processes import spawn_blocking
 
@@ -102,6 +103,12 @@ class WorkerHandle:
         self._tasks.append(asyncio.create_task(self._watch(exits), name=f"watch {self.name}"))
         self._tasks.append(asyncio.create_task(self._ping(), name=f"ping {self.name}"))
 
+    async def end_earlier(self) -> None:
+        """Ends the worker of an earlier server, if it lives: its models are not the newest."""
+        if self._find_earlier() is not None:
+            self._kill()
+            await self._exited()
+
     async def stop(self) -> None:
         """Stops the worker, which takes snapshots first; after a while it is killed."""
         self._stopping = True
@@ -164,15 +171,9 @@ class WorkerHandle:
 
     async def _adopt(self) -> bool:
         """Whether a worker of an earlier server lives, is what we would start, and answers."""
-        try:
-            known = json.loads(self._pid_file.read_text())
-            process = psutil.Process(known["pid"])
-            alive = abs(process.create_time() - known["created"]) < 1 and process.status() != psutil.STATUS_ZOMBIE
-        except (OSError, ValueError, KeyError, psutil.Error):
+        known = self._find_earlier()
+        if known is None:
             return False
-        if not alive:
-            return False
-        self._pid = known["pid"]
         if (known.get("version"), known.get("config")) == (__version__, msgspec.to_builtins(self.config)):
             hello, exits = asyncio.create_task(self._hello.wait()), asyncio.create_task(self._exited())
             await asyncio.wait({hello, exits}, timeout=ADOPT_S, return_when=asyncio.FIRST_COMPLETED)
@@ -184,6 +185,19 @@ class WorkerHandle:
         self._kill()
         await self._exited()
         return False
+
+    def _find_earlier(self) -> JsonObject | None:
+        """Returns what is known about the worker of an earlier server; None if it does not live."""
+        try:
+            known = json.loads(self._pid_file.read_text())
+            process = psutil.Process(known["pid"])
+            alive = abs(process.create_time() - known["created"]) < 1 and process.status() != psutil.STATUS_ZOMBIE
+        except (OSError, ValueError, KeyError, psutil.Error):
+            return None
+        if not alive:
+            return None
+        self._pid = known["pid"]
+        return known
 
     def _spawn(self) -> None:
         environment = os.environ | {"PALESTRA_WORKER": msgspec.json.encode(self.config).decode()}

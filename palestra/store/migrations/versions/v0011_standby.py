@@ -19,13 +19,12 @@ def upgrade() -> None:
     )
     op.create_table(
         "snapshot_copies",
-        sa.Column("file", sa.Text, nullable=False),
+        sa.Column("item", sa.Text, nullable=False),
         sa.Column("base_model", sa.Text, nullable=False),
-        sa.Column("model_id", sa.Text),
-        sa.Column("sampler_id", sa.Text),
+        sa.Column("file", sa.Text, nullable=False),
         sa.Column("seq_id", sa.BigInteger, nullable=False),
         sa.Column("object", sa.Text, nullable=False),
         sa.Column("digest", sa.String(64), nullable=False),
         sa.Column("size_bytes", sa.BigInteger, nullable=False),
-        sa.PrimaryKeyConstraint("file", name="pk_snapshot_copies"),
+        sa.PrimaryKeyConstraint("item", name="pk_snapshot_copies"),
     )
