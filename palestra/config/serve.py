@@ -289,6 +289,9 @@ class ServeLimits(Config):
     max_adapter_bytes: PositiveInt = 16 << 30
     """Size of the adapters kept on disk for replicas; the least recently used ones beyond it are deleted, and asked for
     again from the worker that trains them."""
+    max_checkpoint_cache_bytes: PositiveInt = 64 << 30
+    """Size of the checkpoints that are kept on this disk where `checkpoints` is a URL; the least recently used ones
+    beyond it are deleted here, and fetched again when they are needed."""
     max_routing_bytes: PositiveInt = 1 << 30
     """Size of the records of experts that sampled sequences visited (replay_routing); the oldest beyond it are
     dropped."""
@@ -391,8 +394,14 @@ class ServeConfig(Config):
     snapshots: StorageUrl | None = None
     """Where the snapshots of models in training are copied to (s3://bucket/folder, file:///shared/folder), so that a
     standby on another machine can go on with them. None: they are in the state folder only."""
-    checkpoints: Folder = Field(default_factory=lambda data: data["state"] / "checkpoints")
-    """Folder of the checkpoints. Default: in the state folder."""
+    checkpoints: StorageUrl | Folder = Field(
+        default_factory=lambda data: data["state"] / "checkpoints", union_mode="left_to_right"
+    )
+    """Folder of the checkpoints, or where they are stored (s3://bucket/folder); then the state folder has a cache of
+    them. Default: in the state folder."""
+    archive: StorageUrl | None = None
+    """Where traces go that are too old or too many for the database, as compressed lines of JSON (s3://bucket/folder).
+    None: they are deleted."""
     standby: bool = False
     """Wait while another server uses the database, and take over when it is gone. Until then /readyz answers 503."""
     runs: Folder = Path("runs")
@@ -466,6 +475,16 @@ class ServeConfig(Config):
     def database_file(self) -> Path | None:
         """The file of SQLite; None if the database is a server."""
         return Path(self.database.partition(":///")[2]) if self.database.startswith("sqlite") else None
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        """The folder on this disk that has the checkpoints, or a cache of them."""
+        return self.checkpoints if isinstance(self.checkpoints, Path) else self.state / "checkpoints"
+
+    @property
+    def checkpoint_url(self) -> str | None:
+        """Where checkpoints are stored; None if that is a folder."""
+        return self.checkpoints if isinstance(self.checkpoints, str) else None
 
     @property
     def is_loopback(self) -> bool:

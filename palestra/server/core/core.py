@@ -12,9 +12,10 @@ import time
 from palestra.config.serve import ServeConfig
 from palestra.server.core.activity import Activity
 from palestra.server.core.adapter_depot import AdapterDepot
+from palestra.server.core.checkpoint_storage import CheckpointStorage
 from palestra.server.core.checkpoints import CheckpointFiles
 from palestra.server.core.disk_health import DiskHealth
-from palestra.server.core.futures import RequestKind, TrainFuture
+from palestra.server.core.futures import SAVING, RequestKind, TrainFuture
 from palestra.server.core.lost_models import LostModels
 from palestra.server.core.metrics import JournalState, Metrics, RequestQueueState
 from palestra.server.core.observer import CallObserver
@@ -22,6 +23,7 @@ from palestra.server.core.request_journal import RequestJournal
 from palestra.server.core.sampling import SamplingRequests
 from palestra.server.core.sessions import TinkerSessions
 from palestra.server.core.snapshot_copies import SnapshotCopies
+from palestra.server.core.trace_archive import TraceArchive
 from palestra.server.core.training import TrainingRequests
 from palestra.server.core.workers import WorkerHandle
 from palestra.store import Journal, Store
@@ -38,7 +40,14 @@ class Core:
         self.activity = Activity(self.metrics)
         self.observer = CallObserver.of(self.metrics, config.otlp_endpoint)
         self.sessions = TinkerSessions()
-        self.checkpoints = CheckpointFiles(store, config.checkpoints, keep_deleted_s=config.keep_deleted_s)
+        url, cache_bytes = config.checkpoint_url, config.limits.max_checkpoint_cache_bytes
+        self.checkpoints = CheckpointFiles(
+            store,
+            config.checkpoint_folder,
+            keep_deleted_s=config.keep_deleted_s,
+            write_wait_s=config.write_wait_s,
+            storage=None if url is None else CheckpointStorage(url, max_cache_bytes=cache_bytes),
+        )
         self.training = TrainingRequests(
             RequestJournal(*journals, self.checkpoints.locate),
             AcknowledgedRequests(config.state / "acknowledged"),
@@ -56,6 +65,7 @@ class Core:
             keep_results_s=config.keep_results_s,
             max_routing_bytes=config.limits.max_routing_bytes,
         )
+        self.archive = None if config.archive is None else TraceArchive(store, config.archive)
         self.copies: SnapshotCopies | None = None
         if config.snapshots is not None:
             self.copies = SnapshotCopies(store, config.snapshots, config.state, self.training.on_copied)
@@ -70,7 +80,7 @@ class Core:
         self.disks = DiskHealth(
             {
                 "state folder": config.state,
-                "checkpoints": config.checkpoints,
+                "checkpoints": config.checkpoint_folder,
                 **({"database": config.database_file.parent} if config.database_file is not None else {}),
             }
         )
@@ -81,12 +91,7 @@ class Core:
         self.own_url = ""
         """Address at which processes on this machine reach the server."""
         self.is_stopping = False
-        saving = (
-            RequestKind.SAVE_WEIGHTS,
-            RequestKind.SAVE_WEIGHTS_FOR_SAMPLER,
-            RequestKind.SAVE_WEIGHTS_EXTERNAL,
-        )
-        self.training.hooks.update(dict.fromkeys(saving, self.checkpoints.on_saved))
+        self.training.hooks.update(dict.fromkeys(SAVING, self.checkpoints.on_saved))
         self.training.hooks[RequestKind.CREATE_MODEL] = self._on_created
         self.metrics.watch_queues(self.queues)
         self.metrics.watch_journal(

@@ -12,10 +12,10 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from palestra.server.core.futures import LOADING, RequestKind, TrainFuture
+from palestra.server.core.futures import WITH_FOLDER, RequestKind, TrainFuture
 from palestra.store import Journal
 from palestra.store.journal import Position
-from palestra.types.engine import CreateModel, LoadWeights, Train, decode_to_worker, encode_message
+from palestra.types.engine import CreateModel, LoadWeights, SaveWeights, Train, decode_to_worker, encode_message
 from palestra.util.json_types import JsonObject
 
 
@@ -97,15 +97,17 @@ class RequestJournal:
         assert future.request_at is not None
         record = _decode(self._requests.read(future.request_at))
         assert isinstance(record, JournaledRequest)
-        return self._located(record.message) if future.kind in LOADING else record.message
+        return self._located(record.message) if future.kind in WITH_FOLDER else record.message
 
     def _located(self, message: bytes) -> bytes:
-        """Returns a message that loads a checkpoint from where it is now."""
+        """Returns a message that reads or writes a checkpoint where it is now, or belongs now."""
         train = decode_to_worker(message)
         assert isinstance(train, Train)
         match train.operation:
             case LoadWeights(folder=folder) as load:
                 operation = replace(load, folder=self._locate(folder))
+            case SaveWeights(folder=folder) as save:
+                operation = replace(save, folder=self._locate(folder))
             case CreateModel(load_from=str(folder)) as create:
                 operation = replace(create, load_from=self._locate(folder))
             case _:

@@ -16,6 +16,7 @@ from palestra.store import models as model_rows
 from palestra.store import samplers as sampler_rows
 from palestra.store import sessions as session_rows
 from palestra.store.records import LOADED
+from palestra.types.engine import SavedAdapter
 
 log = structlog.get_logger()
 
@@ -27,6 +28,8 @@ async def restore(core: Core) -> None:
     await _restore_models(core)
     await _restore_samplers(core)
     Recovery(core.training).run()
+    opened = {s.weights.folder for s in core.sampling.samplers.values() if isinstance(s.weights, SavedAdapter)}
+    await core.checkpoints.fetch_for_replay(opened | core.training.folders_to_load())
     live = {f.request_id for m in core.training.models.values() for f in m.futures.values()}
     await core.checkpoints.settle_after_restart(live, core.training.absent)
 

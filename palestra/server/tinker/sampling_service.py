@@ -28,7 +28,7 @@ class SamplingService:
         sampler_id = str(SamplerId(session.session_id, request.sampling_session_seq_id))
         base_model, folder = request.base_model, None
         if request.model_path is not None:
-            checkpoint = await self._core.checkpoints.find(TinkerPath.parse(request.model_path), caller.owner)
+            checkpoint = await self._core.checkpoints.open(TinkerPath.parse(request.model_path), caller.owner)
             base_model, folder = checkpoint.base_model, checkpoint.folder
         worker = self._lookup.base(base_model or "")
         row = SamplerRow(
