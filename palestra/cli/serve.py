@@ -36,7 +36,7 @@ class ServeCommand(click.RichCommand):
 @click.option("--port", type=int, help="Port to listen at; 0 for any free port. [8000]")
 @click.option("--state", metavar="DIR", help="Folder for the server's state. [.palestra]")
 @click.option("--database", metavar="URL", help="sqlite:///… or postgresql://…  [SQLite in the state folder]")
-@click.option("--checkpoints", metavar="DIR", help="Folder for checkpoints. [in the state folder]")
+@click.option("--checkpoints", metavar="DIR_OR_URL", help="Folder for checkpoints, or s3://… [in the state folder]")
 @click.option("--standby", is_flag=True, help="Wait while another server uses the database; take over when it is gone.")
 @click.option("--runs", metavar="DIR", help="Folder of training runs that the dashboard at /ui shows. [runs]")
 @click.option("--device", help="Device of all models: cpu, cuda, cuda:1 … [auto: a GPU if there is one]")

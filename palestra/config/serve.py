@@ -404,6 +404,9 @@ class ServeConfig(Config):
     None: they are deleted."""
     standby: bool = False
     """Wait while another server uses the database, and take over when it is gone. Until then /readyz answers 503."""
+    preload: bool = True
+    """Whether a standby loads its models while it waits, so that it takes over at once. It needs the memory for it: set
+    it to false for a standby on the active server's own GPU."""
     runs: Folder = Path("runs")
     """Folder of the training runs that the dashboard at /ui shows, to keys with the right `admin`."""
     gym: Annotated[str, AfterValidator(_url)] = GYM_HEAD

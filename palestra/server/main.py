@@ -20,6 +20,7 @@ from palestra.config.serve import ModelConfig, ServeConfig
 from palestra.net.serving import HttpBounds, HttpServer
 from palestra.server.app import StartingGate, create_app
 from palestra.server.core.workers import WorkerError
+from palestra.server.engines import PreloadedWorkers
 from palestra.server.http.logs import set_up_logs
 from palestra.server.services import ServerServices
 from palestra.store import Store
@@ -110,14 +111,15 @@ async def _until_stopped(config: ServeConfig, listeners: list[socket.socket], st
         services.core.own_url = _own_url(listeners[0])
         gate.app = create_app(services)
 
+    preloaded = PreloadedWorkers()
     try:
-        store = await _open_store(config, gate, _url(listeners[0]), stop)
+        store = await _open_store(config, gate, preloaded, _url(listeners[0]), stop)
         if store is None:
             return
         is_replaced = asyncio.Event()
         store.on_lock_lost = _threadsafe(lambda: (is_replaced.set(), stop.set()))
         started = time.monotonic()
-        async with ServerServices.open(config, store, open_for_engines) as services:
+        async with ServerServices.open(config, store, open_for_engines, preloaded) as services:
             first_key = await _first_key(config, services.store)
             gate.is_open = True
             _announce(services, [_url(listener) for listener in listeners], first_key, time.monotonic() - started)
@@ -132,11 +134,14 @@ async def _until_stopped(config: ServeConfig, listeners: list[socket.socket], st
         if is_replaced.is_set():
             raise ServeError("the connection to the database was lost, and another server has taken over")
     finally:
+        preloaded.end()
         server.should_exit = True
         await serving
 
 
-async def _open_store(config: ServeConfig, gate: StartingGate, url: str, stop: asyncio.Event) -> Store | None:
+async def _open_store(
+    config: ServeConfig, gate: StartingGate, preloaded: PreloadedWorkers, url: str, stop: asyncio.Event
+) -> Store | None:
     """Returns the database with its lock. A standby waits for it as long as another server has it, or the database
     cannot be reached; None: it was stopped meanwhile."""
     is_announced = False
@@ -154,6 +159,8 @@ async def _open_store(config: ServeConfig, gate: StartingGate, url: str, stop: a
         if not is_announced:
             is_announced = True
             _warn_about_standby(config)
+            if config.preload:
+                preloaded.start(config)
             print(f"Palestra stands by at {url}", flush=True)  # noqa: T201
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STANDBY_S):

@@ -20,7 +20,7 @@ from palestra.server.core.core import Core
 from palestra.server.core.maintenance import Maintenance
 from palestra.server.core.restore import restore
 from palestra.server.core.task_replays import TaskReplays
-from palestra.server.engines import add_engines, open_replica_port, start_engine
+from palestra.server.engines import PreloadedWorkers, add_engines, open_replica_port, start_engine
 from palestra.store import Journal, Store
 from palestra.store.open_journal import open_journal
 from palestra.store.settings import setting_once
@@ -40,7 +40,11 @@ class ServerServices:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, config: ServeConfig, store: Store, before_engines: Callable[[ServerServices], None] = lambda _: None
+        cls,
+        config: ServeConfig,
+        store: Store,
+        before_engines: Callable[[ServerServices], None] = lambda _: None,
+        preloaded: PreloadedWorkers | None = None,
     ) -> AsyncIterator[ServerServices]:
         """`before_engines` is called when all but the engines is there. The store is closed at the end."""
         async with AsyncExitStack() as stack:
@@ -63,8 +67,11 @@ class ServerServices:
             core = services.core
             stack.callback(core.training.acknowledged.close)
             stack.callback(core.observer.close)
-            add_engines(core)
+            add_engines(core, preloaded or PreloadedWorkers())
+            installation = await store.write(lambda c: setting_once(c, "installation", lambda: secrets.token_hex(16)))
+            await core.checkpoints.claim(installation)
             if core.copies is not None:
+                await core.copies.claim(installation)
                 await core.copies.open(core.all_workers, core.names_of)
             await restore(core)
             await stack.enter_async_context(services.episodes.running())

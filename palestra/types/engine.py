@@ -449,6 +449,12 @@ decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode
 decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode
 
 
+PRELOAD = "PALESTRA_PRELOAD"
+"""Variable with the number of a standby's process: the worker loads its model and waits until that process needs it."""
+PRELOAD_GO = "preload-go"
+"""File in the worker's state folder with the number of the worker that is to go on."""
+
+
 class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of a worker, passed to `python -m palestra.engine` as JSON in the variable PALESTRA_WORKER."""
 

@@ -7,11 +7,15 @@ Owns: the connection, names below the URL. Never touches: what the files are. Ev
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from palestra.util.files import TEMPORARY, sync
+
+OWNER = "owner"
+"""Name of the object that says who uses a place."""
 
 
 class StorageError(Exception):
@@ -33,6 +37,17 @@ class ObjectStorage:
             self._root = root.rstrip("/")
             self._has_folders = "file" in self._files.protocol
             """Whether folders have to be made, and a file that is being written can be seen."""
+
+    def claim(self, owner: str) -> None:
+        """Notes who uses this place, so that nobody else deletes what is in it. Raises StorageError if another does."""
+        found = self.read(OWNER)
+        if found is None:
+            with tempfile.NamedTemporaryFile() as file:
+                file.write(owner.encode())
+                file.flush()
+                self.put(Path(file.name), OWNER)
+        elif found.decode(errors="replace") != owner:
+            raise StorageError(f"{self.url} belongs to a server with another database; use a folder of its own")
 
     def put(self, file: Path, name: str) -> None:
         """Stores a file. Under its name it is whole or absent."""
@@ -88,7 +103,8 @@ class ObjectStorage:
                 found = self._files.find(folder)
             except FileNotFoundError:
                 return []
-        return [name for path in found if not (name := path[len(self._root) + 1 :]).endswith(TEMPORARY)]
+        names = (path[len(self._root) + 1 :] for path in found)
+        return [name for name in names if name != OWNER and not name.endswith(TEMPORARY)]
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"

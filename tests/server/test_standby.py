@@ -109,6 +109,7 @@ def test_a_killed_server_is_followed_by_its_standby_at_the_same_bits(
     assert run.losses == expected[0].losses
     assert_same_bits(weights(first, run), expected[1])
     assert all("fetched snapshots of another server" in server.said() for server in pair)
+    assert all("event=preloaded" in server.worker_log.read_text() for server in pair)
     assert first.stop() == 0
 
 

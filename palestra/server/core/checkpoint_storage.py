@@ -57,6 +57,9 @@ class CheckpointStorage:
         self._locks = [Lock() for _ in range(LOCKS)]
         """Two calls for one folder take turns, by the lock that belongs to its name."""
 
+    def claim(self, owner: str) -> None:
+        self._storage.claim(owner)
+
     def upload(self, folder: Path) -> None:
         """Stores a folder. Files that are there from an earlier try are not sent again. Raises StorageError."""
         with self._lock(folder):

@@ -170,6 +170,11 @@ class CheckpointFiles:
             raise Refusal(503, f"the checkpoint cannot be fetched now: {e}", retry_after_s=UPLOAD_AGAIN_S) from e
         return found
 
+    async def claim(self, owner: str) -> None:
+        """Makes sure that the storage, if there is one, belongs to this server's database. Raises StorageError."""
+        if self.storage is not None:
+            await asyncio.to_thread(self.storage.claim, owner)
+
     async def fetch(self, folders: Collection[str]) -> None:
         """Makes sure that folders are on this disk. Raises StorageError."""
         storage = self.storage

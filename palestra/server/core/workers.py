@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -23,7 +24,7 @@ from palestra import __version__
 from palestra.server.core.watchdog import RestartReason, Watchdog, WatchdogTimeouts
 from palestra.server.core.worker_link import WorkerFrame, WorkerLink
 from palestra.store.write_failures import WriteFailures
-from palestra.types.engine import Hello, ModelCard, Ping, Stop, WorkerConfig, WorkerHeartbeat
+from palestra.types.engine import PRELOAD, PRELOAD_GO, Hello, ModelCard, Ping, Stop, WorkerConfig, WorkerHeartbeat
 from palestra.util.files import replacing
 from palestra.util.json_types import JsonObject
 from palestra.util.log_files import last_error, last_output, open_log
@@ -41,6 +42,25 @@ RESPAWN_S = 2.0
 
 class WorkerError(Exception):
     """The worker cannot run; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProcess:
+    child: subprocess.Popen[bytes]
+    log_start: int
+    """Where its log begins in the file."""
+
+    @classmethod
+    def start(cls, config: WorkerConfig, log_file: Path, *, preload: bool = False) -> WorkerProcess:
+        """Starts a worker. With `preload` it loads its model and waits until `WorkerHandle` goes on with it."""
+        environment = os.environ | {"PALESTRA_WORKER": msgspec.json.encode(config).decode()}
+        if config.threads:
+            environment["OMP_NUM_THREADS"] = str(config.threads)
+        if preload:
+            environment[PRELOAD] = str(os.getpid())
+        with open_log(log_file) as out:
+            start = out.tell()
+            return cls(spawn_blocking([sys.executable, "-m", "palestra.engine"], env=environment, output=out), start)
 
 
 class WorkerListener(Protocol):
@@ -71,6 +91,8 @@ class WorkerHandle:
         self._pid_file = Path(config.state) / "worker.json"
         self._pid = 0
         self._child: subprocess.Popen | None = None
+        self.preloaded: WorkerProcess | None = None
+        """A process that has loaded the model already, for the first start."""
         self._worker_id = ""
         self._hello = asyncio.Event()
         self._watchdog = Watchdog(patience, self._put_down)
@@ -92,7 +114,9 @@ class WorkerHandle:
     async def start(self) -> None:
         """Returns when the worker is ready; raises WorkerError if it cannot start."""
         self._tasks.append(asyncio.create_task(self._listen(), name=f"listen {self.name}"))
-        if not await self._adopt():
+        if await self._adopt():
+            self._drop_preloaded()
+        else:
             self._spawn()
         exits = asyncio.create_task(self._exited())
         hello = asyncio.create_task(self._hello.wait())
@@ -127,6 +151,7 @@ class WorkerHandle:
         """Leaves the process running."""
         self._stopping = True
         self._watchdog.on_exit()
+        self._drop_preloaded()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -200,12 +225,13 @@ class WorkerHandle:
         return known
 
     def _spawn(self) -> None:
-        environment = os.environ | {"PALESTRA_WORKER": msgspec.json.encode(self.config).decode()}
-        if self.config.threads:
-            environment["OMP_NUM_THREADS"] = str(self.config.threads)
-        with open_log(self._log_file) as out:
-            self._log_start = out.tell()
-            self._child = spawn_blocking([sys.executable, "-m", "palestra.engine"], env=environment, output=out)
+        process, self.preloaded = self.preloaded, None
+        if process is not None and process.child.poll() is None:
+            with replacing(Path(self.config.state) / PRELOAD_GO) as file:
+                file.write(str(process.child.pid).encode())
+        else:
+            process = WorkerProcess.start(self.config, self._log_file)
+        self._child, self._log_start = process.child, process.log_start
         self._pid, self._worker_id = self._child.pid, ""
         created = psutil.Process(self._pid).create_time()
         config = msgspec.to_builtins(self.config)
@@ -213,6 +239,12 @@ class WorkerHandle:
         with replacing(self._pid_file) as file:
             file.write(json.dumps(facts).encode())
         self._watchdog.on_spawn()
+
+    def _drop_preloaded(self) -> None:
+        process, self.preloaded = self.preloaded, None
+        if process is not None:
+            process.child.kill()
+            process.child.wait()
 
     def _try_spawn(self) -> bool:
         """Starts a process; a full disk or process table is no reason to give up for good."""

@@ -104,6 +104,14 @@ def test_an_object_store_in_memory_serves_as_well(tmp_path: Path) -> None:
     assert storage.names() == set()
 
 
+def test_a_place_belongs_to_one_database(storage: CheckpointStorage) -> None:
+    storage.claim("first")
+    storage.claim("first")
+    with pytest.raises(StorageError, match="belongs to a server with another database"):
+        storage.claim("second")
+    assert storage.names() == set()
+
+
 def test_a_url_that_nobody_knows_is_named() -> None:
     with pytest.raises(StorageError, match="nowhere://x"):
         ObjectStorage("nowhere://x")
