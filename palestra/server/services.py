@@ -49,6 +49,7 @@ class ServerServices:
         """`before_engines` is called when all but the engines is there. The store is closed at the end."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(store.close)
+            await store.take_place()
             config.state.mkdir(parents=True, exist_ok=True)
             requests, results = [
                 await stack.enter_async_context(
