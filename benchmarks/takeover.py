@@ -7,16 +7,16 @@ Two `palestra serve --standby` with state folders of their own share the databas
 checkpoints. A client trains a model; in each round the active server and its engine are killed with SIGKILL, and the
 clock runs until the other server's /readyz answers 200, and until the next training step is done. The killed server is
 then started again as the standby.
+
+Owns: the servers, the kills, the times. Never touches: the database's own process.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,9 +27,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+from harness import Measure, Report, Row, argument_parser, machine, report, versions
 
 STEPS = 5  # between two kills
 WAIT_S = 300.0
+TARGET_S = 20.0
 
 
 @dataclass
@@ -133,13 +135,11 @@ def free_port() -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = argument_parser("takeover", "How long clients wait when a standby takes over.")
     parser.add_argument("--database", required=True, help="an empty PostgreSQL database")
     parser.add_argument("--model", default="ephebe", help="a model's folder, or the bundled ephebe")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    name = Path(options.model).name
+    name, rounds = Path(options.model).name, options.rounds or (2 if options.quick else 5)
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         servers = []
@@ -157,7 +157,7 @@ def main() -> None:
         client = TrainingClient()
         client.create(active.port, name)
         ready_s, trained_s = [], []
-        for _ in range(options.rounds):
+        for _ in range(rounds):
             standby.start()
             until(standby.has_preloaded, "the standby")
             for _ in range(STEPS):
@@ -169,16 +169,11 @@ def main() -> None:
             client.step(standby.port)
             trained_s.append(time.monotonic() - killed_at)
             active, standby = standby, active
-    found = {
-        "ready_s": [round(one, 2) for one in ready_s],
-        "next_step_s": [round(one, 2) for one in trained_s],
-        "median_ready_s": round(statistics.median(ready_s), 2),
-        "median_next_step_s": round(statistics.median(trained_s), 2),
-    }
-    for key, value in found.items() if not options.json else ():
-        print(f"{key:<20} {value}")
-    if options.json:
-        print(json.dumps(found))
+    rows = [
+        Row("kill to ready", "s", Measure(tuple(ready_s)), target_value=TARGET_S, less_is_better=True),
+        Row("kill to the next training step", "s", Measure(tuple(trained_s)), less_is_better=True),
+    ]
+    report(Report("takeover", machine(), versions(["palestra", "psycopg", "torch"]), rows), json_line=options.json)
 
 
 if __name__ == "__main__":

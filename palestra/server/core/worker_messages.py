@@ -42,6 +42,8 @@ class WorkerMessages:
     def on_hello_again(self, worker: WorkerHandle, hello: Hello) -> None:
         """Handles a second Hello: the connection was interrupted, and what was sent meanwhile is sent again."""
         self._recovery.on_hello(worker, hello)
+        if self._copies is not None:
+            self._copies.on_hello(worker, hello)
         self._adapters.ask_again(worker)
 
     def on_message(self, worker: WorkerHandle, frame: WorkerFrame) -> None:
