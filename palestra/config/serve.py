@@ -289,6 +289,9 @@ class ServeLimits(Config):
     max_adapter_bytes: PositiveInt = 16 << 30
     """Size of the adapters kept on disk for replicas; the least recently used ones beyond it are deleted, and asked for
     again from the worker that trains them."""
+    max_checkpoint_cache_bytes: PositiveInt = 64 << 30
+    """Size of the checkpoints that are kept on this disk where `checkpoints` is a URL; the least recently used ones
+    beyond it are deleted here, and fetched again when they are needed."""
     max_routing_bytes: PositiveInt = 1 << 30
     """Size of the records of experts that sampled sequences visited (replay_routing); the oldest beyond it are
     dropped."""
@@ -363,6 +366,13 @@ def _known_database(url: str) -> str:
     return url
 
 
+def _is_storage_url(url: str) -> str:
+    if "://" not in url:
+        raise ValueError(f"{url!r} is not a URL; try s3://bucket/folder or file:///folder")
+    return url
+
+
+StorageUrl = Annotated[str, AfterValidator(_is_storage_url)]
 DatabaseUrl = Annotated[str, AfterValidator(_known_database)]
 
 
@@ -377,8 +387,26 @@ class ServeConfig(Config):
     started in two places do not fight over one lock. A service names an absolute one."""
     database: DatabaseUrl = Field(default_factory=lambda data: f"sqlite:///{data['state'] / 'palestra.db'}")
     """An SQLAlchemy URL, sqlite or postgresql. Default: SQLite in the state folder."""
-    checkpoints: Folder = Field(default_factory=lambda data: data["state"] / "checkpoints")
-    """Folder of the checkpoints. Default: in the state folder."""
+    journal: Literal["files", "database"] = "files"
+    """Where training requests and results are kept until snapshots cover them: in files of the state folder, or in the
+    database, so that a standby on another machine can go on with them. If it changes, the records move at the next
+    start."""
+    snapshots: StorageUrl | None = None
+    """Where the snapshots of models in training are copied to (s3://bucket/folder, file:///shared/folder), so that a
+    standby on another machine can go on with them. None: they are in the state folder only."""
+    checkpoints: StorageUrl | Folder = Field(
+        default_factory=lambda data: data["state"] / "checkpoints", union_mode="left_to_right"
+    )
+    """Folder of the checkpoints, or where they are stored (s3://bucket/folder); then the state folder has a cache of
+    them. Default: in the state folder."""
+    archive: StorageUrl | None = None
+    """Where traces go that are too old or too many for the database, as compressed lines of JSON (s3://bucket/folder).
+    None: they are deleted."""
+    standby: bool = False
+    """Wait while another server uses the database, and take over when it is gone. Until then /readyz answers 503."""
+    preload: bool = True
+    """Whether a standby loads its models while it waits, so that it takes over at once. It needs the memory for it: set
+    it to false for a standby on the active server's own GPU."""
     runs: Folder = Path("runs")
     """Folder of the training runs that the dashboard at /ui shows, to keys with the right `admin`."""
     gym: Annotated[str, AfterValidator(_url)] = GYM_HEAD
@@ -450,6 +478,16 @@ class ServeConfig(Config):
     def database_file(self) -> Path | None:
         """The file of SQLite; None if the database is a server."""
         return Path(self.database.partition(":///")[2]) if self.database.startswith("sqlite") else None
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        """The folder on this disk that has the checkpoints, or a cache of them."""
+        return self.checkpoints if isinstance(self.checkpoints, Path) else self.state / "checkpoints"
+
+    @property
+    def checkpoint_url(self) -> str | None:
+        """Where checkpoints are stored; None if that is a folder."""
+        return self.checkpoints if isinstance(self.checkpoints, str) else None
 
     @property
     def is_loopback(self) -> bool:

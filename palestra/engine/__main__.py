@@ -14,7 +14,7 @@ import msgspec
 
 from palestra.engine.exit_codes import BROKEN, CANNOT_START
 from palestra.engine.log import set_up_logging
-from palestra.types.engine import WorkerConfig
+from palestra.types.engine import PRELOAD, PRELOAD_GO, WorkerConfig
 from palestra.util.locks import FileLock, Locked
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("palestra.engine")
 
 OUT_OF_MEMORY = ("can't allocate memory", "Cannot allocate memory", "out of memory")  # torch's words for it
+PRELOAD_LOOK_S = 0.1
 LOCK_WAIT_S = 5.0  # an earlier worker may be on its way out
 
 
@@ -41,8 +42,16 @@ def main() -> int:
         from palestra.engine.snapshots import StateRefused
         from palestra.engine.worker import EngineWorker
 
-        lock = lock_folder(Path(config.state))
-        backend = make_backend(config)
+        state, standby = Path(config.state), os.environ.get(PRELOAD)
+        if standby is None:
+            lock = lock_folder(state)
+            backend = make_backend(config)
+        else:
+            backend = make_backend(config)
+            log.info("preloaded")
+            if not is_needed(state, int(standby)):
+                return 0
+            lock = lock_folder(state)
     except Exception as e:
         return cannot_start(reason_of(e, config.device))
     try:
@@ -58,6 +67,18 @@ def main() -> int:
         os._exit(BROKEN)
     lock.release()
     return 0
+
+
+def is_needed(state: Path, standby: int) -> bool:
+    """Waits until the standby goes on with this process; False if it has ended."""
+    go = state / PRELOAD_GO
+    while not go.exists() or go.read_text() != str(os.getpid()):
+        try:
+            os.kill(standby, 0)
+        except ProcessLookupError:
+            return False
+        time.sleep(PRELOAD_LOOK_S)
+    return True
 
 
 def make_backend(config: WorkerConfig) -> ComputeBackend:

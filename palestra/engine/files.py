@@ -102,6 +102,11 @@ def id_of(name: str) -> str:
     return unquote(name)
 
 
+def name_in_state(file: Path) -> str:
+    """Its name in the worker's state folder: each kind of files has a folder there."""
+    return f"{file.parent.name}/{file.name}"
+
+
 def write_tensors(file: Path, tensors: Mapping[str, NDArray], metadata: str) -> None:
     """Whole and on disk, or absent."""
     temporary = file.with_name(file.name + TEMPORARY)

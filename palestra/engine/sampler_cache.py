@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from palestra.engine.files import (
     FileDamaged,
     FileThread,
     id_of,
+    name_in_state,
     name_of,
     own_folder,
     read_tensors,
@@ -28,7 +30,7 @@ from palestra.engine.files import (
 from palestra.engine.queues import ModelTable, QueuedModel
 from palestra.model import AdapterError, DataError
 from palestra.types import LoraConfig
-from palestra.types.engine import KeptSampler
+from palestra.types.engine import KeptSampler, SamplerSpooled
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +82,8 @@ class SamplerCache:
         """Since `make_room`: weights were read, or a model changed that samplers shared memory with."""
         self._writing_bytes = 0
         self._retry_at = 0.0
+        self.on_spooled: Callable[[SamplerSpooled], None] = lambda _: None
+        """Called when the file of a sampler is on disk."""
 
     # Coming and going
 
@@ -237,6 +241,8 @@ class SamplerCache:
         def then(_: None, error: Exception | None) -> None:
             self._writing_bytes -= row.nbytes
             kept.row, kept.has_file = None, error is None
+            if error is None and self.kept.get(kept.sampler_id) is kept:
+                self.on_spooled(self._spooled(kept))
             if error is not None and self.kept.get(kept.sampler_id) is kept:
                 log.error("spool_failed sampler=%s error=%r", kept.sampler_id, error)
                 self._retry_at = time.monotonic() + RETRY_S
@@ -245,6 +251,13 @@ class SamplerCache:
                     self._touch(kept)
 
         self.files.submit(lambda: write_tensors(file, {"weights": row}, metadata), then)
+
+    def spooled(self) -> list[SamplerSpooled]:
+        """All that have a file."""
+        return [self._spooled(kept) for kept in self.kept.values() if kept.has_file]
+
+    def _spooled(self, kept: CachedSampler) -> SamplerSpooled:
+        return SamplerSpooled(sampler_id=kept.sampler_id, file=name_in_state(self._file(kept.sampler_id)))
 
     def _read(self, kept: CachedSampler) -> tuple[LoraConfig, NDArray[np.float32]]:
         try:

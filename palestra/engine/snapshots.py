@@ -23,6 +23,7 @@ from palestra.engine.files import (
     FileDamaged,
     FileThread,
     id_of,
+    name_in_state,
     name_of,
     own_folder,
     read_metadata,
@@ -171,7 +172,7 @@ class Snapshots:
             if error is None:
                 model.snapshots[number] = header.seq_id
                 self.counters.snapshots += 1
-                self._send(Snapshotted(model_id=model.model_id, seq_id=header.seq_id, covered_seq=model.covered_seq))
+                self._send(self._report(model, number))
             else:
                 log.error("snapshot_failed model=%s seq=%d error=%r", model.model_id, header.seq_id, error)
             if model.needs_snapshot:
@@ -203,6 +204,19 @@ class Snapshots:
                 file.with_name(file.name + BAD).unlink(missing_ok=True)
 
         self.files.submit(work, _log_error)
+
+    def newest(self) -> list[Snapshotted]:
+        """Of each model that has one."""
+        models = (model for model in self.table.models.values() if max(model.snapshots) != NO_SNAPSHOT)
+        return [self._report(model, model.snapshots.index(max(model.snapshots))) for model in models]
+
+    def _report(self, model: QueuedModel, number: int) -> Snapshotted:
+        return Snapshotted(
+            model_id=model.model_id,
+            seq_id=model.snapshots[number],
+            covered_seq=model.covered_seq,
+            file=name_in_state(self._file(model.model_id, number)),
+        )
 
     # Coming back
 

@@ -63,6 +63,7 @@ class EngineWorker:
         self.sampler_cache = SamplerCache(
             backend, self.files, state / "samplers", memory_bytes=config.sampler_memory_bytes
         )
+        self.sampler_cache.on_spooled = self._send
         self.placed = PlacedAdapters(self.sampler_cache, self.files, state / "adapters", self._send)
         self.sending = AdapterSender(backend, self.table, self.sampler_cache, self.files, self._send)
         self.samples = SamplingExecutor(
@@ -226,6 +227,8 @@ class EngineWorker:
             models=self.table.states(),
             sampler_ids=list(self.sampler_cache.kept),
             unstored=list(self.table.unstored.values()),
+            snapshots=self.snapshots.newest(),
+            spooled=self.sampler_cache.spooled(),
             placed=sorted(self.placed.digests),
             ticket=self.config.ticket,
         )

@@ -60,17 +60,29 @@ MAX_OTHER_BYTES = 16 << 20  # limit for all other routes
 
 
 class StartingGate:
-    """While engines start, only the routes that they need are open; all others answer 503."""
+    """Answers 503 while the server stands by or starts. Once `app` is there, the routes that engines need are open, and
+    with `is_open` all of them."""
 
-    def __init__(self, app: ASGIApp):
-        self._app, self.is_open = app, False
+    def __init__(self) -> None:
+        self.app: ASGIApp | None = None
+        self.is_open = False
+        self.reason = "the server is starting"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self.is_open or scope["type"] != "http" or scope["path"].startswith(OPEN_AT_START):
-            await self._app(scope, receive, send)
-        else:
-            refusal = JSONResponse({"detail": "the server is starting"}, 503, {"retry-after": "1"})
-            await refusal(scope, receive, send)
+        is_http = scope["type"] == "http"
+        if self.app is not None and (self.is_open or not is_http or scope["path"].startswith(OPEN_AT_START)):
+            await self.app(scope, receive, send)
+        elif is_http:
+            await self._answer(scope["path"])(scope, receive, send)
+
+    def _answer(self, path: str) -> JSONResponse:
+        match path:
+            case "/healthz":
+                return JSONResponse({"status": "ok"})
+            case "/readyz":
+                return JSONResponse({"ready": False, "waiting_for": [], "reasons": [self.reason]}, 503)
+            case _:
+                return JSONResponse({"detail": self.reason}, 503, {"retry-after": "1"})
 
 
 def create_app(services: ServerServices) -> RequestLog:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from palestra.config.serve import ModelConfig, ServeConfig, replica_config, worker_config
@@ -15,27 +16,67 @@ from palestra.server.core.sample_runners import SampleRunner, WorkerRunner
 from palestra.server.core.watchdog import WatchdogTimeouts
 from palestra.server.core.worker_link import address_in
 from palestra.server.core.worker_messages import WorkerMessages
-from palestra.server.core.workers import WorkerError, WorkerHandle
+from palestra.server.core.workers import WorkerError, WorkerHandle, WorkerProcess
 from palestra.server.replicas.engine_runner import EngineRunner
 from palestra.server.replicas.replica_port import ReplicaPort
-from palestra.types.engine import Sampled, encode_message
+from palestra.types.engine import Sampled, WorkerConfig, encode_message
 
 
-def add_engines(core: Core) -> None:
+@dataclass(frozen=True, slots=True)
+class WorkerPlace:
+    """How a worker is started."""
+
+    config: WorkerConfig
+    log_file: Path
+
+    @classmethod
+    def of(cls, config: ServeConfig, model: ModelConfig) -> WorkerPlace:
+        name = _folder_name(config.state, model.name)
+        settings = worker_config(config, model, address_in(config.state, name), config.state / name)
+        return cls(settings, config.state / "logs" / f"{name}.log")
+
+
+class PreloadedWorkers:
+    """Processes that have loaded the models of a standby, and wait until it takes over."""
+
+    def __init__(self) -> None:
+        self._processes: dict[str, WorkerProcess] = {}
+        """Processes by their state folders."""
+
+    def start(self, config: ServeConfig) -> None:
+        for model in config.models:
+            place = WorkerPlace.of(config, model)
+            Path(place.config.state).mkdir(parents=True, exist_ok=True)
+            self._processes[place.config.state] = WorkerProcess.start(place.config, place.log_file, preload=True)
+
+    def take(self, state: str) -> WorkerProcess | None:
+        return self._processes.pop(state, None)
+
+    def end(self) -> None:
+        """Ends those that nobody has taken."""
+        for process in self._processes.values():
+            process.child.kill()
+            process.child.wait()
+        self._processes.clear()
+
+
+def add_engines(core: Core, preloaded: PreloadedWorkers) -> None:
     config, messages, patience = core.config, WorkerMessages(core), _patience(core.config)
     for model in config.models:
-        name = _folder_name(config.state, model.name)
-        state = config.state / name
-        if any(worker.config.state == str(state) for worker in core.all_workers):
+        place = WorkerPlace.of(config, model)
+        state = place.config.state
+        if any(worker.config.state == state for worker in core.all_workers):
+            name = Path(state).name
             raise WorkerError(f"two models would share the state folder {name}; give one of them another name")
         worker = WorkerHandle(
             model.name[0],
-            worker_config(config, model, address_in(config.state, name), state),
+            place.config,
             messages,
-            log_file=config.state / "logs" / f"{name}.log",
+            log_file=place.log_file,
             patience=patience,
             write_wait_s=config.write_wait_s,
         )
+        worker.preloaded = preloaded.take(state)
         core.workers.update(dict.fromkeys(model.name, worker))
         core.sampling.runners[worker] = _runner(core, worker, model, patience)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import ipaddress
 import resource
@@ -10,6 +11,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 
 import structlog
 
@@ -18,17 +20,20 @@ from palestra.config.serve import ModelConfig, ServeConfig
 from palestra.net.serving import HttpBounds, HttpServer
 from palestra.server.app import StartingGate, create_app
 from palestra.server.core.workers import WorkerError
+from palestra.server.engines import PreloadedWorkers
 from palestra.server.http.logs import set_up_logs
 from palestra.server.services import ServerServices
 from palestra.store import Store
-from palestra.store.errors import JournalError, StoreError
+from palestra.store.errors import JournalError, StoreError, StoreTooNew
 from palestra.store.keys import create_key, list_keys
 from palestra.store.records import Rights
+from palestra.util.object_storage import StorageError
 
 log = structlog.get_logger()
 
 
 BACKLOG = 4096
+STANDBY_S = 0.5  # how often a standby looks whether the active server is gone
 GARBAGE_AFTER = 10_000
 """Number of new objects before the garbage collector runs. Python's default of 700 is reached during the calls of 64
 clients, and costs a sixth of their CPU."""
@@ -53,7 +58,7 @@ def run(config: ServeConfig, *, with_parent: bool = False) -> int:
             raise
         print("error: otlp_endpoint needs: pip install 'palestra[otel]'", file=sys.stderr)  # noqa: T201
         return 1
-    except (ServeError, ChatError, StoreError, JournalError, WorkerError, PermissionError) as e:
+    except (ServeError, ChatError, StoreError, JournalError, StorageError, WorkerError, PermissionError) as e:
         print(f"error: {e}", file=sys.stderr)  # noqa: T201
         return 1
     return 0
@@ -85,31 +90,36 @@ async def _serve(config: ServeConfig, with_parent: bool) -> None:
 
 
 async def _until_stopped(config: ServeConfig, listeners: list[socket.socket], stop: asyncio.Event) -> None:
-    started = time.monotonic()
-    running: list[tuple[HttpServer, StartingGate, asyncio.Task[None]]] = []
+    gate = StartingGate()
+    server = HttpServer(
+        gate,
+        bounds=HttpBounds(head_timeout_s=config.limits.head_timeout_s),
+        ws="none",  # clients that try one are told to send requests instead
+        backlog=BACKLOG,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=5,
+        lifespan="off",
+        server_header=False,
+        log_config=None,
+    )
+    for listener in listeners:
+        listener.listen(BACKLOG)
+    serving = asyncio.create_task(server.serve(listeners))
 
-    def serve(services: ServerServices) -> None:
+    def open_for_engines(services: ServerServices) -> None:
         """Engines that start need the server, so it is there before them."""
         services.core.own_url = _own_url(listeners[0])
-        gate = StartingGate(create_app(services))
-        server = HttpServer(
-            gate,
-            bounds=HttpBounds(head_timeout_s=config.limits.head_timeout_s),
-            ws="none",  # clients that try one are told to send requests instead
-            backlog=BACKLOG,
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=5,
-            lifespan="off",
-            server_header=False,
-            log_config=None,
-        )
-        for listener in listeners:
-            listener.listen(BACKLOG)
-        running.append((server, gate, asyncio.create_task(server.serve(listeners))))
+        gate.app = create_app(services)
 
+    preloaded = PreloadedWorkers()
     try:
-        async with ServerServices.open(config, before_engines=serve) as services:
-            ((server, gate, serving),) = running
+        store = await _open_store(config, gate, preloaded, _url(listeners[0]), stop)
+        if store is None:
+            return
+        is_replaced = asyncio.Event()
+        store.on_lock_lost = _threadsafe(lambda: (is_replaced.set(), stop.set()))
+        started = time.monotonic()
+        async with ServerServices.open(config, store, open_for_engines, preloaded) as services:
             first_key = await _first_key(config, services.store)
             gate.is_open = True
             _announce(services, [_url(listener) for listener in listeners], first_key, time.monotonic() - started)
@@ -121,10 +131,60 @@ async def _until_stopped(config: ServeConfig, listeners: list[socket.socket], st
             server.should_exit = True
             stopping.cancel()
             await serving
+        if is_replaced.is_set():
+            raise ServeError("the connection to the database was lost, and another server has taken over")
     finally:
-        for server, _, serving in running:
-            server.should_exit = True
-            await serving
+        preloaded.end()
+        server.should_exit = True
+        await serving
+
+
+async def _open_store(
+    config: ServeConfig, gate: StartingGate, preloaded: PreloadedWorkers, url: str, stop: asyncio.Event
+) -> Store | None:
+    """Returns the database with its lock. A standby waits for it as long as another server has it, or the database
+    cannot be reached; None: it was stopped meanwhile."""
+    is_announced = False
+    while True:
+        try:
+            return await asyncio.to_thread(Store.open, config.database, patience_s=config.write_wait_s)
+        except StoreTooNew:
+            raise
+        except StoreError as e:
+            if not config.standby:
+                raise
+            if gate.reason != (reason := f"standing by: {e}"):
+                gate.reason = reason
+                log.info("standing by", reason=str(e))
+        if not is_announced:
+            is_announced = True
+            _warn_about_standby(config)
+            if config.preload:
+                preloaded.start(config)
+            print(f"Palestra stands by at {url}", flush=True)  # noqa: T201
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STANDBY_S):
+                await stop.wait()
+            return None
+
+
+def _warn_about_standby(config: ServeConfig) -> None:
+    if config.journal != "database" or config.snapshots is None:
+        log.warning(
+            "this standby can go on with models in training only if it has the state folder of the active server; for "
+            "another machine set journal=database and snapshots=URL, on both"
+        )
+
+
+def _threadsafe(call: Callable[[], object]) -> Callable[[], None]:
+    """Returns a function that other threads may call to have this done on the event loop."""
+    loop = asyncio.get_running_loop()
+
+    def soon() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(call)
+
+    return soon
 
 
 def _bind(host: str, port: int, setting: str) -> socket.socket:

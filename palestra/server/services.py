@@ -1,6 +1,6 @@
 """The parts of a running server: opened in one place, passed to the routes, closed in the reverse order.
 
-    async with ServerServices.open(config) as services: …
+    async with ServerServices.open(config, store) as services: …
 
 Owns: the order of opening and closing. Never touches: HTTP, what the parts do.
 """
@@ -20,8 +20,9 @@ from palestra.server.core.core import Core
 from palestra.server.core.maintenance import Maintenance
 from palestra.server.core.restore import restore
 from palestra.server.core.task_replays import TaskReplays
-from palestra.server.engines import add_engines, open_replica_port, start_engine
+from palestra.server.engines import PreloadedWorkers, add_engines, open_replica_port, start_engine
 from palestra.store import Journal, Store
+from palestra.store.open_journal import open_journal
 from palestra.store.settings import setting_once
 
 
@@ -41,31 +42,48 @@ class ServerServices:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, config: ServeConfig, before_engines: Callable[[ServerServices], None] = lambda _: None
+        cls,
+        config: ServeConfig,
+        store: Store,
+        before_engines: Callable[[ServerServices], None] = lambda _: None,
+        preloaded: PreloadedWorkers | None = None,
     ) -> AsyncIterator[ServerServices]:
-        """`before_engines` is called when all but the engines is there."""
+        """`before_engines` is called when all but the engines is there. The store is closed at the end."""
         async with AsyncExitStack() as stack:
-            config.state.mkdir(parents=True, exist_ok=True)
-            store = Store.open(config.database, patience_s=config.write_wait_s)
             stack.push_async_callback(store.close)
-            requests, results = (
-                Journal.open(config.state / "journal" / name, patience_s=config.write_wait_s)
+            await store.take_place()
+            config.state.mkdir(parents=True, exist_ok=True)
+            requests, results = [
+                await stack.enter_async_context(
+                    await open_journal(
+                        config.journal,
+                        name,
+                        config.state / "journal" / name,
+                        store,
+                        patience_s=config.write_wait_s,
+                    )
+                )
                 for name in ("requests", "results")
-            )
-            stack.push_async_callback(requests.close)
-            stack.push_async_callback(results.close)
+            ]
             secret = await store.write(lambda c: setting_once(c, "server_secret", lambda: secrets.token_hex(32)))
             services = cls(config, store, (requests, results), secret)
             core = services.core
             stack.callback(core.training.acknowledged.close)
             stack.callback(core.usage.close)
             stack.callback(core.observer.close)
-            add_engines(core)
+            add_engines(core, preloaded or PreloadedWorkers())
+            installation = await store.write(lambda c: setting_once(c, "installation", lambda: secrets.token_hex(16)))
+            await core.checkpoints.claim(installation)
+            if core.copies is not None:
+                await core.copies.claim(installation)
+                await core.copies.open(core.all_workers, core.names_of)
             await restore(core)
             await stack.enter_async_context(services.episodes.running())
             stack.push_async_callback(services._close)
             before_engines(services)
             await asyncio.gather(*(start_engine(core, worker) for worker in core.all_workers))
+            if core.copies is not None:
+                await stack.enter_async_context(core.copies.running())
             await stack.enter_async_context(services.agentjet_trainer.running())
             await stack.enter_async_context(services.replays.running())
             await stack.enter_async_context(services._upkeep.running())

@@ -10,6 +10,7 @@ Begin at `database` and `journal`.
 """
 
 from palestra.store.database import Store
+from palestra.store.database_journal import DatabaseJournal
 from palestra.store.errors import (
     CheckpointExists,
     JournalError,
@@ -18,15 +19,17 @@ from palestra.store.errors import (
     StoreLocked,
     StoreTooNew,
 )
-from palestra.store.journal import Journal, Position, SegmentInfo
+from palestra.store.file_journal import FileJournal
+from palestra.store.journal import Journal, Position
 
 __all__ = [
     "CheckpointExists",
+    "DatabaseJournal",
+    "FileJournal",
     "Journal",
     "JournalError",
     "KeyExists",
     "Position",
-    "SegmentInfo",
     "Store",
     "StoreError",
     "StoreLocked",

@@ -114,6 +114,11 @@ def fail_checkpoint(conn: Connection, request_id: str, *, error: str) -> Pending
     return save
 
 
+def get_save(conn: Connection, request_id: str) -> PendingSave | None:
+    """Returns the save of a request, while it is under way."""
+    return fetch_one(conn, PendingSave, select(saves).where(saves.c.request_id == request_id))
+
+
 def saves_under_way(conn: Connection) -> list[PendingSave]:
     """Returns the saves under way, oldest first. After a crash, those whose request is not in the journal will never
     end."""
@@ -276,7 +281,7 @@ def _must_get(conn: Connection, key: CheckpointKey) -> CheckpointRow:
 
 
 def _take_save(conn: Connection, request_id: str) -> PendingSave | None:
-    save = fetch_one(conn, PendingSave, select(saves).where(saves.c.request_id == request_id))
+    save = get_save(conn, request_id)
     if save is not None:
         conn.execute(delete(saves).where(saves.c.request_id == request_id))
     return save

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import math
 import threading
+import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from palestra.store import schema
 from palestra.store.commit_queue import GroupQueue
 from palestra.store.dialects import READERS, Database, database_of
-from palestra.store.errors import StoreError
+from palestra.store.errors import StoreError, StoreLocked
+from palestra.store.settings import get_setting, put_setting
 from palestra.store.write_failures import WriteFailures
 
 T = TypeVar("T")
@@ -29,6 +31,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 CLOSED = "the store is closed"
+ACTIVE = "active_server"
+"""Name of the setting that says which server is active."""
 
 
 @dataclass(slots=True)
@@ -57,6 +61,10 @@ class Store:
         self._reads = database.readers()
         self._conn: Connection | None = None
         """The writer thread's connection, once it runs."""
+        self.on_lock_lost: Callable[[], None] = lambda: None
+        """Called on the writer's thread when its connection was lost and another server has or had the lock since."""
+        self._place: str | None = None
+        """What `take_place` has written."""
         self._queue: GroupQueue[_Job[Any]] = GroupQueue()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="store-reader")
         self._writer = threading.Thread(target=self._run_writer, name="store-writer", daemon=True)
@@ -75,6 +83,13 @@ class Store:
             raise StoreError(f"cannot open the database {store._database.url!r}: {_reason(e)}") from e
         store._writer.start()
         return store
+
+    async def take_place(self) -> None:
+        """Notes in the database that this server is the active one. If another one does so while the connection is
+        lost, this one cannot write any more: what it knows is no longer true."""
+        place = uuid.uuid4().hex
+        await self.write(lambda c: put_setting(c, ACTIVE, place))
+        self._place = place
 
     async def write(self, work: Callable[[Connection], T]) -> T:
         """Runs `work` in a transaction, which is durable when this returns. If `work` fails, nothing of it is kept and
@@ -150,6 +165,8 @@ class Store:
         group starts afresh."""
         log.error("a group of %d writes failed", count, exc_info=error)
         self._disconnect()
+        if isinstance(error, StoreLocked):
+            self.on_lock_lost()
         failed = StoreError(f"cannot write to the database: {_reason(error)}")
         failed.is_lasting = self._failing.failed()
         return failed
@@ -192,6 +209,8 @@ class Store:
                 self._database.lock(conn)
             with conn.begin():
                 is_current = schema.is_current(conn)
+                if self._place is not None and get_setting(conn, ACTIVE) != self._place:
+                    raise StoreLocked("another server has used the database while the connection to it was lost")
             if is_current:
                 return conn
             if not self._lock:  # a schema must not be migrated while another server uses it

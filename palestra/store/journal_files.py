@@ -19,7 +19,6 @@ from palestra.util.files import sync
 
 HEADER = struct.pack("<8sI", b"PALESTRA", 1)
 PREFIX_BYTES = 8
-MAX_RECORD_BYTES = (1 << 32) - 1
 _IOV_MAX = 1024  # the largest number of buffers in one writev on Linux
 _READ_BYTES = 1 << 20
 

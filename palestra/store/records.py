@@ -126,6 +126,23 @@ class SamplerRow(Struct, frozen=True, kw_only=True):
     status: SamplerStatus = SamplerStatus.LIVE
 
 
+class SnapshotCopy(Struct, frozen=True, kw_only=True):
+    """The copy of a file of a worker in object storage."""
+
+    item: str
+    """Id of the model whose snapshot it is, or of the sampler whose weights they are."""
+    base_model: str
+    file: str
+    """Name in the worker's state folder."""
+    seq_id: int
+    """Last request that the snapshot covers; -1 for a sampler."""
+    object: str
+    """Name in the storage."""
+    digest: str
+    """SHA-256."""
+    size_bytes: int
+
+
 class CheckpointKind(StrEnum):
     """The kind of a checkpoint, which is the middle part of a tinker:// path."""
 

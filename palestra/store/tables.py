@@ -324,3 +324,23 @@ settings = Table(
     Column("name", Text, primary_key=True),
     Column("value", Text, nullable=False),
 )
+
+journal_records = Table(
+    "journal_records",
+    metadata,
+    Column("journal", String(16), primary_key=True),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("record", LargeBinary, nullable=False),
+)
+
+snapshot_copies = Table(
+    "snapshot_copies",
+    metadata,
+    Column("item", Text, primary_key=True),
+    Column("base_model", Text, nullable=False),
+    Column("file", Text, nullable=False),
+    Column("seq_id", BigInteger, nullable=False),
+    Column("object", Text, nullable=False),
+    Column("digest", String(64), nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+)

@@ -317,21 +317,34 @@ def traces_named(conn: Connection, names: Sequence[bytes], *, most: int) -> list
 
 
 def purge_traces(conn: Connection, purge: Purge) -> int:
-    """Deletes traces and returns how many. Traces of episodes that are not committed stay."""
+    """Deletes traces and returns how many."""
+    return delete_traces(conn, traces_to_purge(conn, purge))
+
+
+def traces_to_purge(conn: Connection, purge: Purge) -> list[Trace]:
+    """Returns the traces that may not stay. Traces of episodes that are not committed may."""
     newer = func.sum(t.c.turns).over(partition_by=t.c.owner, order_by=(t.c.updated_at.desc(), t.c.trace_id))
     ranked = select(t.c.trace_id, t.c.updated_at, t.c.origin, newer.label("up_to_here")).subquery()
     is_over = (ranked.c.updated_at < purge.before) | (ranked.c.up_to_here > purge.max_turns)
-    over = list(conn.execute(select(ranked.c.trace_id, ranked.c.origin).where(is_over)))
-    played = _still_here(conn, {_episode_of(row.origin) for row in over if row.origin is not None})
-    gone = [row.trace_id for row in over if row.origin is None or _episode_of(row.origin) not in played]
-    for start in range(0, len(gone), MAX_NAMED):
-        part = gone[start : start + MAX_NAMED]
+    over = fetch_all(conn, Trace, select(t).where(t.c.trace_id.in_(select(ranked.c.trace_id).where(is_over))))
+    played = _still_here(conn, {_episode_of(trace.origin) for trace in over if trace.origin is not None})
+    return [trace for trace in over if trace.origin is None or _episode_of(trace.origin) not in played]
+
+
+def delete_traces(conn: Connection, traces: Sequence[Trace]) -> int:
+    """Deletes traces to which nothing was added since they were read, and returns how many."""
+    deleted = 0
+    for start in range(0, len(traces), MAX_NAMED):
+        read_at = {trace.trace_id: trace.updated_at for trace in traces[start : start + MAX_NAMED]}
+        found = conn.execute(select(t.c.trace_id, t.c.updated_at).where(t.c.trace_id.in_(read_at)))
+        part = [row.trace_id for row in found if row.updated_at == read_at[row.trace_id]]
         conn.execute(delete(w).where(w.c.trace_id.in_(part)))
         conn.execute(delete(r).where(r.c.trace_id.in_(part)))
         conn.execute(delete(a).where(a.c.trace_id.in_(part)))
         conn.execute(delete(u).where(u.c.trace_id.in_(part)))
         conn.execute(delete(t).where(t.c.trace_id.in_(part)))
-    return len(gone)
+        deleted += len(part)
+    return deleted
 
 
 def _episode_of(origin: str) -> str:

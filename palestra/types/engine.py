@@ -339,6 +339,9 @@ class Hello(Struct, frozen=True, kw_only=True, tag="hello"):
     sampler_ids: list[str]
     unstored: list[Trained]
     """Results that the server has not confirmed with `Stored`."""
+    snapshots: list[Snapshotted] = []
+    """The newest snapshot of each model that has one."""
+    spooled: list[SamplerSpooled] = []
     placed: list[str] = []
     """Digests of the adapters that a replica has."""
     ticket: ReplicaTicket | None = None
@@ -362,6 +365,17 @@ class Snapshotted(Struct, frozen=True, kw_only=True, tag="snapshotted"):
     """Number of the last request that the snapshot covers."""
     covered_seq: int
     """As in `ModelState`."""
+    file: str
+    """Name of the snapshot's file in the worker's state folder. Whatever file it needs beside it was named by
+    `SamplerSpooled` before."""
+
+
+class SamplerSpooled(Struct, frozen=True, kw_only=True, tag="sampler_spooled"):
+    """The weights of a kept sampler are on disk."""
+
+    sampler_id: str
+    file: str
+    """Name of their file in the worker's state folder."""
 
 
 class Stats(Struct, frozen=True, kw_only=True, tag="stats"):
@@ -426,6 +440,7 @@ FromWorker = (
     | Hello
     | WorkerHeartbeat
     | Snapshotted
+    | SamplerSpooled
     | Stats
     | AdapterPart
     | AdapterRefused
@@ -442,6 +457,12 @@ PACKED_CONFIG = "palestra_adapter_config"
 encode_message = msgspec.msgpack.Encoder().encode
 decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode
 decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode
+
+
+PRELOAD = "PALESTRA_PRELOAD"
+"""Variable with the number of a standby's process: the worker loads its model and waits until that process needs it."""
+PRELOAD_GO = "preload-go"
+"""File in the worker's state folder with the number of the worker that is to go on."""
 
 
 class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

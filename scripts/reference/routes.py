@@ -31,6 +31,7 @@ from palestra.gym.testing import opened
 from palestra.server.app import create_app
 from palestra.server.pages.app import create_pages
 from palestra.server.services import ServerServices
+from palestra.store import Store
 from palestra.types.gym_calls import STATS
 from palestra.view.app import create_app as create_view
 from palestra.view.catalogue import Catalogue
@@ -81,7 +82,8 @@ def pages(reference: Reference) -> None:
 async def _server_apis() -> tuple[dict[str, Any], dict[str, Any]]:
     """The APIs of a server without models, on an empty state folder, and of its pages."""
     with tempfile.TemporaryDirectory() as folder:
-        async with ServerServices.open(ServeConfig(state=Path(folder))) as services:
+        config = ServeConfig(state=Path(folder))
+        async with ServerServices.open(config, Store.open(config.database)) as services:
             app: Any = create_app(services)
             while not isinstance(app, FastAPI):
                 app = app.app

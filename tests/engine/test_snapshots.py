@@ -145,7 +145,7 @@ def test_one_is_due_after_a_time_or_many_bytes(desks: Callable[..., Any]) -> Non
     life.table.models["a"].bytes_since_snapshot = 10
     life.train("a", life.a_pass(1))
     life.run()
-    assert life.sent[-1] == Snapshotted(model_id="a", seq_id=1, covered_seq=-1)
+    assert life.sent[-1] == Snapshotted(model_id="a", seq_id=1, covered_seq=-1, file="models/a.snapshot")
     assert 0 < life.snapshots.next_s <= 1000  # until the second one, if nothing changes
     life.train("a", life.a_pass(1))
     life.run()
@@ -155,7 +155,7 @@ def test_one_is_due_after_a_time_or_many_bytes(desks: Callable[..., Any]) -> Non
     assert life.snapshots.next_s < 0
     life.snapshots.take_due()
     life.run()
-    assert life.sent[-1] == Snapshotted(model_id="a", seq_id=2, covered_seq=1)
+    assert life.sent[-1] == Snapshotted(model_id="a", seq_id=2, covered_seq=1, file="models/a@2.snapshot")
 
 
 def test_a_model_at_rest_is_written_once_more_and_its_requests_are_needed_no_longer(desks: Callable[..., Any]) -> None:

@@ -25,6 +25,9 @@ from tinker import types
 
 from palestra.util.log_files import MAX_LOG_BYTES
 from tests.server.conftest import WORKER
+from tests.store.conftest import new_database, postgres_server
+
+__all__ = ["postgres_server"]
 
 STEPS = 8
 MakeServer = Callable[..., Any]
@@ -128,12 +131,22 @@ KILLS = {
 }
 
 
+@pytest.fixture(params=["files", "database"])
+def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[str]]:
+    """Settings of a server whose journal is in files, or in PostgreSQL."""
+    if request.param == "files":
+        yield []
+        return
+    with new_database("postgresql", tmp_path, request) as url:
+        yield ["journal=database", f"database={url}"]
+
+
 @pytest.mark.parametrize("who", ["both", *(pytest.param(one, marks=pytest.mark.slow) for one in ("worker", "server"))])
 def test_a_killed_process_leaves_no_trace_in_a_lone_tenants_weights(
-    who: str, make_server: MakeServer, undisturbed: tuple[Run, dict[str, np.ndarray]]
+    who: str, journal: list[str], make_server: MakeServer, undisturbed: tuple[Run, dict[str, np.ndarray]]
 ) -> None:
     """Snapshots every second or so: what comes back is one of them and the journal behind it."""
-    server = make_server("models.0.snapshot_every_s=0.3")
+    server = make_server("models.0.snapshot_every_s=0.3", *journal)
     moments = {2, 5}
 
     def disturb(step: int) -> None:
@@ -221,11 +234,11 @@ def test_a_checkpoint_cut_short_is_not_there(frail: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("who", KILLS)
 def test_kills_at_twenty_random_moments_of_a_long_run(
-    who: str, make_server: MakeServer, tmp_path: Path, micro_model: Path
+    who: str, journal: list[str], make_server: MakeServer, tmp_path: Path, micro_model: Path
 ) -> None:
     calm = make_server()
     expected = train(calm.client(), 60)
-    server = make_server("models.0.snapshot_every_s=0.5")
+    server = make_server("models.0.snapshot_every_s=0.5", *journal)
     pace = (0.2, 1.5) if who == "worker" else (1.0, 4.0)
     with repeatedly(lambda: KILLS[who](server), every_s=pace, times=20, seed=len(who)):
         run = train(server.client(), 60, on_step=lambda _: time.sleep(0.4 if who == "worker" else 1.0))

@@ -265,3 +265,34 @@ def test_kill_9_loses_nothing_acknowledged(database_url: str) -> None:
     assert len(acknowledged) >= 200
     with Store.open(database_url) as store:  # the lock went with the process
         assert acknowledged <= store.read_now(names)
+
+
+def test_a_server_that_was_replaced_while_it_was_away_cannot_write(database_url: str) -> None:
+    """The other one is gone already, so the lock is free: what the first one knows is outdated all the same."""
+    if not database_url.startswith("postgresql"):
+        pytest.skip("SQLite's lock is not lost with a connection")
+
+    async def run() -> None:
+        lost = threading.Event()
+        async with Store.open(database_url) as first:
+            first.on_lock_lost = lost.set
+            await first.take_place()
+            assert await cut_off(first) == "put"  # nobody else was there
+            await first.write(put("before"))
+            with pytest.raises(StoreError):
+                await first.write(lambda c: c.execute(text("SELECT pg_terminate_backend(pg_backend_pid())")))
+            async with Store.open(database_url) as second:
+                await second.take_place()
+                await second.write(put("second"))
+            with pytest.raises(StoreError, match="another server has used the database"):
+                await first.write(put("after"))
+            assert lost.is_set()
+            assert {"before", "second"} <= first.read_now(names)
+            assert "after" not in first.read_now(names)
+
+    async def cut_off(store: Store) -> str:
+        with pytest.raises(StoreError):
+            await store.write(lambda c: c.execute(text("SELECT pg_terminate_backend(pg_backend_pid())")))
+        return await store.write(put("put"))
+
+    asyncio.run(run())

@@ -1,243 +1,149 @@
-"""The journal: in order, whole or absent, kept exactly as long as it is held."""
+"""The journal, wherever it is kept: in order, durable, kept exactly as long as it is held."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import os
-from collections.abc import Awaitable, Callable
+import subprocess
+import sys
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palestra.store import Journal, JournalError, Position
-from palestra.store.journal_files import HEADER, PREFIX_BYTES
+from palestra.store import DatabaseJournal, FileJournal, Journal, JournalError, Store, StoreError
+from palestra.store.journal_files import find_segments
+from palestra.store.open_journal import open_journal
 from tests.properties import examples
+from tests.store.conftest import DATABASES, new_database
+
+PLACES = ["files", *DATABASES]
 
 
-def with_journal(folder: Path, use: Callable[[Journal], Awaitable[None]], segment_bytes: int = 1 << 20) -> None:
-    async def run() -> None:
-        async with Journal.open(folder, segment_bytes=segment_bytes) as journal:
-            await use(journal)
+@dataclass
+class Place:
+    """Where a journal is; each call of `open` is another life of the same one."""
 
-    asyncio.run(run())
+    folder: Path
+    store: Store | None
 
+    def another(self) -> Place:
+        return Place(self.folder / uuid.uuid4().hex, self.store)
 
-def write(folder: Path, *records: bytes, segment_bytes: int = 1 << 20) -> list[Position]:
-    positions: list[Position] = []
+    def open(self) -> Journal:
+        if self.store is None:
+            return FileJournal.open(self.folder)
+        return DatabaseJournal.open(self.store, self.folder.name[:16])
 
-    async def use(journal: Journal) -> None:
-        positions.extend([await journal.append(record) for record in records])
+    def use(self, work: Callable[[Journal], Awaitable[None]]) -> None:
+        async def run() -> None:
+            async with self.open() as journal:
+                await work(journal)
 
-    with_journal(folder, use, segment_bytes)
-    return positions
+        asyncio.run(run())
 
+    def recovered(self) -> list[bytes]:
+        found: list[bytes] = []
 
-def recovered(folder: Path) -> list[bytes]:
-    found: list[bytes] = []
+        async def work(journal: Journal) -> None:
+            found.extend(payload for _, payload in journal.recover())
 
-    async def use(journal: Journal) -> None:
-        found.extend(payload for _, payload in journal.recover())
-
-    with_journal(folder, use)
-    return found
-
-
-def files(folder: Path) -> list[str]:
-    return sorted(file.name for file in folder.iterdir())
-
-
-def bytes_in(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.iterdir())
+        self.use(work)
+        return found
 
 
-@examples(25)
-@given(
-    records=st.lists(st.binary(max_size=300), max_size=30), segment_bytes=st.integers(1, 2000), lives=st.integers(1, 3)
-)
-def test_what_goes_in_comes_out_in_order(records: list[bytes], segment_bytes: int, lives: int) -> None:
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        for life in range(lives):
-            mine = records[life::lives]
-
-            async def use(journal: Journal, mine: list[bytes] = mine) -> None:
-                held = dict(journal.recover())
-                positions = await asyncio.gather(*(journal.append_soon(record) for record in mine))
-                assert [journal.read(position) for position in positions] == mine
-                assert all(journal.read(position) == payload for position, payload in held.items())
-                assert positions == sorted(positions, key=lambda p: (p.segment, p.offset))
-                assert journal.size_bytes == bytes_in(folder)
-
-            with_journal(folder, use, segment_bytes)
-        assert recovered(folder) == [record for life in range(lives) for record in records[life::lives]]
-
-
-def test_concurrent_appends_share_an_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    syncs = 0
-    fdatasync = os.fdatasync
-
-    def counted(fd: int) -> None:
-        nonlocal syncs
-        syncs += 1
-        fdatasync(fd)
-
-    monkeypatch.setattr(os, "fdatasync", counted)
-
-    async def use(journal: Journal) -> None:
-        async def client(number: int) -> None:
-            for i in range(20):
-                record = f"{number}-{i}".encode()
-                assert journal.read(await journal.append(record)) == record
-
-        await asyncio.gather(*(client(number) for number in range(100)))
-
-    with_journal(tmp_path, use)
-    assert syncs < 1000
-    found = [record.decode().split("-") for record in recovered(tmp_path)]
-    for number in range(100):
-        assert [int(i) for n, i in found if n == str(number)] == list(range(20))
-
-
-@pytest.mark.parametrize("records", [[b"first", b"second", b"the last one"], [b"", b"", b""], [b"alone"]])
-def test_torn_tail_is_cut_wherever_the_crash_was(tmp_path: Path, records: list[bytes]) -> None:
-    last = write(tmp_path / "whole", *records)[-1]
-    whole = (tmp_path / "whole" / "000000000001.journal").read_bytes()
-    for cut in range(last.offset, len(whole)):
-        for tail in (b"", b"\0" * 50):  # a power cut may leave zeros in place of what was written
-            if whole[cut:].startswith(tail[: len(whole) - cut]) and len(whole) - cut <= len(tail):
-                continue  # the zeros are the record's own
-            folder = tmp_path / f"{cut}-{len(tail)}"
-            folder.mkdir()
-            (folder / "000000000001.journal").write_bytes(whole[:cut] + tail)
-            write(folder, b"new")
-            assert recovered(folder) == [*records[:-1], b"new"]
-
-
-@pytest.mark.parametrize("size", range(len(HEADER)))
-def test_segment_that_was_being_created_is_dropped(tmp_path: Path, size: int) -> None:
-    write(tmp_path, b"kept")
-    (tmp_path / "000000000002.journal").write_bytes(HEADER[:size])
-    write(tmp_path, b"new")
-    assert recovered(tmp_path) == [b"kept", b"new"]
-
-
-def test_damage_elsewhere_is_named(tmp_path: Path) -> None:
-    positions = write(tmp_path, b"aaaa", b"bbbb", b"cccc", segment_bytes=len(HEADER) + 1)
-    assert files(tmp_path) == [f"{n:012d}.journal" for n in (1, 2, 3)]
-    second = tmp_path / "000000000002.journal"
-    content = bytearray(second.read_bytes())
-    content[-1] ^= 1
-    second.write_bytes(content)
-    with pytest.raises(JournalError, match=rf"{second} is damaged at byte {positions[1].offset}"):
-        recovered(tmp_path)
-    second.write_bytes(b"something else, long enough")
-    with pytest.raises(JournalError, match=rf"{second} is damaged at byte 0"):
-        recovered(tmp_path)
-
-
-def test_a_foreign_last_file_is_not_touched(tmp_path: Path) -> None:
-    file = tmp_path / "000000000001.journal"
-    file.write_bytes(b"something else, long enough")
-    with pytest.raises(JournalError, match="not the header"):
-        Journal.open(tmp_path)
-    assert file.read_bytes() == b"something else, long enough"
-
-
-def test_reading_checks_what_it_reads(tmp_path: Path) -> None:
-    async def use(journal: Journal) -> None:
-        position = await journal.append(b"payload")
-        file = tmp_path / "000000000001.journal"
-        content = bytearray(file.read_bytes())
-        content[position.offset + PREFIX_BYTES] ^= 1
-        file.write_bytes(content)
-        with pytest.raises(JournalError, match="damaged at byte"):
-            journal.read(position)
-
-    with_journal(tmp_path, use)
+@pytest.fixture(scope="module", params=PLACES)
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("journal")
+    if request.param == "files":
+        yield Place(folder, None)
+        return
+    with new_database(request.param, folder, request) as url, Store.open(url) as store:
+        yield Place(folder, store)
 
 
 @examples(25)
-@given(data=st.data(), sizes=st.lists(st.integers(0, 60), min_size=1, max_size=30))
-def test_segments_live_exactly_while_something_in_them_is_held(data: st.DataObject, sizes: list[int]) -> None:
-    with TemporaryDirectory() as name:
-        folder = Path(name)
+@given(records=st.lists(st.binary(max_size=300), max_size=30), lives=st.integers(1, 3))
+def test_what_goes_in_comes_out_in_order(place: Place, records: list[bytes], lives: int) -> None:
+    place = place.another()
+    for life in range(lives):
+        mine = records[life::lives]
 
-        async def use(journal: Journal) -> None:
+        async def use(journal: Journal, mine: list[bytes] = mine) -> None:
             held = dict(journal.recover())
-            for size in sizes:
-                position = await journal.append(bytes(size))
-                held[position] = bytes(size)
-                for position in data.draw(st.lists(st.sampled_from(sorted(held, key=lambda p: (p.segment, p.offset))))):
-                    held.pop(position, None)
-                    journal.release(position)
-                    journal.release(position)
-            last = await journal.append(b"last")
-            held[last] = b"last"
-            await journal.append(b"")  # a group's deletions come after its appends
-            needed = {position.segment for position in held} | {info.segment for info in journal.segments()[-1:]}
-            assert files(folder) == sorted(f"{n:012d}.journal" for n in needed)
-            assert {info.segment: info.pending for info in journal.segments() if info.pending}.keys() >= {last.segment}
+            positions = await asyncio.gather(*(journal.append_soon(record) for record in mine))
+            assert [journal.read(position) for position in positions] == mine
             assert all(journal.read(position) == payload for position, payload in held.items())
 
-        with_journal(folder, use, segment_bytes=100)
-        with_journal(folder, use, segment_bytes=100)  # the second life holds what the first left behind
+        place.use(use)
+    assert place.recovered() == [record for life in range(lives) for record in records[life::lives]]
 
 
-def test_recovered_segments_wait_for_recovery_and_go_when_released(tmp_path: Path) -> None:
-    write(tmp_path, *[b"x" * 50] * 6, segment_bytes=100)
-    before = files(tmp_path)
+def test_what_was_released_is_not_found_in_the_next_life(place: Place) -> None:
+    place = place.another()
 
-    async def use(journal: Journal) -> None:
-        await journal.append(b"new")
-        assert set(before) < set(files(tmp_path))
-        count = 0
-        for position, _ in journal.recover():  # released while its segment is still being read
+    async def release(journal: Journal) -> None:
+        positions = [await journal.append(bytes([number])) for number in range(5)]
+        for position in (*positions[:3], positions[0]):  # twice does no harm
             journal.release(position)
-            count += 1
-        assert count == 6
+        await journal.append(b"")  # deletions come after appends
         await journal.append(b"")
-        await journal.append(b"")  # a group's deletions come after its appends
-        assert not set(before) & set(files(tmp_path))
-        assert list(journal.recover()) == []
-        (info,) = journal.segments()
-        assert (info.pending, info.oldest_held) == (3, Position(info.segment, len(HEADER), 3))
-        with pytest.raises(JournalError, match="was deleted"):
-            journal.read(Position(1, len(HEADER), 50))
+        if not isinstance(journal, FileJournal):
+            with pytest.raises(JournalError, match="was released"):
+                journal.read(positions[0])
 
-    with_journal(tmp_path, use)
+    place.use(release)
+    if place.store is not None:  # files are deleted as a whole
+        assert place.recovered() == [b"\3", b"\4", b"", b""]
+
+    async def release_all(journal: Journal) -> None:
+        for position, _ in journal.recover():
+            journal.release(position)
+
+    place.use(release_all)
+    assert place.recovered() == []
 
 
-def test_cancelled_append_is_held_by_nobody(tmp_path: Path) -> None:
+def test_cancelled_append_is_held_by_nobody(place: Place) -> None:
+    place = place.another()
+
     async def use(journal: Journal) -> None:
         first = asyncio.create_task(journal.append(b"first"))
         await asyncio.sleep(0)
         first.cancel()
         await journal.append(b"second")
         await asyncio.sleep(0)
-        assert sum(info.pending for info in journal.segments()) == 1
+        if isinstance(journal, FileJournal):
+            assert sum(info.pending for info in journal.segments()) == 1
+        else:
+            assert journal.size_bytes == len(b"second")
 
-    with_journal(tmp_path, use)
+    place.use(use)
 
 
-def test_closing_writes_what_is_queued_and_refuses_more(tmp_path: Path) -> None:
+def test_closing_writes_what_is_queued_and_refuses_more(place: Place) -> None:
+    place = place.another()
+
     async def run() -> None:
-        async with Journal.open(tmp_path) as journal:
+        async with place.open() as journal:
             queued = [journal.append_soon(bytes([i])) for i in range(50)]
         assert len(await asyncio.gather(*queued)) == 50
         with pytest.raises(JournalError, match="closed"):
             journal.append_soon(b"late")
 
     asyncio.run(run())
-    assert recovered(tmp_path) == [bytes([i]) for i in range(50)]
+    assert place.recovered() == [bytes([i]) for i in range(50)]
 
 
-def test_a_loop_that_has_gone_does_not_disturb_others(tmp_path: Path) -> None:
+def test_a_loop_that_has_gone_does_not_disturb_others(place: Place) -> None:
+    place = place.another()
+
     async def open_and_leave() -> Journal:
-        journal = Journal.open(tmp_path)
+        journal = place.open()
         for _ in range(100):
             journal.append_soon(b"nobody waits")
         return journal
@@ -249,4 +155,95 @@ def test_a_loop_that_has_gone_does_not_disturb_others(tmp_path: Path) -> None:
     journal = asyncio.run(open_and_leave())
     gc.collect()
     asyncio.run(go_on(journal))
-    assert recovered(tmp_path)[-1] == b"after"
+    assert place.recovered()[-1] == b"after"
+
+
+def test_a_move_to_another_place_and_back_keeps_every_record(store: Store, tmp_path: Path) -> None:
+    async def open_in(where: str, *new: bytes) -> list[bytes]:
+        opened = await open_journal(where, "requests", tmp_path, store, patience_s=1)  # type: ignore[arg-type]
+        async with opened as journal:
+            found = [record for _, record in journal.recover()]
+            for record in new:
+                await journal.append(record)
+            return found
+
+    async def run() -> None:
+        assert await open_in("files", b"1", b"2") == []
+        assert await open_in("database", b"3") == [b"1", b"2"]
+        assert not find_segments(tmp_path)
+        assert await open_in("database") == [b"1", b"2", b"3"]
+        assert await open_in("files", b"4") == [b"1", b"2", b"3"]
+        assert await open_in("files") == [b"1", b"2", b"3", b"4"]
+        async with DatabaseJournal.open(store, "requests") as left:
+            assert list(left.recover()) == []
+
+    asyncio.run(run())
+
+
+def test_a_database_that_is_away_refuses_appends_and_keeps_nothing_of_them(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/palestra.db"
+
+    async def run() -> None:
+        with Store.open(url) as store:
+            async with DatabaseJournal.open(store, "requests") as journal:
+                await journal.append(b"good")
+                store.write_now(lambda c: c.exec_driver_sql("ALTER TABLE journal_records RENAME TO away"))
+                with pytest.raises(JournalError, match=r"the journal in the database: .*no such table"):
+                    await journal.append(b"bad")
+                store.write_now(lambda c: c.exec_driver_sql("ALTER TABLE away RENAME TO journal_records"))
+                position = await journal.append(b"good again")
+                assert journal.read(position) == b"good again"
+        with Store.open(url) as store:
+            async with DatabaseJournal.open(store, "requests") as journal:
+                assert [record for _, record in journal.recover()] == [b"good", b"good again"]
+
+    asyncio.run(run())
+
+
+WRITER = """
+import asyncio, itertools, sys
+from pathlib import Path
+from palestra.store import DatabaseJournal, FileJournal, Store
+
+async def main():
+    if sys.argv[1] == "files":
+        journal = FileJournal.open(Path(sys.argv[2]), segment_bytes=20_000)
+    else:
+        journal = DatabaseJournal.open(Store.open(sys.argv[2]), "requests")
+    numbers = itertools.count()
+    async def client():
+        for number in numbers:
+            await journal.append(b"%d " % number + bytes(number % 500))
+            print(number, flush=True)
+    await asyncio.gather(*(client() for _ in range(8)))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_kill_9_loses_nothing_acknowledged(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    with new_database(kind if kind != "files" else "sqlite", tmp_path, request) as url:
+        where = str(tmp_path / "journal") if kind == "files" else url
+        child = subprocess.Popen([sys.executable, "-c", WRITER, kind, where], stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        acknowledged = {int(child.stdout.readline()) for _ in range(500)}
+        child.kill()
+        acknowledged |= {int(line) for line in child.stdout.read().splitlines(keepends=True) if line.endswith("\n")}
+        child.wait()
+        child.stdout.close()
+        with Store.open(until_free(url)) as store:
+            place = Place(tmp_path / "journal", None) if kind == "files" else Place(tmp_path / "requests", store)
+            found = {int(payload.split(b" ")[0]) for payload in place.recovered()}
+    assert len(acknowledged) >= 500
+    assert acknowledged <= found
+
+
+def until_free(url: str) -> str:
+    """PostgreSQL notices a moment later that its client is gone."""
+    while True:
+        try:
+            Store.open(url).close_now()
+        except StoreError:
+            continue
+        return url

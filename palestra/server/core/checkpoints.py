@@ -9,15 +9,17 @@ Owns: the checkpoint root. Never touches: what is in a folder; the engine writes
 from __future__ import annotations
 
 import asyncio
+import math
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import msgspec
 import structlog
 from sqlalchemy import Connection
 
+from palestra.server.core.checkpoint_storage import CheckpointStorage, forget_note, name_of
 from palestra.server.core.errors import Refusal, not_found
 from palestra.server.core.futures import TrainFuture
 from palestra.server.core.models import TrackedModel
@@ -40,11 +42,16 @@ from palestra.store.records import (
 from palestra.store.samplers import live_samplers
 from palestra.store.usage import add_usage
 from palestra.types.engine import EngineFailure, Saved, TrainOutcome
+from palestra.util.object_storage import ObjectLost, StorageError
 
 log = structlog.get_logger()
 UPLOADS = "uploads"
 """Folder for files that clients upload, below that of the checkpoints."""
 UPLOAD_S = 3600.0  # after this time without a new part nobody goes on with an upload
+
+
+UPLOAD_AGAIN_S = 2.0
+SWEEP_STORAGE_S = 3600.0  # a listing of all objects costs money
 
 
 class CheckpointFiles:
@@ -55,12 +62,18 @@ class CheckpointFiles:
         *,
         keep_deleted_s: float,
         max_bytes: Callable[[str], int | None] = lambda owner: None,
+        write_wait_s: float = 0.0,
+        storage: CheckpointStorage | None = None,
     ):
+        """With a `storage`, the root is a cache of what is there. `max_bytes`: how many bytes an owner may keep; None:
+        any number."""
         self._store, self.root, self._keep_deleted_s = store, root, keep_deleted_s
-        self.max_bytes = max_bytes
-        """How many bytes an owner may keep; None: any number."""
+        self.max_bytes, self._write_wait_s, self.storage = max_bytes, write_wait_s, storage
         self._doomed: dict[str, float] = {}
-        """Folders that nothing refers to, and when that was first noticed."""
+        """Folders and stored checkpoints that nothing refers to, and when that was first noticed."""
+        self._uploading: set[str] = set()
+        """Names of checkpoints that are being stored, which no row may refer to yet."""
+        self._storage_swept_at = -math.inf
 
     # Saving
 
@@ -106,6 +119,14 @@ class CheckpointFiles:
     async def on_saved(self, future: TrainFuture, outcome: TrainOutcome) -> None:
         """Called when a save request has its result."""
         if isinstance(outcome, Saved):
+            save = await self._store.read(lambda c: rows.get_save(c, future.request_id))
+            if save is not None:
+                try:
+                    await self.upload(Path(self.locate(save.folder)))
+                except StorageError as e:
+                    reason = f"the checkpoint could not be stored: {e}"
+                    await self._store.write(lambda c: rows.fail_checkpoint(c, future.request_id, error=reason))
+                    raise
             now = time.time()
 
             def write(c: Connection) -> None:
@@ -119,13 +140,34 @@ class CheckpointFiles:
         elif isinstance(outcome, EngineFailure):
             await self._store.write(lambda c: rows.fail_checkpoint(c, future.request_id, error=outcome.message))
 
+    async def upload(self, folder: Path) -> None:
+        """Stores the files of a checkpoint where others find them, before any row refers to them as complete. Raises
+        StorageError if that was not possible for `write_wait_s`."""
+        if self.storage is None:
+            return
+        self._uploading.add(name_of(folder))
+        give_up_at = time.monotonic() + self._write_wait_s
+        try:
+            while True:
+                try:
+                    await asyncio.to_thread(self.storage.upload, folder)
+                    return
+                except StorageError as e:
+                    if time.monotonic() > give_up_at:
+                        raise
+                    log.error("a checkpoint could not be stored; trying again", folder=str(folder), error=str(e))
+                    await asyncio.sleep(UPLOAD_AGAIN_S)
+        finally:
+            self._uploading.discard(name_of(folder))
+
     def folder(self, path: TinkerPath, tag: str) -> Path:
         return self.root / path.model_id.replace(":", "_") / path.kind.value / f"{path.name}@{tag}"
 
-    def _now(self, folder: str) -> str:
-        """Returns where a folder is now: the root may have been moved or copied, together with the state folder."""
-        here = self.root.joinpath(*Path(folder).parts[-3:])
-        return str(here) if here.is_dir() else folder
+    def locate(self, folder: str) -> str:
+        """Returns where a folder is now: the root may have been moved or copied, together with the state folder, or a
+        server elsewhere has written it."""
+        here = self.root / name_of(folder)
+        return folder if not here.is_dir() and Path(folder).is_dir() else str(here)
 
     # Finding
 
@@ -141,7 +183,39 @@ class CheckpointFiles:
             or (found.expires_at is not None and found.expires_at <= time.time())
         ):
             raise not_found("checkpoint", str(path))
-        return msgspec.structs.replace(found, folder=self._now(found.folder))
+        return msgspec.structs.replace(found, folder=self.locate(found.folder))
+
+    async def open(self, path: TinkerPath, owner: str) -> CheckpointRow:
+        """Returns a checkpoint as `find` does, whose folder is on this disk."""
+        found = await self.find(path, owner)
+        try:
+            await self.fetch([found.folder])
+        except ObjectLost as e:
+            log.error("the files of a checkpoint are gone", path=str(path), error=str(e))
+            raise not_found("checkpoint", str(path)) from e
+        except StorageError as e:
+            raise Refusal(503, f"the checkpoint cannot be fetched now: {e}", retry_after_s=UPLOAD_AGAIN_S) from e
+        return found
+
+    async def claim(self, owner: str) -> None:
+        """Makes sure that the storage, if there is one, belongs to this server's database. Raises StorageError."""
+        if self.storage is not None:
+            await asyncio.to_thread(self.storage.claim, owner)
+
+    async def fetch(self, folders: Collection[str]) -> None:
+        """Makes sure that folders are on this disk. Raises StorageError."""
+        storage = self.storage
+        if storage is not None:
+            await asyncio.gather(*(asyncio.to_thread(storage.fetch, Path(folder)) for folder in folders))
+
+    async def fetch_for_replay(self, folders: Collection[str]) -> None:
+        """Fetches what a replay or a restored sampler reads. One that is gone fails there. Raises StorageError if the
+        storage cannot be reached."""
+        for folder in folders:
+            try:
+                await self.fetch([self.locate(folder)])
+            except ObjectLost as e:
+                log.error("the files of a checkpoint are gone", folder=folder, error=str(e))
 
     async def delete(self, path: TinkerPath, owner: str) -> None:
         await self.find(path, owner, own=True)
@@ -155,17 +229,43 @@ class CheckpointFiles:
         now = time.time()
         for expired in await self._store.read(lambda c: rows.expired_checkpoints(c, now)):
             await self._store.write(lambda c, key=expired.key: rows.delete_checkpoint(c, key))
-        needed = to_load | await self._store.read(rows.checkpoint_folders)
-        needed |= {s.folder for s in await self._store.read(live_samplers) if s.folder is not None}
-        needed = {self._now(folder) for folder in needed}
+        needed = await self._store.read(rows.checkpoint_folders)
+        in_use = to_load | {s.folder for s in await self._store.read(live_samplers) if s.folder is not None}
+        in_use = {self.locate(folder) for folder in in_use}
+        needed = {self.locate(folder) for folder in needed} | in_use
         for folder in await asyncio.to_thread(self._folders):
-            if folder in needed:
-                self._doomed.pop(folder, None)
-            elif now - self._doomed.setdefault(folder, now) > self._keep_deleted_s:
+            if self._is_over(folder, folder in needed or name_of(folder) in self._uploading, now):
                 log.info("removing a checkpoint folder", folder=folder)
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-                del self._doomed[folder]
+                forget_note(Path(folder))
         await asyncio.to_thread(self._sweep_uploads, now)
+        if self.storage is not None:
+            await self._sweep_storage(self.storage, needed, in_use, now)
+
+    def _is_over(self, name: str, is_needed: bool, now: float) -> bool:
+        """Whether nothing has referred to a folder or stored checkpoint for long enough."""
+        if is_needed:
+            self._doomed.pop(name, None)
+        elif now - self._doomed.setdefault(name, now) > self._keep_deleted_s:
+            del self._doomed[name]
+            return True
+        return False
+
+    async def _sweep_storage(self, storage: CheckpointStorage, needed: set[str], in_use: set[str], now: float) -> None:
+        """Stores what was saved before there was a storage, makes room on this disk, and deletes what nobody needs."""
+        folders = [Path(folder) for folder in await asyncio.to_thread(self._folders)]
+        for folder in folders:
+            if str(folder) in needed and not storage.is_stored(folder):
+                await self.upload(folder)
+        await asyncio.to_thread(storage.evict, folders, in_use)
+        if now - self._storage_swept_at < min(SWEEP_STORAGE_S, self._keep_deleted_s):
+            return
+        self._storage_swept_at = now
+        names = {name_of(folder) for folder in needed} | self._uploading
+        for name in await asyncio.to_thread(storage.names):
+            if self._is_over(f"stored {name}", name in names, now):
+                log.info("removing a stored checkpoint", name=name)
+                await asyncio.to_thread(storage.delete, name)
 
     def _sweep_uploads(self, now: float) -> None:
         for folder in (self.root / UPLOADS).glob("*"):

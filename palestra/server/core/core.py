@@ -12,9 +12,10 @@ import time
 from palestra.config.serve import ServeConfig
 from palestra.server.core.activity import Activity
 from palestra.server.core.adapter_depot import AdapterDepot
+from palestra.server.core.checkpoint_storage import CheckpointStorage
 from palestra.server.core.checkpoints import CheckpointFiles
 from palestra.server.core.disk_health import DiskHealth
-from palestra.server.core.futures import RequestKind, TrainFuture
+from palestra.server.core.futures import SAVING, RequestKind, TrainFuture
 from palestra.server.core.key_watch import KeyWatch
 from palestra.server.core.lost_models import LostModels
 from palestra.server.core.metrics import JournalState, Metrics, RequestQueueState
@@ -23,6 +24,8 @@ from palestra.server.core.quotas import OwnerQuotas
 from palestra.server.core.request_journal import RequestJournal
 from palestra.server.core.sampling import SamplingRequests
 from palestra.server.core.sessions import TinkerSessions
+from palestra.server.core.snapshot_copies import SnapshotCopies
+from palestra.server.core.trace_archive import TraceArchive
 from palestra.server.core.training import TrainingRequests
 from palestra.server.core.usage import UsageAccount
 from palestra.server.core.workers import WorkerHandle
@@ -43,14 +46,17 @@ class Core:
         self.sessions = TinkerSessions()
         self.usage = UsageAccount(store, UsageLog(config.state / "usage.log"), self.metrics)
         self.quotas = OwnerQuotas(store, self.usage, self.metrics)
+        url, cache_bytes = config.checkpoint_url, config.limits.max_checkpoint_cache_bytes
         self.checkpoints = CheckpointFiles(
             store,
-            config.checkpoints,
+            config.checkpoint_folder,
             keep_deleted_s=config.keep_deleted_s,
             max_bytes=lambda owner: self.quotas.of(owner).checkpoint_bytes,
+            write_wait_s=config.write_wait_s,
+            storage=None if url is None else CheckpointStorage(url, max_cache_bytes=cache_bytes),
         )
         self.training = TrainingRequests(
-            RequestJournal(*journals),
+            RequestJournal(*journals, self.checkpoints.locate),
             AcknowledgedRequests(config.state / "acknowledged"),
             LostModels(store),
             self.observer,
@@ -70,6 +76,11 @@ class Core:
             keep_results_s=config.keep_results_s,
             max_routing_bytes=config.limits.max_routing_bytes,
         )
+        self.archive = None if config.archive is None else TraceArchive(store, config.archive)
+        self.copies: SnapshotCopies | None = None
+        if config.snapshots is not None:
+            self.copies = SnapshotCopies(store, config.snapshots, config.state, self.training.on_copied)
+            self.training.copied_seq = self.copies.copied_seq
         self.adapters = AdapterDepot(
             config.state / "adapters",
             max_bytes=config.limits.max_adapter_bytes,
@@ -80,7 +91,7 @@ class Core:
         self.disks = DiskHealth(
             {
                 "state folder": config.state,
-                "checkpoints": config.checkpoints,
+                "checkpoints": config.checkpoint_folder,
                 **({"database": config.database_file.parent} if config.database_file is not None else {}),
             }
         )
@@ -92,21 +103,20 @@ class Core:
         self.own_url = ""
         """Address at which processes on this machine reach the server."""
         self.is_stopping = False
-        saving = (
-            RequestKind.SAVE_WEIGHTS,
-            RequestKind.SAVE_WEIGHTS_FOR_SAMPLER,
-            RequestKind.SAVE_WEIGHTS_EXTERNAL,
-        )
-        self.training.hooks.update(dict.fromkeys(saving, self.checkpoints.on_saved))
+        self.training.hooks.update(dict.fromkeys(SAVING, self.checkpoints.on_saved))
         self.training.hooks[RequestKind.CREATE_MODEL] = self._on_created
         self.metrics.watch_queues(self.queues)
         self.metrics.watch_journal(
-            lambda: JournalState(sum(j.size_bytes for j in journals), sum(len(j.segments()) for j in journals))
+            lambda: JournalState(sum(j.size_bytes for j in journals), sum(j.file_count for j in journals))
         )
 
     @property
     def all_workers(self) -> list[WorkerHandle]:
         return list(dict.fromkeys(self.workers.values()))
+
+    def names_of(self, worker: WorkerHandle) -> list[str]:
+        """Returns the names under which a worker's base model is served."""
+        return [name for name, one in self.workers.items() if one is worker]
 
     def base(self, name: str) -> WorkerHandle | None:
         """Returns the worker of a base model; `name:variant` is served as `name`."""

@@ -38,6 +38,9 @@ class RequestKind(StrEnum):
 
 LOADING = (RequestKind.CREATE_MODEL, RequestKind.LOAD_WEIGHTS)
 """Kinds of requests that may read a checkpoint."""
+SAVING = (RequestKind.SAVE_WEIGHTS, RequestKind.SAVE_WEIGHTS_FOR_SAMPLER, RequestKind.SAVE_WEIGHTS_EXTERNAL)
+"""Kinds of requests that may write one."""
+WITH_FOLDER = (*LOADING, *SAVING)
 
 
 @dataclass(slots=True, eq=False)

@@ -86,7 +86,10 @@ class Maintenance:
             before = now - config.keep_runs_s
             await _guarded(core.store.write(lambda c, before=before: purge(c, before)))
             old = Purge(before=now - config.keep_traces_s, max_turns=config.limits.max_turns)
-            await _guarded(core.store.write(lambda c, old=old: purge_traces(c, old)))
+            if core.archive is None:
+                await _guarded(core.store.write(lambda c, old=old: purge_traces(c, old)))
+            else:
+                await _guarded(core.archive.purge(old))
 
     async def _sweep_checkpoints(self) -> None:
         await self._core.checkpoints.sweep(self._core.training.folders_to_load())

@@ -228,8 +228,10 @@ class _AtScrape(Collector):
             depth.add_metric([queue.base_model, queue.kind], queue.depth)
             age.add_metric([queue.base_model, queue.kind], queue.oldest_s)
         yield from (depth, age)
-        size = GaugeMetricFamily("palestra_journal_bytes", "Journal files on disk")
-        segments = GaugeMetricFamily("palestra_journal_segments", "Number of journal files")
+        size = GaugeMetricFamily("palestra_journal_bytes", "Size of the journal")
+        segments = GaugeMetricFamily(
+            "palestra_journal_segments", "Number of journal files; none if it is in the database"
+        )
         if self.journal:
             state = self.journal()
             size.add_metric([], state.size_bytes)

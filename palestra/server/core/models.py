@@ -26,7 +26,11 @@ class TrackedModel:
     lora: LoraConfig
     worker: WorkerHandle
     snapshot_seq: int = -1
-    """Everything up to this number is in each of the worker's snapshots, and may have been deleted from the journal."""
+    """Everything up to this number is in each of the worker's snapshots, in their copies if there are to be any, and
+    may have been deleted from the journal."""
+    covered_seq: int = -1
+    """Everything up to this number is in each of the worker's snapshots. It may be ahead of `snapshot_seq` where
+    snapshots are copied for other servers."""
     next_seq: int = 0
     """Every smaller number may be sent to the worker, or will never arrive."""
     sent_seq: int = -1

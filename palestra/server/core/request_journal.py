@@ -6,15 +6,16 @@ Owns: the records and their format on disk. Never touches: order, workers.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
-from palestra.server.core.futures import RequestKind, TrainFuture
+from palestra.server.core.futures import WITH_FOLDER, RequestKind, TrainFuture
 from palestra.store import Journal
 from palestra.store.journal import Position
-from palestra.types.engine import CreateModel, LoadWeights, Train, decode_to_worker
+from palestra.types.engine import CreateModel, LoadWeights, SaveWeights, Train, decode_to_worker, encode_message
 from palestra.util.json_types import JsonObject
 
 
@@ -76,8 +77,9 @@ class RequestJournal:
     stay for an hour. In one file, results would keep requests from being deleted.
     """
 
-    def __init__(self, requests: Journal, results: Journal):
-        self._requests, self._results = requests, results
+    def __init__(self, requests: Journal, results: Journal, locate: Callable[[str], str]):
+        """`locate` returns where the folder of a checkpoint is now."""
+        self._requests, self._results, self._locate = requests, results, locate
 
     async def record_request(self, future: TrainFuture) -> Position:
         assert future.message is not None
@@ -95,7 +97,22 @@ class RequestJournal:
         assert future.request_at is not None
         record = _decode(self._requests.read(future.request_at))
         assert isinstance(record, JournaledRequest)
-        return record.message
+        return self._located(record.message) if future.kind in WITH_FOLDER else record.message
+
+    def _located(self, message: bytes) -> bytes:
+        """Returns a message that reads or writes a checkpoint where it is now, or belongs now."""
+        train = decode_to_worker(message)
+        assert isinstance(train, Train)
+        match train.operation:
+            case LoadWeights(folder=folder) as load:
+                operation = replace(load, folder=self._locate(folder))
+            case SaveWeights(folder=folder) as save:
+                operation = replace(save, folder=self._locate(folder))
+            case CreateModel(load_from=str(folder)) as create:
+                operation = replace(create, load_from=self._locate(folder))
+            case _:
+                return message
+        return encode_message(replace(train, operation=operation))
 
     def folder_of(self, future: TrainFuture) -> str | None:
         """Returns the checkpoint folder that a request loads."""

@@ -17,6 +17,7 @@ from palestra.store import models as model_rows
 from palestra.store import samplers as sampler_rows
 from palestra.store import sessions as session_rows
 from palestra.store.records import LOADED
+from palestra.types.engine import SavedAdapter
 
 log = structlog.get_logger()
 
@@ -32,6 +33,8 @@ async def restore(core: Core) -> None:
     await _restore_models(core)
     await _restore_samplers(core)
     Recovery(core.training).run()
+    opened = {s.weights.folder for s in core.sampling.samplers.values() if isinstance(s.weights, SavedAdapter)}
+    await core.checkpoints.fetch_for_replay(opened | core.training.folders_to_load())
     live = {f.request_id for m in core.training.models.values() for f in m.futures.values()}
     await core.checkpoints.settle_after_restart(live, core.training.absent)
 
@@ -68,7 +71,9 @@ async def _restore_samplers(core: Core) -> None:
                 row.session_id,
                 row.owner,
                 row.base_model,
-                weights_of(row.sampler_id, row.model_id, row.seq_id, row.folder),
+                weights_of(
+                    row.sampler_id, row.model_id, row.seq_id, row.folder and core.checkpoints.locate(row.folder)
+                ),
                 worker,
                 row.model_path,
                 blocks=blocks.get(row.sampler_id, {}),

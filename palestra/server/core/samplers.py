@@ -75,7 +75,7 @@ class SamplingSessions:
             return sampler, call.seq_id if call.seq_id is not None else next(sampler.own_numbers)
         folder, base_model = None, call.base_model
         if call.model_path is not None:
-            checkpoint = await self._core.checkpoints.find(TinkerPath.parse(call.model_path), caller.owner)
+            checkpoint = await self._core.checkpoints.open(TinkerPath.parse(call.model_path), caller.owner)
             folder, base_model = checkpoint.folder, checkpoint.base_model
         if base_model is None:
             raise Refusal(400, "send one of sampling_session_id, base_model and model_path")

@@ -263,7 +263,7 @@ class SamplingRequests:
         queue.asked_at = time.monotonic()
         return queue
 
-    def pending_of(self, sampler: SamplingSession, clone: int) -> list[SampleFuture]:
+    def pending_of_clone(self, sampler: SamplingSession, clone: int) -> list[SampleFuture]:
         futures = (sampler.futures[number] for number in self._numbers_of(sampler, clone))
         return [future for future in futures if not future.is_done]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from math import inf
 
 import msgspec
 import structlog
@@ -80,6 +81,8 @@ class TrainingRequests:
         self.futures: dict[str, TrainFuture] = {}
         self.hooks: dict[RequestKind, Hook] = {}
         self.ledger, self.acknowledged, self.lost = ledger, acknowledged, lost
+        self.copied_seq: Callable[[str], float] = lambda _: inf
+        """Up to which number the snapshots of a model were copied for other servers, if they have to be."""
         self._observer, self._save_snapshot_seq, self._on_lifted = observer, save_snapshot_seq, on_lifted
         self._dispatchers: dict[WorkerHandle, WorkerDispatcher] = {}
         self._gap_wait_s, self._keep_results_s = gap_wait_s, keep_results_s
@@ -357,8 +360,19 @@ class TrainingRequests:
             self.cover(model, message.covered_seq)
 
     def cover(self, model: TrackedModel, seq_id: int) -> None:
+        """Notes up to which number the worker's snapshots have everything."""
+        model.covered_seq = seq_id
+        self._cover(model)
+
+    def on_copied(self, model_id: str) -> None:
+        """Called when a snapshot was copied for other servers."""
+        if (model := self.models.get(model_id)) is not None:
+            self._cover(model)
+
+    def _cover(self, model: TrackedModel) -> None:
+        seq_id = min(model.covered_seq, self.copied_seq(model.model_id))
         if seq_id > model.snapshot_seq:
-            self.writing.run(self._covered(model, seq_id))
+            self.writing.run(self._covered(model, int(seq_id)))
 
     async def _covered(self, model: TrackedModel, seq_id: int) -> None:
         """Notes what a snapshot covers. The database comes first: only then may the journal release a request, and only

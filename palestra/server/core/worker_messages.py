@@ -16,6 +16,7 @@ from palestra.types.engine import (
     Hello,
     Sampled,
     SamplerKept,
+    SamplerSpooled,
     Saved,
     Snapshotted,
     Stats,
@@ -27,18 +28,22 @@ from palestra.types.engine import (
 class WorkerMessages:
     def __init__(self, core: Core):
         self._metrics, self._training, self._sampling = core.metrics, core.training, core.sampling
-        self._adapters = core.adapters
+        self._adapters, self._copies = core.adapters, core.copies
         self._recovery = Recovery(core.training)
 
     def on_hello(self, worker: WorkerHandle, hello: Hello) -> None:
         self._metrics.worker_hello(worker.name, adopted=worker.is_adopted)
         self._recovery.on_hello(worker, hello)
+        if self._copies is not None:
+            self._copies.on_hello(worker, hello)
         self._sampling.on_hello(worker, hello.sampler_ids)
         self._adapters.ask_again(worker)
 
     def on_hello_again(self, worker: WorkerHandle, hello: Hello) -> None:
         """Handles a second Hello: the connection was interrupted, and what was sent meanwhile is sent again."""
         self._recovery.on_hello(worker, hello)
+        if self._copies is not None:
+            self._copies.on_hello(worker, hello)
         self._adapters.ask_again(worker)
 
     def on_message(self, worker: WorkerHandle, frame: WorkerFrame) -> None:
@@ -55,6 +60,11 @@ class WorkerMessages:
                 self._adapters.on_message(frame.message)
             case Snapshotted():
                 self._training.on_snapshotted(frame.message)
+                if self._copies is not None:
+                    self._copies.on_snapshotted(worker, frame.message)
+            case SamplerSpooled():
+                if self._copies is not None:
+                    self._copies.on_spooled(worker, frame.message)
             case Stats():
                 self._metrics.worker_stats(worker.name, frame.message)
                 self._sampling.runners[worker].on_stats(frame.message)

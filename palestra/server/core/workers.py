@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -24,8 +25,9 @@ from palestra import __version__
 from palestra.server.core.watchdog import RestartReason, Watchdog, WatchdogTimeouts
 from palestra.server.core.worker_link import WorkerFrame, WorkerLink
 from palestra.store.write_failures import WriteFailures
-from palestra.types.engine import Hello, ModelCard, Ping, Stop, WorkerConfig, WorkerHeartbeat
+from palestra.types.engine import PRELOAD, PRELOAD_GO, Hello, ModelCard, Ping, Stop, WorkerConfig, WorkerHeartbeat
 from palestra.util.files import replacing
+from palestra.util.json_types import JsonObject
 from palestra.util.log_files import last_error, last_output, open_log
 from palestra.util.processes import spawn_blocking
 
@@ -42,6 +44,25 @@ RESPAWN_S = 2.0
 
 class WorkerError(Exception):
     """The worker cannot run; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProcess:
+    child: subprocess.Popen[bytes]
+    log_start: int
+    """Where its log begins in the file."""
+
+    @classmethod
+    def start(cls, config: WorkerConfig, log_file: Path, *, preload: bool = False) -> WorkerProcess:
+        """Starts a worker. With `preload` it loads its model and waits until `WorkerHandle` goes on with it."""
+        environment = os.environ | {"PALESTRA_WORKER": msgspec.json.encode(config).decode()}
+        if config.threads:
+            environment["OMP_NUM_THREADS"] = str(config.threads)
+        if preload:
+            environment[PRELOAD] = str(os.getpid())
+        with open_log(log_file) as out:
+            start = out.tell()
+            return cls(spawn_blocking([sys.executable, "-m", "palestra.engine"], env=environment, output=out), start)
 
 
 class WorkerListener(Protocol):
@@ -72,6 +93,8 @@ class WorkerHandle:
         self._pid_file = Path(config.state) / "worker.json"
         self._pid = 0
         self._child: subprocess.Popen | None = None
+        self.preloaded: WorkerProcess | None = None
+        """A process that has loaded the model already, for the first start."""
         self._worker_id = ""
         self._hello = asyncio.Event()
         self._watchdog = Watchdog(patience, self._put_down)
@@ -93,7 +116,9 @@ class WorkerHandle:
     async def start(self) -> None:
         """Returns when the worker is ready; raises WorkerError if it cannot start."""
         self._tasks.append(asyncio.create_task(self._listen(), name=f"listen {self.name}"))
-        if not await self._adopt():
+        if await self._adopt():
+            self._drop_preloaded()
+        else:
             self._spawn()
         exits = asyncio.create_task(self._exited())
         hello = asyncio.create_task(self._hello.wait())
@@ -103,6 +128,12 @@ class WorkerHandle:
             raise WorkerError(f"{self.config.model} cannot be served: {self._why_it_ended()}")
         self._tasks.append(asyncio.create_task(self._watch(exits), name=f"watch {self.name}"))
         self._tasks.append(asyncio.create_task(self._ping(), name=f"ping {self.name}"))
+
+    async def end_earlier(self) -> None:
+        """Ends the worker of an earlier server, if it lives: its models are not the newest."""
+        if self._find_earlier() is not None:
+            self._kill()
+            await self._exited()
 
     async def stop(self) -> None:
         """Stops the worker, which takes snapshots first; after a while it is killed."""
@@ -122,6 +153,7 @@ class WorkerHandle:
         """Leaves the process running."""
         self._stopping = True
         self._watchdog.on_exit()
+        self._drop_preloaded()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -168,15 +200,9 @@ class WorkerHandle:
 
     async def _adopt(self) -> bool:
         """Whether a worker of an earlier server lives, is what we would start, and answers."""
-        try:
-            known = json.loads(self._pid_file.read_text())
-            process = psutil.Process(known["pid"])
-            alive = abs(process.create_time() - known["created"]) < 1 and process.status() != psutil.STATUS_ZOMBIE
-        except (OSError, ValueError, KeyError, psutil.Error):
+        known = self._find_earlier()
+        if known is None:
             return False
-        if not alive:
-            return False
-        self._pid = known["pid"]
         if (known.get("version"), known.get("config")) == (__version__, msgspec.to_builtins(self.config)):
             hello, exits = asyncio.create_task(self._hello.wait()), asyncio.create_task(self._exited())
             await asyncio.wait({hello, exits}, timeout=ADOPT_S, return_when=asyncio.FIRST_COMPLETED)
@@ -189,13 +215,27 @@ class WorkerHandle:
         await self._exited()
         return False
 
+    def _find_earlier(self) -> JsonObject | None:
+        """Returns what is known about the worker of an earlier server; None if it does not live."""
+        try:
+            known = json.loads(self._pid_file.read_text())
+            process = psutil.Process(known["pid"])
+            alive = abs(process.create_time() - known["created"]) < 1 and process.status() != psutil.STATUS_ZOMBIE
+        except (OSError, ValueError, KeyError, psutil.Error):
+            return None
+        if not alive:
+            return None
+        self._pid = known["pid"]
+        return known
+
     def _spawn(self) -> None:
-        environment = os.environ | {"PALESTRA_WORKER": msgspec.json.encode(self.config).decode()}
-        if self.config.threads:
-            environment["OMP_NUM_THREADS"] = str(self.config.threads)
-        with open_log(self._log_file) as out:
-            self._log_start = out.tell()
-            self._child = spawn_blocking([sys.executable, "-m", "palestra.engine"], env=environment, output=out)
+        process, self.preloaded = self.preloaded, None
+        if process is not None and process.child.poll() is None:
+            with replacing(Path(self.config.state) / PRELOAD_GO) as file:
+                file.write(str(process.child.pid).encode())
+        else:
+            process = WorkerProcess.start(self.config, self._log_file)
+        self._child, self._log_start = process.child, process.log_start
         self._pid, self._worker_id = self._child.pid, ""
         created = psutil.Process(self._pid).create_time()
         config = msgspec.to_builtins(self.config)
@@ -203,6 +243,12 @@ class WorkerHandle:
         with replacing(self._pid_file) as file:
             file.write(json.dumps(facts).encode())
         self._watchdog.on_spawn()
+
+    def _drop_preloaded(self) -> None:
+        process, self.preloaded = self.preloaded, None
+        if process is not None:
+            process.child.kill()
+            process.child.wait()
 
     def _try_spawn(self) -> bool:
         """Starts a process; a full disk or process table is no reason to give up for good."""

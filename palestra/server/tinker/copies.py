@@ -55,7 +55,7 @@ class CheckpointCopy:
 async def copy_weights(core: Core, caller: Caller, request: CopyWeightsRequest, idempotency_key: str | None) -> str:
     """Returns the path of the copy."""
     copy = _plan(core, caller, request, idempotency_key)
-    original = await core.checkpoints.find(copy.source, caller.owner)
+    original = await core.checkpoints.open(copy.source, caller.owner)
     key = key_of(copy.target)
     there = await core.store.read(lambda c: checkpoint_rows.get_checkpoint(c, key))
     if there is not None and there.request_id == copy.request_id:
@@ -63,6 +63,7 @@ async def copy_weights(core: Core, caller: Caller, request: CopyWeightsRequest, 
     folder = core.checkpoints.folder(copy.target, f"copy-{secrets.token_hex(8)}")
     try:
         await asyncio.to_thread(_share_files, original.folder, folder)
+        await core.checkpoints.upload(folder)
         limit = core.checkpoints.max_bytes(caller.owner)
         stored = await core.store.write(lambda c: _write(c, copy, original, caller.owner, str(folder), limit))
     except BaseException as e:

@@ -71,6 +71,7 @@ async def import_weights(core: Core, caller: Caller, request: ImportWeightsReque
         raise exceeded(e) from None
     folder, now = core.checkpoints.folder(path, "0"), time.time()
     size = await asyncio.to_thread(_move, uploaded, folder)
+    await core.checkpoints.upload(folder)
     row = CheckpointRow(
         model_id=path.model_id,
         kind=path.kind,

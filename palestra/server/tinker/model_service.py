@@ -143,7 +143,7 @@ class ModelService:
         if request.optimizer_config is not None:
             _only_adam(request.optimizer_config.type)
         session = self._lookup.session(caller, request.session_id or "")
-        checkpoint = await self._core.checkpoints.find(TinkerPath.parse(request.path), caller.owner)
+        checkpoint = await self._core.checkpoints.open(TinkerPath.parse(request.path), caller.owner)
         base_model = request.base_model or checkpoint.base_model
         if self._lookup.base(base_model) is not self._core.base(checkpoint.base_model):
             raise Refusal(400, f"{request.path} belongs to the base model {checkpoint.base_model}, not {base_model}")

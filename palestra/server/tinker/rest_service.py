@@ -154,7 +154,7 @@ class RestService:
             raise Refusal(
                 400, f"{path} cannot be downloaded; only external_weights can, which save_weights_external makes"
             )
-        found = await self.core.checkpoints.find(path, caller.owner)
+        found = await self.core.checkpoints.open(path, caller.owner)
         expires = int(min(time.time() + VALID_S, found.expires_at or float("inf")))
         version = version_of(found.folder)
         files = await asyncio.to_thread(files_in, found.folder)
@@ -167,7 +167,7 @@ class RestService:
         self._signer.check(ticket, signature, time.time())
         row = await self._store.read(lambda c: checkpoint_rows.get_checkpoint(c, key_of(ticket.path)))
         if row is not None:
-            found = await self.core.checkpoints.find(ticket.path, row.owner)
+            found = await self.core.checkpoints.open(ticket.path, row.owner)
             files = await asyncio.to_thread(files_in, found.folder)
             if version_of(found.folder) == ticket.version and ticket.file in files:
                 return files[ticket.file]

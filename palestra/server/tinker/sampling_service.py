@@ -28,7 +28,7 @@ class SamplingService:
         sampler_id = str(SamplerId(session.session_id, request.sampling_session_seq_id))
         base_model, folder = request.base_model, None
         if request.model_path is not None:
-            checkpoint = await self._core.checkpoints.find(TinkerPath.parse(request.model_path), caller.owner)
+            checkpoint = await self._core.checkpoints.open(TinkerPath.parse(request.model_path), caller.owner)
             base_model, folder = checkpoint.base_model, checkpoint.folder
         worker = self._lookup.base(base_model or "")
         row = SamplerRow(
@@ -83,7 +83,7 @@ class SamplingService:
         found, cursor = queue.after(cursor)
         if not found and not sampler.worker.link.is_up and sampler.worker.cannot_start:
             # Each of them is told why when its result is read; this poll itself must go on.
-            found = [future.request_id for future in self._core.sampling.pending_of(sampler, clone)]
+            found = [future.request_id for future in self._core.sampling.pending_of_clone(sampler, clone)]
         return s.RetrieveFuturesResponse(completions=[self._completion(one) for one in found], cursor=cursor)
 
     def _completion(self, request_id: str) -> s.FutureCompletion:

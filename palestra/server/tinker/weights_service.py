@@ -96,7 +96,7 @@ class WeightsService:
     async def load_into(self, caller: Caller, request: s.LoadWeightsRequest) -> s.FutureResponse:
         model, seq_id = self._lookup.model(caller, request.model_id or ""), request.seq_id or 0
         try:
-            checkpoint = await self._core.checkpoints.find(TinkerPath.parse(request.path), caller.owner)
+            checkpoint = await self._core.checkpoints.open(TinkerPath.parse(request.path), caller.owner)
         except (Refusal, ValueError):
             self._core.training.reject(model, seq_id)
             raise

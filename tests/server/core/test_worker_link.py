@@ -34,11 +34,13 @@ def test_an_answer_that_arrives_while_something_is_sent_is_heard(tmp_path: Path)
             for number in range(5):
                 detokenizer = asyncio.create_task(link.receive())
                 await asyncio.sleep(0)
-                worker.send_multipart([epoch, encode_message(Snapshotted(model_id="m", seq_id=number, covered_seq=-1))])
+                worker.send_multipart(
+                    [epoch, encode_message(Snapshotted(model_id="m", seq_id=number, covered_seq=-1, file="models/m"))]
+                )
                 hold_the_loop()
                 link.send(Ping())
                 heard = await asyncio.wait_for(detokenizer, 5)
-                assert heard.message == Snapshotted(model_id="m", seq_id=number, covered_seq=-1)
+                assert heard.message == Snapshotted(model_id="m", seq_id=number, covered_seq=-1, file="models/m")
         link.close()
 
     asyncio.run(talk())

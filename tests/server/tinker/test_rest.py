@@ -16,7 +16,7 @@ from palestra.config.serve import ServeConfig
 from palestra.server.app import create_app
 from palestra.server.core.sessions import TinkerSession as LiveSession
 from palestra.server.services import ServerServices
-from palestra.store import Journal, Store
+from palestra.store import FileJournal, Store
 from palestra.store import checkpoints as checkpoint_rows
 from palestra.store import models as model_rows
 from palestra.store import samplers as sampler_rows
@@ -37,7 +37,9 @@ class World:
         self.config = ServeConfig(state=folder / "state")
         self.config.state.mkdir(parents=True)
         self.store = Store.open(self.config.database)
-        self.journals = tuple(Journal.open(self.config.state / "journal" / name) for name in ("requests", "results"))
+        self.journals = tuple(
+            FileJournal.open(self.config.state / "journal" / name) for name in ("requests", "results")
+        )
         self.services = ServerServices(self.config, self.store, self.journals, "a secret")
         self.app = create_app(self.services)
         self._clock = time.time() - 1000

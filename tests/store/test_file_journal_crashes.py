@@ -1,4 +1,4 @@
-"""The journal where the machine does not help: kill -9, a full disk, a disk that fails."""
+"""The journal in files where the machine does not help: a full disk, a disk that fails."""
 
 from __future__ import annotations
 
@@ -11,55 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from palestra.store import Journal, JournalError
-
-WRITER = """
-import asyncio, itertools, sys
-from pathlib import Path
-from palestra.store.journal import Journal
-
-async def main():
-    journal, numbers = Journal.open(Path(sys.argv[1]), segment_bytes=20_000), itertools.count()
-    async def client():
-        for number in numbers:
-            await journal.append(b"%d " % number + bytes(number % 500))
-            print(number, flush=True)
-    await asyncio.gather(*(client() for _ in range(8)))
-
-asyncio.run(main())
-"""
-
-
-def test_kill_9_loses_nothing_acknowledged(tmp_path: Path) -> None:
-    child = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    acknowledged = {int(child.stdout.readline()) for _ in range(500)}
-    child.kill()
-    acknowledged |= {int(line) for line in child.stdout.read().splitlines(keepends=True) if line.endswith("\n")}
-    child.wait()
-    child.stdout.close()
-
-    async def run() -> set[int]:
-        async with Journal.open(tmp_path) as journal:
-            return {int(payload.split(b" ")[0]) for _, payload in journal.recover()}
-
-    assert len(acknowledged) >= 500
-    assert acknowledged <= asyncio.run(run())
-    assert len(list(tmp_path.glob("*.journal"))) > 2
-
+from palestra.store import FileJournal, JournalError
 
 # A limit on the size of files stands in for a full disk: a write is cut short there, the next one fails.
 FULL_DISK = """
 import asyncio, resource, sys
 from pathlib import Path
-from palestra.store.journal import Journal
+from palestra.store.file_journal import FileJournal
 from palestra.store.errors import JournalError
 
 def limit(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 async def main():
-    async with Journal.open(Path(sys.argv[1]), segment_bytes=1000) as journal:
+    async with FileJournal.open(Path(sys.argv[1]), segment_bytes=1000) as journal:
         await journal.append(b"before")
         limit(200)
         outcomes = await asyncio.gather(*(journal.append_soon(b"x" * 100) for _ in range(5)), return_exceptions=True)
@@ -88,7 +53,7 @@ def test_full_disk_refuses_appends_and_goes_on_when_there_is_room(tmp_path: Path
     assert done.returncode == 0, done.stderr
 
     async def run() -> list[bytes]:
-        async with Journal.open(tmp_path) as journal:
+        async with FileJournal.open(tmp_path) as journal:
             return [payload for _, payload in journal.recover()]
 
     assert asyncio.run(run()) == [b"before", b"small fits", *[b"y" * 100] * 10, b"after"]
@@ -105,7 +70,7 @@ def test_failed_sync_keeps_nothing_of_the_group(
         raise OSError(code, os.strerror(code))
 
     async def run() -> list[bytes]:
-        async with Journal.open(tmp_path) as journal:
+        async with FileJournal.open(tmp_path) as journal:
             await journal.append(b"good")
             with monkeypatch.context() as patch:
                 patch.setattr(os, "fdatasync", broken)
@@ -116,7 +81,7 @@ def test_failed_sync_keeps_nothing_of_the_group(
                         await journal.append(b"bad")
             position = await journal.append(b"good again")
             assert journal.read(position) == b"good again"
-        async with Journal.open(tmp_path) as journal:
+        async with FileJournal.open(tmp_path) as journal:
             return [payload for _, payload in journal.recover()]
 
     assert asyncio.run(run()) == [b"good", b"good again"]
@@ -127,13 +92,13 @@ def test_segment_that_cannot_be_created_is_tried_again(tmp_path: Path, monkeypat
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     async def run() -> list[bytes]:
-        async with Journal.open(tmp_path) as journal:
+        async with FileJournal.open(tmp_path) as journal:
             with monkeypatch.context() as patch:
                 patch.setattr(os, "fsync", broken)
                 with pytest.raises(JournalError, match="No space left"):
                     await journal.append(b"bad")
             await journal.append(b"good")
-        async with Journal.open(tmp_path) as journal:
+        async with FileJournal.open(tmp_path) as journal:
             return [payload for _, payload in journal.recover()]
 
     assert asyncio.run(run()) == [b"good"]
@@ -141,4 +106,4 @@ def test_segment_that_cannot_be_created_is_tried_again(tmp_path: Path, monkeypat
 
 def test_folder_that_cannot_be_used_is_named() -> None:
     with pytest.raises(JournalError, match="cannot open the journal in /proc/no"):
-        Journal.open(Path("/proc/no/such"))
+        FileJournal.open(Path("/proc/no/such"))

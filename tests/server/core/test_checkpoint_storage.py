@@ -1,0 +1,117 @@
+"""Checkpoints in object storage: whole or absent, sent once, fetched when needed. A folder stands in for a bucket."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from palestra.server.core.checkpoint_storage import MANIFEST, CheckpointStorage
+from palestra.util.object_storage import ObjectLost, ObjectStorage, StorageError
+
+FILES = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"a" * 1000, "optimizer.safetensors": b"b" * 2000}
+NAME = "run_train_0/weights/first@1"
+
+
+def saved(root: Path, name: str = NAME) -> Path:
+    folder = root / name
+    folder.mkdir(parents=True)
+    for file, content in FILES.items():
+        (folder / file).write_bytes(content)
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Path:
+    return tmp_path / "bucket"
+
+
+@pytest.fixture
+def storage(bucket: Path) -> CheckpointStorage:
+    return CheckpointStorage(f"file://{bucket}", max_cache_bytes=1 << 20)
+
+
+def test_what_one_server_uploads_another_fetches(storage: CheckpointStorage, tmp_path: Path) -> None:
+    storage.upload(saved(tmp_path / "here"))
+    storage.fetch(tmp_path / "there" / NAME)
+    assert contents(tmp_path / "there" / NAME) == FILES
+    assert storage.names() == {NAME}
+
+
+def test_an_interrupted_upload_is_not_there_and_goes_on_where_it_was(
+    storage: CheckpointStorage, bucket: Path, tmp_path: Path
+) -> None:
+    folder, obstacle = saved(tmp_path / "here"), bucket / NAME / "optimizer.safetensors"
+    obstacle.mkdir(parents=True)  # the last file cannot be put there
+    with pytest.raises(StorageError):
+        storage.upload(folder)
+    with pytest.raises(ObjectLost, match="has no checkpoint"):
+        storage.fetch(tmp_path / "there" / NAME)
+    assert not (tmp_path / "there" / NAME).exists()
+    first = (bucket / NAME / "adapter_model.safetensors").stat().st_ino
+    obstacle.rmdir()
+    CheckpointStorage(f"file://{bucket}", max_cache_bytes=1).upload(folder)  # of another process
+    assert (bucket / NAME / "adapter_model.safetensors").stat().st_ino == first
+    storage.fetch(tmp_path / "there" / NAME)
+    assert contents(tmp_path / "there" / NAME) == FILES
+
+
+def test_a_damaged_object_is_noticed(storage: CheckpointStorage, bucket: Path, tmp_path: Path) -> None:
+    storage.upload(saved(tmp_path / "here"))
+    (bucket / NAME / "adapter_model.safetensors").write_bytes(b"c" * 1000)
+    with pytest.raises(ObjectLost, match="does not match its SHA-256"):
+        storage.fetch(tmp_path / "there" / NAME)
+    assert not (tmp_path / "there" / NAME).exists()
+
+
+def test_a_deleted_checkpoint_is_gone_before_its_files_are(
+    storage: CheckpointStorage, bucket: Path, tmp_path: Path
+) -> None:
+    storage.upload(saved(tmp_path / "here"))
+    storage.upload(saved(tmp_path / "here", NAME + "0"))
+    (bucket / NAME / MANIFEST).unlink()
+    with pytest.raises(ObjectLost):
+        storage.fetch(tmp_path / "there" / NAME)
+    storage.delete(NAME)
+    assert storage.names() == {NAME + "0"}
+
+
+def test_the_cache_keeps_what_was_used_last_and_what_is_needed(bucket: Path, tmp_path: Path) -> None:
+    size = sum(map(len, FILES.values()))
+    storage = CheckpointStorage(f"file://{bucket}", max_cache_bytes=2 * size)
+    folders = [saved(tmp_path / "here", f"run_train_0/weights/n@{number}") for number in range(5)]
+    for number, folder in enumerate(folders[:4]):  # the last one is not stored: it stays
+        storage.upload(folder)
+        os.utime(folder, (number, 1000))
+    storage.evict(folders, {str(folders[0])})
+    assert [folder.exists() for folder in folders] == [True, False, False, False, True]
+    storage.fetch(folders[3])
+    assert contents(folders[3]) == FILES
+
+
+def test_an_object_store_in_memory_serves_as_well(tmp_path: Path) -> None:
+    storage = CheckpointStorage("memory://bucket/below", max_cache_bytes=1)
+    storage.upload(saved(tmp_path / "here"))
+    storage.fetch(tmp_path / "there" / NAME)
+    assert contents(tmp_path / "there" / NAME) == FILES
+    assert storage.names() == {NAME}
+    storage.delete(NAME)
+    assert storage.names() == set()
+
+
+def test_a_place_belongs_to_one_database(storage: CheckpointStorage) -> None:
+    storage.claim("first")
+    storage.claim("first")
+    with pytest.raises(StorageError, match="belongs to a server with another database"):
+        storage.claim("second")
+    assert storage.names() == set()
+
+
+def test_a_url_that_nobody_knows_is_named() -> None:
+    with pytest.raises(StorageError, match="nowhere://x"):
+        ObjectStorage("nowhere://x")
