@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from palestra.model.loading.quantised_cache import QuantisedCache
 from palestra.model.loading.row_share import HeldRows, RowShare
+from palestra.model.loading.tensor_share import WHOLE, TensorShare
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.quantised.forms import Form, packed_shapes, quantise
 from palestra.model.quantised.packed import FrozenWeight, PackedWeight, Scratch, as_stack
@@ -21,6 +23,8 @@ from palestra.model.quantised.packed import FrozenWeight, PackedWeight, Scratch,
 Rows = Sequence[tuple[str, int | tuple[int, ...]]]
 """Names of weights that share an input, with their outputs; of a stack, how many weights and their outputs."""
 Shapes = Sequence[tuple[str, tuple[int, ...]]]
+Cut = Literal["outputs", "inputs"]
+"""What of a product is divided among ranks that share every layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +48,29 @@ class ProductReader:
         form: Form | None = None,
         cache: QuantisedCache | None = None,
         share: RowShare | None = None,
+        tensor: TensorShare = WHOLE,
     ):
         self.files, self.dtype, self.device, self.form, self.cache = files, dtype, device, form, cache
-        self.share, self.scratch, self._count = share, Scratch(), 0
+        self.share, self.tensor, self.scratch, self._count = share, tensor, Scratch(), 0
 
-    def read(self, parts: Rows, inputs: int) -> FrozenWeight:
+    def read(self, parts: Rows, inputs: int, cut: Cut | None = None) -> FrozenWeight:
         """The parts one below the other, [all outputs, inputs]: one product instead of several."""
+        if cut is not None and self.tensor.ranks > 1:
+            return self._read_cut([(name, n) for name, n in parts if isinstance(n, int)], inputs, cut)
         return self._read(parts, inputs, None, None)
+
+    def _read_cut(self, parts: Sequence[tuple[str, int]], inputs: int, cut: Cut) -> Tensor:
+        """This rank's outputs of each part, or its inputs of all of them; nothing else is read."""
+        whole, columns = slice(0, inputs), self.tensor.own(inputs) if cut == "inputs" else slice(0, inputs)
+        rows = [self.tensor.own(n) if cut == "outputs" else slice(0, n) for _, n in parts]
+        counts = [own.stop - own.start for own in rows]
+        held = torch.empty(sum(counts), columns.stop - columns.start, dtype=self.dtype, device=self.device)
+        for (name, n), own, place in zip(parts, rows, held.split(counts), strict=True):
+            if columns == whole:
+                self.files.read_rows(name, (n, inputs), own, place)
+            else:
+                self.files.read_columns(name, (n, inputs), columns, place)
+        return held
 
     def read_stack(self, parts: Rows, inputs: int, n: int, stored: Transposed | None = None) -> FrozenWeight:
         """The parts as a stack of n weights, [n, outputs, inputs]."""

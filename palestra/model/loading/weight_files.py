@@ -189,6 +189,15 @@ class WeightFiles:
         self._shard_of(name).read_into(name, place, first=rows.start * shape[-1])
         self._count(name)
 
+    def read_columns(self, name: str, shape: tuple[int, int], columns: slice, place: Tensor) -> None:
+        """Fills [rows, some columns] with those columns of a weight of this shape."""
+        self._check(name, shape)
+        if packed_names(name, self.file_of) is not None:
+            place.copy_(self.tensor(name)[:, columns])
+            return
+        self._shard_of(name).read_columns(name, columns.start, place)
+        self._count(name)
+
     def skip(self, names: Iterable[str]) -> None:
         """Counts weights as read that are taken from elsewhere."""
         for name in names:

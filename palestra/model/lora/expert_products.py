@@ -48,7 +48,7 @@ class _ExpertRun:
 
     def gradient(self, name: SiteName, part: int = -1) -> Tensor:
         """The gradient of A, or of a part's B."""
-        whole = self.stack.a("grads", name) if part < 0 else self.stack.b("grads", name, part)
+        whole = self.stack.a("partial", name) if part < 0 else self.stack.b("partial", name, part)
         return whole[self.slot]
 
 
