@@ -258,8 +258,8 @@ class Snapshots:
         tensor = self.backend.tensor
         if found != tensor and not self.allow_other_tensor:
             raise StateRefused(
-                f"{self.folder}: the model {model_id} was trained with parallel.tensor={found}, and now it is {tensor}; "
-                f"start with models.0.parallel.tensor={found}, or with models.0.allow_other_tensor=true"
+                f"{self.folder}: the model {model_id} was trained with parallel.tensor={found}, and now it is "
+                f"{tensor}; start with models.0.parallel.tensor={found}, or with models.0.allow_other_tensor=true"
             )
 
     def _unless_damaged(self, file: Path, read: Callable[[Path], T]) -> T | None:

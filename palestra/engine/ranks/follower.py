@@ -153,6 +153,7 @@ class Follower:
         model = self._models.get(call.model)
         if model is None:
             model = self._models[call.model] = pool.create(call.lora)
+        pool.before_change(model)
         pool.clear_training_state(model)
         for kind in call.rows:
             self.group.broadcast(model.row(kind))
