@@ -12,9 +12,20 @@ import pytest
 from msgspec import structs
 from safetensors.numpy import load_file
 
+from palestra.engine.ranks.group_backend import GroupBackend
 from palestra.types import AdamParams, LoraConfig, SampleRequest, SamplingParams
-from palestra.types.engine import CreateModel, EngineFailure, LoadWeights, OptimStep, Sample, SavedAdapter, Stop
+from palestra.types.engine import (
+    CreateModel,
+    EngineFailure,
+    LoadWeights,
+    OptimStep,
+    Sample,
+    SavedAdapter,
+    Stop,
+    WorkerConfig,
+)
 from tests.engine.conftest import Driver
+from tests.engine.test_group_of_one import train_and_sample
 from tests.engine.test_recovery import kill_and_compare
 
 pytestmark = pytest.mark.distributed
@@ -120,9 +131,12 @@ def test_a_model_is_sampled_from_while_it_trains(drivers: Drivers, model: Path) 
     for tensor in (1, 2):
         driver = group(drivers, model, tensor)
         driver.run("m", CreateModel(lora=LORA))
-        train(driver, 2)
+        train(driver, 1)
+        saved = driver.save("m", "saved")
+        train(driver, 1, first=1)
         first = driver.keep("m", "first")
-        names = [driver.sample(first, max_tokens=60, n=2)]
+        names = [driver.sample(first, max_tokens=300, n=2)]
+        driver.run("m", LoadWeights(folder=str(saved), optimizer=True))
         train(driver, 2, first=2)
         names += [driver.sample(driver.keep("m", "second")), driver.sample(first), driver.sample()]
         found.append([driver.answer(name).sequences for name in names])
@@ -149,6 +163,31 @@ def test_a_checkpoint_of_one_number_of_ranks_goes_on_with_another(drivers: Drive
         end(driver)
     assert folder is not None
     assert_close(folder, expected, within=5e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_running_ahead_and_recomputing_change_no_bit(model: Path, tmp_path: Path, dtype: str) -> None:
+    """As on a GPU: steps begin before the tokens of the last one are read."""
+    found = []
+    for is_other in (False, True):
+        config = WorkerConfig(
+            address=f"ipc://{tmp_path}/link",
+            model=str(model),
+            state=str(tmp_path / "state"),
+            devices=("cpu", "cpu"),
+            tensor=2,
+            dtype=dtype,
+            threads=1,
+            micro_batch_tokens=48,
+            cache_tokens=1024,
+            max_sample_rows=8,
+            checkpointing=is_other,
+        )
+        backend = GroupBackend(config)
+        backend.sampler.runs_ahead = is_other
+        found.append(train_and_sample(backend))
+        backend.close()
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("data", [1, 2])

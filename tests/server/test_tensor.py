@@ -26,8 +26,8 @@ STEPS, KILLS = 24, 6
 
 def sample(client: tinker.ServiceClient, path: str | None = None) -> list[types.SampledSequence]:
     """Sixteen sequences, greedy and seeded."""
-    model = {"model_path": path} if path else {"base_model": "Qwen/Qwen3-8B"}
-    sampler, futures = client.create_sampling_client(**model), []
+    sampler = client.create_sampling_client(model_path=path, base_model=None if path else "Qwen/Qwen3-8B")
+    futures = []
     for number in range(8):
         prompt = types.ModelInput.from_ints(np.random.default_rng(number).integers(5, 300, 4 + 9 * number).tolist())
         params = types.SamplingParams(max_tokens=30, temperature=number % 2, seed=number)
@@ -91,8 +91,8 @@ def test_a_rank_that_dies_while_it_samples_costs_nobody_a_sample(make_server: Ma
 
 
 def test_a_model_that_cannot_be_divided_is_refused_at_the_start(make_server: MakeServer, random_model: Any) -> None:
-    model: Path = random_model("qwen3_moe")
+    model: Path = random_model("qwen3_5")
     server = make_server(*TENSOR, model=model, start=False)
     server.launch()
     server.until(lambda: server.process.poll() is not None, timeout_s=100)
-    assert "they have experts; leave parallel.tensor out" in server.said()
+    assert "they have recurrent layers; leave parallel.tensor out" in server.said()

@@ -56,26 +56,47 @@ class ProductReader:
     def read(self, parts: Rows, inputs: int, cut: Cut | None = None) -> FrozenWeight:
         """The parts one below the other, [all outputs, inputs]: one product instead of several."""
         if cut is not None and self.tensor.ranks > 1:
-            return self._read_cut([(name, n) for name, n in parts if isinstance(n, int)], inputs, cut)
+            return self._read_cut(parts, inputs, cut)
         return self._read(parts, inputs, None, None)
 
-    def _read_cut(self, parts: Sequence[tuple[str, int]], inputs: int, cut: Cut) -> Tensor:
-        """This rank's outputs of each part, or its inputs of all of them; nothing else is read."""
-        whole, columns = slice(0, inputs), self.tensor.own(inputs) if cut == "inputs" else slice(0, inputs)
-        rows = [self.tensor.own(n) if cut == "outputs" else slice(0, n) for _, n in parts]
-        counts = [own.stop - own.start for own in rows]
-        held = torch.empty(sum(counts), columns.stop - columns.start, dtype=self.dtype, device=self.device)
-        for (name, n), own, place in zip(parts, rows, held.split(counts), strict=True):
-            if columns == whole:
-                self.files.read_rows(name, (n, inputs), own, place)
-            else:
-                self.files.read_columns(name, (n, inputs), columns, place)
-        return held
-
-    def read_stack(self, parts: Rows, inputs: int, n: int, stored: Transposed | None = None) -> FrozenWeight:
-        """The parts as a stack of n weights, [n, outputs, inputs]."""
+    def read_stack(
+        self,
+        parts: Rows,
+        inputs: int,
+        n: int,
+        stored: Transposed | None = None,
+        cut: Cut | None = None,
+        projections: int = 1,
+    ) -> FrozenWeight:
+        """The parts as a stack of n weights, [n, outputs, inputs]. `projections`: how many each weight of a part has
+        one below the other."""
+        if cut is not None and self.tensor.ranks > 1:
+            return as_stack(self._read_cut(parts, inputs, cut, stored, projections), n)
         weight = self._read(parts, inputs, stored, n)
         return weight if self.share is not None else as_stack(weight, n)
+
+    def _read_cut(
+        self, parts: Rows, inputs: int, cut: Cut, stored: Transposed | None = None, projections: int = 1
+    ) -> Tensor:
+        """This rank's outputs of each projection, or its inputs of all of them; nothing else is read, but of stacks
+        that files have transposed."""
+        shapes = [(name, (n,) if isinstance(n, int) else n) for name, n in parts]
+        ranks, columns = (self.tensor.ranks, slice(0, inputs)) if cut == "outputs" else (1, self.tensor.own(inputs))
+        counts = [prod(shape) // ranks for _, shape in shapes]
+        held = torch.empty(sum(counts), columns.stop - columns.start, dtype=self.dtype, device=self.device)
+        for (name, shape), place in zip(shapes, held.split(counts), strict=True):
+            size = shape[-1] // projections
+            own = self.tensor.own(size)
+            if stored is not None:
+                whole = stored.arrange(self.files.tensor(name, stored.shape)).reshape(-1, size, inputs)
+                place.copy_((whole[:, own] if cut == "outputs" else whole[..., columns]).flatten(0, 1))
+            elif cut == "inputs":
+                self.files.read_columns(name, (*shape, inputs), columns, place)
+            else:
+                for number, block in enumerate(place.split(size // ranks)):
+                    rows = slice(number * size + own.start, number * size + own.stop)
+                    self.files.read_rows(name, (*shape, inputs), rows, block)
+        return held
 
     def _read(self, parts: Rows, inputs: int, stored: Transposed | None, stack: int | None) -> FrozenWeight:
         shapes = [(name, (n,) if isinstance(n, int) else n) for name, n in parts]

@@ -74,10 +74,10 @@ class SafetensorsFile:
             part.copy_(staged)
 
     def read_columns(self, name: str, first: int, place: Tensor) -> None:
-        """Fills [rows, n] with n columns of a matrix from `first` on."""
+        """Fills [rows, n] with n columns from `first` on, of a matrix or a stack of them."""
         stored, (rows, n) = self.tensors[name], place.shape
         assert isinstance(stored.dtype, torch.dtype)
-        size, width = stored.dtype.itemsize, stored.shape[1]
+        size, width = stored.dtype.itemsize, stored.shape[-1]
         step = max(1, CHUNK_BYTES // (n * size))
         for done in range(0, rows, step):
             part = place[done : done + step]

@@ -1,7 +1,7 @@
 """What of a model one of several processes computes that share every layer (tensor parallelism).
 
-Heads and the width inside of feed-forward networks are divided: projections into them have a part of their rows at each
-rank, and projections out of them the same part of their columns.
+Heads and the width inside of feed-forward networks, or of each expert, are divided: projections into them have a part
+of their rows at each rank, and projections out of them the same part of their columns.
 
 Owns: which models can be divided, and the shape of a part. Never touches: weights, how ranks talk.
 """
@@ -11,7 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from palestra.model.errors import UnsupportedModel
-from palestra.model.loading.layer_spec import AttentionSpec, HeadShape, LatentAttentionSpec, LayerSpec, MlpSpec
+from palestra.model.loading.layer_spec import (
+    AttentionSpec,
+    ExpertsSpec,
+    HeadShape,
+    LatentAttentionSpec,
+    LayerSpec,
+    MlpSpec,
+)
 from palestra.model.loading.spec import ModelSpec
 
 INSTEAD = (
@@ -54,6 +61,8 @@ class TensorShare:
             mixer = replace(mixer, heads=self.heads(mixer.heads))
         if isinstance(mlp, MlpSpec) and mlp.size is not None:
             mlp = replace(mlp, size=mlp.size // self.ranks)
+        if isinstance(mlp, ExpertsSpec):
+            mlp = replace(mlp, size=mlp.size // self.ranks, shared_size=mlp.shared_size // self.ranks)
         return replace(layer, mixer=mixer, mlp=mlp)
 
 
@@ -67,6 +76,7 @@ def require_divisible(spec: ModelSpec, ranks: int) -> None:
     if (what := _indivisible(spec)) is not None:
         raise UnsupportedModel(f"parallel.tensor={ranks} cannot divide {spec.family} models: {what}; {INSTEAD}")
     widths = {spec.dense_size(layer.mlp) for layer in spec.layers if isinstance(layer.mlp, MlpSpec)}
+    widths |= {size for experts in spec.experts.values() for size in (experts.size, experts.shared_size)}
     counts = {heads.n_kv_heads for heads in spec.heads} | {heads.n_heads for heads in spec.heads}
     if odd := [n for n in (*counts, *widths) if n % ranks]:
         heads = min(heads.n_kv_heads for heads in spec.heads)
@@ -93,14 +103,14 @@ def _indivisible(spec: ModelSpec) -> str | None:
             case _:
                 return "they have recurrent layers"
         match layer.mlp:
-            case MlpSpec(is_fused=False):
+            case MlpSpec(is_fused=False) | ExpertsSpec(latent_size=None, beside=None):
                 pass
             case MlpSpec():
                 return "their files have gate and up in one product"
+            case ExpertsSpec():
+                return "they have experts of a width of their own, or beside a dense network"
             case None:
                 return "they have layers without a feed-forward network"
-            case _:
-                return "they have experts"
         if layer.per_layer_input:
             return "their layers have inputs of their own"
     return None

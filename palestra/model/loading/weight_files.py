@@ -189,11 +189,12 @@ class WeightFiles:
         self._shard_of(name).read_into(name, place, first=rows.start * shape[-1])
         self._count(name)
 
-    def read_columns(self, name: str, shape: tuple[int, int], columns: slice, place: Tensor) -> None:
-        """Fills [rows, some columns] with those columns of a weight of this shape."""
+    def read_columns(self, name: str, shape: tuple[int, ...], columns: slice, place: Tensor) -> None:
+        """Fills [rows, some columns] with those columns of a weight of this shape, all its leading axes counted as
+        rows."""
         self._check(name, shape)
         if packed_names(name, self.file_of) is not None:
-            place.copy_(self.tensor(name)[:, columns])
+            place.copy_(self.tensor(name).flatten(0, -2)[:, columns])
             return
         self._shard_of(name).read_columns(name, columns.start, place)
         self._count(name)

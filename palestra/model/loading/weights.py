@@ -500,10 +500,12 @@ class _Reader:
         return ExpertsWeights(
             router=self.get(f"{name}.router.weight", n, h),
             router_bias=self.get(f"{name}.router.bias", n, dtype=torch.float32),
-            gate_up=self.stack(gate_up, (n, 2 * i), h, Transposed((n, h, 2 * i), by_halves)),
-            gate_up_bias=by_halves(self.get(f"{gate_up}_bias", n, 2 * i)[..., None]).squeeze(-1),
-            down=self.stack(down, (n, h), i, Transposed((n, i, h))),
-            down_bias=self.get(f"{down}_bias", n, h),
+            gate_up=self.products.read_stack(
+                [(gate_up, (n, 2 * i))], h, n, Transposed((n, h, 2 * i), by_halves), "outputs", projections=2
+            ),
+            gate_up_bias=self.halves_part(by_halves(self.get(f"{gate_up}_bias", n, 2 * i)[..., None]).squeeze(-1)),
+            down=self.products.read_stack([(down, (n, h))], i, n, Transposed((n, i, h)), "inputs"),
+            down_bias=self.get(f"{down}_bias", n, h) if self.tensor.rank == 0 else None,
         )
 
     def expert_stacks(self, name: str, mlp: ExpertsSpec) -> tuple[FrozenWeight, FrozenWeight]:
@@ -512,14 +514,18 @@ class _Reader:
         parts = ("gate", "up") if mlp.is_gated else ("up",)
         gate_up: Rows = [(f"{name}.{'_'.join(parts)}_proj", (n, len(parts) * i))]
         down: Rows = [(f"{name}.down_proj", (n, h))]
+        projections = len(parts)
         if gate_up[0][0] not in self.files:
             if f"{name}.{n}.down_proj.weight" in self.files:
                 raise WeightsError(
                     f"{self.files.folder}: {name} has more experts than the {n} that config.json asks for"
                 )
-            gate_up = [(f"{name}.{e}.{part}_proj.weight", i) for e in range(n) for part in parts]
+            gate_up, projections = [(f"{name}.{e}.{part}_proj.weight", i) for e in range(n) for part in parts], 1
             down = [(f"{name}.{e}.down_proj.weight", h) for e in range(n)]
-        return self.products.read_stack(gate_up, h, n), self.products.read_stack(down, i, n)
+        return (
+            self.products.read_stack(gate_up, h, n, cut="outputs", projections=projections),
+            self.products.read_stack(down, i, n, cut="inputs"),
+        )
 
     def get(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         place = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
@@ -530,6 +536,13 @@ class _Reader:
         """What belongs to this rank's outputs."""
         whole = self.get(name, size, dtype=dtype)
         return whole if self.tensor.ranks == 1 else whole[self.tensor.own(size)].clone()
+
+    def halves_part(self, bias: Tensor) -> Tensor:
+        """The same of gate and up of each expert, [experts, 2 * size]."""
+        if self.tensor.ranks == 1:
+            return bias
+        halves = bias.unflatten(1, (2, -1))
+        return halves[..., self.tensor.own(halves.shape[-1])].flatten(1)
 
     def norm(self, name: str, size: int, factor: float = 1.0) -> Tensor:
         """A norm's factors: in float32 where the family multiplies before it rounds, and where one is added or they are
@@ -544,9 +557,6 @@ class _Reader:
         """The norm before the unembedding. Its factors include that of the logits."""
         factor = self.spec.multipliers.logits
         return self.norm(name, size) if factor == 1.0 else changed(self.norm(name, size).float(), lambda w: w * factor)
-
-    def stack(self, name: str, outputs: tuple[int, int], inputs: int, stored: Transposed) -> FrozenWeight:
-        return self.products.read_stack([(name, outputs)], inputs, outputs[0], stored)
 
     def product(self, name: str, outputs: int, inputs: int, cut: Cut | None = None) -> FrozenWeight:
         return self.products.read([(name, outputs)], inputs, cut)

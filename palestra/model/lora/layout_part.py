@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from palestra.model.loading.tensor_share import TensorShare
@@ -29,7 +28,8 @@ class LayoutPart:
     def read(self, row: Tensor, part: Tensor) -> None:
         """Copies this rank's part of a whole row."""
         wholes, parts = self._matrices(row, part)
-        torch._foreach_copy_(list(parts.values()), list(wholes.values()))
+        for name, own in parts.items():
+            own.copy_(wholes[name])
 
     def write(self, part: Tensor, row: Tensor) -> None:
         """Makes a row of a part, so that the rows of all ranks add up: zeros where others have numbers. What all ranks
@@ -37,8 +37,9 @@ class LayoutPart:
         row.zero_()
         wholes, parts = self._matrices(row, part)
         left_out = set() if self.share.rank == 0 else self._undivided()
-        names = [name for name in parts if name not in left_out]
-        torch._foreach_copy_([wholes[name] for name in names], [parts[name] for name in names])
+        for name, own in parts.items():
+            if name not in left_out:
+                wholes[name].copy_(own)
 
     def _matrices(self, row: Tensor, part: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Those of the part, and where they are in the whole row."""
