@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
-from msgspec import structs
+from msgspec import json, structs
 from safetensors.numpy import load_file
 
 from palestra.engine.ranks.group_backend import GroupBackend
@@ -93,13 +94,24 @@ def assert_close(a: Path, b: Path, within: float = 1e-5) -> None:
 
 
 def test_any_number_of_ranks_draws_the_tokens_of_one(drivers: Drivers, model: Path) -> None:
+    compare_samples(drivers, model, (2, 1), (4, 1), (2, 2))
+
+
+def test_two_ranks_that_share_every_expert_draw_the_tokens_of_one(drivers: Drivers, random_model: Any) -> None:
+    compare_samples(drivers, random_model("qwen3_moe"), (2, 1))
+
+
+def compare_samples(drivers: Drivers, model: Path, *shapes: tuple[int, int]) -> None:
     alone = group(drivers, model, 1)
     alone.run("m", CreateModel(lora=LORA))
     train(alone)
     saved = alone.save("m", "saved")
     expected = sample_all(alone, saved)
-    for tensor, data in ((2, 1), (4, 1), (2, 2)):
+    end(alone)
+    for tensor, data in shapes:
         driver = group(drivers, model, tensor, data)
+        assert driver.process is not None
+        assert len(psutil.Process(driver.process.pid).children()) == tensor * data - 1
         for ours, theirs in zip(sample_all(driver, saved), expected, strict=True):
             for one, other in zip(ours.sequences, theirs.sequences, strict=True):
                 assert one.tokens == other.tokens
@@ -166,7 +178,9 @@ def test_a_checkpoint_of_one_number_of_ranks_goes_on_with_another(drivers: Drive
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_running_ahead_and_recomputing_change_no_bit(model: Path, tmp_path: Path, dtype: str) -> None:
+def test_running_ahead_and_recomputing_change_no_bit(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
     """As on a GPU: steps begin before the tokens of the last one are read."""
     found = []
     for is_other in (False, True):
@@ -183,6 +197,7 @@ def test_running_ahead_and_recomputing_change_no_bit(model: Path, tmp_path: Path
             max_sample_rows=8,
             checkpointing=is_other,
         )
+        monkeypatch.setenv("PALESTRA_WORKER", json.encode(config).decode())  # for the follower
         backend = GroupBackend(config)
         backend.sampler.runs_ahead = is_other
         found.append(train_and_sample(backend))

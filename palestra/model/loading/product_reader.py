@@ -93,9 +93,9 @@ class ProductReader:
             elif cut == "inputs":
                 self.files.read_columns(name, (*shape, inputs), columns, place)
             else:
-                for number, block in enumerate(place.split(size // ranks)):
-                    rows = slice(number * size + own.start, number * size + own.stop)
-                    self.files.read_rows(name, (*shape, inputs), rows, block)
+                firsts = range(0, prod(shape), size)
+                spans = [slice(first + own.start, first + own.stop) for first in firsts]
+                self.files.read_rows(name, (*shape, inputs), spans, place)
         return held
 
     def _read(self, parts: Rows, inputs: int, stored: Transposed | None, stack: int | None) -> FrozenWeight:
@@ -131,7 +131,7 @@ class ProductReader:
             if first < last:
                 rows, place = slice(first - start, last - start), held[first - own.start : last - own.start]
                 if stored is None:
-                    self.files.read_rows(name, (*shape, inputs), rows, place)
+                    self.files.read_rows(name, (*shape, inputs), [rows], place)
                 else:
                     place.copy_(stored.arrange(self.files.tensor(name, stored.shape)).flatten(0, -2)[rows])
             start = stop
