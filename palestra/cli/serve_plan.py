@@ -14,17 +14,19 @@ from math import prod
 from typing import Any
 
 from palestra.cli.model_plan import (
+    ADAPTER_COPIES,
     DTYPE_BYTES,
     LAYER,
     RUNTIME_BYTES,
-    adapter_bytes,
     is_product,
     training_bytes,
     weight_bytes,
 )
 from palestra.config.serve import ModelConfig
 from palestra.engine.torch_trainer import token_budget
+from palestra.model.errors import UnsupportedModel
 from palestra.model.loading.spec import ModelSpec
+from palestra.model.loading.tensor_share import TensorShare, require_divisible
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.lora.adapters import Layout
 from palestra.model.quantised.forms import FORMS
@@ -114,35 +116,38 @@ def _ranks_of(model: ModelConfig, facts: _Facts, devices: list[str], memory: Map
     ranks = []
     for rank, device in enumerate(devices):
         room = memory[device] // on_device[device]
-        key = rank == 0, device.partition(":")[0], room  # followers on equal devices need the same
+        samples = rank < model.parallel.tensor and model.sampler == "torch"
+        key = samples, device.partition(":")[0], room  # those on equal devices need the same
         if key not in planned:
-            planned[key] = _parts(model, facts, rank, device, room)
+            planned[key] = _parts(model, facts, device, room, samples=samples)
         ranks.append(RankPlan(model.name[0], rank, device, planned[key]))
     return ranks
 
 
-def _parts(model: ModelConfig, facts: _Facts, rank: int, device: str, room: int) -> dict[str, int]:
-    spec, kind = facts.spec, device.partition(":")[0]
+def _parts(model: ModelConfig, facts: _Facts, device: str, room: int, *, samples: bool) -> dict[str, int]:
+    spec, kind, tensor = facts.spec, device.partition(":")[0], model.parallel.tensor
+    own = TensorShare(0, tensor).spec(spec)
     item = 2 if model.weights == "bf16" else DTYPE_BYTES.get(model.dtype or spec.dtype, 4)
     weights, scratch = weight_bytes(facts.stored, FORMS.get(model.weights or ""), item)
-    gathered = 0
-    if (shard := model.parallel.shard) > 1:
-        layers = facts.layer_products(item)
-        weights -= layers.total() - layers.total() // shard
-        gathered = GATHERED_LAYERS * max(layers.values(), default=0)
+    layers = facts.layer_products(item)
+    weights -= layers.total() - layers.total() // max(model.parallel.shard, tensor)
+    gathered = GATHERED_LAYERS * max(layers.values(), default=0) if model.parallel.shard > 1 else 0
     tokens = model.micro_batch_tokens or token_budget(spec, kind)
-    row = 4 * Layout.of(spec, LoraConfig(rank=LORA_RANK)).size
+    lora = LoraConfig(rank=LORA_RANK)
+    row, part = Layout.of(spec, lora).size, Layout.of(own, lora).size
+    copies = (item if item < 4 or tensor > 1 else 0) + (4 if tensor > 1 else 0)  # what products read and add to
     parts = {
         "weights": weights,
         "a weight written out": scratch,
         "gathered layers": gathered,
-        f"one adapter of rank {LORA_RANK} in training": adapter_bytes(spec, LORA_RANK, item),
-        "sums of strands": row * model.strands.bit_length() if model.strands > 1 else 0,
-        f"training {tokens} tokens": training_bytes(spec, tokens, item, kind=kind, checkpointing=model.checkpointing),
+        f"one adapter of rank {LORA_RANK} in training": 4 * ADAPTER_COPIES * row + copies * part,
+        "sums of strands": 4 * part * model.strands.bit_length() if model.strands > 1 else 0,
+        f"training {tokens} tokens": training_bytes(own, tokens, item, kind=kind, checkpointing=model.checkpointing),
+        "sums over ranks": tokens * spec.hidden_size * (tensor * item + 4) if tensor > 1 else 0,
         "runtime": RUNTIME_BYTES if kind == "cuda" else 0,
     }
-    if rank == 0 and model.sampler == "torch":
-        parts["KV cache"] = _cache_bytes(model, spec, item, kind, room - weights - scratch)
+    if samples:
+        parts["KV cache"] = _cache_bytes(model, own, item, kind, room - weights - scratch)
     return {name: size for name, size in parts.items() if size}
 
 
@@ -167,8 +172,9 @@ def _nearest(model: ModelConfig, facts: _Facts, room: int) -> dict[str, Any] | N
 
 def _changes(model: ModelConfig, facts: _Facts) -> Iterator[dict[str, Any]]:
     """From what changes least to what costs most: recomputing, smaller micro-batches, a smaller cache; a divided base
-    model; fewer bits; more GPUs."""
-    spec, ranks = facts.spec, len(model.devices)
+    model; fewer bits; more GPUs. Where the worker samples, ranks share every layer if they can: layers that are
+    gathered for each token are slow."""
+    spec, ranks, parallel = facts.spec, len(model.devices), model.parallel
     is_cpu = model.devices[0] == "cpu"
     tokens = model.micro_batch_tokens or token_budget(spec, "cpu" if is_cpu else "cuda")
     small: list[dict[str, Any]] = [{}, {"checkpointing": True}]
@@ -177,19 +183,35 @@ def _changes(model: ModelConfig, facts: _Facts) -> Iterator[dict[str, Any]]:
         small.append({"checkpointing": True, "micro_batch_tokens": tokens})
     caches = SMALL_CACHES if model.cache_tokens is None and model.sampler == "torch" else ()
     small += [change | {"cache_tokens": cache} for cache in caches for change in small]
-    can_shard = model.weights in (None, "bf16")
+    is_plain = model.weights in (None, "bf16")
+    samples_here = model.sampler == "torch" and model.replicas is None
+    can_share = is_plain and samples_here and parallel.shard == 1
+    can_shard = is_plain and parallel.tensor == 1
     bases: list[dict[str, Any]] = [{}]
+    for tensor in _powers(2 * parallel.tensor, ranks) if can_share else ():
+        data = {} if parallel.data is None else {"parallel.data": ranks // tensor}
+        bases += [{"parallel.tensor": tensor} | data] if _is_divisible(spec, tensor) else []
     if can_shard:
-        bases += [{"parallel.shard": shard} for shard in _powers(2 * model.parallel.shard, ranks)]
-    if model.weights is None and model.parallel.shard == 1:
+        bases += [{"parallel.shard": shard} for shard in _powers(2 * parallel.shard, ranks // parallel.tensor)]
+    if model.weights is None and parallel.shard == parallel.tensor == 1:
         bases += [{"weights": form} for form in FEWER_BITS]
-    if can_shard and not is_cpu:
-        for gpus in _powers(2 * ranks, MAX_GPUS):
+    for gpus in () if is_cpu else _powers(2 * ranks, MAX_GPUS):
+        if can_share and _is_divisible(spec, gpus):
+            bases.append({"gpus": gpus, "parallel.tensor": gpus})
+        if can_shard:
             bases.append({"gpus": gpus, "parallel.shard": gpus, "strands": max(model.strands, gpus, 8)})
     for base in bases:
         for change in small:
             if base or change:
                 yield base | change
+
+
+def _is_divisible(spec: ModelSpec, tensor: int) -> bool:
+    try:
+        require_divisible(spec, tensor)
+    except UnsupportedModel:
+        return False
+    return True
 
 
 def _powers(first: int, last: int) -> Iterator[int]:
@@ -200,9 +222,10 @@ def _powers(first: int, last: int) -> Iterator[int]:
 
 def _changed(model: ModelConfig, changes: Mapping[str, Any]) -> ModelConfig:
     plain = {name: value for name, value in changes.items() if not name.startswith("parallel.")}
-    data = None if "gpus" in changes else model.parallel.data
+    data = None if "gpus" in changes else changes.get("parallel.data", model.parallel.data)
     shard = changes.get("parallel.shard", model.parallel.shard)
-    return model.model_copy(update={**plain, "parallel": type(model.parallel)(data=data, shard=shard)})
+    tensor = changes.get("parallel.tensor", model.parallel.tensor)
+    return model.model_copy(update={**plain, "parallel": type(model.parallel)(data=data, shard=shard, tensor=tensor)})
 
 
 # Devices

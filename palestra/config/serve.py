@@ -115,13 +115,17 @@ PowerOfTwo = Annotated[PositiveInt, AfterValidator(_power_of_two)]
 
 
 class ParallelConfig(Config):
-    """How the processes of one worker divide its training. See docs/distributed.md."""
+    """How the processes of one worker divide its work. See docs/distributed.md."""
 
     data: PowerOfTwo | None = None
-    """Ranks that compute micro-batches at the same time. None: one for each of `gpus`."""
+    """Ranks, or groups of `tensor` ranks, that compute micro-batches at the same time. None: `gpus` / `tensor`."""
     shard: PowerOfTwo = 1
     """Ranks across which the layers of the base model lie, so that each holds a part; it divides `data`. A layer
     is gathered before it computes."""
+    tensor: PowerOfTwo = 1
+    """Ranks that compute every layer together, for sampling and for training: each holds and computes its part of the
+    heads and of the feed-forward networks. `data` × `tensor` is the number of ranks. Fixed for the life of a state
+    folder."""
 
 
 class ReplicasConfig(Config):
@@ -177,6 +181,8 @@ class ModelConfig(Config):
     ends at the same bits on any number of GPUs up to it. Fixed for the life of a state folder."""
     allow_other_strands: bool = False
     """Go on with models that were trained with another number of strands; their last bits will differ."""
+    allow_other_tensor: bool = False
+    """Go on with models that were trained with another `parallel.tensor`; their last bits will differ."""
     sample_share: float = Field(default=0.5, ge=0, le=1)
     """Share of the time that sampling gets while there is training to do as well."""
     quantum_s: PositiveFloat = 0.03
@@ -234,29 +240,38 @@ class ModelConfig(Config):
             return tuple(self.gpus)
         if self.gpus is not None:
             return tuple(f"cuda:{number}" for number in range(self.gpus))
-        return (self.device,) * (self.parallel.data or 1)
+        return (self.device,) * ((self.parallel.data or 1) * self.parallel.tensor)
 
     @model_validator(mode="after")
     def _has_its_ranks(self) -> ModelConfig:
-        data, ranks = self.parallel.data, len(self.devices)
-        if data is not None and self.gpus is not None and data != ranks:
-            raise ValueError(f"parallel.data is {data}, but gpus has {ranks}; make them equal, or leave one out")
-        if data is not None and data > 1 and self.gpus is None and self.device != "cpu":
-            raise ValueError(f"parallel.data is {data}; set gpus={data} as well, or device=cpu")
+        data, tensor, ranks = self.parallel.data, self.parallel.tensor, len(self.devices)
+        if data is not None and self.gpus is not None and data * tensor != ranks:
+            raise ValueError(
+                f"parallel.data is {data}, but gpus has {ranks}; make them equal, or leave one out"
+                if tensor == 1
+                else f"parallel.data × parallel.tensor is {data * tensor}, but gpus has {ranks}; make them equal"
+            )
+        if ranks > 1 and self.gpus is None and self.device != "cpu":
+            what = "parallel.data" if tensor == 1 else "parallel.data × parallel.tensor"
+            raise ValueError(f"{what} is {ranks}; set gpus={ranks} as well, or device=cpu")
         _power_of_two(ranks)
+        if ranks % tensor:
+            raise ValueError(f"parallel.tensor is {tensor}, but there are only {ranks} ranks to divide among")
+        if tensor > 1 and self.parallel.shard > 1:
+            raise ValueError("parallel.tensor and parallel.shard cannot be combined yet; leave one of them out")
         if ranks % self.parallel.shard:
             raise ValueError(
                 f"parallel.shard is {self.parallel.shard}, but there are only {ranks} ranks to divide among"
             )
-        if self.parallel.shard > 1 and self.weights not in (None, "bf16"):
+        for name, number in (("shard", self.parallel.shard), ("tensor", tensor)):
+            if number > 1 and self.weights not in (None, "bf16"):
+                raise ValueError(
+                    f"parallel.{name} is {number}, but {self.weights} weights cannot be divided; leave one of them out"
+                )
+        if (groups := ranks // tensor) > self.strands:
             raise ValueError(
-                f"parallel.shard is {self.parallel.shard}, but {self.weights} weights cannot be divided; leave one "
-                "of them out"
-            )
-        if ranks > self.strands:
-            raise ValueError(
-                f"{ranks} ranks need {ranks} strands, and there are {self.strands}; set strands={max(8, ranks)}, which "
-                "is fixed for the life of the state folder"
+                f"{groups} ranks need {groups} strands, and there are {self.strands}; set strands={max(8, groups)}, "
+                "which is fixed for the life of the state folder"
             )
         return self
 
@@ -523,6 +538,7 @@ def worker_config(serve: ServeConfig, model: ModelConfig, address: str, state: P
         **model.model_dump(exclude={"path", "name", "tool_format", "sampler", "vllm", "gpus", "parallel", "replicas"}),
         "device": model.devices[0],
         "shard": model.parallel.shard,
+        "tensor": model.parallel.tensor,
         "devices": model.devices if len(model.devices) > 1 else (),
         "address": address,
         "model": str(model.path),
@@ -540,5 +556,5 @@ def replica_config(serve: ServeConfig, model: ModelConfig, number: int, address:
     assert model.replicas is not None
     config = worker_config(serve, model, address, state)
     device = model.replicas.devices[number] if model.replicas.devices else model.devices[0]
-    alone = {"devices": (), "shard": 1, "cache_tokens": model.cache_tokens}
+    alone = {"devices": (), "shard": 1, "tensor": 1, "cache_tokens": model.cache_tokens}
     return msgspec.structs.replace(config, role="sampler", device=device, **alone)

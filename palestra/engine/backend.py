@@ -112,6 +112,11 @@ class ComputeBackend(Protocol):
         ...
 
     @property
+    def tensor(self) -> int:
+        """Processes that compute every layer together. Another number gives other bits."""
+        ...
+
+    @property
     def max_sample_rows(self) -> int:
         """Sequences of one sampling step."""
         ...

@@ -67,11 +67,13 @@ class SnapshotHeader(msgspec.Struct, kw_only=True):
     weights: str = ""
     """What the base's weights were kept in; empty in files from before they could differ."""
     strands: int = 1
+    tensor: int = 1
+    """Processes that computed every layer together."""
 
 
 class StateRefused(Exception):
-    """The state folder has models that would go on at other bits: their base was in another form, or their gradients
-    were summed in another order."""
+    """The state folder has models that would go on at other bits: their base was in another form, or something was
+    summed in another order."""
 
 
 class Snapshots:
@@ -89,11 +91,13 @@ class Snapshots:
         every_bytes: int,
         allow_other_weights: bool = False,
         allow_other_strands: bool = False,
+        allow_other_tensor: bool = False,
     ):
         self.backend, self.table, self.sampler_cache, self.files = backend, table, sampler_cache, files
         self.counters, self._send, self.folder = counters, send, own_folder(folder)
         self.every_s, self.every_bytes = every_s, every_bytes
         self.allow_other_weights, self.allow_other_strands = allow_other_weights, allow_other_strands
+        self.allow_other_tensor = allow_other_tensor
         self._changed: dict[str, QueuedModel] = {}
         self._in_flight = 0
         self._scan_at = 0.0
@@ -146,6 +150,7 @@ class Snapshots:
             seq_id=model.applied_seq,
             weights=self.backend.card.weights,
             strands=self.backend.strands,
+            tensor=self.backend.tensor,
             samplers={n: SamplerPlace.TODAY if file is None else SamplerPlace.FILE for n, file in places.items()},
         )
         unstored = self.table.unstored_of(model)
@@ -234,6 +239,7 @@ class Snapshots:
             header = _header(read_metadata(files[number]))
             self._require_same_weights(model_id, header.weights)
             self._require_same_strands(model_id, header.strands)
+            self._require_same_tensor(model_id, header.tensor)
         for seq, number in sorted(found, reverse=True):
             model = self._unless_damaged(files[number], self._restore)
             if model is None:
@@ -260,6 +266,14 @@ class Snapshots:
             raise StateRefused(
                 f"{self.folder}: the model {model_id} was trained with strands={found}, and now it is {strands}; start "
                 f"with models.0.strands={found}, or with models.0.allow_other_strands=true"
+            )
+
+    def _require_same_tensor(self, model_id: str, found: int) -> None:
+        tensor = self.backend.tensor
+        if found != tensor and not self.allow_other_tensor:
+            raise StateRefused(
+                f"{self.folder}: the model {model_id} was trained with parallel.tensor={found}, and now it is "
+                f"{tensor}; start with models.0.parallel.tensor={found}, or with models.0.allow_other_tensor=true"
             )
 
     def _unless_damaged(self, file: Path, read: Callable[[Path], T]) -> T | None:

@@ -19,6 +19,8 @@ from palestra.types import LoraConfig, SampleRequest
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from palestra.model.tensor_group import TensorGroup
+
 log = logging.getLogger(__name__)
 
 CPU_ROWS, GPU_ROWS = 256, 512
@@ -28,8 +30,8 @@ WARM_UP_LOG_S = 2.0
 class TorchBackend(TorchTrainer):
     """A base model with the adapters that are trained on it and sampled from."""
 
-    def __init__(self, config: TorchConfig, mesh: DeviceMesh | None = None):
-        super().__init__(config, mesh)
+    def __init__(self, config: TorchConfig, mesh: DeviceMesh | None = None, tensor: TensorGroup | None = None):
+        super().__init__(config, mesh, tensor)
         decoder = self.model.decoder
         self.max_sample_rows = config.max_sample_rows or (CPU_ROWS if decoder.device.type == "cpu" else GPU_ROWS)
         tokenizer = None
@@ -85,8 +87,9 @@ class TorchBackend(TorchTrainer):
     def own_bytes(self, frozen: Adapter) -> int:
         if frozen.original is not None:
             return 0
-        compute = 0 if self.pool.dtype == torch.float32 else self.pool.dtype.itemsize
-        return frozen.stack.layout.size * (4 + compute)
+        has_copy = self.pool.dtype != torch.float32 or frozen.stack.part is not None
+        compute = self.pool.dtype.itemsize * frozen.stack.own_layout.size if has_copy else 0
+        return 4 * frozen.stack.layout.size + compute
 
     # Sampling
 

@@ -30,6 +30,7 @@ from palestra.model import (
     load_model,
     save_adapter,
 )
+from palestra.model.loading.tensor_share import WHOLE
 from palestra.model.lora.adapter_files import require_trained_on
 from palestra.model.lora.adapters import Rows
 from palestra.model.numerics import Numerics
@@ -44,6 +45,8 @@ MIN_TOKENS, MAX_TOKENS = 128, 2048
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+    from palestra.model.tensor_group import TensorGroup
 
 Begun = GradientTree | torch.Tensor | None
 """A request that trains: with one strand, what was accumulated before it."""
@@ -77,10 +80,10 @@ class TorchConfig:
 class TorchTrainer:
     """A base model with the adapters that are trained on it."""
 
-    ranks = 1
+    ranks = tensor = 1
 
-    def __init__(self, config: TorchConfig, mesh: DeviceMesh | None = None):
-        """With a mesh, the base model lies across its processes."""
+    def __init__(self, config: TorchConfig, mesh: DeviceMesh | None = None, tensor: TensorGroup | None = None):
+        """With a mesh, the base model lies across its processes; those of `tensor` compute every layer together."""
         if config.threads:
             torch.set_num_threads(config.threads)
         self.model = model = load_model(
@@ -90,16 +93,23 @@ class TorchTrainer:
             numerics=config.numerics,
             weights=config.weights,
             mesh=mesh,
+            tensor=tensor,
         )
         self.allow_other_weights = config.allow_other_weights
         self.spec, decoder = model.spec, model.decoder
         self.base = str(Path(config.model).resolve())
         self.token_budget = config.micro_batch_tokens or token_budget(model.spec, decoder.device.type)
-        self.pool = AdapterPool(model.spec, dtype=decoder.dtype, device=decoder.device, max_rank=config.max_rank)
+        self.pool = AdapterPool(
+            model.spec,
+            dtype=decoder.dtype,
+            device=decoder.device,
+            max_rank=config.max_rank,
+            share=WHOLE if tensor is None else tensor.share,
+        )
         self.trainer = Trainer(decoder, self.pool, token_budget=self.token_budget, checkpointing=config.checkpointing)
-        self.strands = config.strands
+        self.strands, self._has_trees = config.strands, config.strands > 1 or tensor is not None
         self._trees: dict[Adapter, GradientTree] = {}
-        """Of requests that train now, where there are strands."""
+        """Of requests that train now, where there are strands or ranks that share every layer."""
         self._has_cut = False
         self._spare: Adapter | None = None
         self.card = ModelCard(
@@ -177,7 +187,7 @@ class TorchTrainer:
         return sorted(parts, key=lambda part: tree_place(part.strand, self.strands))
 
     def forward(self, parts: Sequence[MicroBatch], *, train: bool) -> Forward:
-        for part in parts if train and self.strands > 1 else ():
+        for part in parts if train and self._has_trees else ():
             self._trees[part.data[0].adapter].enter(part.strand)
         data = [d for part in parts for d in part.data] or self._one_token(train=train)
         done = self.trainer.forward_micro(data, list(range(len(data))), train=train)
@@ -197,7 +207,7 @@ class TorchTrainer:
         return self.trainer.prepare([TrainItem(self._spare, datum)], train=train)
 
     def begin_pass(self, model: Adapter) -> Begun:
-        if self.strands == 1:
+        if not self._has_trees:
             return model.row("grads").clone() if model.has_gradient else None
         self._trees[model] = tree = GradientTree.begin(model, self.strands)
         return tree

@@ -96,6 +96,7 @@ class EngineWorker:
             every_bytes=config.snapshot_every_bytes,
             allow_other_weights=config.allow_other_weights,
             allow_other_strands=config.allow_other_strands,
+            allow_other_tensor=config.allow_other_tensor,
         )
         self.share = TimeShare(config.sample_share)
         self._epoch = ""

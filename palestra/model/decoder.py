@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -52,6 +53,9 @@ from palestra.model.mlp.parallel import ParallelMlp
 from palestra.model.mlp.per_layer_input import LayerEnd, PerLayerInputs
 from palestra.model.mlp.routing import Routing
 
+if TYPE_CHECKING:
+    from palestra.model.tensor_group import TensorGroup
+
 Layer = Callable[[Tensor, Tensor | None, MixerInputs, LoraPlan], tuple[Tensor, Tensor | None]]
 """From the residual stream and what is to be added to it to the same, one layer later."""
 
@@ -63,8 +67,9 @@ class Decoder:
     losses and tokens.
     """
 
-    def __init__(self, spec: ModelSpec, weights: DecoderWeights):
-        self.spec, self.weights = spec, weights
+    def __init__(self, spec: ModelSpec, weights: DecoderWeights, tensor: TensorGroup | None = None):
+        """`tensor`: the processes that compute every layer together; spec and weights are this one's part."""
+        self.spec, self.weights, self.tensor = spec, weights, tensor
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
         self.embedding_scale = _embedding_scale(spec.multipliers, self.dtype)
         self.rotaries = {name: Rotary.of(rope, self.device) for name, rope in spec.ropes.items()}
@@ -132,12 +137,15 @@ class Decoder:
     def _enter(self, hidden: Tensor, update: Tensor | None, norm: Tensor | None) -> tuple[Tensor, Tensor]:
         """The residual stream with the update, and what a half of a layer reads of it."""
         if norm is not None:
-            return self.ops.add_rms_norm(hidden, update, norm, self.spec.norm_eps)
-        hidden = hidden if update is None else hidden + update
-        return hidden, hidden
+            hidden, x = self.ops.add_rms_norm(hidden, update, norm, self.spec.norm_eps)
+        else:
+            hidden = x = hidden if update is None else hidden + update
+        return hidden, x if self.tensor is None else self.tensor.enter(x)
 
     def _leave(self, x: Tensor, norm: Tensor | None) -> Tensor:
         """What a half of a layer adds to the residual stream."""
+        if self.tensor is not None:
+            x = self.tensor.leave(x)
         if norm is not None:
             x = self.ops.add_rms_norm(x, None, norm, self.spec.norm_eps)[1]
         return scaled(x, self.spec.multipliers.residual)

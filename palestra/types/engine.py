@@ -487,6 +487,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Device of each rank, where the worker is a group of processes."""
     shard: int = 1
     """Ranks across which the base model lies."""
+    tensor: int = 1
+    """Neighbouring ranks that compute every layer together."""
     dtype: str | None = None
     weights: str | None = None
     """Form of 8 or 4 bits for the weights of products. None: the dtype."""
@@ -502,6 +504,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Sums of micro-batches of which a request's gradient is a binary tree. Fixed for the life of a state folder."""
     allow_other_strands: bool = False
     """Go on with models that were trained with another number of strands."""
+    allow_other_tensor: bool = False
+    """Go on with models that were trained with another number of ranks that share every layer."""
     sample_share: float = 0.5
     """Share of the time that sampling gets while there is training to do as well."""
     quantum_s: float = 0.03

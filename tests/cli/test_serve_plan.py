@@ -10,6 +10,8 @@ import pytest
 from tests.cli.test_cli import palestra
 from tests.cli.test_model_plan import write_hollow
 
+VLLM = ("models.0.sampler=vllm", "models.0.vllm.urls=[http://127.0.0.1:8001]")
+
 
 @pytest.fixture(scope="module")
 def eight_billion(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -53,7 +55,8 @@ def test_ranks_are_placed_and_a_divided_base_model_is_half_of_it(eight_billion):
     ("memory", "settings", "expected"),
     [
         ("40GB", (), "models.0.checkpointing=True"),
-        ("16GB", ("models.0.gpus=4", "models.0.strands=8"), "models.0.parallel.shard="),
+        ("16GB", ("models.0.gpus=4", "models.0.strands=8"), "models.0.parallel.tensor="),
+        ("16GB", ("models.0.gpus=4", "models.0.strands=8", *VLLM), "models.0.parallel.shard="),
         ("14GB", ("models.0.device=cuda",), "models.0.weights=int"),
     ],
 )
@@ -65,6 +68,37 @@ def test_what_does_not_fit_is_refused_with_a_plan_that_does(eight_billion, memor
     found = advice(refused.stderr)
     assert any(setting.startswith(expected) for setting in found), found
     assert palestra(*common, *found).exit_code == 0
+
+
+def test_ranks_that_share_every_layer_share_weights_and_cache(eight_billion):
+    common = ("serve", "--model", eight_billion, "--dry-run", "--memory", "80GB", "models.0.checkpointing=true")
+    settings = ("models.0.cache_tokens=65536", "models.0.strands=8")
+    alone = palestra(*common, *settings, "models.0.gpus=1")
+    shared = palestra(*common, *settings, "models.0.gpus=4", "models.0.parallel.tensor=2")
+    assert shared.exit_code == 0, shared.output
+    sizes = [float(found_in(r"weights +([\d.]+) GiB", shown.stdout)) for shown in (alone, shared)]
+    assert sizes[1] == pytest.approx(sizes[0] / 2, rel=0.2)  # embeddings are whole
+    caches = [float(found_in(r"KV cache +([\d.]+) GiB", shown.stdout)) for shown in (alone, shared)]
+    assert caches[1] == pytest.approx(caches[0] / 2, rel=0.02)
+    assert shared.stdout.count("KV cache") == 2  # of four: those that sample together
+    assert shared.stdout.count("sums over ranks") == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (("models.0.gpus=16", "models.0.parallel.tensor=16"), "it has 8 heads of keys and values"),
+        (("models.0.gpus=4", "models.0.parallel.tensor=2", "models.0.parallel.shard=2"), "cannot be combined"),
+        (("models.0.gpus=4", "models.0.parallel.tensor=8"), "only 4 ranks"),
+        (("models.0.gpus=4", "models.0.parallel.tensor=2", "models.0.parallel.data=4"), "is 8, but gpus has 4"),
+        (("models.0.device=cuda", "models.0.parallel.tensor=2"), "set gpus=2"),
+        (("models.0.gpus=2", "models.0.parallel.tensor=2", "models.0.weights=int8"), "int8 weights cannot be divided"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused_with_a_sentence(eight_billion, settings, said):
+    refused = palestra("serve", "--model", eight_billion, "--dry-run", "--memory", "80GB", *settings)
+    assert refused.exit_code != 0
+    assert said in refused.stderr
 
 
 def test_a_device_that_is_not_here_needs_its_memory_told(eight_billion):

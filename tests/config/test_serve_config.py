@@ -49,7 +49,7 @@ def test_a_worker_is_told_every_setting_there_is(tmp_path):
     assert (worker.address, worker.model, worker.state) == ("ipc:///s", str(tmp_path), str(tmp_path / "w"))
     assert (worker.threads, worker.dtype, worker.sample_share, worker.max_models) == (2, "bfloat16", 0.25, 7)
     own = {"path", "name", "tool_format", "sampler", "vllm", "gpus", "parallel", "replicas"}  # the server's
-    made = {"address", "model", "state", "max_models", "beat_every_s", "devices", "shard", "role"}
+    made = {"address", "model", "state", "max_models", "beat_every_s", "devices", "shard", "tensor", "role"}
     elsewhere = {"server_key", "ticket"}  # which `palestra replica` sets
     assert set(ModelConfig.model_fields) - own | made | elsewhere == set(WorkerConfig.__struct_fields__)
 
@@ -62,6 +62,8 @@ def test_a_worker_is_told_every_setting_there_is(tmp_path):
         ({"gpus": 4}, ("cuda:0", "cuda:1", "cuda:2", "cuda:3")),
         ({"gpus": ["cuda:2", "cuda:5"]}, ("cuda:2", "cuda:5")),
         ({"device": "cpu", "parallel": {"data": 2}}, ("cpu", "cpu")),
+        ({"device": "cpu", "parallel": {"tensor": 2}}, ("cpu", "cpu")),
+        ({"gpus": 4, "parallel": {"tensor": 2}}, ("cuda:0", "cuda:1", "cuda:2", "cuda:3")),
     ],
 )
 def test_ranks_go_to_devices(tmp_path, given, devices):

@@ -154,7 +154,7 @@ def test_a_follower_that_cannot_start_says_why(make_server: MakeServer) -> None:
         if "PALESTRA_FOLLOWER" in os.environ:
             from palestra.engine.torch_trainer import TorchTrainer
 
-            def fail(self, config, mesh):
+            def fail(self, *args):
                 raise RuntimeError("this card is broken")
 
             TorchTrainer.__init__ = fail

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from palestra.model.lora.adapters import Rows
+from palestra.model.sampling.planned_step import PlannedStep
 from palestra.types import AdamParams, Datum, LoraConfig
 from palestra.types.engine import DatumOutput
 
@@ -61,6 +62,7 @@ class EndPass(Struct, frozen=True, tag="end"):
 
     model: int
     ranks: list[int]
+    """Numbers of groups, where several ranks share every layer."""
 
 
 class UndoPass(Struct, frozen=True, tag="undo"):
@@ -73,12 +75,52 @@ class StepCall(Struct, frozen=True, tag="step"):
     steps: list[tuple[int, AdamParams]]
 
 
+class OpenCache(Struct, frozen=True, tag="open_cache"):
+    """The follower samples together with rank 0 and gets a KV cache of the same pages."""
+
+    n_pages: int
+    page_size: int
+
+
+class PlaceWeights(Struct, frozen=True, tag="place_weights"):
+    """Weights for sampling: those that a model has now, or, without one, those that rank 0 broadcasts."""
+
+    weights_id: int
+    lora: LoraConfig
+    model: int | None
+
+
+class DropWeights(Struct, frozen=True, tag="drop_weights"):
+    weights_ids: list[int]
+
+
+class SampleCall(Struct, frozen=True, tag="sample"):
+    """Runs the layers in a step of rank 0's sampler, which broadcasts the tokens."""
+
+    step: PlannedStep
+    adapters: list[tuple[int | None, int]]
+    """The `weights_id` of each run of rows, and how many there are."""
+
+
 class Quit(Struct, frozen=True, tag="quit"):
     pass
 
 
 Call = (
-    PlaceModel | FreeModel | BeginPass | ForwardCall | GatherCall | BackwardCall | EndPass | UndoPass | StepCall | Quit
+    PlaceModel
+    | FreeModel
+    | BeginPass
+    | ForwardCall
+    | GatherCall
+    | BackwardCall
+    | EndPass
+    | UndoPass
+    | StepCall
+    | OpenCache
+    | PlaceWeights
+    | DropWeights
+    | SampleCall
+    | Quit
 )
 
 

@@ -19,16 +19,20 @@ from palestra.engine.ranks.calls import (
     BeginPass,
     Call,
     DatumReply,
+    DropWeights,
     EndPass,
     ForwardCall,
     ForwardDone,
     FreeModel,
     GatherCall,
+    OpenCache,
     PartCall,
     PlaceModel,
+    PlaceWeights,
     Quit,
     Ready,
     Reply,
+    SampleCall,
     StepCall,
     StepReply,
     UndoPass,
@@ -38,6 +42,8 @@ from palestra.engine.ranks.calls import (
 from palestra.engine.ranks.process_group import ProcessGroup
 from palestra.engine.torch_trainer import Begun, TorchConfig, TorchTrainer
 from palestra.model import Adapter, TrainItem
+from palestra.model.lora.adapters import Layout
+from palestra.model.sampling.planned_step import StepFollower
 from palestra.types.engine import WorkerConfig
 
 STDIN = 0
@@ -58,11 +64,16 @@ class FollowerConfig(msgspec.Struct, frozen=True, kw_only=True):
 class Follower:
     def __init__(self, config: WorkerConfig, place: FollowerConfig):
         device = torch.device(config.devices[place.rank])
-        self.group = ProcessGroup(Path(place.meeting), place.rank, len(config.devices), device)
-        self.trainer = TorchTrainer(TorchConfig.of(config, place.rank), self.group.shard_mesh(config.shard))
+        self.group = ProcessGroup(Path(place.meeting), place.rank, len(config.devices), device, config.tensor)
+        self._tensor = self.group.tensor_group()
+        mesh = self.group.shard_mesh(config.shard)
+        self.trainer = TorchTrainer(TorchConfig.of(config, place.rank), mesh, self._tensor)
         self._models: dict[int, Adapter] = {}
         self._begun: dict[int, Begun] = {}
         self._half_done: Forward | None = None
+        self._steps: StepFollower | None = None
+        self._weights: dict[int, Adapter] = {}
+        """For sampling, by `weights_id`."""
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, f"{place.life}/{place.rank}".encode())
@@ -113,12 +124,36 @@ class Follower:
             case StepCall(steps=steps):
                 results = trainer.trainer.optim_step({models[number]: adam for number, adam in steps})
                 self._say(StepReply([result.metrics.get("grad_norm") for result in results.values()]))
+            case OpenCache(n_pages=n_pages, page_size=page_size):
+                self._steps = StepFollower(trainer.model.decoder, n_pages, page_size)
+            case PlaceWeights():
+                self._place_weights(call)
+            case DropWeights(weights_ids=weights_ids):
+                for weights_id in weights_ids:
+                    trainer.pool.free(self._weights.pop(weights_id))
+            case SampleCall(step=step, adapters=adapters):
+                assert self._tensor is not None
+                assert self._steps is not None
+                tokens = torch.empty(step.n_tokens, dtype=torch.int64, device=trainer.model.decoder.device)
+                self._tensor.broadcast(tokens)
+                self._steps.run(step, tokens, [(None if n is None else self._weights[n], r) for n, r in adapters])
+
+    def _place_weights(self, call: PlaceWeights) -> None:
+        pool = self.trainer.pool
+        if call.model is not None:
+            self._weights[call.weights_id] = pool.snapshot(self._models[call.model])
+            return
+        assert self._tensor is not None
+        row = torch.empty(Layout.of(pool.spec, call.lora).size, device=pool.device)
+        self._tensor.broadcast(row)
+        self._weights[call.weights_id] = pool.freeze(call.lora, row)
 
     def _place(self, call: PlaceModel) -> None:
         pool = self.trainer.pool
         model = self._models.get(call.model)
         if model is None:
             model = self._models[call.model] = pool.create(call.lora)
+        pool.before_change(model)
         pool.clear_training_state(model)
         for kind in call.rows:
             self.group.broadcast(model.row(kind))

@@ -5,7 +5,10 @@ request's micro-batches go to ranks by their strands, and its gradient is summed
 (`model/training/gradient_tree`): its bits do not depend on the number of ranks. A user's errors appear at rank 0 before
 any follower hears of a request. Whatever fails later, at any rank, ends the group: the server starts it again.
 
-Owns: the followers' processes, who computes what. Never touches: requests, files of models, sampling.
+With `tensor`, neighbouring ranks share every layer. They compute the same micro-batches, and those beside rank 0 run
+the layers of its sampling steps. Rank 0 schedules, has the logits and draws.
+
+Owns: the followers' processes, who computes what. Never touches: requests, files of models, how tokens are drawn.
 """
 
 from __future__ import annotations
@@ -28,24 +31,29 @@ import msgspec
 import numpy as np
 import torch
 import zmq
+from torch import Tensor
 
-from palestra.engine.backend import BackendBroken, DatumDone, Forward, MicroBatch, ModelImage
+from palestra.engine.backend import BackendBroken, DatumDone, Forward, MicroBatch, ModelImage, SampleStep
 from palestra.engine.exit_codes import BROKEN, CANNOT_START
 from palestra.engine.ranks.calls import (
     BackwardCall,
     BeginPass,
     Call,
     DatumReply,
+    DropWeights,
     EndPass,
     ForwardCall,
     ForwardDone,
     FreeModel,
     GatherCall,
+    OpenCache,
     PartCall,
     PlaceModel,
+    PlaceWeights,
     Quit,
     Ready,
     Reply,
+    SampleCall,
     StepCall,
     StepReply,
     UndoPass,
@@ -57,6 +65,11 @@ from palestra.engine.ranks.process_group import ProcessGroup
 from palestra.engine.torch_backend import TorchBackend
 from palestra.engine.torch_trainer import Begun, TorchConfig, rows_in_use
 from palestra.model import Adapter
+from palestra.model.sampling.planned_step import PlannedStep
+from palestra.model.sampling.sampler import RowAdapters
+from palestra.model.sampling.sequences import StepPlan
+from palestra.model.tensor_group import TensorGroup
+from palestra.model.training.packing import Prepared
 from palestra.types import AdamParams, LoraConfig
 from palestra.types.engine import Pass, WorkerConfig
 from palestra.util.processes import PIPE, spawn_blocking
@@ -68,15 +81,24 @@ T = TypeVar("T", bound=Reply)
 
 class GroupBackend(TorchBackend):
     def __init__(self, config: WorkerConfig):
-        self.ranks = len(config.devices)
+        self.processes, self.tensor = len(config.devices), config.tensor
+        self.ranks = self.processes // self.tensor
+        """Groups of `tensor` processes that share every layer: each computes micro-batches of its own."""
         self._followers = Followers(config)
-        self.group = ProcessGroup(self._followers.meeting, 0, self.ranks, torch.device(config.devices[0]))
-        super().__init__(TorchConfig.of(config, 0), self.group.shard_mesh(config.shard))
+        device = torch.device(config.devices[0])
+        self.group = ProcessGroup(self._followers.meeting, 0, self.processes, device, self.tensor)
+        self._layers_group = self.group.tensor_group()
+        super().__init__(TorchConfig.of(config, 0), self.group.shard_mesh(config.shard), self._layers_group)
         self._run_layers, self._has_sent = self.model.decoder.sharded, False
         if self._run_layers is not None:
             super().forward([], train=False)  # FSDP makes its tensors here, not in the sampler's inference mode
             self.model.decoder.sharded = self._run_with_all
         self._followers.wait_ready()
+        self._shared_weights: set[int] = set()
+        """The `weights_id` of all that the ranks that sample with this one have."""
+        if self._layers_group is not None:
+            self._followers.send(OpenCache(self.sampler.pages.n_pages, self.sampler.pages.page_size), *self._helpers)
+            self.sampler.around_layers = self._sample_together
         self._turn = 0
         self._ranks_of: dict[int, set[int]] = {}
         """By model: the ranks that have computed something of the request that trains it now."""
@@ -118,31 +140,36 @@ class GroupBackend(TorchBackend):
 
     def _placed(self, part: MicroBatch, model: Adapter, request: Pass) -> MicroBatch:
         rank = (part.strand ^ self._turn) % self.ranks
-        if rank == 0:
-            return part
         config: Any = request.config
         data = [request.data[i] for i in part.numbers]
-        return replace(part, rank=rank, data=PartCall(model.uid, part.strand, request.loss, config, data))
+        call = PartCall(model.uid, part.strand, request.loss, config, data)
+        return replace(part, rank=rank, data=PlacedPart(call, part.data))
 
     def forward(self, parts: Sequence[MicroBatch], *, train: bool) -> Forward:
         by_rank: dict[int, list[MicroBatch]] = {}
         for part in parts:
             by_rank.setdefault(part.rank, []).append(part)
             if train:
-                model = part.data[0].adapter.uid if part.rank == 0 else part.data.model
-                self._ranks_of[model].add(part.rank)
+                self._ranks_of[part.data.call.model].add(part.rank)
         if self._run_layers is not None:
             by_rank = {rank: by_rank.get(rank, []) for rank in range(self.ranks)}
-        own, others = by_rank.pop(0, None), by_rank
+        others = [process for rank in by_rank for process in self._processes_of(rank) if process > 0]
         with self._together():
-            for rank, theirs in others.items():
-                self._followers.send(ForwardCall([part.data for part in theirs], train), rank)
-            done = super().forward(own, train=train) if own is not None else None
-            results = {0: iter(done.results if done else ())}
-            for rank in others:
-                results[rank] = iter(_results(self._followers.answer(rank, ForwardDone)))
+            calls = {rank: ForwardCall([part.data.call for part in theirs], train) for rank, theirs in by_rank.items()}
+            for process in others:
+                self._followers.send(calls[process // self.tensor], process)
+            done = None
+            if 0 in by_rank:
+                own = [replace(part, data=part.data.own) for part in by_rank[0]]
+                done = super().forward(own, train=train)
+            replies = {process: self._followers.answer(process, ForwardDone) for process in others}
+        results = {rank: iter(_results(replies[first])) for rank in by_rank if (first := rank * self.tensor) > 0}
+        results[0] = iter(done.results if done else ())
         found = [next(results[part.rank]) for part in parts]
-        return Forward(found, GroupPass(done, list(others)) if train else None)
+        return Forward(found, GroupPass(done, others) if train else None)
+
+    def _processes_of(self, rank: int) -> range:
+        return range(rank * self.tensor, (rank + 1) * self.tensor)
 
     def backward(self, forward: Forward) -> None:
         group_pass: GroupPass = forward.pending
@@ -175,11 +202,52 @@ class GroupBackend(TorchBackend):
             self._followers.send(StepCall([(model.uid, adam) for model, adam in steps.items()]))
             results = self.trainer.optim_step(dict(steps))
             norms = [result.metrics.get("grad_norm") for result in results.values()]
-            for rank in range(1, self.ranks):
+            for rank in range(1, self.processes):
                 other = self._followers.answer(rank, StepReply).norms
                 if other != norms:
                     raise BackendBroken(f"rank {rank} has gradients of norm {other}, rank 0 has {norms}")
         return {model: result.error or result.metrics for model, result in results.items()}
+
+    # Sampling
+
+    @property
+    def _helpers(self) -> range:
+        """The ranks that compute every layer together with this one."""
+        return range(1, self.tensor)
+
+    @contextmanager
+    def _sample_together(self, plan: StepPlan, tokens: Tensor, adapters: RowAdapters) -> Iterator[None]:
+        assert self._layers_group is not None
+        with self._together():
+            for adapter, _ in adapters:
+                if adapter is not None and adapter.weights_id not in self._shared_weights:
+                    self._share_weights(adapter, self._layers_group)
+            runs = [(None if adapter is None else adapter.weights_id, rows) for adapter, rows in adapters]
+            self._followers.send(SampleCall(PlannedStep.of(plan), runs), *self._helpers)
+            self._layers_group.broadcast(tokens)
+            yield
+
+    def _share_weights(self, frozen: Adapter, group: TensorGroup) -> None:
+        """What is still the weights of a model in training, every rank has."""
+        model = None if frozen.original is None else frozen.original.uid
+        self._followers.send(PlaceWeights(frozen.weights_id, frozen.config, model), *self._helpers)
+        if model is None:
+            group.broadcast(frozen.row("weights"))
+        self._shared_weights.add(frozen.weights_id)
+
+    def sample_step(self) -> SampleStep:
+        step = super().sample_step()
+        self._drop_unused_weights()
+        return step
+
+    def abort(self, number: int) -> None:
+        super().abort(number)
+        self._drop_unused_weights()
+
+    def _drop_unused_weights(self) -> None:
+        if unused := sorted(self._shared_weights.difference(self.sampler.weights_in_use)):
+            self._shared_weights.difference_update(unused)
+            self._followers.send(DropWeights(unused), *self._helpers)
 
     # Ends
 
@@ -215,6 +283,15 @@ class GroupBackend(TorchBackend):
             raise BackendBroken(f"rank 0: {e!r}") from e
         finally:
             self._has_sent = False
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPart:
+    """A micro-batch that any rank may compute."""
+
+    call: PartCall
+    own: list[Prepared]
+    """The same, as rank 0 computes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,10 +335,10 @@ class Followers:
         for rank in self._ranks:
             self.answer(rank, Ready)
 
-    def send(self, call: Call, rank: int | None = None) -> None:
-        """Sends a call to one follower, or to all of them."""
+    def send(self, call: Call, *ranks: int) -> None:
+        """Sends a call to these followers, or to all of them."""
         payload = encode(call)
-        for to in self._ranks if rank is None else (rank,):
+        for to in ranks or self._ranks:
             try:
                 self._socket.send_multipart([f"{self._life}/{to}".encode(), payload], copy=False)
             except zmq.ZMQError as e:  # it has died, and no request is to blame

@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from palestra.model.loading.tensor_share import TensorShare
+from palestra.model.tensor_group import TensorGroup
 from palestra.model.training.gradient_tree import sum_in_tree_order
 
 MEETING_S = 600.0  # the longest that one rank waits for another: as the server's `worker_stall_s`, unless that is set
@@ -25,11 +27,11 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 class ProcessGroup:
     """One process of several. All ranks call the same methods in the same order."""
 
-    def __init__(self, folder: Path, rank: int, ranks: int, device: torch.device):
-        """Waits for all others. `folder` is new, and the same for all."""
+    def __init__(self, folder: Path, rank: int, ranks: int, device: torch.device, tensor: int = 1):
+        """Waits for all others. `folder` is new, and the same for all. `tensor` neighbours share every layer."""
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(variable, LOOPBACK)  # ranks of one machine: nobody else can connect
-        self.rank, self.ranks, self._kind = rank, ranks, device.type
+        self.rank, self.ranks, self.tensor, self._kind = rank, ranks, tensor, device.type
         if device.type == "cuda":
             torch.cuda.set_device(device)
         dist.init_process_group(
@@ -49,13 +51,21 @@ class ProcessGroup:
         mesh = init_device_mesh(self._kind, (self.ranks // shard, shard), mesh_dim_names=("copies", "shard"))
         return mesh["shard"]
 
+    def tensor_group(self) -> TensorGroup | None:
+        """The ranks that compute every layer together with this one; None: it computes them alone."""
+        if self.tensor == 1:
+            return None
+        mesh = init_device_mesh(self._kind, (self.ranks // self.tensor, self.tensor), mesh_dim_names=("data", "tensor"))
+        return TensorGroup(TensorShare(self.rank % self.tensor, self.tensor), mesh["tensor"].get_group())
+
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
         dist.broadcast(tensor, source)
 
     def sum_gradients(self, row: Tensor, ranks: Collection[int]) -> None:
-        """Replaces the row of every rank by the sum over `ranks`, in the order of the tree. Each rank adds up a slice:
-        the traffic is that of an all-reduce, whose own order would depend on how the ranks are connected."""
-        if len(ranks) == 1:
+        """Replaces the row of every rank by the sum over `ranks`, in the order of the tree; where several processes
+        share every layer, `ranks` counts their groups, and their sums are added at the end. Each process adds up a
+        slice: the traffic is that of an all-reduce, whose own order would depend on how the ranks are connected."""
+        if len(ranks) == 1 and self.tensor == 1:
             (source,) = ranks
             dist.broadcast(row, source)
             return
@@ -64,7 +74,11 @@ class ProcessGroup:
         slices.view(-1)[: len(row)] = row
         received = torch.empty_like(slices)
         dist.all_to_all_single(received, slices)
-        total = sum_in_tree_order([received[rank] if rank in ranks else None for rank in range(self.ranks)])
+        groups = received.unflatten(0, (-1, self.tensor))
+        parts = [groups[n] if n in ranks else None for n in range(len(groups))]
+        total, *others = sum_in_tree_order(parts)
+        for other in others:
+            total += other
         dist.all_gather(list(slices.unbind()), total)
         row.copy_(slices.view(-1)[: len(row)])
 

@@ -22,6 +22,8 @@ from palestra.model.quantised.forms import FORMS
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from palestra.model.tensor_group import TensorGroup
+
 
 @dataclass(eq=False)
 class Model:
@@ -46,13 +48,15 @@ def load_model(
     numerics: Numerics = "exact",
     weights: str | None = None,
     mesh: DeviceMesh | None = None,
+    tensor: TensorGroup | None = None,
 ) -> Model:
     """Reads a Hugging Face model folder. Raises ModelError where it is missing or cannot be computed here.
 
     Without `dtype`, the weights keep their stored type where the device supports it, and become float32 otherwise. The
     device `auto` is a GPU if there is one. `numerics` matters on GPUs only: see `set_numerics`. `weights` names a form
     of 8 or 4 bits in which the weights of products are kept (see `quantised.forms`); "bf16" is that dtype. With a mesh
-    of processes, each reads and holds its share of the layers (see `sharding`).
+    of processes, each reads and holds its share of the layers (see `sharding`). With `tensor`, each reads, holds and
+    computes its part of every layer (see `tensor_group`).
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -78,6 +82,13 @@ def load_model(
         raise ModelError(f"weights {weights!r} are not known; there are: bf16, {', '.join(FORMS)}")
     if where.type == "cuda":
         set_numerics(numerics)
+    if tensor is not None:
+        if form is not None:
+            raise ModelError(f"weights in {weights} cannot be divided among processes yet; leave weights or tensor out")
+        own = tensor.share.spec(spec)
+        return Model(
+            folder, spec, Decoder(own, read_weights(folder, spec, DTYPES[name], where, tensor=tensor.share), tensor)
+        )
     if mesh is None:
         return Model(folder, spec, Decoder(spec, read_weights(folder, spec, DTYPES[name], where, form)), weights)
     from palestra.model.sharding import shard_layers

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from palestra.model.loading.quantised_cache import QuantisedCache
 from palestra.model.loading.row_share import HeldRows, RowShare
+from palestra.model.loading.tensor_share import WHOLE, TensorShare
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.quantised.forms import Form, packed_shapes, quantise
 from palestra.model.quantised.packed import FrozenWeight, PackedWeight, Scratch, as_stack
@@ -21,6 +23,8 @@ from palestra.model.quantised.packed import FrozenWeight, PackedWeight, Scratch,
 Rows = Sequence[tuple[str, int | tuple[int, ...]]]
 """Names of weights that share an input, with their outputs; of a stack, how many weights and their outputs."""
 Shapes = Sequence[tuple[str, tuple[int, ...]]]
+Cut = Literal["outputs", "inputs"]
+"""What of a product is divided among ranks that share every layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +48,55 @@ class ProductReader:
         form: Form | None = None,
         cache: QuantisedCache | None = None,
         share: RowShare | None = None,
+        tensor: TensorShare = WHOLE,
     ):
         self.files, self.dtype, self.device, self.form, self.cache = files, dtype, device, form, cache
-        self.share, self.scratch, self._count = share, Scratch(), 0
+        self.share, self.tensor, self.scratch, self._count = share, tensor, Scratch(), 0
 
-    def read(self, parts: Rows, inputs: int) -> FrozenWeight:
+    def read(self, parts: Rows, inputs: int, cut: Cut | None = None) -> FrozenWeight:
         """The parts one below the other, [all outputs, inputs]: one product instead of several."""
+        if cut is not None and self.tensor.ranks > 1:
+            return self._read_cut(parts, inputs, cut)
         return self._read(parts, inputs, None, None)
 
-    def read_stack(self, parts: Rows, inputs: int, n: int, stored: Transposed | None = None) -> FrozenWeight:
-        """The parts as a stack of n weights, [n, outputs, inputs]."""
+    def read_stack(
+        self,
+        parts: Rows,
+        inputs: int,
+        n: int,
+        stored: Transposed | None = None,
+        cut: Cut | None = None,
+        projections: int = 1,
+    ) -> FrozenWeight:
+        """The parts as a stack of n weights, [n, outputs, inputs]. `projections`: how many each weight of a part has
+        one below the other."""
+        if cut is not None and self.tensor.ranks > 1:
+            return as_stack(self._read_cut(parts, inputs, cut, stored, projections), n)
         weight = self._read(parts, inputs, stored, n)
         return weight if self.share is not None else as_stack(weight, n)
+
+    def _read_cut(
+        self, parts: Rows, inputs: int, cut: Cut, stored: Transposed | None = None, projections: int = 1
+    ) -> Tensor:
+        """This rank's outputs of each projection, or its inputs of all of them; nothing else is read, but of stacks
+        that files have transposed."""
+        shapes = [(name, (n,) if isinstance(n, int) else n) for name, n in parts]
+        ranks, columns = (self.tensor.ranks, slice(0, inputs)) if cut == "outputs" else (1, self.tensor.own(inputs))
+        counts = [prod(shape) // ranks for _, shape in shapes]
+        held = torch.empty(sum(counts), columns.stop - columns.start, dtype=self.dtype, device=self.device)
+        for (name, shape), place in zip(shapes, held.split(counts), strict=True):
+            size = shape[-1] // projections
+            own = self.tensor.own(size)
+            if stored is not None:
+                whole = stored.arrange(self.files.tensor(name, stored.shape)).reshape(-1, size, inputs)
+                place.copy_((whole[:, own] if cut == "outputs" else whole[..., columns]).flatten(0, 1))
+            elif cut == "inputs":
+                self.files.read_columns(name, (*shape, inputs), columns, place)
+            else:
+                firsts = range(0, prod(shape), size)
+                spans = [slice(first + own.start, first + own.stop) for first in firsts]
+                self.files.read_rows(name, (*shape, inputs), spans, place)
+        return held
 
     def _read(self, parts: Rows, inputs: int, stored: Transposed | None, stack: int | None) -> FrozenWeight:
         shapes = [(name, (n,) if isinstance(n, int) else n) for name, n in parts]
@@ -90,7 +131,7 @@ class ProductReader:
             if first < last:
                 rows, place = slice(first - start, last - start), held[first - own.start : last - own.start]
                 if stored is None:
-                    self.files.read_rows(name, (*shape, inputs), rows, place)
+                    self.files.read_rows(name, (*shape, inputs), [rows], place)
                 else:
                     place.copy_(stored.arrange(self.files.tensor(name, stored.shape)).flatten(0, -2)[rows])
             start = stop

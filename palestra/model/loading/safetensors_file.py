@@ -73,6 +73,19 @@ class SafetensorsFile:
             self._fill(staged, start + done * stored.dtype.itemsize)
             part.copy_(staged)
 
+    def read_columns(self, name: str, first: int, place: Tensor) -> None:
+        """Fills [rows, n] with n columns from `first` on, of a matrix or a stack of them."""
+        stored, (rows, n) = self.tensors[name], place.shape
+        assert isinstance(stored.dtype, torch.dtype)
+        size, width = stored.dtype.itemsize, stored.shape[-1]
+        step = max(1, CHUNK_BYTES // (n * size))
+        for done in range(0, rows, step):
+            part = place[done : done + step]
+            staged = _staging(place.device.type).view(stored.dtype)[: part.numel()].view(part.shape)
+            for row, target in enumerate(staged, start=done):
+                self._fill(target, stored.start + (row * width + first) * size)
+            part.copy_(staged)
+
     def read(self, name: str) -> Tensor:
         """A tensor as it is stored, on the CPU."""
         stored = self.tensors[name]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -180,13 +180,27 @@ class WeightFiles:
         self._shard_of(name).read_into(name, place)
         self._count(name)
 
-    def read_rows(self, name: str, shape: tuple[int, ...], rows: slice, place: Tensor) -> None:
+    def read_rows(self, name: str, shape: tuple[int, ...], spans: Sequence[slice], place: Tensor) -> None:
         """Fills [rows, inputs] with some rows of a weight of this shape, all its leading axes counted as rows."""
         self._check(name, shape)
+        is_packed = packed_names(name, self.file_of) is not None
+        whole = self.tensor(name).flatten(0, -2) if is_packed else None
+        for rows, part in zip(spans, place.split([rows.stop - rows.start for rows in spans]), strict=True):
+            if whole is not None:
+                part.copy_(whole[rows])
+            else:
+                self._shard_of(name).read_into(name, part, first=rows.start * shape[-1])
+        if not is_packed:
+            self._count(name)
+
+    def read_columns(self, name: str, shape: tuple[int, ...], columns: slice, place: Tensor) -> None:
+        """Fills [rows, some columns] with those columns of a weight of this shape, all its leading axes counted as
+        rows."""
+        self._check(name, shape)
         if packed_names(name, self.file_of) is not None:
-            place.copy_(self.tensor(name).flatten(0, -2)[rows])
+            place.copy_(self.tensor(name).flatten(0, -2)[:, columns])
             return
-        self._shard_of(name).read_into(name, place, first=rows.start * shape[-1])
+        self._shard_of(name).read_columns(name, columns.start, place)
         self._count(name)
 
     def skip(self, names: Iterable[str]) -> None:

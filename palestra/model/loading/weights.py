@@ -24,11 +24,12 @@ from palestra.model.loading.layer_spec import (
     MambaSpec,
     MlpSpec,
 )
-from palestra.model.loading.product_reader import ProductReader, Rows, Transposed
+from palestra.model.loading.product_reader import Cut, ProductReader, Rows, Transposed
 from palestra.model.loading.progress import LoadProgress
 from palestra.model.loading.quantised_cache import QuantisedCache
 from palestra.model.loading.row_share import RowShare
 from palestra.model.loading.spec import ModelSpec
+from palestra.model.loading.tensor_share import WHOLE, TensorShare
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.quantised.forms import Form
 from palestra.model.quantised.packed import FrozenWeight
@@ -218,9 +219,10 @@ def read_weights(
     device: torch.device | str = "cpu",
     form: Form | None = None,
     share: RowShare | None = None,
+    tensor: TensorShare = WHOLE,
 ) -> DecoderWeights:
     """With a form, the weights of products are kept in it; embeddings, norms and biases have the dtype in any case.
-    With a share, only its rows of the layers' products are read."""
+    With a share, only its rows of the layers' products are read. With `tensor`, those that its rank computes."""
     device, meta = torch.device(device), torch.device("meta")
     with WeightFiles(Path(folder)) as files:
         # The headers first: an error in the last layer is raised before the first one is read.
@@ -228,7 +230,7 @@ def read_weights(
         paths = [files.folder / file for file in files.files]
         files.progress = LoadProgress(sum(path.stat().st_size for path in paths))
         cache = None if form is None else QuantisedCache.of(paths, form)
-        weights = lay_out(files, spec, dtype, device, form, cache, share)
+        weights = lay_out(files, spec, dtype, device, form, cache, share, tensor)
         files.progress.end()
         for packing, count in files.unpacked.items():
             log.info("weights_dequantised folder=%s from=%s tensors=%d", folder, packing, count)
@@ -245,9 +247,11 @@ def lay_out(
     form: Form | None = None,
     cache: QuantisedCache | None = None,
     share: RowShare | None = None,
+    tensor: TensorShare = WHOLE,
 ) -> DecoderWeights:
     """Each weight in its final place and type. On the device `meta`, only the files' headers are checked."""
-    return _Reader(files, spec, dtype, device, ProductReader(files, dtype, device, form, cache, share)).decoder()
+    products = ProductReader(files, dtype, device, form, cache, share, tensor)
+    return _Reader(files, spec, dtype, device, products).decoder()
 
 
 # Headers are checked on the device `meta`, where a sum or a torch.cat would take seconds to import torch's compiler.
@@ -277,7 +281,7 @@ class _Reader:
         self, files: WeightFiles, spec: ModelSpec, dtype: torch.dtype, device: torch.device, products: ProductReader
     ):
         self.files, self.spec, self.dtype, self.device, self.prefix = files, spec, dtype, device, files.prefix
-        self.products = products
+        self.products, self.tensor = products, products.tensor
 
     def decoder(self) -> DecoderWeights:
         spec = self.spec
@@ -381,22 +385,22 @@ class _Reader:
 
     def attention(self, name: str, mixer: AttentionSpec, heads: HeadShape) -> AttentionWeights:
         h, q, kv = self.spec.hidden_size, heads.q_size, heads.kv_size
-        qkv = mixer.projections(heads)
+        qkv, own = mixer.projections(heads), self.tensor.heads(heads)
         qk_norm = row_norms = None
         if mixer.qk_norm == "head":
-            counts = {"q": heads.n_heads} | ({} if mixer.kv_source is not None else {"k": heads.n_kv_heads})
+            counts = {"q": own.n_heads} | ({} if mixer.kv_source is not None else {"k": own.n_kv_heads})
             factors = {"q": mixer.query_factor(heads) if mixer.is_scale_in_norm else 1.0, "k": 1.0}
             norms = [self.norm(f"{name}.{x}_norm.weight", heads.head_dim, factors[x]) for x in counts]
             qk_norm = joined([norm.expand(n, -1) for norm, n in zip(norms, counts.values(), strict=True)])
         elif mixer.qk_norm == "row":
             row_norms = self.norm(f"{name}.q_norm.weight", q), self.norm(f"{name}.k_norm.weight", kv)
         return AttentionWeights(
-            qkv=self.products.read([(f"{name}.{part}.weight", n) for part, n in qkv], h),
-            qkv_bias=self.biases(name, qkv, mixer.qkv_bias),
+            qkv=self.products.read([(f"{name}.{part}.weight", n) for part, n in qkv], h, "outputs"),
+            qkv_bias=self.biases(name, qkv, mixer.qkv_bias, "outputs"),
             qk_norm=qk_norm,
-            o=self.product(f"{name}.o_proj.weight", h, q),
-            o_bias=self.biases(name, [("o_proj", h)], mixer.o_bias),
-            sinks=self.get(f"{name}.sinks", heads.n_heads, dtype=torch.float32) if mixer.has_sinks else None,
+            o=self.product(f"{name}.o_proj.weight", h, q, "inputs"),
+            o_bias=self.biases(name, [("o_proj", h)], mixer.o_bias, "inputs"),
+            sinks=self.part(f"{name}.sinks", heads.n_heads, dtype=torch.float32) if mixer.has_sinks else None,
             row_norms=row_norms,
             v_norm=torch.ones(heads.head_dim, device=self.device) if mixer.has_value_norm else None,
         )
@@ -444,10 +448,10 @@ class _Reader:
         elif mlp.is_fused:
             gate_up = [("gate_up_proj", 2 * size)]
         return MlpWeights(
-            gate_up=self.products.read([(f"{name}.{part}.weight", n) for part, n in gate_up], h),
-            gate_up_bias=self.biases(name, gate_up, mlp.has_bias),
-            down=self.product(f"{name}.down_proj.weight", h, size),
-            down_bias=self.biases(name, [("down_proj", h)], mlp.has_bias),
+            gate_up=self.products.read([(f"{name}.{part}.weight", n) for part, n in gate_up], h, "outputs"),
+            gate_up_bias=self.biases(name, gate_up, mlp.has_bias, "outputs"),
+            down=self.product(f"{name}.down_proj.weight", h, size, "inputs"),
+            down_bias=self.biases(name, [("down_proj", h)], mlp.has_bias, "inputs"),
         )
 
     def experts(self, name: str, mlp: ExpertsSpec) -> ExpertsWeights:
@@ -496,10 +500,12 @@ class _Reader:
         return ExpertsWeights(
             router=self.get(f"{name}.router.weight", n, h),
             router_bias=self.get(f"{name}.router.bias", n, dtype=torch.float32),
-            gate_up=self.stack(gate_up, (n, 2 * i), h, Transposed((n, h, 2 * i), by_halves)),
-            gate_up_bias=by_halves(self.get(f"{gate_up}_bias", n, 2 * i)[..., None]).squeeze(-1),
-            down=self.stack(down, (n, h), i, Transposed((n, i, h))),
-            down_bias=self.get(f"{down}_bias", n, h),
+            gate_up=self.products.read_stack(
+                [(gate_up, (n, 2 * i))], h, n, Transposed((n, h, 2 * i), by_halves), "outputs", projections=2
+            ),
+            gate_up_bias=self.halves_part(by_halves(self.get(f"{gate_up}_bias", n, 2 * i)[..., None]).squeeze(-1)),
+            down=self.products.read_stack([(down, (n, h))], i, n, Transposed((n, i, h)), "inputs"),
+            down_bias=self.get(f"{down}_bias", n, h) if self.tensor.rank == 0 else None,
         )
 
     def expert_stacks(self, name: str, mlp: ExpertsSpec) -> tuple[FrozenWeight, FrozenWeight]:
@@ -508,19 +514,35 @@ class _Reader:
         parts = ("gate", "up") if mlp.is_gated else ("up",)
         gate_up: Rows = [(f"{name}.{'_'.join(parts)}_proj", (n, len(parts) * i))]
         down: Rows = [(f"{name}.down_proj", (n, h))]
+        projections = len(parts)
         if gate_up[0][0] not in self.files:
             if f"{name}.{n}.down_proj.weight" in self.files:
                 raise WeightsError(
                     f"{self.files.folder}: {name} has more experts than the {n} that config.json asks for"
                 )
-            gate_up = [(f"{name}.{e}.{part}_proj.weight", i) for e in range(n) for part in parts]
+            gate_up, projections = [(f"{name}.{e}.{part}_proj.weight", i) for e in range(n) for part in parts], 1
             down = [(f"{name}.{e}.down_proj.weight", h) for e in range(n)]
-        return self.products.read_stack(gate_up, h, n), self.products.read_stack(down, i, n)
+        return (
+            self.products.read_stack(gate_up, h, n, cut="outputs", projections=projections),
+            self.products.read_stack(down, i, n, cut="inputs"),
+        )
 
     def get(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         place = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
         self.files.read_into(name, place)
         return place
+
+    def part(self, name: str, size: int, dtype: torch.dtype | None = None) -> Tensor:
+        """What belongs to this rank's outputs."""
+        whole = self.get(name, size, dtype=dtype)
+        return whole if self.tensor.ranks == 1 else whole[self.tensor.own(size)].clone()
+
+    def halves_part(self, bias: Tensor) -> Tensor:
+        """The same of gate and up of each expert, [experts, 2 * size]."""
+        if self.tensor.ranks == 1:
+            return bias
+        halves = bias.unflatten(1, (2, -1))
+        return halves[..., self.tensor.own(halves.shape[-1])].flatten(1)
 
     def norm(self, name: str, size: int, factor: float = 1.0) -> Tensor:
         """A norm's factors: in float32 where the family multiplies before it rounds, and where one is added or they are
@@ -536,11 +558,12 @@ class _Reader:
         factor = self.spec.multipliers.logits
         return self.norm(name, size) if factor == 1.0 else changed(self.norm(name, size).float(), lambda w: w * factor)
 
-    def stack(self, name: str, outputs: tuple[int, int], inputs: int, stored: Transposed) -> FrozenWeight:
-        return self.products.read_stack([(name, outputs)], inputs, outputs[0], stored)
+    def product(self, name: str, outputs: int, inputs: int, cut: Cut | None = None) -> FrozenWeight:
+        return self.products.read([(name, outputs)], inputs, cut)
 
-    def product(self, name: str, outputs: int, inputs: int) -> FrozenWeight:
-        return self.products.read([(name, outputs)], inputs)
-
-    def biases(self, prefix: str, parts: Parts, present: bool) -> Tensor | None:
-        return joined([self.get(f"{prefix}.{part}.bias", size) for part, size in parts]) if present else None
+    def biases(self, prefix: str, parts: Parts, present: bool, cut: Cut | None = None) -> Tensor | None:
+        """Where ranks add up what they return, one of them adds the bias."""
+        if not present or (cut == "inputs" and self.tensor.rank > 0):
+            return None
+        read = self.part if cut == "outputs" else self.get
+        return joined([read(f"{prefix}.{part}.bias", size) for part, size in parts])

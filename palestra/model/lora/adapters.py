@@ -22,9 +22,14 @@ from torch import Tensor
 from palestra.model.errors import AdapterError
 from palestra.model.loading.layer_spec import AttentionSpec, LatentAttentionSpec, LayerSpec, MambaSpec, MlpSpec
 from palestra.model.loading.spec import ModelSpec
+from palestra.model.loading.tensor_share import WHOLE, TensorShare
+from palestra.model.lora.layout_part import LayoutPart
 from palestra.types import LoraConfig
 
-Rows = Literal["weights", "compute", "grads", "exp_avg", "exp_avg_sq"]
+Rows = Literal["weights", "compute", "grads", "partial", "exp_avg", "exp_avg_sq"]
+"""What there is of an adapter. `compute` is what products read, and `partial` the gradient that they add to: where
+ranks share every layer, both are this rank's part, and all others are whole at every rank. Elsewhere `partial` is
+`grads`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +230,10 @@ def _mixer_sites(spec: ModelSpec, n: int, layer: LayerSpec) -> list[tuple[str, i
 class Stack:
     """The rows of all adapters of one layout. Gradients and moments exist once somebody trains."""
 
-    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device):
-        self.layout, self.dtype, self.device = layout, dtype, device
+    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, part: LayoutPart | None = None):
+        self.layout, self.part, self.dtype, self.device = layout, part, dtype, device
+        self.own_layout = layout if part is None else part.own
+        """Where products find what they read and write: `compute` and `partial` rows."""
         self.capacity = 0
         self.pins = 0
         """Passes between their forward and backward: slots must stay where they are."""
@@ -282,11 +289,14 @@ class Stack:
     @torch.inference_mode(False)
     def rows(self, kind: Rows) -> Tensor:
         """[capacity, size]; gradient and moment rows start as zeros."""
-        if kind == "compute" and self.dtype == torch.float32:
+        if self.part is None and kind == "partial":
+            kind = "grads"
+        if self.part is None and kind == "compute" and self.dtype == torch.float32:
             kind = "weights"
         if kind not in self._rows:
             dtype = self.dtype if kind == "compute" else torch.float32
-            self._rows[kind] = torch.zeros(self.capacity, self.layout.size, dtype=dtype, device=self.device)
+            size = self.own_layout.size if kind in ("compute", "partial") else self.layout.size
+            self._rows[kind] = torch.zeros(self.capacity, size, dtype=dtype, device=self.device)
         return self._rows[kind]
 
     def has(self, kind: Rows) -> bool:
@@ -294,23 +304,33 @@ class Stack:
 
     def a(self, kind: Rows, name: SiteName) -> Tensor:
         """[capacity, parts * rank, in]: the stacked A matrices of a site. Sites of experts: [capacity, n_a, …]."""
-        site = self.layout.sites[name]
+        site = self.own_layout.sites[name]
         shape = (len(site.parts) * self.layout.rank, site.in_size)
         return self._view(kind, name, -1, site.a_offset, shape if site.experts is None else (site.n_a, *shape))
 
     def b(self, kind: Rows, name: SiteName, part: int) -> Tensor:
         """[capacity, rank, out]: B transposed, which its gradient and the products with it like better on a CPU. Sites
         of experts: [capacity, n_b, rank, out]."""
-        site = self.layout.sites[name]
+        site = self.own_layout.sites[name]
         p = site.parts[part]
         shape = (self.layout.rank, p.out_size)
         return self._view(kind, name, part, p.b_offset, shape if site.experts is None else (site.n_b, *shape))
 
     def changed(self, slot: int) -> None:
         """The float32 weights of a slot were written: bring the compute copy along."""
-        if self.dtype != torch.float32:
+        if self.part is not None:
+            self.part.read(self.rows("weights")[slot], self.rows("compute")[slot])
+        elif self.dtype != torch.float32:
             self.rows("compute")[slot].copy_(self.rows("weights")[slot])
         self._picked.clear()
+
+    def collect_gradient(self, slot: int) -> None:
+        """Moves what products have added to a slot's partial gradient to its gradient, which other ranks add theirs
+        to."""
+        if self.part is not None:
+            partial = self.rows("partial")[slot]
+            self.part.write(partial, self.rows("grads")[slot])
+            partial.zero_()
 
     def picked(self, name: SiteName, part: int, slots: tuple[int, ...], index: Tensor) -> Tensor:
         """Compute matrices of scattered slots (part -1: A), gathered once while the weights and the batch stay."""
@@ -336,7 +356,7 @@ class Stack:
         self._views.clear()
         self._picked.clear()
         for kind, old in self._rows.items():
-            self._rows[kind] = torch.zeros(capacity, self.layout.size, dtype=old.dtype, device=self.device)
+            self._rows[kind] = torch.zeros(capacity, old.shape[1], dtype=old.dtype, device=self.device)
             self._rows[kind][: len(old)] = old
         self.capacity = capacity
         self.moves += 1
@@ -382,8 +402,11 @@ class AdapterPool:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         max_rank: int = 256,
+        share: TensorShare = WHOLE,
     ):
+        """`share`: what this process computes of them, where several share every layer."""
         self.spec, self.dtype, self.device, self.max_rank = spec, dtype, torch.device(device), max_rank
+        self.share, self._own_spec = share, share.spec(spec)
         self._stacks: dict[tuple[LoraConfig, bool], list[Stack]] = {}
         self._adapters: dict[int, Adapter] = {}
         self._uids = itertools.count()
@@ -472,8 +495,9 @@ class AdapterPool:
         self.discard_gradient(adapter)
 
     def discard_gradient(self, adapter: Adapter) -> None:
-        if adapter.stack.has("grads"):
-            adapter.row("grads").zero_()
+        for kind in ("grads", "partial"):
+            if adapter.stack.has(kind):
+                adapter.row(kind).zero_()
         adapter.has_gradient, adapter.unfinished, adapter.epoch = False, 0, adapter.epoch + 1
 
     def pin(self, adapter: Adapter) -> tuple[Stack, int]:
@@ -500,7 +524,10 @@ class AdapterPool:
         stacks = self._stacks.setdefault((structs.replace(config, seed=None), frozen), [])
         stack = next((s for s in stacks if s.can_take), None)
         if stack is None:
-            stack = Stack(Layout.of(self.spec, config), self.dtype, self.device)
+            layout, part = Layout.of(self.spec, config), None
+            if self.share.ranks > 1:
+                part = LayoutPart(self.share, layout, Layout.of(self._own_spec, config))
+            stack = Stack(layout, self.dtype, self.device, part)
             stacks.append(stack)
         return self._register(config, stack, stack.take_slot(), weights_id, frozen)
 

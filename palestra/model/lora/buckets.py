@@ -107,8 +107,8 @@ class BucketedLora:
 
     def add(self, y: Tensor, inner: Sequence[Tensor], name: SiteName) -> None:
         for bucket, t in zip(self._at(name), inner, strict=True):
-            r, scale = bucket.stack.layout.rank, bucket.stack.layout.scale
-            for i, p in enumerate(bucket.stack.layout.sites[name].parts):
+            r, scale = bucket.stack.own_layout.rank, bucket.stack.own_layout.scale
+            for i, p in enumerate(bucket.stack.own_layout.sites[name].parts):
                 out, t_p = y[:, p.out_start : p.out_start + p.out_size], t[..., i * r : (i + 1) * r]
                 bucket.add_product(out, t_p, bucket.b(name, i), scale)
 
@@ -117,20 +117,20 @@ class BucketedLora:
 
     def backward(self, dy: Tensor, x: Tensor, inner: Sequence[Tensor], dx: Tensor | None, name: SiteName) -> None:
         for bucket, t in zip(self._at(name), inner, strict=True):
-            layout = bucket.stack.layout
+            layout = bucket.stack.own_layout
             site, r, scale = layout.sites[name], layout.rank, layout.scale
             dy_b, x_b = bucket.take(dy, clear_padding=True), bucket.take(x)
             dt = torch.empty_like(t)
             for i, p in enumerate(site.parts):
                 dy_p, columns = dy_b[..., p.out_start : p.out_start + p.out_size], slice(i * r, (i + 1) * r)
                 dt[..., columns] = torch.bmm(dy_p, bucket.b(name, i).mT)
-                _add_product(bucket, bucket.stack.b("grads", name, i), t[..., columns], dy_p, scale)
-            _add_product(bucket, bucket.stack.a("grads", name), dt, x_b, scale)
+                _add_product(bucket, bucket.stack.b("partial", name, i), t[..., columns], dy_p, scale)
+            _add_product(bucket, bucket.stack.a("partial", name), dt, x_b, scale)
             if dx is not None:
                 bucket.add_product(dx, dt, bucket.a(name), scale)
 
     def _at(self, name: SiteName) -> list[Bucket]:
-        return [b for b in self.buckets if name in b.stack.layout.sites]
+        return [b for b in self.buckets if name in b.stack.own_layout.sites]
 
 
 def _add_product(bucket: Bucket, grads: Tensor, left: Tensor, right: Tensor, scale: float) -> None:

@@ -48,7 +48,7 @@ class _ExpertRun:
 
     def gradient(self, name: SiteName, part: int = -1) -> Tensor:
         """The gradient of A, or of a part's B."""
-        whole = self.stack.a("grads", name) if part < 0 else self.stack.b("grads", name, part)
+        whole = self.stack.a("partial", name) if part < 0 else self.stack.b("partial", name, part)
         return whole[self.slot]
 
 
@@ -57,7 +57,7 @@ class ExpertLora:
 
     def __init__(self, runs: Sequence[RowRun], layer: int, numbers: Tensor, dispatch: Dispatch):
         self.gate_up_site, self.down_site = (layer, "gate_up"), (layer, "down")
-        trained = [run for run in runs if self.down_site in run.adapter.stack.layout.sites]
+        trained = [run for run in runs if self.down_site in run.adapter.stack.own_layout.sites]
         self.runs = [_expert_run(run, numbers, dispatch) for run in trained]
 
     def add_gate_up(self, gate_up: Tensor, x: Tensor) -> list[Tensor]:
@@ -65,7 +65,7 @@ class ExpertLora:
         return [self._add_gate_up(run, gate_up, x[run.rows]) for run in self.runs]
 
     def _add_gate_up(self, run: _ExpertRun, gate_up: Tensor, x: Tensor) -> Tensor:
-        name, layout, rows = self.gate_up_site, run.stack.layout, run.dispatch.rows
+        name, layout, rows = self.gate_up_site, run.stack.own_layout, run.dispatch.rows
         a = run.a(name)
         inner = linear(x, a[0]) if len(a) == 1 else run.dispatch.product(x.index_select(0, rows), a.mT)
         of_pairs = inner.index_select(0, rows) if len(a) == 1 else inner
@@ -84,7 +84,7 @@ class ExpertLora:
     def _gate_up_backward(
         self, run: _ExpertRun, grad: Tensor, x: Tensor, inner: Tensor, dx: Tensor | None, dx_pairs: Tensor | None
     ) -> None:
-        name, layout, dispatch = self.gate_up_site, run.stack.layout, run.dispatch
+        name, layout, dispatch = self.gate_up_site, run.stack.own_layout, run.dispatch
         a, r, parts = run.a(name), layout.rank, layout.sites[name].parts
         is_shared = len(a) == 1
         of_pairs = inner.index_select(0, dispatch.rows) if is_shared else inner
@@ -110,7 +110,7 @@ class ExpertLora:
         for run, t in zip(self.runs, inner, strict=True):
             b = run.b(self.down_site)
             if len(b) > 1:
-                run.add(out, run.dispatch.product(t, b), run.stack.layout.scale)
+                run.add(out, run.dispatch.product(t, b), run.stack.own_layout.scale)
         return inner
 
     def add_rows(self, y: Tensor, weights: Tensor, inner: Sequence[Tensor]) -> None:
@@ -119,7 +119,7 @@ class ExpertLora:
             b = run.b(self.down_site)
             if len(b) == 1:
                 summed = run.dispatch.sum_pairs(t, weights[run.rows])
-                y[run.rows].addmm_(summed, b[0], alpha=run.stack.layout.scale)
+                y[run.rows].addmm_(summed, b[0], alpha=run.stack.own_layout.scale)
 
     def down_backward(
         self, dy: Tensor, activated: Tensor, weights: Tensor, inner: Sequence[Tensor], d_activated: Tensor
@@ -131,7 +131,7 @@ class ExpertLora:
     def _down_backward(
         self, run: _ExpertRun, dy: Tensor, activated: Tensor, weights: Tensor, inner: Tensor, d_activated: Tensor
     ) -> None:
-        name, dispatch, scale = self.down_site, run.dispatch, run.stack.layout.scale
+        name, dispatch, scale = self.down_site, run.dispatch, run.stack.own_layout.scale
         b, of_pair = run.b(name), weights.flatten()[dispatch.order, None].to(inner.dtype)
         if len(b) == 1:
             d_pairs = (dy @ b[0].T).mul_(scale).index_select(0, dispatch.rows)

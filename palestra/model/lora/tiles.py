@@ -32,18 +32,18 @@ class TileArrays:
 
     @classmethod
     def of(cls, runs: Sequence[RowRun], tile_rows: int) -> TileArrays:
-        layouts = list({id(run.adapter.stack): run.adapter.stack.layout for run in runs}.values())
+        layouts = list({id(run.adapter.stack): run.adapter.stack.own_layout for run in runs}.values())
         number = {id(layout): i for i, layout in enumerate(layouts)}
         rows, adapters = [], []
         for run in runs:
-            layout = run.adapter.stack.layout
+            layout = run.adapter.stack.own_layout
             for first, n in _cut(run, tile_rows):
                 rows.append((first, n, layout.rank, number[id(layout)]))
                 adapters.append(run.adapter)
         offsets = np.full((len(layouts), max(len(layout.offset_row) for layout in layouts)), -1, np.int64)
         for row, layout in zip(offsets, layouts, strict=True):
             row[: len(layout.offset_row)] = layout.offset_row
-        scales = np.array([a.stack.layout.scale for a in adapters], np.float32)
+        scales = np.array([a.stack.own_layout.scale for a in adapters], np.float32)
         return cls(np.array(rows, np.int32), scales, offsets, adapters, layouts)
 
 
@@ -99,7 +99,7 @@ class TiledLora:
             self._moves = moves
             self._tiles.bases = self._to(addresses(self._arrays.adapters, "compute"))
             if self._sums is not None:
-                self._sums.grads = self._to(addresses(self._owners, "grads"))
+                self._sums.grads = self._to(addresses(self._owners, "partial"))
         return None if site is None else site_shape(name, site)
 
     def _count_moves(self) -> int:
@@ -112,7 +112,7 @@ class TiledLora:
             by_owner.setdefault((id(run.adapter.stack), run.adapter.slot), []).append(run)
         segments, owners = [], []
         for runs in by_owner.values():
-            layout = runs[0].adapter.stack.layout
+            layout = runs[0].adapter.stack.own_layout
             pieces = [piece for run in runs for piece in _cut(run, SEGMENT_ROWS)]
             owners.append((len(segments), len(pieces), layout.rank, number[id(layout)]))
             segments += [(first, n, layout.rank, number[id(layout)]) for first, n in pieces]
@@ -120,8 +120,8 @@ class TiledLora:
         return GradientSums(
             self._to(np.array(segments, np.int32)),
             self._to(np.array(owners, np.int32)),
-            self._to(np.array([a.stack.layout.scale for a in self._owners], np.float32)),
-            self._to(addresses(self._owners, "grads")),
+            self._to(np.array([a.stack.own_layout.scale for a in self._owners], np.float32)),
+            self._to(addresses(self._owners, "partial")),
             self._tiles.offsets,
             self._max_rank,
         )

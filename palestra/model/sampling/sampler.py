@@ -16,9 +16,10 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,10 @@ if TYPE_CHECKING:
     from palestra.model.sampling.cuda_graphs import StepGraphs
 
 log = logging.getLogger(__name__)
+
+RowAdapters = list[tuple[Adapter | None, int]]
+"""Adapters of a step's rows, and how many rows each has."""
+AroundLayers = Callable[[StepPlan, Tensor, RowAdapters], AbstractContextManager[None]]
 
 CPU_CACHE_BYTES = 512 << 20
 STATE_SHARE = 0.5  # of the cache for recurrent states, where a model has some; half of them are snapshots
@@ -118,6 +123,8 @@ class Sampler:
         self._compiling: dict[int, Future[CompiledGrammar]] = {}
         """By request: what it waits for, before anything is computed."""
         self._flight: UnreadTokens | None = None
+        self.around_layers: AroundLayers = lambda plan, tokens, adapters: nullcontext()
+        """Wraps each pass through the layers, where other processes compute them too."""
 
     @property
     def has_work(self) -> bool:
@@ -136,6 +143,11 @@ class Sampler:
     def kv_used(self) -> float:
         """Share of the cache's pages that running sequences hold; the rest is free or can be had."""
         return 1.0 - self.pages.available / self.pages.n_pages
+
+    @property
+    def weights_in_use(self) -> Collection[int]:
+        """The `weights_id` of all adapters that requests use."""
+        return self._weights.keys()
 
     def submit(self, request: SampleRequest, adapter: Adapter | None = None, *, mask: TokenMask | None = None) -> int:
         check_request(request, self.decoder.spec, has_tokenizer=self.tokenizer is not None)
@@ -287,19 +299,20 @@ class Sampler:
     def _forward(self, plan: StepPlan) -> Tensor:
         device = self.decoder.device
         self._copy_pages(plan)
-        tokens = self._input_tokens(plan)
+        tokens, adapters = self._input_tokens(plan), self._adapters(plan)
         hidden, routing = None, None if self.routing is None else Routing()
         if self.graphs is not None:
-            hidden = self.graphs.run(plan, tokens, merge_runs(self._adapters(plan)))
+            hidden = self.graphs.run(plan, tokens, merge_runs(adapters))
         if hidden is None:
-            hidden = self.decoder(
-                tokens,
-                to_device(row_positions(plan), device),
-                paged_attention(self.cache, plan),
-                LoraPlan.of(self._adapters(plan), device=device),
-                None if self.states is None else slotted_recurrence(self.states, plan),
-                routing=routing,
-            )
+            with self.around_layers(plan, tokens, adapters):
+                hidden = self.decoder(
+                    tokens,
+                    to_device(row_positions(plan), device),
+                    paged_attention(self.cache, plan),
+                    LoraPlan.of(adapters, device=device),
+                    None if self.states is None else slotted_recurrence(self.states, plan),
+                    routing=routing,
+                )
         if self.states is not None:
             self.states.save(plan.snapshots)
         if self.routing is not None and routing is not None:
@@ -329,7 +342,7 @@ class Sampler:
         found = to_device(places, self.decoder.device)
         return torch.where(found < 0, known, self._flight.tokens[found.clamp_min(0)])
 
-    def _adapters(self, plan: StepPlan) -> list[tuple[Adapter | None, int]]:
+    def _adapters(self, plan: StepPlan) -> RowAdapters:
         """The adapter of each chunk's sequence, and the chunk's rows."""
         return [(self._adapter(c.seq), c.end - c.start) for c in plan.rows]
 
@@ -519,11 +532,11 @@ def _states(decoder: Decoder, slots: StateSlots | None) -> RecurrentStates | Non
 
 
 def _step_graphs(decoder: Decoder, cache: KVCache, states: RecurrentStates | None, max_rows: int) -> StepGraphs | None:
-    """None where steps are not recorded: without kernels, where weights are gathered from other processes, and for
+    """None where steps are not recorded: without kernels, where other processes have a part of the weights, and for
     models with experts or with different heads."""
     if decoder.device.type != "cuda" or not has_kernels(decoder.spec, decoder.device, decoder.dtype):
         return None
-    if decoder.sharded is not None:
+    if decoder.sharded is not None or decoder.tensor is not None:
         return None
     if decoder.spec.experts or not decoder.spec.has_plain_heads:
         what = "experts" if decoder.spec.experts else "layers with different heads"

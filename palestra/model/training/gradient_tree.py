@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from palestra.model.lora.adapters import Adapter
+from palestra.model.lora.adapters import Adapter, Rows
 
 
 def tree_place(strand: int, strands: int) -> int:
@@ -47,14 +47,14 @@ class GradientTree:
     @classmethod
     def begin(cls, adapter: Adapter, strands: int) -> GradientTree:
         """The adapter's gradient row is empty afterwards: it sums one strand at a time."""
-        earlier = _take(adapter) if adapter.has_gradient else None
+        earlier = _take(adapter, "grads") if adapter.has_gradient else None
         return cls(adapter, strands, earlier)
 
     def enter(self, strand: int) -> None:
         """Before a micro-batch of this strand."""
         place = tree_place(strand, self.strands)
         if self._place is not None and place != self._place:
-            self._waiting.append(_Node(self._place, _take(self.adapter)))
+            self._waiting.append(_Node(self._place, _take(self.adapter, "partial")))
             while len(self._waiting) > 1 and not self._is_below(place):
                 right = self._waiting.pop()
                 self._waiting[-1].total.add_(right.total)
@@ -63,7 +63,8 @@ class GradientTree:
     def close(self) -> None:
         """Leaves the sum of all strands that were entered in the adapter's gradient row."""
         while self._waiting:
-            self.adapter.row("grads").add_(self._waiting.pop().total)
+            self.adapter.row("partial").add_(self._waiting.pop().total)
+        self.adapter.stack.collect_gradient(self.adapter.slot)
 
     def end(self) -> None:
         """Adds what earlier requests left to the row, which now has the sum of this request."""
@@ -95,9 +96,9 @@ def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return a.add_(b)
 
 
-def _take(adapter: Adapter) -> Tensor:
-    """A copy of the gradient row, which is empty afterwards."""
-    row = adapter.row("grads")
+def _take(adapter: Adapter, kind: Rows) -> Tensor:
+    """A copy of a row of gradients, which is empty afterwards."""
+    row = adapter.row(kind)
     taken = row.clone()
     row.zero_()
     return taken

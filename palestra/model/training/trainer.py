@@ -161,13 +161,13 @@ class Trainer:
         if done.hidden is None:
             return
         outdated = [a for a, epoch in done.epochs.items() if a.epoch != epoch and not a.freed]
-        kept = [a.row("grads").clone() for a in outdated]
+        kept = [a.row("partial").clone() for a in outdated]
         try:
             if done.hidden.requires_grad:  # not so when only the unembedding is trained
                 _WithGradient.apply(done.hidden, done.hidden_grad).backward()
         finally:
             for adapter, row in zip(outdated, kept, strict=True):
-                adapter.row("grads").copy_(row)
+                adapter.row("partial").copy_(row)
             self._unpin(done)
         for adapter, epoch in done.epochs.items():
             if adapter.epoch == epoch:
