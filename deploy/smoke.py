@@ -109,7 +109,7 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="Try out an installed server with the Tinker SDK.")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the server [%(default)s]")
     parser.add_argument("--key", default=os.environ.get("TINKER_API_KEY", "tml-smoke"), help="its key [TINKER_API_KEY]")
     parser.add_argument("--model", help="base model to try [the first that is served]")
@@ -162,13 +162,16 @@ def _data() -> list[types.Datum]:
     return [
         types.Datum(
             model_input=types.ModelInput.from_ints(row[:-1]),
-            loss_fn_inputs={"target_tokens": row[1:], "weights": [1.0] * (len(row) - 1)},
+            loss_fn_inputs={
+                "target_tokens": types.TensorData(data=row[1:], dtype="int64", shape=[len(row) - 1]),
+                "weights": types.TensorData(data=[1.0] * (len(row) - 1), dtype="float32", shape=[len(row) - 1]),
+            },
         )
         for row in ROWS
     ]
 
 
-def _logprobs(model: tinker.TrainingClient) -> list[list[float]]:
+def _logprobs(model: tinker.TrainingClient) -> list[Sequence[float]]:
     outputs = model.forward(_data(), "cross_entropy").result().loss_fn_outputs
     return [output["logprobs"].data for output in outputs]
 
