@@ -6,7 +6,6 @@ Owns: a Debian root in place of a registry's base, packages from a folder. Never
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -122,4 +121,3 @@ def check_images(work: Workplace) -> str:
 def _keep_programs(root: Path, work: Workplace) -> None:
     """For the check of the unit, which needs them at the same place."""
     run("cp", "--archive", root / "opt" / "palestra", work.fresh("programs"))
-    os.sync()

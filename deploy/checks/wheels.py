@@ -25,7 +25,7 @@ EXTRAS = {
     "engine": ("palestra.engine.worker", "palestra.engine.torch_backend"),
     "server,engine": ("palestra.server.main", "palestra.engine.worker"),
 }
-"""What each must be able to import. Not here: `ray`, `vllm` and `trackers`, which only bring large packages of others."""
+"""What each must be able to import. Not here: `ray`, `vllm` and `trackers`, which only bring large packages along."""
 TORCH = {"engine", "server,engine"}
 
 
