@@ -26,7 +26,7 @@ COOKBOOK_TORCH_PIP := $(COOKBOOK_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_IN
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-slow test-gpu test-e2e test-distributed test-ray test-storage test-agents agents nemo-gym test-ui screenshots demo cookbook cookbook-distillation clients lightning trl vllm check format bench soak house docs test-docs clean
+.PHONY: help venv test test-slow test-gpu test-e2e test-distributed test-ray test-storage test-agents agents nemo-gym test-ui screenshots demo cookbook cookbook-distillation clients lightning trl vllm check format bench soak house docs test-docs deploy-check clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -231,6 +231,15 @@ docs: .venv/.ready ## the documentation site, in build/site
 test-docs: .venv/.ready ## runs the commands that README and docs show
 	$(PYTEST) -m docs -rs --timeout 1800 tests/docs $(ARGS)
 
+# Its tools have an environment of their own: they judge files, and install wheels elsewhere.
+.venv-deploy/.ready: deploy/requirements.txt
+	$(PYTHON) -m venv .venv-deploy
+	@$(PROGRESS) .venv-deploy/bin/python $(INSTALL) --requirement $<
+	@touch $@
+
+deploy-check: .venv-deploy/.ready ## the files of deploy/: wheels, images, systemd, compose, Kubernetes (ARGS="compose unit")
+	.venv-deploy/bin/python deploy/check.py $(ARGS)
+
 bench: .venv/.ready ## one benchmark, ours beside its peers (BENCH=compute, ARGS=--quick)
 	$(BIN)/python benchmarks/$(BENCH).py $(ARGS)
 
@@ -241,5 +250,5 @@ house: .venv/.ready ## the house's figures: lines, clones, ways to do one thing 
 	$(BIN)/python scripts/house.py $(ARGS)
 
 clean: ## remove .venv and caches
-	rm -rf .venv .venv-vllm .venv-trl .agents .ui $(CLIENTS) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf .venv .venv-vllm .venv-trl .venv-deploy .agents .ui $(CLIENTS) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -35,6 +35,9 @@ class ServeCommand(click.RichCommand):
 @click.option("--name", multiple=True, help="Name under which the --model before it is served; may be repeated.")
 @click.option("--host", help="Address to listen at.  [127.0.0.1]")
 @click.option("--port", type=int, help="Port to listen at; 0 for any free port. [8000]")
+@click.option("--tls-cert", metavar="FILE", help="PEM file with the certificate: serve HTTPS.  [plain HTTP]")
+@click.option("--tls-key", metavar="FILE", help="PEM file with its private key.  [in the file of --tls-cert]")
+@click.option("--public-url", metavar="URL", help="Address by which clients reach it through a proxy.")
 @click.option("--state", metavar="DIR", help="Folder for the server's state. [.palestra]")
 @click.option("--database", metavar="URL", help="sqlite:///… or postgresql://…  [SQLite in the state folder]")
 @click.option("--checkpoints", metavar="DIR_OR_URL", help="Folder for checkpoints, or s3://… [in the state folder]")
@@ -93,7 +96,7 @@ def serve(
     models = pair_names(ctx.meta["palestra.order"], model, name)
     with one_line_errors(ConfigError):
         given = [Override("models", models, "--model")] if models else []
-        last = [Override(key, value, f"--{key}") for key, value in flags.items() if value is not None]
+        last = [Override(key, value, f"--{key.replace('_', '-')}") for key, value in flags.items() if value is not None]
         for key, value in {"device": device, "weights": weights}.items():
             if value is not None:
                 last.append(Override(f"models.*.{key}", value, f"--{key}"))

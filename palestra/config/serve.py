@@ -44,6 +44,14 @@ def _url(text: str) -> str:
     return text.rstrip("/").removesuffix("/v1")
 
 
+def _network(text: str) -> str:
+    try:
+        ipaddress.ip_network(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not an address or a network; write it as 10.0.0.7 or 10.0.0.0/24") from None
+    return text
+
+
 def _power_of_two(number: int) -> int:
     if number & (number - 1):
         raise ValueError(
@@ -396,6 +404,16 @@ class ServeConfig(Config):
     """Address to listen on. Beyond loopback, keys are needed."""
     port: int = Field(default=8000, ge=0, le=65535)
     """Port to listen on. 0: any free one; the ready message says which."""
+    tls_cert: File | None = None
+    """PEM file with the certificate of this server and those that lead to its authority: it then speaks TLS at all of
+    its HTTP ports. None: plain HTTP."""
+    tls_key: File | None = None
+    """PEM file with the private key, without a password. None: it is in `tls_cert`."""
+    public_url: Annotated[str, AfterValidator(_url)] | None = None
+    """Address by which clients reach this server through a proxy, such as https://palestra.example. Keys are then
+    needed, also if the server itself listens on loopback. None: there is no proxy."""
+    trusted_proxies: list[Annotated[str, AfterValidator(_network)]] = Field(default=["127.0.0.1", "::1"])
+    """Addresses or networks of proxies. Only from them the headers X-Forwarded-For and X-Forwarded-Proto count."""
     state: Folder = Path(".palestra")
     """Everything that must survive: database, journal, snapshots, checkpoints. The default is a folder in the current
     directory: on a laptop each project then has its own state, easy to see, copy and delete, and two servers
@@ -506,12 +524,20 @@ class ServeConfig(Config):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether all addresses that it listens on are loopback."""
+        """Whether all addresses that it listens on are loopback, and no proxy makes it known beyond."""
+        if self.public_url is not None:
+            return False
         return _is_loopback(self.host) and (self.tinkerscript_host is None or _is_loopback(self.tinkerscript_host))
 
     @property
     def cleans_sessions(self) -> bool:
         return self.session_timeout_s >= 0 and self.session_check_s >= 0
+
+    @model_validator(mode="after")
+    def _key_has_certificate(self) -> ServeConfig:
+        if self.tls_key is not None and self.tls_cert is None:
+            raise ValueError("tls_key is given without tls_cert")
+        return self
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> ServeConfig:

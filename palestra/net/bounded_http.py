@@ -207,7 +207,8 @@ class BoundedHttp(HttpToolsProtocol):
             b"%s%scontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
             % (STATUS_LINE[status], lines, len(body), body)
         )
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # TLS cannot
+            self.transport.write_eof()
         self._set_deadline()
 
     def _discard(self, size: int) -> None:

@@ -9,6 +9,7 @@ import ipaddress
 import resource
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from palestra.store.errors import JournalError, StoreError, StoreTooNew
 from palestra.store.keys import create_key, list_keys
 from palestra.store.records import Rights
 from palestra.util.object_storage import StorageError
+from palestra.util.service_manager import notify
 
 log = structlog.get_logger()
 
@@ -69,6 +71,7 @@ async def _serve(config: ServeConfig, with_parent: bool) -> None:
         raise ServeError(
             "there is no model to serve; type: palestra serve --model DIR (palestra model random DIR makes one)"
         )
+    tls = _tls_context(config)
     listeners = [_bind(config.host, config.port, "--port")]
     if config.tinkerscript_host is not None:
         try:
@@ -76,6 +79,8 @@ async def _serve(config: ServeConfig, with_parent: bool) -> None:
         except ServeError:
             listeners[0].close()
             raise
+    # Our own processes know neither the authority of the certificate nor a name that it is valid for.
+    own = listeners[0] if tls is None else _bind("127.0.0.1", 0, "address")
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -83,37 +88,58 @@ async def _serve(config: ServeConfig, with_parent: bool) -> None:
     if with_parent:
         loop.add_reader(sys.stdin.fileno(), stop.set)  # nothing is ever written: readable means closed
     try:
-        await _until_stopped(config, listeners, stop)
+        await _until_stopped(config, listeners, own, tls, stop)
     finally:
-        for listener in listeners:
+        for listener in {*listeners, own}:
             listener.close()
 
 
-async def _until_stopped(config: ServeConfig, listeners: list[socket.socket], stop: asyncio.Event) -> None:
+async def _until_stopped(
+    config: ServeConfig,
+    listeners: list[socket.socket],
+    own: socket.socket,
+    tls: ssl.SSLContext | None,
+    stop: asyncio.Event,
+) -> None:
+    """`own`: where processes of this server reach it without TLS; the first of `listeners`, if they have none."""
     gate = StartingGate()
-    server = HttpServer(
-        gate,
-        bounds=HttpBounds(head_timeout_s=config.limits.head_timeout_s),
-        ws="none",  # clients that try one are told to send requests instead
-        backlog=BACKLOG,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=5,
-        lifespan="off",
-        server_header=False,
-        log_config=None,
-    )
-    for listener in listeners:
-        listener.listen(BACKLOG)
-    serving = asyncio.create_task(server.serve(listeners))
+    running: list[tuple[HttpServer, asyncio.Task[None]]] = []
+
+    def listen(sockets: list[socket.socket], tls: ssl.SSLContext | None) -> None:
+        server = HttpServer(
+            gate,
+            bounds=HttpBounds(head_timeout_s=config.limits.head_timeout_s),
+            ws="none",  # clients that try one are told to send requests instead
+            backlog=BACKLOG,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=5,
+            lifespan="off",
+            server_header=False,
+            log_config=None,
+            ssl_context_factory=None if tls is None else lambda *_: tls,
+            forwarded_allow_ips=config.trusted_proxies,
+        )
+        for one in sockets:
+            one.listen(BACKLOG)
+        running.append((server, asyncio.create_task(server.serve(sockets))))
 
     def open_for_engines(services: ServerServices) -> None:
         """Engines that start need the server, so it is there before them."""
-        services.core.own_url = _own_url(listeners[0])
+        services.core.own_url = _own_url(own)
         gate.app = create_app(services)
 
+    async def close() -> None:
+        for server, _ in running:
+            server.should_exit = True
+        await asyncio.gather(*(serving for _, serving in running))
+
+    listen(listeners, tls)
+    if own not in listeners:
+        listen([own], None)
+    urls = [_url(listener, has_tls=tls is not None) for listener in listeners]
     preloaded = PreloadedWorkers()
     try:
-        store = await _open_store(config, gate, preloaded, _url(listeners[0]), stop)
+        store = await _open_store(config, gate, preloaded, urls[0], stop)
         if store is None:
             return
         is_replaced = asyncio.Event()
@@ -122,21 +148,21 @@ async def _until_stopped(config: ServeConfig, listeners: list[socket.socket], st
         async with ServerServices.open(config, store, open_for_engines, preloaded) as services:
             first_key = await _first_key(config, services.store)
             gate.is_open = True
-            _announce(services, [_url(listener) for listener in listeners], first_key, time.monotonic() - started)
+            _announce(services, urls, first_key, time.monotonic() - started)
+            notify("READY=1")
             stopping = asyncio.create_task(stop.wait())
-            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({stopping, *(serving for _, serving in running)}, return_when=asyncio.FIRST_COMPLETED)
             log.info("stopping")
+            notify("STOPPING=1")
             await services.agentjet_trainer.close()  # while the server still runs, so that the trainer can log off
             services.begin_shutdown()
-            server.should_exit = True
             stopping.cancel()
-            await serving
+            await close()
         if is_replaced.is_set():
             raise ServeError("the connection to the database was lost, and another server has taken over")
     finally:
         preloaded.end()
-        server.should_exit = True
-        await serving
+        await close()
 
 
 async def _open_store(
@@ -162,6 +188,7 @@ async def _open_store(
             if config.preload:
                 preloaded.start(config)
             print(f"Palestra stands by at {url}", flush=True)  # noqa: T201
+            notify("READY=1")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STANDBY_S):
                 await stop.wait()
@@ -187,6 +214,20 @@ def _threadsafe(call: Callable[[], object]) -> Callable[[], None]:
     return soon
 
 
+def _tls_context(config: ServeConfig) -> ssl.SSLContext | None:
+    if config.tls_cert is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # Without the function it would ask at the terminal for a password.
+        context.load_cert_chain(config.tls_cert, config.tls_key, password=lambda: "")
+    except OSError as e:  # SSLError is one
+        files = f"{config.tls_cert}{'' if config.tls_key is None else f' and {config.tls_key}'}"
+        reason = "they are not a PEM certificate and its key" if isinstance(e, ssl.SSLError) else e.strerror
+        raise ServeError(f"cannot serve TLS with {files}: {reason}") from e
+    return context
+
+
 def _bind(host: str, port: int, setting: str) -> socket.socket:
     """Binds before anything slow happens, so that a port in use is reported at once."""
     try:
@@ -199,9 +240,9 @@ def _bind(host: str, port: int, setting: str) -> socket.socket:
     return listener
 
 
-def _url(listener: socket.socket) -> str:
+def _url(listener: socket.socket, *, has_tls: bool) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{'https' if has_tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _own_url(listener: socket.socket) -> str:

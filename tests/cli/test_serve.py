@@ -135,6 +135,12 @@ def test_files_then_overrides_then_flags(serve):
     assert [(model.path.name, model.threads, model.device) for model in config.models] == [("tiny", 4, "mps")]
 
 
+def test_a_server_with_a_public_address_is_not_a_loopback_server(serve):
+    assert serve("--model", "tiny").is_loopback
+    config = serve("--model", "tiny", "--public-url", "https://palestra.example/")
+    assert (config.public_url, config.is_loopback) == ("https://palestra.example", False)
+
+
 def test_overrides_tune_the_models_of_flags(serve):
     (model,) = serve("--model", "tiny", "models.0.threads=2", "models.*.max_rank=8").models
     assert (model.threads, model.max_rank) == (2, 8)
@@ -154,6 +160,8 @@ def test_overrides_tune_the_models_of_flags(serve):
         (["--model", "tiny", "prot=1"], "unknown key 'prot' (prot=1); did you mean port?"),
         (["--model", "tiny", "--port", "70000"], "port should be less than or equal to 65535, not 70000 (--port)"),
         (["--model", "tiny", "-c", "no.yaml"], "no.yaml: cannot be read as a config (No such file or directory)"),
+        (["--model", "tiny", "--tls-key", "key.pem"], "tls_key is given without tls_cert"),
+        (["--model", "tiny", "trusted_proxies=[proxy]"], "'proxy' is not an address or a network"),
         (["tiny"], "'tiny': settings are KEY=VALUE; a model is given as --model tiny"),
     ],
 )

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
-import subprocess
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,13 +12,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.net.attacks import FAR_LESS_THAN_ALL, check_bounds, is_healthy, long_body, long_url, many_headers, send
+from tests.server.nginx import free_port, nginx
 
 NGINX = """
-daemon off; pid {folder}/pid; error_log {folder}/error.log;
-events {{ }}
-http {{
-  access_log off; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
-  fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
   client_max_body_size 0; client_header_buffer_size 512k; large_client_header_buffers 4 512k; lingering_close off;
   server {{
     listen 127.0.0.1:{port};
@@ -30,7 +23,6 @@ http {{
       proxy_set_header Host $http_host; proxy_set_header X-Forwarded-For $remote_addr;
     }}
   }}
-}}
 """
 
 
@@ -56,30 +48,10 @@ def test_the_port_for_agentjets_clients_has_the_same_bounds(make_server: Callabl
             assert slow.recv(1 << 16).startswith(b"HTTP/1.1 408 ")
 
 
-@contextmanager
-def nginx(folder: Path, url: str) -> Iterator[int]:
-    program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
-    if program is None:
-        pytest.skip("nginx is not installed")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    (folder / "nginx.conf").write_text(NGINX.format(folder=folder, port=port, url=url))
-    with subprocess.Popen([program, "-p", folder, "-c", folder / "nginx.conf", "-e", folder / "error.log"]) as proxy:
-        try:
-            while True:
-                assert proxy.poll() is None
-                with socket.socket() as line:
-                    if line.connect_ex(("127.0.0.1", port)) == 0:
-                        break
-            yield port
-        finally:
-            proxy.terminate()
-
-
 @pytest.mark.e2e
 def test_behind_a_proxy_it_is_the_same(make_server: Callable[..., Any], tmp_path: Path) -> None:
-    server = make_server()
-    with nginx(tmp_path, server.url) as port:
+    server, port = make_server(), free_port()
+    with nginx(tmp_path, NGINX.format(port=port, url=server.url), port):
         assert is_healthy(port)
         for head in (many_headers(900), long_url()):  # nginx itself takes no more than 1000
             assert send(port, head).status == 431

@@ -12,7 +12,6 @@ from fastapi import APIRouter, Depends, Request, Response
 from palestra.server.agentjet.settings_file import AgentJetError
 from palestra.server.agentjet.trainer import AgentJetTrainer, TrainerRefusal
 from palestra.server.core.callers import Caller
-from palestra.server.core.errors import Refusal
 from palestra.server.http.episode_access import PLAYERS, Trainer
 from palestra.server.http.json_records import json_response, read_record
 from palestra.server.http.openapi import answer_of, body_of
@@ -102,9 +101,6 @@ async def stop_engine(request: Request, engine: EngineNow, caller: Admin) -> Res
 
 
 def _own_url(request: Request) -> str:
-    """Returns the address at which this call arrived. The host name of the request is not used, because the caller
+    """Returns the address for processes on this machine. The host name of the request is not used, because the caller
     chooses it."""
-    host, port = request.scope.get("server") or ("", None)
-    if port is None:
-        raise Refusal(400, "this server has no address that a training process can use; send the request over TCP")
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return request.app.state.core.own_url

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from palestra.server.core.callers import TRAINERS, Caller
+from palestra.server.core.core import Core
 from palestra.server.http.auth import Authenticator
 
 
@@ -23,3 +24,9 @@ async def _model_caller(request: Request) -> Caller:
 CallerNow = Annotated[Caller, Depends(_caller)]
 ModelCallerNow = Annotated[Caller, Depends(_model_caller)]
 """A caller that may also be an attempt at an episode: for routes that only show models, or sample."""
+
+
+def public_url(request: Request) -> str:
+    """Returns the address by which clients reach this server: the one that was set, else that of this request."""
+    core: Core = request.app.state.core
+    return core.config.public_url or str(request.base_url).rstrip("/")

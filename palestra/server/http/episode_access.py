@@ -15,6 +15,7 @@ from palestra.server.broker.service import EpisodeService
 from palestra.server.core.callers import TRAINERS, Caller
 from palestra.server.core.core import Core
 from palestra.server.core.errors import Refusal
+from palestra.server.http.access import public_url
 from palestra.server.http.auth import Authenticator
 from palestra.store.records import Rights
 from palestra.types.episodes import EndRequest, LeaseRef
@@ -74,4 +75,4 @@ def speaker(caller: Caller, client_id: str, about: Sequence[LeaseRef | EndReques
 def endpoint(request: Request) -> tuple[str, str]:
     """Returns the address at which a player reaches the model, and the name of a model."""
     core: Core = request.app.state.core
-    return f"{core.config.episodes.url or str(request.base_url).rstrip('/')}/v1", next(iter(core.workers))
+    return f"{core.config.episodes.url or public_url(request)}/v1", next(iter(core.workers))

@@ -133,13 +133,16 @@ class RequestLog:
         try:
             return await self.app(scope, receive, watch)
         finally:
-            self._over(_template(scope), scope["method"], status, time.perf_counter() - started)
+            self._over(scope, status, time.perf_counter() - started)
             current_request.reset(token)
 
-    def _over(self, route: str, method: str, status: int, seconds: float) -> None:
+    def _over(self, scope: Scope, status: int, seconds: float) -> None:
+        route = _template(scope)
         if self.observe:
             self.observe(route, status, seconds)
         is_routine = status < 400 or status in ROUTINE_STATUSES
         if self._tells_all or not is_routine:
             line = self.log.debug if is_routine else self.log.info
-            line("request", method=method, path=route, status=status, ms=round(seconds * 1000, 1))
+            client, _ = scope.get("client") or ("", 0)
+            took = round(seconds * 1000, 1)
+            line("request", method=scope["method"], path=route, status=status, ms=took, client=client)

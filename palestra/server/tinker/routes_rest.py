@@ -9,7 +9,7 @@ from fastapi.responses import FileResponse
 
 from palestra.server.core.callers import Caller
 from palestra.server.core.paths import TinkerPath
-from palestra.server.http.access import CallerNow
+from palestra.server.http.access import CallerNow, public_url
 from palestra.server.http.body import read_body
 from palestra.server.tinker import schemas_account as a
 from palestra.server.tinker import schemas_rest as r
@@ -120,7 +120,7 @@ async def external_weights_urls(
     path: PathNow, request: Request, rest: Rest, caller: CallerNow
 ) -> r.ExternalWeightsUrlsResponse:
     """Addresses at which the files of a checkpoint can be downloaded without a key."""
-    return await rest.file_urls(caller, path, str(request.base_url))
+    return await rest.file_urls(caller, path, public_url(request))
 
 
 @router.get(CHECKPOINT + "/files/{file:path}", response_class=FileResponse)
