@@ -185,3 +185,21 @@ def test_a_standby_that_is_stopped_ends_at_once(pair: tuple[Server, Server]) -> 
     stand_by(second)
     assert second.stop() == 0
     assert first.http().get("/readyz").status_code == 200
+
+
+@pytest.mark.slow
+def test_a_standby_on_the_same_machine_goes_on_with_the_running_engine(make_server: MakeServer) -> None:
+    """Both have one state folder, and SQLite in it: only the process of the server is replaced."""
+    first = make_server(flags=("--standby",))
+    second = make_server(start=False, flags=("--standby",))
+    second.state = first.state
+    model = first.client().create_lora_training_client(base_model=first.name, rank=4, seed=1)
+    model.forward_backward(batch(0), "cross_entropy").result()
+    stand_by(second)
+    engine = first.worker_pid
+    first.kill()
+    second.wait_ready()
+    assert second.worker_pid == engine
+    assert "adopted a running worker" in second.said()
+    assert model.model_id in second.http().get("/api/v1/training_runs").text
+    assert second.stop() == 0

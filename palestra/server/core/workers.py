@@ -203,7 +203,7 @@ class WorkerHandle:
         known = self._find_earlier()
         if known is None:
             return False
-        if (known.get("version"), known.get("config")) == (__version__, msgspec.to_builtins(self.config)):
+        if (known.get("version"), known.get("config")) == (__version__, self._config_in_json):
             hello, exits = asyncio.create_task(self._hello.wait()), asyncio.create_task(self._exited())
             await asyncio.wait({hello, exits}, timeout=ADOPT_S, return_when=asyncio.FIRST_COMPLETED)
             hello.cancel()
@@ -214,6 +214,11 @@ class WorkerHandle:
         self._kill()
         await self._exited()
         return False
+
+    @property
+    def _config_in_json(self) -> JsonObject:
+        """The config as it is read back from a file, where a tuple is a list."""
+        return msgspec.json.decode(msgspec.json.encode(self.config))
 
     def _find_earlier(self) -> JsonObject | None:
         """Returns what is known about the worker of an earlier server; None if it does not live."""
@@ -238,8 +243,7 @@ class WorkerHandle:
         self._child, self._log_start = process.child, process.log_start
         self._pid, self._worker_id = self._child.pid, ""
         created = psutil.Process(self._pid).create_time()
-        config = msgspec.to_builtins(self.config)
-        facts = {"pid": self._pid, "created": created, "version": __version__, "config": config}
+        facts = {"pid": self._pid, "created": created, "version": __version__, "config": self._config_in_json}
         with replacing(self._pid_file) as file:
             file.write(json.dumps(facts).encode())
         self._watchdog.on_spawn()
