@@ -38,6 +38,7 @@ class ServeCommand(click.RichCommand):
 @click.option("--database", metavar="URL", help="sqlite:///… or postgresql://…  [SQLite in the state folder]")
 @click.option("--checkpoints", metavar="DIR", help="Folder for checkpoints. [in the state folder]")
 @click.option("--runs", metavar="DIR", help="Folder of training runs that the dashboard at /ui shows. [runs]")
+@click.option("--ray", metavar="ADDRESS", help="Run workers on the nodes of a Ray cluster: auto, or host:port. [here]")
 @click.option("--device", help="Device of all models: cpu, cuda, cuda:1 … [auto: a GPU if there is one]")
 @click.option("--weights", help="Weights of all models in 8 or 4 bits: fp8, int8, int4, nf4, mxfp4. [as stored]")
 @click.option(

@@ -32,6 +32,8 @@ def main() -> int:
         config = msgspec.json.decode(os.environ.get("PALESTRA_WORKER", ""), type=WorkerConfig)
     except msgspec.MsgspecError as e:
         return cannot_start(f"PALESTRA_WORKER is not a worker's configuration: {e}")
+    if config.address.startswith("tcp:") and config.server_key is None:
+        return cannot_start(f"the link to {config.address} would not be encrypted: server_key is missing")
     if place := os.environ.get("PALESTRA_FOLLOWER"):
         return follow(config, place)
     try:
@@ -41,12 +43,20 @@ def main() -> int:
         from palestra.engine.snapshots import StateRefused
         from palestra.engine.worker import EngineWorker
 
-        lock = lock_folder(Path(config.state))
+        copied = None
+        if config.is_remote:
+            from palestra.engine.node import begin_at_node, local_state
+
+            config = local_state(config)
+            lock = lock_folder(Path(config.state))
+            config, copied = begin_at_node(config)
+        else:
+            lock = lock_folder(Path(config.state))
         backend = make_backend(config)
     except Exception as e:
         return cannot_start(reason_of(e, config.device))
     try:
-        EngineWorker(config, backend).run()
+        EngineWorker(config, backend, copied).run()
         backend.close()
     except StateRefused as e:
         return cannot_start(str(e))

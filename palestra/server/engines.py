@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Protocol
 
 from palestra.config.serve import ModelConfig, ServeConfig, replica_config, worker_config
 from palestra.server.core.core import Core
@@ -15,29 +17,56 @@ from palestra.server.core.sample_runners import SampleRunner, WorkerRunner
 from palestra.server.core.watchdog import WatchdogTimeouts
 from palestra.server.core.worker_link import address_in
 from palestra.server.core.worker_messages import WorkerMessages
-from palestra.server.core.workers import WorkerError, WorkerHandle
+from palestra.server.core.workers import RemoteWorker, WorkerError, WorkerHandle
 from palestra.server.replicas.engine_runner import EngineRunner
 from palestra.server.replicas.replica_port import ReplicaPort
-from palestra.types.engine import Sampled, encode_message
+from palestra.types.engine import Sampled, WorkerConfig, encode_message
 
 
-def add_engines(core: Core) -> None:
+class WorkerCluster(Protocol):
+    """Machines on which workers run."""
+
+    def place(self, config: WorkerConfig, model: ModelConfig) -> tuple[WorkerConfig, RemoteWorker]:
+        """Returns the configuration of a worker there, and what the server needs for it."""
+        ...
+
+
+async def open_cluster(core: Core, stack: AsyncExitStack) -> WorkerCluster | None:
+    """Joins the Ray cluster on which workers are to run, if there is one. Raises WorkerError."""
+    if core.config.ray is None:
+        return None
+    try:
+        from palestra.server.core.ray_workers import RayWorkers
+    except ModuleNotFoundError as e:
+        raise WorkerError(f"ray needs {e.name}; to install it: pip install 'palestra[ray]'") from None
+    return await RayWorkers.open(core.config, core.config.ray, core.secret, stack)
+
+
+def add_engines(core: Core, cluster: WorkerCluster | None = None) -> None:
     config, messages, patience = core.config, WorkerMessages(core), _patience(core.config)
     for model in config.models:
         name = _folder_name(config.state, model.name)
         state = config.state / name
         if any(worker.config.state == str(state) for worker in core.all_workers):
             raise WorkerError(f"two models would share the state folder {name}; give one of them another name")
+        own, remote = _placed(worker_config(config, model, address_in(config.state, name), state), model, cluster)
         worker = WorkerHandle(
             model.name[0],
-            worker_config(config, model, address_in(config.state, name), state),
+            own,
             messages,
             log_file=config.state / "logs" / f"{name}.log",
             patience=patience,
             write_wait_s=config.write_wait_s,
+            remote=remote,
         )
         core.workers.update(dict.fromkeys(model.name, worker))
-        core.sampling.runners[worker] = _runner(core, worker, model, patience)
+        core.sampling.runners[worker] = _runner(core, worker, model, patience, cluster)
+
+
+def _placed(
+    config: WorkerConfig, model: ModelConfig, cluster: WorkerCluster | None
+) -> tuple[WorkerConfig, RemoteWorker | None]:
+    return (config, None) if cluster is None else cluster.place(config, model)
 
 
 def open_replica_port(core: Core) -> ReplicaPort | None:
@@ -74,7 +103,9 @@ async def start_engine(core: Core, worker: WorkerHandle) -> None:
         await runner.start()
 
 
-def _runner(core: Core, worker: WorkerHandle, model: ModelConfig, patience: WatchdogTimeouts) -> SampleRunner:
+def _runner(
+    core: Core, worker: WorkerHandle, model: ModelConfig, patience: WatchdogTimeouts, cluster: WorkerCluster | None
+) -> SampleRunner:
     if model.sampler == "torch" and model.replicas is None:
         return WorkerRunner(worker, lambda worker: core.training.dispatcher(worker).is_quarantined)
 
@@ -95,11 +126,14 @@ def _runner(core: Core, worker: WorkerHandle, model: ModelConfig, patience: Watc
     folder = Path(worker.config.state)
     for number in range(model.replicas.count):
         name = f"{folder.name}-replica-{number}"
-        runner.add_local(
-            replica_config(config, model, number, address_in(config.state, name), folder / f"replica-{number}"),
+        own = replica_config(config, model, number, address_in(config.state, name), folder / f"replica-{number}")
+        own, remote = _placed(own, model, cluster)
+        runner.add_own(
+            own,
             config.state / "logs" / f"{name}.log",
             patience=patience,
             write_wait_s=config.write_wait_s,
+            remote=remote,
         )
     return runner
 

@@ -20,7 +20,7 @@ from palestra.server.core.core import Core
 from palestra.server.core.maintenance import Maintenance
 from palestra.server.core.restore import restore
 from palestra.server.core.task_replays import TaskReplays
-from palestra.server.engines import add_engines, open_replica_port, start_engine
+from palestra.server.engines import add_engines, open_cluster, open_replica_port, start_engine
 from palestra.store import Journal, Store
 from palestra.store.settings import setting_once
 
@@ -57,7 +57,7 @@ class ServerServices:
             core = services.core
             stack.callback(core.training.acknowledged.close)
             stack.callback(core.observer.close)
-            add_engines(core)
+            add_engines(core, await open_cluster(core, stack))
             await restore(core)
             await stack.enter_async_context(services.episodes.running())
             stack.push_async_callback(services._close)
