@@ -94,9 +94,16 @@ def follow(config: WorkerConfig, place: str) -> int:
     from palestra.engine.ranks.follower import Follower, FollowerConfig, end_with_rank_0
 
     end_with_rank_0()
-    own = msgspec.json.decode(place, type=FollowerConfig)
+    if config.meeting is not None:
+        own = FollowerConfig.elsewhere(config, int(place))
+    else:
+        own = msgspec.json.decode(place, type=FollowerConfig)
     set_up_logging(own.rank)
     try:
+        if config.is_remote:
+            from palestra.engine.node import with_base_model
+
+            config = with_base_model(config)
         follower = Follower(config, own)
     except Exception as e:
         return cannot_start(f"rank {own.rank}: {reason_of(e, config.devices[own.rank])}")

@@ -39,6 +39,15 @@ def local_state(config: WorkerConfig) -> WorkerConfig:
     return msgspec.structs.replace(config, state=str(state))
 
 
+def with_base_model(config: WorkerConfig) -> WorkerConfig:
+    """Of a follower, which has no state."""
+    files = ServerFiles(config)
+    try:
+        return msgspec.structs.replace(config, model=str(base_model(config, files)))
+    finally:
+        files.close()
+
+
 def begin_at_node(config: WorkerConfig) -> tuple[WorkerConfig, CopiedState]:
     """Fetches what this machine does not have; the configuration that is returned names its folders."""
     files = ServerFiles(config)

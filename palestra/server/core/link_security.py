@@ -48,7 +48,7 @@ class LinkNetwork:
         """The public key of the living worker, by name."""
         self._authenticator = ThreadAuthenticator(self.context)
         self._authenticator.start()
-        self._authenticator.configure_curve_callback(domain="*", credentials_provider=self)
+        self._authenticator.configure_curve_callback(domain=ZAP_DOMAIN.decode(), credentials_provider=self)
 
     def close(self) -> None:
         self._authenticator.stop()
