@@ -185,7 +185,7 @@ class RemoteProcess:
                 kill_actor(self._actor)
         except RayError as error:
             code = LOST
-            self._hear(f"its node or its actor has ended: {str(error).splitlines()[0]}")
+            self._hear(f"its node or its actor has ended: {' '.join(str(error).split())}")
         self._reading.cancel()
         return code
 

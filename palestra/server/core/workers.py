@@ -121,6 +121,11 @@ class WorkerHandle:
         return Path(self.config.state)
 
     @property
+    def _plain_config(self) -> JsonObject:
+        """As it is read from a file: lists in place of tuples."""
+        return msgspec.json.decode(msgspec.json.encode(self.config))
+
+    @property
     def where(self) -> str:
         """The machine it is on; empty: this one, or none at present."""
         return "" if self._running is None else self._running.where
@@ -232,7 +237,10 @@ class WorkerHandle:
         if self._running is None:
             return False
         self._life, self.is_adopted = known.get("life", ""), True
-        if (known.get("version"), known.get("config")) == (__version__, msgspec.to_builtins(self.config)):
+        why = "it does not answer"
+        if (known.get("version"), known.get("config")) != (__version__, self._plain_config):
+            why = "it has another version or configuration"
+        else:
             hello, exits = asyncio.create_task(self._hello.wait()), asyncio.create_task(self._exited())
             await asyncio.wait({hello, exits}, timeout=ADOPT_S, return_when=asyncio.FIRST_COMPLETED)
             hello.cancel()
@@ -240,6 +248,7 @@ class WorkerHandle:
             if self._hello.is_set():
                 log.info("adopted a running worker", worker=self.name, pid=self._pid, nodes=self.where)
                 return True
+        log.info("a running worker is replaced", worker=self.name, why=why)
         self._kill()
         await self._exited()
         return False
@@ -250,8 +259,7 @@ class WorkerHandle:
         life = uuid.uuid4().hex
         running = await self._place.start(msgspec.structs.replace(self.config, life=life), self._log_file)
         try:
-            config = msgspec.to_builtins(self.config)
-            facts = {**running.facts, "life": life, "version": __version__, "config": config}
+            facts = {**running.facts, "life": life, "version": __version__, "config": self._plain_config}
             with replacing(self._facts_file) as file:
                 file.write(json.dumps(facts).encode())
         except BaseException:

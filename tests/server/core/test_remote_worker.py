@@ -50,16 +50,29 @@ from palestra.util.processes import spawn_blocking
 WAIT_S = 60.0
 
 
+OTHER_CLOCKS = """
+import os, time
+days = [90, -90][int(os.environ["NUMBER"])]
+now, since = time.time, time.monotonic
+time.time = lambda: now() + days * 86400
+time.monotonic = lambda: since() + 1e6 + days * 10_000
+"""
+"""Clocks of the machines: the first is ahead of the server by three months, the second behind."""
+
+
 class OtherMachine(LocalPlace):
     """A place whose processes know nothing but what they are sent, and a folder of their own."""
 
-    def __init__(self, network: LinkNetwork):
-        self.network, self.number = network, 0
+    def __init__(self, network: LinkNetwork, folder: Path):
+        self.network, self.number, self._clocks = network, 0, folder / "clocks"
+        self._clocks.mkdir()
+        (self._clocks / "sitecustomize.py").write_text(OTHER_CLOCKS)
 
     async def start(self, config: WorkerConfig, log_file: Path) -> LocalWorker:
         key = self.network.admit("w", config.life)
         config = msgspec.structs.replace(config, client_key=key, state=f"states/w/{self.number}")
-        environment = os.environ | environment_of(config) | {"OMP_NUM_THREADS": "1"}
+        environment = os.environ | environment_of(config) | {"OMP_NUM_THREADS": "1", "NUMBER": str(self.number)}
+        environment["PYTHONPATH"] = f"{self._clocks}:{environment.get('PYTHONPATH', '')}"
         with open_log(log_file) as out:
             command = [sys.executable, "-m", "palestra.engine"]
             child = spawn_blocking(command, env=environment, output=out)
@@ -102,7 +115,8 @@ class Machines:
     def __init__(self, folder: Path, model: Path):
         self.server, self.node, self.heard = folder / "server", folder / "node", Everything()
         self.network = LinkNetwork("127.0.0.1", "secret")
-        self.place = OtherMachine(self.network)
+        folder.mkdir(exist_ok=True)
+        self.place = OtherMachine(self.network, folder)
         state, security = self.server / "worker-w", self.network.security("w")
         state.mkdir(parents=True)
         config = WorkerConfig(

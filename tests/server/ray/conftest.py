@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -46,8 +48,12 @@ class RayNodesHere:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
-    def node_id(self, address: str) -> str:
-        return self._nodes[address].node_id
+    def drain(self, node_id: str) -> None:
+        """As an operator does before a machine is taken away."""
+        command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", self.address]
+        reason = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "test"]
+        left = ["--deadline-remaining-seconds", "600"]
+        subprocess.run([*command, "--node-id", node_id, *reason, *left], check=True)
 
     def processes(self, address: str) -> list[psutil.Process]:
         """The engines on a node."""
@@ -81,6 +87,9 @@ class RayServer(Server):
     def node_of(self, folder: str = "", rank: int = 0) -> str:
         """Address of the node of the worker, or of a replica."""
         return self._facts(folder)["nodes"][rank]["address"]
+
+    def nodes_of(self, folder: str = "") -> list[dict[str, str]]:
+        return self._facts(folder)["nodes"]
 
     def wait_moved(self, old: str, folder: str = "") -> str:
         """Until the worker is ready on another node."""
