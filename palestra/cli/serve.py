@@ -5,6 +5,7 @@ Owns: arguments, and the errors that can be found before anything starts. Never 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,6 +102,8 @@ def serve(
     for one in config.models:
         check_folder(one)
     if dry_run:
+        if config.ray is not None:
+            show_nodes(config.ray.address)
         show_plan(config.models, memory)
         return
     if memory is not None:
@@ -111,6 +114,23 @@ def serve(
     with needs_extra("server"):
         from palestra.server.main import run
     raise SystemExit(run(config, with_parent=with_parent))
+
+
+def show_nodes(address: str) -> None:
+    with needs_extra("ray"):
+        from palestra.placement.ray_cluster import ClusterNode, cluster_nodes, connect, disconnect
+
+    async def look() -> list[ClusterNode]:
+        await connect(address)
+        try:
+            return await cluster_nodes()
+        finally:
+            await disconnect()
+
+    with one_line_errors(ConnectionError):
+        nodes = asyncio.run(look())
+    for node in nodes:
+        click.echo(f"node {node.words}")
 
 
 def show_plan(models: list[ModelConfig], memory: str | None) -> None:

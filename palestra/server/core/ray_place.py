@@ -31,7 +31,7 @@ from palestra.placement.node_process import NodeProcess, RemoteProcess, kill_act
 from palestra.placement.process import NotPlaced
 from palestra.placement.ray_cluster import NAMESPACE, cluster_nodes, draining_nodes
 from palestra.server.core.link_security import LinkNetwork
-from palestra.server.core.worker_places import environment_of
+from palestra.server.core.worker_places import LocalPlace, RunningWorker, environment_of
 from palestra.types.engine import RanksMeeting, WorkerConfig
 from palestra.util.json_types import JsonObject
 from palestra.util.log_files import open_log
@@ -166,11 +166,11 @@ class RayPlace:
             secret_key=self._network.rank_key(self.name, life),
         )
 
-    async def find(self, known: JsonObject, log_file: Path) -> RayWorker | None:
+    async def find(self, known: JsonObject, log_file: Path) -> RunningWorker | None:
         """The nodes of an earlier server's worker are used again in any case, if they are there."""
         slot_id, life = known.get("slot"), known.get("life")
         if not slot_id or not life:
-            return None
+            return await LocalPlace().find(known, log_file)  # of a server without Ray: it is replaced
         try:
             actors = [
                 await asyncio.to_thread(ray.get_actor, _actor_name(slot_id, rank), NAMESPACE)
