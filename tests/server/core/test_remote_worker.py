@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -37,6 +38,7 @@ from palestra.types.engine import (
     Operation,
     OptimStep,
     Pass,
+    RanksMeeting,
     SaveWeights,
     Snapshotted,
     Train,
@@ -45,7 +47,7 @@ from palestra.types.engine import (
 )
 from palestra.util.log_files import open_log
 from palestra.util.model_fingerprint import model_fingerprint
-from palestra.util.processes import spawn_blocking
+from palestra.util.processes import PIPE, spawn_blocking
 
 WAIT_S = 60.0
 
@@ -60,21 +62,37 @@ time.monotonic = lambda: since() + 1e6 + days * 10_000
 """Clocks of the machines: the first is ahead of the server by three months, the second behind."""
 
 
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
 class OtherMachine(LocalPlace):
     """A place whose processes know nothing but what they are sent, and a folder of their own."""
 
     def __init__(self, network: LinkNetwork, folder: Path):
         self.network, self.number, self._clocks = network, 0, folder / "clocks"
+        self.followers: list[subprocess.Popen[bytes]] = []
         self._clocks.mkdir()
         (self._clocks / "sitecustomize.py").write_text(OTHER_CLOCKS)
 
     async def start(self, config: WorkerConfig, log_file: Path) -> LocalWorker:
         key = self.network.admit("w", config.life)
         config = msgspec.structs.replace(config, client_key=key, state=f"states/w/{self.number}")
+        if config.devices:
+            ports = [free_port(), free_port()]
+            secret_key = self.network.rank_key("w", config.life)
+            meeting = RanksMeeting(host="127.0.0.1", calls_port=ports[0], store_port=ports[1], secret_key=secret_key)
+            config = msgspec.structs.replace(config, meeting=meeting)
         environment = os.environ | environment_of(config) | {"OMP_NUM_THREADS": "1", "NUMBER": str(self.number)}
         environment["PYTHONPATH"] = f"{self._clocks}:{environment.get('PYTHONPATH', '')}"
+        command = [sys.executable, "-m", "palestra.engine"]
         with open_log(log_file) as out:
-            command = [sys.executable, "-m", "palestra.engine"]
+            for rank in range(1, len(config.devices)):
+                self.followers.append(
+                    spawn_blocking(command, stdin=PIPE, env=environment | {"PALESTRA_FOLLOWER": str(rank)}, output=out)
+                )
             child = spawn_blocking(command, env=environment, output=out)
         return LocalWorker(child.pid, child)
 
@@ -112,7 +130,7 @@ class Everything:
 class Machines:
     """A server with its folders, and another machine with its own."""
 
-    def __init__(self, folder: Path, model: Path):
+    def __init__(self, folder: Path, model: Path, **options: Any):
         self.server, self.node, self.heard = folder / "server", folder / "node", Everything()
         self.network = LinkNetwork("127.0.0.1", "secret")
         folder.mkdir(exist_ok=True)
@@ -131,6 +149,7 @@ class Machines:
             device="cpu",
             snapshot_every_s=0.05,
             snapshot_copy_s=0.1,
+            **options,
         )
         files = WorkerFiles(state, model, self.server / "checkpoints")
         self.handle = WorkerHandle(
@@ -176,9 +195,17 @@ def a_pass() -> Pass:
     return Pass(data=[Datum.of_tokens(tokens.tolist(), target_tokens=targets)], loss="cross_entropy")
 
 
+REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_DISCONNECTED
+
+
+def bits(file: Path) -> dict[str, bytes]:
+    return {key: value.tobytes() for key, value in load_file(file).items()}
+
+
 STEP = OptimStep(adam=AdamParams(learning_rate=1e-2))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_lost_machine_is_replaced_from_the_copies_at_the_server(tmp_path: Path, micro_model: Path) -> None:
     async def run() -> None:
@@ -201,15 +228,39 @@ def test_a_lost_machine_is_replaced_from_the_copies_at_the_server(tmp_path: Path
         await machines.train(LoadWeights(folder=str(checkpoints / "a"), optimizer=True))
         await machines.train(SaveWeights(folder=str(checkpoints / "b"), optimizer=True))
         for name in ("adapter_model.safetensors", "optimizer.safetensors"):
-            before, after = load_file(checkpoints / "a" / name), load_file(checkpoints / "b" / name)
-            assert {key: value.tobytes() for key, value in before.items()} == {
-                key: value.tobytes() for key, value in after.items()
-            }
+            assert bits(checkpoints / "a" / name) == bits(checkpoints / "b" / name)
         await machines.handle.stop()
         assert not list((machines.server / "worker-w").rglob("*.partial"))
         machines.network.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.distributed
+@pytest.mark.timeout(300)
+def test_ranks_that_meet_over_the_network_have_the_bits_of_one_process(tmp_path: Path, micro_model: Path) -> None:
+    async def run(folder: Path, **options: Any) -> dict[str, bytes]:
+        machines = Machines(folder, micro_model, strands=4, micro_batch_tokens=20, **options)
+        saved = machines.server / "checkpoints" / "a"
+        await machines.handle.start()
+        await machines.train(CreateModel(lora=LoraConfig(rank=4, seed=1)))
+        for _ in range(3):
+            await machines.train(Pass(data=a_pass().data * 5, loss="cross_entropy"))
+            await machines.train(STEP)
+        await machines.train(SaveWeights(folder=str(saved), optimizer=True))
+        if followers := list(machines.place.followers):
+            await machines.lose_node()  # rank 0 alone: the others notice
+            assert [follower.wait(WAIT_S) for follower in followers] == [0]
+        await machines.handle.stop()
+        for follower in machines.place.followers:
+            assert follower.wait(WAIT_S) == 0
+        machines.network.close()
+        return bits(saved / "adapter_model.safetensors")
+
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    expected = asyncio.run(run(tmp_path / "one"))
+    assert asyncio.run(run(tmp_path / "two", devices=("cpu", "cpu"))) == expected
 
 
 def test_nobody_connects_without_the_key_of_the_present_life(tmp_path: Path) -> None:
@@ -218,17 +269,19 @@ def test_nobody_connects_without_the_key_of_the_present_life(tmp_path: Path) -> 
         security = network.security("w")
         link = WorkerLink(network.address(tmp_path), security)
         asked = GetFilePart(area=FileArea.STATE, path="x", offset=0)
+        monitors: list[zmq.Socket] = []
 
         def connect(secret_key: str | None) -> zmq.Socket:
-            socket = zmq.Context.instance().socket(zmq.DEALER)
-            socket.setsockopt(zmq.LINGER, 0)
+            one = zmq.Context.instance().socket(zmq.DEALER)
+            one.setsockopt(zmq.LINGER, 0)
             if secret_key is not None:
-                socket.curve_serverkey = security.public_key.encode()
-                socket.curve_secretkey = secret_key.encode()
-                socket.curve_publickey = zmq.curve_public(secret_key.encode())
-            socket.connect(link.address)
-            socket.send_multipart([b"", msgspec.msgpack.encode(asked)])
-            return socket
+                one.curve_serverkey = security.public_key.encode()
+                one.curve_secretkey = secret_key.encode()
+                one.curve_publickey = zmq.curve_public(secret_key.encode())
+            monitors.append(one.get_monitor_socket(REFUSED))
+            one.connect(link.address)
+            one.send_multipart([b"", msgspec.msgpack.encode(asked)])
+            return one
 
         old, new = network.admit("w", "first life"), network.admit("w", "second life")
         strangers = [connect(None), connect(old), connect(zmq.curve_keypair()[1].decode())]
@@ -237,10 +290,15 @@ def test_nobody_connects_without_the_key_of_the_present_life(tmp_path: Path) -> 
         frame = await asyncio.wait_for(receiving, WAIT_S)
         link.reply(frame.sender, FileStored(transfer_id="heard"))
         assert await asyncio.to_thread(friend.poll, 10_000)
-        with pytest.raises(TimeoutError):  # whatever the others sent would be here by now
-            await asyncio.wait_for(link.receive(), 0.3)
-        for socket in (*strangers, friend):
-            socket.close()
+        receiving = asyncio.create_task(link.receive())
+        for stranger, monitor in zip(strangers, monitors, strict=False):
+            assert await asyncio.to_thread(monitor.poll, 10_000), "it was not refused"
+            assert not stranger.poll(0)
+        assert not receiving.done()
+        receiving.cancel()
+        for one in (*strangers, friend):
+            one.disable_monitor()
+            one.close()
         link.close()
         network.close()
 
