@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from palestra import __version__
 from palestra.engine.exit_codes import BROKEN, CANNOT_START
 from palestra.engine.log import set_up_logging
 from palestra.types.engine import WorkerConfig
@@ -34,6 +35,8 @@ def main() -> int:
         return cannot_start(f"PALESTRA_WORKER is not a worker's configuration: {e}")
     if config.address.startswith("tcp:") and config.server_key is None:
         return cannot_start(f"the link to {config.address} would not be encrypted: server_key is missing")
+    if config.is_remote and config.version != __version__:
+        return cannot_start(f"this node has Palestra {__version__}, the server {config.version}; install the same")
     if place := os.environ.get("PALESTRA_FOLLOWER"):
         return follow(config, place)
     try:

@@ -6,6 +6,7 @@ Owns: the connection, the calls of Ray that are not about one process. Never tou
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,7 @@ async def connect(address: str | None) -> bool:
     ConnectionError."""
     if ray.is_initialized():
         return False
+    logging.getLogger("ray").setLevel(logging.ERROR)  # it warns that a thread cannot handle signals, which is meant
     options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "configure_logging": False}
     try:
         await asyncio.to_thread(ray.init, address=address, **options)

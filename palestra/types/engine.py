@@ -560,6 +560,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     is_remote: bool = False
     """It is on another machine than the server. `state` is relative to `node_folder`, and copied to the server;
     checkpoints come from there and go there; so does the base model, unless it is on this machine."""
+    version: str = ""
+    """Version of Palestra at the server: a remote worker's must be the same."""
     node_folder: str = ""
     """Folder for base models and states on the worker's machine; ~ is its user's home there."""
     fingerprint: str = ""

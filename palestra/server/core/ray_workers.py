@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from palestra import __version__
 from palestra.config.serve import ModelConfig, RayConfig, ServeConfig
 from palestra.placement.ray_cluster import ClusterNode, cluster_nodes, connect, disconnect, own_address
 from palestra.server.core.link_security import LinkNetwork
@@ -62,6 +63,7 @@ class RayWorkers:
             address=self._network.address(folder),
             server_key=security.public_key,
             is_remote=True,
+            version=__version__,
             node_folder=self._ray.node_folder,
             fingerprint=model_fingerprint(model.path),
             hub_id=hub_id_of(model.path),

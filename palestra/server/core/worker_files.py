@@ -85,10 +85,11 @@ class WorkerFiles:
         folder = self._resolve(request.area, request.folder)
         if not folder.is_dir():
             raise ValueError(f"{folder} no longer exists")
+        unread = OTHER_WEIGHTS if request.area is FileArea.MODEL else ()
         return sorted(
             file
             for file in folder.iterdir()
-            if file.is_file() and file.suffix not in OTHER_WEIGHTS and not file.name.startswith(".")
+            if file.is_file() and file.suffix not in unread and not file.name.startswith(".")
         )
 
     def _entry(self, area: FileArea, file: Path) -> FileEntry:

@@ -19,6 +19,7 @@ import pytest
 import zmq
 from safetensors.numpy import load_file
 
+from palestra import __version__
 from palestra.server.core.link_security import LinkNetwork
 from palestra.server.core.watchdog import RestartReason, WatchdogTimeouts
 from palestra.server.core.worker_files import WorkerFiles
@@ -143,6 +144,7 @@ class Machines:
             state=str(state),
             server_key=security.public_key,
             is_remote=True,
+            version=__version__,
             node_folder=str(self.node),
             fingerprint=model_fingerprint(model),
             threads=1,
