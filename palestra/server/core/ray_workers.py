@@ -20,7 +20,7 @@ from palestra.placement.ray_cluster import ClusterNode, cluster_nodes, connect, 
 from palestra.server.core.link_security import LinkNetwork
 from palestra.server.core.ray_place import RayPlace
 from palestra.server.core.worker_files import WorkerFiles
-from palestra.server.core.workers import RemoteWorker, WorkerError
+from palestra.server.core.workers import RemoteWorker, WorkerError, known_facts
 from palestra.types.engine import WorkerConfig
 from palestra.util.hugging_face import hub_id_of
 from palestra.util.model_fingerprint import model_fingerprint
@@ -57,6 +57,8 @@ class RayWorkers:
         name = "-".join((self._server_id, *folder.relative_to(self._config.state).parts))
         is_on_gpu = config.device.startswith("cuda") or (config.device == AUTO and self._has_gpus)
         device, ranks = FIRST_GPU if is_on_gpu else "cpu", max(1, len(config.devices))  # each rank sees its own GPU
+        if life := (known_facts(folder) or {}).get("life"):
+            self._network.admit(name, life)  # before it can ask: who is refused once does not come back
         security = self._network.security(name)
         config = msgspec.structs.replace(
             config,

@@ -50,12 +50,22 @@ BACK_OFF_S = (0.25, 10.0)
 """Pause before the next start: the first, and the longest one. It doubles while workers die before they are ready."""
 STOP_S = 30.0
 RESPAWN_S = 2.0
+FACTS_FILE = "worker.json"
+"""What the next server needs to know of a running worker."""
 
 FileMessage = ListFiles | GetFilePart | FilePart | KeepFolder | DropFiles
 
 
 class WorkerError(Exception):
     """The worker cannot run; the message says why."""
+
+
+def known_facts(folder: Path) -> JsonObject | None:
+    """What is known of the worker that was started last with this folder; None: it has ended in order."""
+    try:
+        return json.loads((folder / FACTS_FILE).read_text())
+    except (OSError, ValueError):
+        return None
 
 
 class WorkerListener(Protocol):
@@ -97,7 +107,7 @@ class WorkerHandle:
         self._log_start = 0
         """Where the log of the present process begins."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._facts_file = self.folder / "worker.json"
+        self._facts_file = self.folder / FACTS_FILE
         self._running: RunningWorker | None = None
         self._life = ""
         self.is_adopted = False
@@ -229,9 +239,8 @@ class WorkerHandle:
 
     async def _adopt(self) -> bool:
         """Whether a worker of an earlier server lives, is what we would start, and answers."""
-        try:
-            known: JsonObject = json.loads(self._facts_file.read_text())
-        except (OSError, ValueError):
+        known = known_facts(self.folder)
+        if known is None:
             return False
         self._running = await self._place.find(known, self._log_file)
         if self._running is None:
