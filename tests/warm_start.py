@@ -170,7 +170,7 @@ def main() -> None:
 
 
 def _run_command(engines: WarmEngines) -> None:
-    sys.modules["palestra.server.core.workers"].spawn_blocking = engines.start  # type: ignore[attr-defined]
+    sys.modules["palestra.server.core.worker_places"].spawn_blocking = engines.start  # type: ignore[attr-defined]
     sys.modules["palestra.cli.__main__"].run()
 
 

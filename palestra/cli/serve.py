@@ -5,6 +5,7 @@ Owns: arguments, and the errors that can be found before anything starts. Never 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,6 +44,7 @@ class ServeCommand(click.RichCommand):
 @click.option("--checkpoints", metavar="DIR_OR_URL", help="Folder for checkpoints, or s3://… [in the state folder]")
 @click.option("--standby", is_flag=True, help="Wait while another server uses the database; take over when it is gone.")
 @click.option("--runs", metavar="DIR", help="Folder of training runs that the dashboard at /ui shows. [runs]")
+@click.option("--ray", metavar="ADDRESS", help="Run workers on the nodes of a Ray cluster: auto, or host:port. [here]")
 @click.option("--device", help="Device of all models: cpu, cuda, cuda:1 … [auto: a GPU if there is one]")
 @click.option("--weights", help="Weights of all models in 8 or 4 bits: fp8, int8, int4, nf4, mxfp4. [as stored]")
 @click.option(
@@ -108,6 +110,8 @@ def serve(
     for one in config.models:
         check_folder(one)
     if dry_run:
+        if config.ray is not None:
+            show_nodes(config.ray.address)
         show_plan(config.models, memory)
         return
     if memory is not None:
@@ -118,6 +122,23 @@ def serve(
     with needs_extra("server"):
         from palestra.server.main import run
     raise SystemExit(run(config, with_parent=with_parent))
+
+
+def show_nodes(address: str) -> None:
+    with needs_extra("ray"):
+        from palestra.placement.ray_cluster import ClusterNode, cluster_nodes, connect, disconnect
+
+    async def look() -> list[ClusterNode]:
+        await connect(address)
+        try:
+            return await cluster_nodes()
+        finally:
+            await disconnect()
+
+    with one_line_errors(ConnectionError):
+        nodes = asyncio.run(look())
+    for node in nodes:
+        click.echo(f"node {node.words}")
 
 
 def show_plan(models: list[ModelConfig], memory: str | None) -> None:

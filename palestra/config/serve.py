@@ -60,6 +60,10 @@ def _power_of_two(number: int) -> int:
     return number
 
 
+def _ray(given: object) -> object:
+    return {"address": given} if isinstance(given, str) else given
+
+
 def _replicas(given: object) -> object:
     return {"count": given} if isinstance(given, int) and not isinstance(given, bool) else given
 
@@ -157,6 +161,22 @@ class ReplicasConfig(Config):
         return self
 
 
+class RayConfig(Config):
+    """A Ray cluster on whose nodes workers and replicas run. This machine is one of them. See docs/distributed.md."""
+
+    address: str = Field(default="auto", min_length=1)
+    """Address of the cluster's head, as host:port; auto: RAY_ADDRESS, or the cluster of this machine."""
+    host: str | None = Field(default=None, min_length=1)
+    """Address of this machine at which workers reach the server. None: the one that it has in the cluster."""
+    node_folder: str = Field(default="~/.cache/palestra", min_length=1)
+    """Folder for base models and states on each node; ~ is the home of the user there."""
+    wait_s: NonNegativeFloat = 120.0
+    """How long a worker waits for nodes with room for it, before an error says what is missing."""
+    resources: dict[str, NonNegativeFloat] = Field(default={})
+    """Resources in Ray's words that each process asks for, such as {GPU: 0.5} or {fast_disk: 1}, beside one CPU for
+    each of its threads and, on a GPU, one GPU."""
+
+
 class ModelConfig(Config):
     """A base model and the settings of its worker process."""
 
@@ -211,6 +231,9 @@ class ModelConfig(Config):
     """Seconds between snapshots of models in training: the most work that a crash repeats."""
     snapshot_every_bytes: PositiveInt = 64 << 20
     """Bytes of training requests after which a snapshot is made."""
+    snapshot_copy_s: PositiveFloat = 60.0
+    """Seconds between copies of a model's snapshots to the server, if the worker is on another machine (`ray`): the
+    most work that the loss of that machine repeats."""
     server_timeout_s: PositiveFloat = 30.0
     """A worker that hears nothing from its server for this time exits."""
     tool_format: str | None = None
@@ -493,6 +516,9 @@ class ServeConfig(Config):
     """TCP port at which sampler replicas elsewhere join, encrypted. None: none can. See docs/replicas.md."""
     replica_host: str | None = Field(default=None, min_length=1)
     """Address of that port. None: the server's."""
+    ray: Annotated[RayConfig | None, BeforeValidator(_ray)] = None
+    """Run workers and replicas on the nodes of a Ray cluster: its address, `auto`, or its settings. None: they run on
+    this machine."""
     require_key: Literal["auto", "always"] = "auto"
     """auto: not on a loopback address without keys, where everyone is one owner and any key is accepted."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -532,6 +558,15 @@ class ServeConfig(Config):
     @property
     def cleans_sessions(self) -> bool:
         return self.session_timeout_s >= 0 and self.session_check_s >= 0
+
+    @model_validator(mode="after")
+    def _snapshots_are_here(self) -> ServeConfig:
+        if self.ray is not None and self.snapshots is not None:
+            raise ValueError(
+                "snapshots=URL works with workers on the server's own machine only; with ray, snapshots are copied to "
+                "the server's state folder: leave snapshots out, and give a standby that folder"
+            )
+        return self
 
     @model_validator(mode="after")
     def _key_has_certificate(self) -> ServeConfig:

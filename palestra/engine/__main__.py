@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from palestra import __version__
 from palestra.engine.exit_codes import BROKEN, CANNOT_START
 from palestra.engine.log import set_up_logging
 from palestra.types.engine import PRELOAD, PRELOAD_GO, WorkerConfig
@@ -33,6 +34,10 @@ def main() -> int:
         config = msgspec.json.decode(os.environ.get("PALESTRA_WORKER", ""), type=WorkerConfig)
     except msgspec.MsgspecError as e:
         return cannot_start(f"PALESTRA_WORKER is not a worker's configuration: {e}")
+    if config.address.startswith("tcp:") and config.server_key is None:
+        return cannot_start(f"the link to {config.address} would not be encrypted: server_key is missing")
+    if config.is_remote and config.version != __version__:
+        return cannot_start(f"this node has Palestra {__version__}, the server {config.version}; install the same")
     if place := os.environ.get("PALESTRA_FOLLOWER"):
         return follow(config, place)
     try:
@@ -42,20 +47,29 @@ def main() -> int:
         from palestra.engine.snapshots import StateRefused
         from palestra.engine.worker import EngineWorker
 
-        state, standby = Path(config.state), os.environ.get(PRELOAD)
-        if standby is None:
-            lock = lock_folder(state)
-            backend = make_backend(config)
-        else:
+        copied, standby = None, os.environ.get(PRELOAD)
+        if standby is not None:
             backend = make_backend(config)
             log.info("preloaded")
-            if not is_needed(state, int(standby)):
+            life = wait_until_needed(Path(config.state), int(standby))
+            if life is None:
                 return 0
-            lock = lock_folder(state)
+            config = msgspec.structs.replace(config, life=life)
+            lock = lock_folder(Path(config.state))
+        elif config.is_remote:
+            from palestra.engine.node import begin_at_node, local_state
+
+            config = local_state(config)
+            lock = lock_folder(Path(config.state))
+            config, copied = begin_at_node(config)
+            backend = make_backend(config)
+        else:
+            lock = lock_folder(Path(config.state))
+            backend = make_backend(config)
     except Exception as e:
         return cannot_start(reason_of(e, config.device))
     try:
-        EngineWorker(config, backend).run()
+        EngineWorker(config, backend, copied).run()
         backend.close()
     except StateRefused as e:
         return cannot_start(str(e))
@@ -69,16 +83,18 @@ def main() -> int:
     return 0
 
 
-def is_needed(state: Path, standby: int) -> bool:
-    """Waits until the standby goes on with this process; False if it has ended."""
+def wait_until_needed(state: Path, standby: int) -> str | None:
+    """Waits until the standby goes on with this process. Returns the `life` that it gives it; None: it has ended."""
     go = state / PRELOAD_GO
-    while not go.exists() or go.read_text() != str(os.getpid()):
+    while True:
+        pid, _, life = go.read_text().partition(" ") if go.exists() else ("", "", "")
+        if pid == str(os.getpid()):
+            return life
         try:
             os.kill(standby, 0)
         except ProcessLookupError:
-            return False
+            return None
         time.sleep(PRELOAD_LOOK_S)
-    return True
 
 
 def make_backend(config: WorkerConfig) -> ComputeBackend:
@@ -105,9 +121,16 @@ def follow(config: WorkerConfig, place: str) -> int:
     from palestra.engine.ranks.follower import Follower, FollowerConfig, end_with_rank_0
 
     end_with_rank_0()
-    own = msgspec.json.decode(place, type=FollowerConfig)
+    if config.meeting is not None:
+        own = FollowerConfig.elsewhere(config, int(place))
+    else:
+        own = msgspec.json.decode(place, type=FollowerConfig)
     set_up_logging(own.rank)
     try:
+        if config.is_remote:
+            from palestra.engine.node import with_base_model
+
+            config = with_base_model(config)
         follower = Follower(config, own)
     except Exception as e:
         return cannot_start(f"rank {own.rank}: {reason_of(e, config.devices[own.rank])}")

@@ -26,6 +26,8 @@ BAD = ".bad"
 CHECKED = "palestra_checked"  # crc32 as 8 hexadecimal digits, then the metadata
 UNCHECKED = "palestra"  # the metadata alone, as files were written before there were checksums
 CRC_DIGITS = 8
+SNAPSHOT = ".snapshot"
+SECOND = "@2"  # in the name of a model's second file; no id has it in its own
 MAX_NAME = 200  # of 255 bytes that a file system allows, with room for endings
 
 
@@ -96,6 +98,11 @@ def name_of(identity: str) -> str:
     if not 0 < len(name) <= MAX_NAME:
         raise ValueError(f"id {identity[:40]!r} has {len(name)} characters as a file name; at most {MAX_NAME}")
     return name
+
+
+def snapshot_name(model_id: str, number: int) -> str:
+    """The file of the first or the second snapshot of a model."""
+    return name_of(model_id) + (SECOND if number else "") + SNAPSHOT
 
 
 def id_of(name: str) -> str:

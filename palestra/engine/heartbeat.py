@@ -19,9 +19,11 @@ from palestra.types.engine import WorkerHeartbeat, encode_message
 
 
 class HeartbeatSender:
-    def __init__(self, address: str, every_s: float, worker_id: str, server_key: str | None = None):
+    def __init__(
+        self, address: str, every_s: float, worker_id: str, server_key: str | None = None, client_key: str | None = None
+    ):
         self._address, self._every_s = address, every_s
-        self._worker_id, self._server_key = worker_id, server_key
+        self._worker_id, self._keys = worker_id, (server_key, client_key)
         self._now: tuple[str, float] | None = None
         """What the loop does and since when; None while it waits for messages. One object, so that two threads can
         share it without a lock."""
@@ -52,7 +54,7 @@ class HeartbeatSender:
         with zmq.Context() as context, context.socket(zmq.DEALER) as socket:  # a socket belongs to one thread
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.IMMEDIATE, 1)  # old beats are worth nothing
-            encrypt(socket, self._server_key)
+            encrypt(socket, *self._keys)
             socket.connect(self._address)
             while not self._ended.wait(self._every_s):
                 with contextlib.suppress(zmq.Again):  # no server on the line

@@ -69,6 +69,8 @@ class QueuedModel:
     applied_seq: int = -1
     snapshots: list[int] = field(default_factory=lambda: [NO_SNAPSHOT] * KEPT_SNAPSHOTS)
     """The last request that each snapshot on disk has."""
+    copies: list[int] = field(default_factory=list)
+    """The same of their copies at the server, where the worker is on another machine; else empty."""
     snapshot_at: float = field(default_factory=time.monotonic)
     """When the last one was begun; at first, when there was nothing to keep yet."""
     is_snapshotting: bool = False
@@ -78,6 +80,11 @@ class QueuedModel:
     def covered_seq(self) -> int:
         """Every snapshot on disk has everything up to here: a replay never needs it."""
         return min(self.snapshots)
+
+    @property
+    def settled_seq(self) -> int:
+        """The server's journal is not needed up to here, whatever is lost."""
+        return min(self.copies or self.snapshots)
 
     @property
     def is_changed(self) -> bool:
@@ -103,6 +110,8 @@ class ModelTable:
         """By model, also those that are about to be created."""
         self.unstored: dict[str, Trained] = {}
         self.queued = 0
+        self.copies_of_new: Callable[[], list[int]] = list
+        """`QueuedModel.copies` of a new model."""
         self._send = send
 
     def accept(self, train: Train, size_bytes: int) -> None:
@@ -111,8 +120,12 @@ class ModelTable:
             if not isinstance(train.operation, CreateModel):
                 self._answer(train, no_model(train.model_id), 0.0)
                 return
-            owner = self.owners.get(train.model_id, "")
-            model = self.models[train.model_id] = QueuedModel(train.model_id, train.operation.lora, owner=owner)
+            model = self.models[train.model_id] = QueuedModel(
+                train.model_id,
+                train.operation.lora,
+                owner=self.owners.get(train.model_id, ""),
+                copies=self.copies_of_new(),
+            )
         if train.seq_id <= model.received_seq:
             self._repeat(train)
             return
@@ -178,7 +191,7 @@ class ModelTable:
                 model_id=m.model_id,
                 received_seq=m.received_seq,
                 applied_seq=m.applied_seq,
-                covered_seq=m.covered_seq,
+                covered_seq=m.settled_seq,
             )
             for m in self.models.values()
         ]

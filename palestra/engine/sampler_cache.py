@@ -28,9 +28,10 @@ from palestra.engine.files import (
     write_tensors,
 )
 from palestra.engine.queues import ModelTable, QueuedModel
+from palestra.engine.uploads import FileUploads, Upload
 from palestra.model import AdapterError, DataError
 from palestra.types import LoraConfig
-from palestra.types.engine import KeptSampler, SamplerSpooled
+from palestra.types.engine import FileArea, KeptSampler, SamplerSpooled
 
 log = logging.getLogger(__name__)
 
@@ -65,10 +66,45 @@ class OpenedSampler:
     weights: Weights
 
 
+class SamplerCopies:
+    """Copies of kept samplers at the server, for a worker on another machine. They are sent as soon as they are files,
+    before the snapshots that rely on them."""
+
+    def __init__(self, uploads: FileUploads, copied: set[str]):
+        """`copied`: names of files that are there."""
+        self.uploads, self._copied = uploads, copied
+
+    def add_missing(self, folder: Path) -> None:
+        """What an earlier process has not sent."""
+        for file in sorted(folder.glob("*" + SUFFIX)):
+            if file.name not in self._copied:
+                self.add(file)
+
+    def add(self, file: Path) -> None:
+        self.uploads.add(Upload(FileArea.STATE, f"samplers/{file.name}", lambda error: self._sent(file, error), file))
+
+    def drop(self, file: Path) -> None:
+        self.uploads.drop([f"samplers/{file.name}"])
+
+    def _sent(self, file: Path, error: Exception | None) -> None:
+        if error is not None and file.exists():  # the server's disk is full, for example
+            self.add(file)
+
+
 class SamplerCache:
-    def __init__(self, backend: ComputeBackend, files: FileThread, folder: Path, *, memory_bytes: int):
+    def __init__(
+        self,
+        backend: ComputeBackend,
+        files: FileThread,
+        folder: Path,
+        *,
+        memory_bytes: int,
+        find_folder: Callable[[str], Path] = Path,
+        copies: SamplerCopies | None = None,
+    ):
+        """`find_folder` returns where a checkpoint's folder is on this machine."""
         self.backend, self.files, self.folder = backend, files, own_folder(folder)
-        self.memory_bytes = memory_bytes
+        self.memory_bytes, self._find_folder, self._copies = memory_bytes, find_folder, copies
         self.kept: dict[str, CachedSampler] = {}
         for file in self.folder.glob("*" + SUFFIX):
             sampler_id = id_of(file.name.removesuffix(SUFFIX))
@@ -110,6 +146,8 @@ class SamplerCache:
             if kept.has_file or kept.row is not None:  # the deletion comes after a writing that is under way
                 file = self._file(sampler_id)
                 self.files.submit(lambda file=file: file.unlink(missing_ok=True), _log_error)
+                if self._copies is not None:
+                    self._copies.drop(file)
 
     def secure(self, model: QueuedModel) -> dict[str, Path | None]:
         """Before a snapshot: a file for every sampler of the model, None for those that are its weights of today."""
@@ -167,8 +205,9 @@ class SamplerCache:
 
     def open(self, folder: str) -> Weights:
         """A checkpoint folder. It can be read again, so it is never spooled."""
+        here = self._find_folder(folder)
         try:
-            status = Path(folder).stat()
+            status = here.stat()
         except OSError as e:
             raise AdapterError(f"checkpoint {folder} no longer exists ({e.strerror})") from None
         version = (status.st_ino, status.st_mtime_ns)
@@ -177,7 +216,7 @@ class SamplerCache:
             self._unload(opened)
             opened = None
         if opened is None:
-            opened = self._opened[folder] = OpenedSampler(folder, version, self.backend.open_folder(folder))
+            opened = self._opened[folder] = OpenedSampler(folder, version, self.backend.open_folder(str(here)))
         self._touch(opened)
         return opened.weights
 
@@ -243,6 +282,8 @@ class SamplerCache:
             kept.row, kept.has_file = None, error is None
             if error is None and self.kept.get(kept.sampler_id) is kept:
                 self.on_spooled(self._spooled(kept))
+                if self._copies is not None:
+                    self._copies.add(file)
             if error is not None and self.kept.get(kept.sampler_id) is kept:
                 log.error("spool_failed sampler=%s error=%r", kept.sampler_id, error)
                 self._retry_at = time.monotonic() + RETRY_S

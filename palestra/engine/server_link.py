@@ -36,7 +36,14 @@ class Received:
 
 
 class ServerLink:
-    def __init__(self, *, timeout_s: float, hello: Callable[[str], Hello], server_key: str | None = None):
+    def __init__(
+        self,
+        *,
+        timeout_s: float,
+        hello: Callable[[str], Hello],
+        server_key: str | None = None,
+        client_key: str | None = None,
+    ):
         self.worker_id = uuid.uuid4().hex
         self.epoch = b""
         self._timeout_s, self._hello = timeout_s, hello
@@ -54,7 +61,7 @@ class ServerLink:
             (zmq.RECONNECT_IVL_MAX, 1000),
         ):
             self._socket.setsockopt(option, value)
-        encrypt(self._socket, server_key)
+        encrypt(self._socket, server_key, client_key)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._bell, self._rope = socket.socketpair()
         for end in (self._bell, self._rope):
@@ -146,10 +153,14 @@ class ServerLink:
             yield Received(message, len(frames[1]))
 
 
-def encrypt(socket: zmq.Socket, server_key: str | None) -> None:
-    """Before it connects: nobody but the holder of that key can read what it sends, or answer it."""
+def encrypt(socket: zmq.Socket, server_key: str | None, client_key: str | None = None) -> None:
+    """Before it connects: nobody but the holder of that key can read what it sends, or answer it. `client_key`: the
+    secret key by which the server knows this process."""
     if server_key is not None:
-        socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+        if client_key is None:
+            socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+        else:
+            socket.curve_publickey, socket.curve_secretkey = zmq.curve_public(client_key.encode()), client_key.encode()
         socket.curve_serverkey = server_key.encode()
         socket.setsockopt(zmq.HEARTBEAT_IVL, LIVENESS_MS)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * LIVENESS_MS)  # a machine that is gone says no goodbye

@@ -20,19 +20,22 @@ import numpy as np
 from palestra.engine.backend import ComputeBackend, ModelImage
 from palestra.engine.files import (
     BAD,
+    SECOND,
+    SNAPSHOT,
     FileDamaged,
     FileThread,
     id_of,
     name_in_state,
-    name_of,
     own_folder,
     read_metadata,
     read_tensors,
     set_aside,
+    snapshot_name,
     write_tensors,
 )
 from palestra.engine.queues import KEPT_SNAPSHOTS, NO_SNAPSHOT, ModelTable, QueuedModel
 from palestra.engine.sampler_cache import SamplerCache
+from palestra.engine.snapshot_copies import SnapshotCopies
 from palestra.engine.stats import Counters
 from palestra.model import ModelError
 from palestra.model.lora.adapter_files import weights_setting
@@ -44,8 +47,6 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-SUFFIX = ".snapshot"
-SECOND = "@2"  # in the name of a model's second file; no id has it in its own
 UNSTORED = "unstored"
 MAX_IN_FLIGHT = 4  # each is a copy of its model until it is on disk
 SCAN_EVERY_S = 0.1
@@ -92,10 +93,11 @@ class Snapshots:
         allow_other_weights: bool = False,
         allow_other_strands: bool = False,
         allow_other_tensor: bool = False,
+        copies: SnapshotCopies | None = None,
     ):
         self.backend, self.table, self.sampler_cache, self.files = backend, table, sampler_cache, files
         self.counters, self._send, self.folder = counters, send, own_folder(folder)
-        self.every_s, self.every_bytes = every_s, every_bytes
+        self.every_s, self.every_bytes, self.copies = every_s, every_bytes, copies
         self.allow_other_weights, self.allow_other_strands = allow_other_weights, allow_other_strands
         self.allow_other_tensor = allow_other_tensor
         self._changed: dict[str, QueuedModel] = {}
@@ -178,6 +180,8 @@ class Snapshots:
                 model.snapshots[number] = header.seq_id
                 self.counters.snapshots += 1
                 self._send(self._report(model, number))
+                if self.copies is not None:
+                    self.copies.on_snapshot(model)
             else:
                 log.error("snapshot_failed model=%s seq=%d error=%r", model.model_id, header.seq_id, error)
             if model.needs_snapshot:
@@ -209,6 +213,8 @@ class Snapshots:
                 file.with_name(file.name + BAD).unlink(missing_ok=True)
 
         self.files.submit(work, _log_error)
+        if self.copies is not None:
+            self.copies.drop(model)
 
     def newest(self) -> list[Snapshotted]:
         """Of each model that has one."""
@@ -219,14 +225,14 @@ class Snapshots:
         return Snapshotted(
             model_id=model.model_id,
             seq_id=model.snapshots[number],
-            covered_seq=model.covered_seq,
+            covered_seq=model.settled_seq,
             file=name_in_state(self._file(model.model_id, number)),
         )
 
     # Coming back
 
     def restore(self) -> None:
-        names = {file.name.removesuffix(SUFFIX).removesuffix(SECOND) for file in self.folder.glob("*" + SUFFIX)}
+        names = {file.name.removesuffix(SNAPSHOT).removesuffix(SECOND) for file in self.folder.glob("*" + SNAPSHOT)}
         for model_id in sorted(map(id_of, names)):
             self._restore_model(model_id)
 
@@ -250,6 +256,8 @@ class Snapshots:
             model.snapshots = [NO_SNAPSHOT if seq is None else seq for seq in seqs]
             if model.needs_snapshot:
                 self._changed[model_id] = model
+            if self.copies is not None:
+                self.copies.restored(model)
             return
 
     def _require_same_weights(self, model_id: str, found: str) -> None:
@@ -308,7 +316,7 @@ class Snapshots:
         return model
 
     def _file(self, model_id: str, number: int) -> Path:
-        return self.folder / (name_of(model_id) + (SECOND if number else "") + SUFFIX)
+        return self.folder / snapshot_name(model_id, number)
 
 
 def _header(metadata: str) -> SnapshotHeader:

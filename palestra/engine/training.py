@@ -6,16 +6,15 @@ Owns: what is computed next, joining micro-batches of different models, who fail
 from __future__ import annotations
 
 import logging
-import shutil
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from glob import escape
 from pathlib import Path
 
 from palestra.engine.backend import ComputeBackend, Forward, MicroBatch, raise_if_broken
-from palestra.engine.files import FileThread, folder_bytes, name_of
+from palestra.engine.checkpoint_folders import CheckpointFolders
+from palestra.engine.files import name_of
 from palestra.engine.queues import ModelTable, QueuedModel, RunningPass, failure_of, no_model
 from palestra.engine.sampler_cache import SamplerCache
 from palestra.engine.stats import Counters
@@ -65,17 +64,17 @@ class TrainingExecutor:
         backend: ComputeBackend,
         table: ModelTable,
         sampler_cache: SamplerCache,
-        files: FileThread,
+        checkpoints: CheckpointFolders,
         counters: Counters,
         *,
         max_models: int,
         on_applied: Callable[[QueuedModel], None],
     ):
-        self.backend, self.table, self.sampler_cache, self.files, self.counters = (
+        self.backend, self.table, self.sampler_cache, self.checkpoints, self.counters = (
             backend,
             table,
             sampler_cache,
-            files,
+            checkpoints,
             counters,
         )
         self.max_models, self._on_applied = max_models, on_applied
@@ -112,7 +111,7 @@ class TrainingExecutor:
                 case CreateModel():
                     outcome = self._create(model, operation)
                 case LoadWeights():
-                    self.backend.load(model.weights, operation.folder, optimizer=operation.optimizer)
+                    self.backend.load(model.weights, self._find(operation.folder), optimizer=operation.optimizer)
                     self.sampler_cache.may_have_grown = True
                     outcome = Loaded()
                 case KeepSampler():
@@ -142,26 +141,23 @@ class TrainingExecutor:
         weights = self.backend.create(operation.lora)
         if operation.load_from is not None:
             try:
-                self.backend.load(weights, operation.load_from, optimizer=operation.load_optimizer)
+                self.backend.load(weights, self._find(operation.load_from), optimizer=operation.load_optimizer)
             except BaseException:
                 self.backend.free(weights)
                 raise
         model.weights, model.snapshot_at = weights, time.monotonic()
         return Created()
 
+    def _find(self, folder: str) -> str:
+        return str(self.checkpoints.find(folder))
+
     def _save(self, model: QueuedModel, operation: SaveWeights) -> TrainOutcome | None:
         """The files are written elsewhere, from a copy; this model's next request waits for them."""
         folder = Path(operation.folder)
-        if folder.exists():
-            return Saved(size_bytes=folder_bytes(folder))
+        if (size := self.checkpoints.saved_bytes(folder)) is not None:
+            return Saved(size_bytes=size)
         write = self.backend.writer(model.weights, optimizer=operation.optimizer)
         start = time.perf_counter()
-
-        def work() -> int:
-            for left in folder.parent.glob(f".{escape(folder.name)}.*.partial"):  # of a process that was killed
-                shutil.rmtree(left, ignore_errors=True)
-            write(folder)
-            return folder_bytes(folder)
 
         def then(size: int, error: Exception | None) -> None:
             if model.is_dropped:
@@ -175,7 +171,7 @@ class TrainingExecutor:
 
         model.is_saving = True
         self.table.make_ready(model)
-        self.files.submit(work, then)
+        self.checkpoints.save(folder, write, then)
         return None
 
     # Steps

@@ -9,27 +9,32 @@ import logging
 import os
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from palestra.engine.adapter_sending import AdapterSender
 from palestra.engine.backend import ComputeBackend
+from palestra.engine.checkpoint_folders import CheckpointFolders, LocalCheckpoints, RemoteCheckpoints
 from palestra.engine.files import FileThread
 from palestra.engine.heartbeat import HeartbeatSender
 from palestra.engine.placed_adapters import PlacedAdapters
 from palestra.engine.queues import ModelTable, QueuedModel
-from palestra.engine.sampler_cache import SamplerCache
+from palestra.engine.sampler_cache import SamplerCache, SamplerCopies
 from palestra.engine.sampling import SamplingExecutor
 from palestra.engine.server_link import Received, ServerLink
+from palestra.engine.snapshot_copies import SnapshotCopies
 from palestra.engine.snapshots import Snapshots
 from palestra.engine.stats import Counters, StatsClock
 from palestra.engine.time_share import TimeShare, Work
 from palestra.engine.training import TrainingExecutor
+from palestra.engine.uploads import FileUploads
 from palestra.types.engine import (
     AdapterPart,
     CancelSample,
     DropAdapters,
     DropModel,
     DropSamplers,
+    FileStored,
     FromWorker,
     Hello,
     Leaving,
@@ -49,21 +54,62 @@ from palestra.types.engine import (
 log = logging.getLogger(__name__)
 
 IDLE_S = 3600.0  # the link has deadlines of its own
+LAST_UPLOADS_S = 25.0  # less than the server waits for the end of a worker
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedState:
+    """What the server has of the state of a worker on another machine."""
+
+    is_new: bool
+    """Whether the state here was fetched from there."""
+    samplers: set[str]
+    """Names of the files of samplers."""
 
 
 class EngineWorker:
-    def __init__(self, config: WorkerConfig, backend: ComputeBackend):
+    def __init__(self, config: WorkerConfig, backend: ComputeBackend, copied: CopiedState | None = None):
+        """`copied`: what the server has of this worker's state; None: the state is on the server's machine."""
         self.config, self.backend = config, backend
         state = Path(config.state)
-        self.link = ServerLink(timeout_s=config.server_timeout_s, hello=self._hello, server_key=config.server_key)
-        self.heartbeat = HeartbeatSender(config.address, config.beat_every_s, self.link.worker_id, config.server_key)
+        self.link = ServerLink(
+            timeout_s=config.server_timeout_s,
+            hello=self._hello,
+            server_key=config.server_key,
+            client_key=config.client_key,
+        )
+        self.heartbeat = HeartbeatSender(
+            config.address, config.beat_every_s, self.link.worker_id, config.server_key, config.client_key
+        )
         self.files = FileThread(self.link.wake)
+        self.uploads = FileUploads(self.files, self._send)
         self.counters, self.clock = Counters(), StatsClock()
         self.table = ModelTable(self._send)
+        self.checkpoints: CheckpointFolders = LocalCheckpoints(self.files)
+        self.copies: SnapshotCopies | None = None
+        sampler_copies: SamplerCopies | None = None
+        if copied is not None:
+            self.checkpoints = RemoteCheckpoints(config, state / "checkpoints", self.files, self.uploads)
+            sampler_copies = SamplerCopies(self.uploads, copied.samplers)
+            self.copies = SnapshotCopies(
+                self.table,
+                self.uploads,
+                self._send,
+                state,
+                every_s=config.snapshot_copy_s,
+                are_copies=copied.is_new,
+            )
         self.sampler_cache = SamplerCache(
-            backend, self.files, state / "samplers", memory_bytes=config.sampler_memory_bytes
+            backend,
+            self.files,
+            state / "samplers",
+            memory_bytes=config.sampler_memory_bytes,
+            find_folder=self.checkpoints.find,
+            copies=sampler_copies,
         )
         self.sampler_cache.on_spooled = self._send
+        if sampler_copies is not None:
+            sampler_copies.add_missing(state / "samplers")
         self.placed = PlacedAdapters(self.sampler_cache, self.files, state / "adapters", self._send)
         self.sending = AdapterSender(backend, self.table, self.sampler_cache, self.files, self._send)
         self.samples = SamplingExecutor(
@@ -79,7 +125,7 @@ class EngineWorker:
             backend,
             self.table,
             self.sampler_cache,
-            self.files,
+            self.checkpoints,
             self.counters,
             max_models=config.max_models,
             on_applied=self._applied,
@@ -97,6 +143,7 @@ class EngineWorker:
             allow_other_weights=config.allow_other_weights,
             allow_other_strands=config.allow_other_strands,
             allow_other_tensor=config.allow_other_tensor,
+            copies=self.copies,
         )
         self.share = TimeShare(config.sample_share)
         self._epoch = ""
@@ -113,7 +160,7 @@ class EngineWorker:
         log.info("ready models=%d samplers=%d", len(self.table.models), len(self.sampler_cache.kept))
         while not self._stopping:
             self.heartbeat.idle()
-            messages = self.link.receive(0.0 if self._has_work else min(self.snapshots.next_s, IDLE_S))
+            messages = self.link.receive(0.0 if self._has_work else self._idle_s)
             self.heartbeat.busy("taking in messages")
             if not messages and self.link.is_lost:
                 log.warning("no_server silent_s=%g", self.config.server_timeout_s)
@@ -129,14 +176,34 @@ class EngineWorker:
             self.heartbeat.busy("copying for files")
             self.sampler_cache.make_room()
             self.snapshots.take_due()
+            self.uploads.look()
+            if self.copies is not None:
+                self.copies.take_due()
             if self.clock.is_due(worked=worked, has_work=self._has_work):
                 self._send(self._stats())
         self.heartbeat.busy("taking the last snapshots")
         self.snapshots.take_all()
+        self._finish_uploads()
         self.files.close()
         self.heartbeat.stop()
         self.link.close()
         log.info("stopped")
+
+    def _finish_uploads(self) -> None:
+        """Before the end: the server waits for the last copies, as long as it waits for this process."""
+        if self.copies is not None and not self.link.is_lost:
+            self.copies.take_all()
+        until = time.monotonic() + LAST_UPLOADS_S
+        while self.uploads.pending and time.monotonic() < until and not self.link.is_lost:
+            for received in self.link.receive(1.0):
+                if isinstance(received.message, FileStored):
+                    self.uploads.on_stored(received.message)
+            self.files.collect()
+
+    @property
+    def _idle_s(self) -> float:
+        copies_s = IDLE_S if self.copies is None else self.copies.next_s
+        return max(0.0, min(self.snapshots.next_s, copies_s, self.uploads.next_s, IDLE_S))
 
     @property
     def _has_work(self) -> bool:
@@ -187,6 +254,8 @@ class EngineWorker:
                 self.placed.take(part)
             case DropAdapters(digests=digests):
                 self.placed.drop(digests)
+            case FileStored() as stored:
+                self.uploads.on_stored(stored)
             case Stop():
                 self._stopping = True
             case Ping():
@@ -199,6 +268,7 @@ class EngineWorker:
             self.samples.abort_all()
             self.sending.forget_all()
             self.placed.forget_fetches()
+            self.uploads.restart()
             self._said_leaving = False
 
     def _applied(self, model: QueuedModel) -> None:
@@ -232,6 +302,7 @@ class EngineWorker:
             spooled=self.sampler_cache.spooled(),
             placed=sorted(self.placed.digests),
             ticket=self.config.ticket,
+            life=self.config.life,
         )
 
     def _stats(self) -> Stats:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Protocol
 
 from palestra.config.serve import ModelConfig, ServeConfig, replica_config, worker_config
 from palestra.server.core.core import Core
@@ -16,69 +17,88 @@ from palestra.server.core.sample_runners import SampleRunner, WorkerRunner
 from palestra.server.core.watchdog import WatchdogTimeouts
 from palestra.server.core.worker_link import address_in
 from palestra.server.core.worker_messages import WorkerMessages
-from palestra.server.core.workers import WorkerError, WorkerHandle, WorkerProcess
+from palestra.server.core.worker_places import LocalPlace, start_here
+from palestra.server.core.workers import RemoteWorker, WorkerError, WorkerHandle
 from palestra.server.replicas.engine_runner import EngineRunner
 from palestra.server.replicas.replica_port import ReplicaPort
 from palestra.types.engine import Sampled, WorkerConfig, encode_message
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerPlace:
-    """How a worker is started."""
-
-    config: WorkerConfig
-    log_file: Path
-
-    @classmethod
-    def of(cls, config: ServeConfig, model: ModelConfig) -> WorkerPlace:
-        name = _folder_name(config.state, model.name)
-        settings = worker_config(config, model, address_in(config.state, name), config.state / name)
-        return cls(settings, config.state / "logs" / f"{name}.log")
 
 
 class PreloadedWorkers:
     """Processes that have loaded the models of a standby, and wait until it takes over."""
 
     def __init__(self) -> None:
-        self._processes: dict[str, WorkerProcess] = {}
-        """Processes by their state folders."""
+        self._places: dict[str, LocalPlace] = {}
+        """Where they are to be started, by their state folders."""
 
     def start(self, config: ServeConfig) -> None:
         for model in config.models:
-            place = WorkerPlace.of(config, model)
-            Path(place.config.state).mkdir(parents=True, exist_ok=True)
-            self._processes[place.config.state] = WorkerProcess.start(place.config, place.log_file, preload=True)
+            own, log_file = _settings_of(config, model)
+            Path(own.state).mkdir(parents=True, exist_ok=True)
+            self._places[own.state] = LocalPlace(start_here(own, log_file, preload=True))
 
-    def take(self, state: str) -> WorkerProcess | None:
-        return self._processes.pop(state, None)
+    def place(self, state: str) -> LocalPlace | None:
+        return self._places.get(state)
 
     def end(self) -> None:
-        """Ends those that nobody has taken."""
-        for process in self._processes.values():
-            process.child.kill()
-            process.child.wait()
-        self._processes.clear()
+        """Ends those that nobody has gone on with."""
+        for place in self._places.values():
+            place.drop_preloaded()
 
 
-def add_engines(core: Core, preloaded: PreloadedWorkers) -> None:
+class WorkerCluster(Protocol):
+    """Machines on which workers run."""
+
+    def place(self, config: WorkerConfig, model: ModelConfig) -> tuple[WorkerConfig, RemoteWorker]:
+        """Returns the configuration of a worker there, and what the server needs for it."""
+        ...
+
+
+async def open_cluster(core: Core, stack: AsyncExitStack) -> WorkerCluster | None:
+    """Joins the Ray cluster on which workers are to run, if there is one. Raises WorkerError."""
+    if core.config.ray is None:
+        return None
+    try:
+        from palestra.server.core.ray_workers import RayWorkers
+    except ModuleNotFoundError as e:
+        raise WorkerError(f"ray needs {e.name}; to install it: pip install 'palestra[ray]'") from None
+    return await RayWorkers.open(core.config, core.config.ray, core.secret, stack)
+
+
+def add_engines(core: Core, preloaded: PreloadedWorkers, cluster: WorkerCluster | None = None) -> None:
     config, messages, patience = core.config, WorkerMessages(core), _patience(core.config)
     for model in config.models:
-        place = WorkerPlace.of(config, model)
-        state = place.config.state
+        own, log_file = _settings_of(config, model)
+        state = own.state
         if any(worker.config.state == state for worker in core.all_workers):
             name = Path(state).name
             raise WorkerError(f"two models would share the state folder {name}; give one of them another name")
+        own, remote = _placed(own, model, cluster)
         worker = WorkerHandle(
             model.name[0],
-            place.config,
+            own,
             messages,
-            log_file=place.log_file,
+            log_file=log_file,
             patience=patience,
             write_wait_s=config.write_wait_s,
+            remote=remote,
+            place=preloaded.place(state),
         )
-        worker.preloaded = preloaded.take(state)
         core.workers.update(dict.fromkeys(model.name, worker))
-        core.sampling.runners[worker] = _runner(core, worker, model, patience)
+        core.sampling.runners[worker] = _runner(core, worker, model, patience, cluster)
+
+
+def _settings_of(config: ServeConfig, model: ModelConfig) -> tuple[WorkerConfig, Path]:
+    """Returns the settings of a model's worker, and its log file."""
+    name = _folder_name(config.state, model.name)
+    settings = worker_config(config, model, address_in(config.state, name), config.state / name)
+    return settings, config.state / "logs" / f"{name}.log"
+
+
+def _placed(
+    config: WorkerConfig, model: ModelConfig, cluster: WorkerCluster | None
+) -> tuple[WorkerConfig, RemoteWorker | None]:
+    return (config, None) if cluster is None else cluster.place(config, model)
 
 
 def open_replica_port(core: Core) -> ReplicaPort | None:
@@ -117,7 +137,9 @@ async def start_engine(core: Core, worker: WorkerHandle) -> None:
         await runner.start()
 
 
-def _runner(core: Core, worker: WorkerHandle, model: ModelConfig, patience: WatchdogTimeouts) -> SampleRunner:
+def _runner(
+    core: Core, worker: WorkerHandle, model: ModelConfig, patience: WatchdogTimeouts, cluster: WorkerCluster | None
+) -> SampleRunner:
     if model.sampler == "torch" and model.replicas is None:
         return WorkerRunner(worker, lambda worker: core.training.dispatcher(worker).is_quarantined)
 
@@ -138,11 +160,14 @@ def _runner(core: Core, worker: WorkerHandle, model: ModelConfig, patience: Watc
     folder = Path(worker.config.state)
     for number in range(model.replicas.count):
         name = f"{folder.name}-replica-{number}"
-        runner.add_local(
-            replica_config(config, model, number, address_in(config.state, name), folder / f"replica-{number}"),
+        own = replica_config(config, model, number, address_in(config.state, name), folder / f"replica-{number}")
+        own, remote = _placed(own, model, cluster)
+        runner.add_own(
+            own,
             config.state / "logs" / f"{name}.log",
             patience=patience,
             write_wait_s=config.write_wait_s,
+            remote=remote,
         )
     return runner
 

@@ -185,7 +185,7 @@ async def _open_store(
         if not is_announced:
             is_announced = True
             _warn_about_standby(config)
-            if config.preload:
+            if config.preload and config.ray is None:
                 preloaded.start(config)
             print(f"Palestra stands by at {url}", flush=True)  # noqa: T201
             notify("READY=1")

@@ -20,7 +20,7 @@ from palestra.server.core.core import Core
 from palestra.server.core.maintenance import Maintenance
 from palestra.server.core.restore import restore
 from palestra.server.core.task_replays import TaskReplays
-from palestra.server.engines import PreloadedWorkers, add_engines, open_replica_port, start_engine
+from palestra.server.engines import PreloadedWorkers, add_engines, open_cluster, open_replica_port, start_engine
 from palestra.store import Journal, Store
 from palestra.store.open_journal import open_journal
 from palestra.store.settings import setting_once
@@ -71,7 +71,7 @@ class ServerServices:
             stack.callback(core.training.acknowledged.close)
             stack.callback(core.usage.close)
             stack.callback(core.observer.close)
-            add_engines(core, preloaded or PreloadedWorkers())
+            add_engines(core, preloaded or PreloadedWorkers(), await open_cluster(core, stack))
             installation = await store.write(lambda c: setting_once(c, "installation", lambda: secrets.token_hex(16)))
             await core.checkpoints.claim(installation)
             if core.copies is not None:

@@ -191,6 +191,59 @@ class DropAdapters(Struct, frozen=True, kw_only=True, tag="drop_adapters"):
     digests: list[str]
 
 
+# Files between the server and a worker on another machine
+
+
+class FileArea(StrEnum):
+    """Where a file is at the server."""
+
+    STATE = "state"
+    """Copies of the worker's own files: snapshots and frozen samplers. A path is relative to the worker's folder."""
+    MODEL = "model"
+    """The base model. A path is relative to its folder."""
+    CHECKPOINTS = "checkpoints"
+    """Checkpoints of the server. A path is that of a request."""
+
+
+class FileEntry(Struct, frozen=True, array_like=True):
+    path: str
+    size_bytes: int
+    digest: str
+    """SHA-256."""
+
+
+class FileListing(Struct, frozen=True, kw_only=True, tag="file_listing"):
+    """Answers `ListFiles`."""
+
+    area: FileArea
+    folder: str
+    files: list[FileEntry]
+    error: str = ""
+
+
+class FilePart(Struct, frozen=True, kw_only=True, tag="file_part"):
+    """A part of a file, in either direction. From the worker: parts come in order, and each is answered by
+    `FileStored`."""
+
+    area: FileArea
+    path: str
+    offset: int
+    data: bytes
+    transfer_id: str = ""
+    """From the worker: another one for each time that a file is sent."""
+    digest: str = ""
+    """From the worker, with the last part: SHA-256 of the whole file."""
+    error: str = ""
+    """From the server: why there is no such part."""
+
+
+class FileStored(Struct, frozen=True, kw_only=True, tag="file_stored"):
+    """A part has arrived; the last one, or a folder: it is on the server's disk."""
+
+    transfer_id: str
+    error: str = ""
+
+
 ToWorker = (
     Train
     | Sample
@@ -206,6 +259,9 @@ ToWorker = (
     | AdapterPart
     | PlaceAdapter
     | DropAdapters
+    | FileListing
+    | FilePart
+    | FileStored
 )
 
 # What a worker says
@@ -295,7 +351,8 @@ class ModelState(Struct, frozen=True, kw_only=True):
     applied_seq: int
     """Everything up to here is applied: its results are stored, or in `Hello.unstored`."""
     covered_seq: int
-    """Everything up to here is in each of the snapshots on disk; -1 while there are not as many as are kept."""
+    """Everything up to here is in each of the snapshots on disk, or of their copies at the server if the worker is on
+    another machine; -1 while there are not as many as are kept."""
 
 
 UNQUANTISED = "unquantised"
@@ -346,6 +403,8 @@ class Hello(Struct, frozen=True, kw_only=True, tag="hello"):
     """Digests of the adapters that a replica has."""
     ticket: ReplicaTicket | None = None
     """Of a replica elsewhere."""
+    life: str = ""
+    """As in the worker's configuration."""
 
 
 class WorkerHeartbeat(Struct, frozen=True, kw_only=True, tag="beat"):
@@ -433,6 +492,35 @@ class Leaving(Struct, frozen=True, tag="leaving"):
     """A replica was asked to end: it finishes the samples it has, gets no more, and waits for `Stop`."""
 
 
+class ListFiles(Struct, frozen=True, kw_only=True, tag="list_files"):
+    """Asks for the files of a folder; empty: of the whole area."""
+
+    area: FileArea
+    folder: str = ""
+
+
+class GetFilePart(Struct, frozen=True, kw_only=True, tag="get_file_part"):
+    area: FileArea
+    path: str
+    offset: int
+
+
+class KeepFolder(Struct, frozen=True, kw_only=True, tag="keep_folder"):
+    """All files of a checkpoint are at the server: the folder takes its name. Answered by `FileStored`."""
+
+    transfer_id: str
+    folder: str
+
+
+class DropFiles(Struct, frozen=True, kw_only=True, tag="drop_files"):
+    """Copies in the area `state` that are not needed any more."""
+
+    paths: list[str]
+
+
+FileRequest = ListFiles | GetFilePart
+"""What a worker may ask before its `Hello`."""
+
 FromWorker = (
     Trained
     | Sampled
@@ -447,6 +535,11 @@ FromWorker = (
     | GetAdapterPart
     | AdapterPlaced
     | Leaving
+    | ListFiles
+    | GetFilePart
+    | FilePart
+    | KeepFolder
+    | DropFiles
 )
 
 PART_BYTES = 4 << 20
@@ -465,6 +558,18 @@ PRELOAD_GO = "preload-go"
 """File in the worker's state folder with the number of the worker that is to go on."""
 
 
+class RanksMeeting(Struct, frozen=True, kw_only=True):
+    """Where the ranks of a group on several machines meet. Rank 0 listens there."""
+
+    host: str
+    calls_port: int
+    """For calls, encrypted."""
+    store_port: int
+    """For torch.distributed."""
+    secret_key: str
+    """CURVE key of rank 0. Followers derive its public key from it."""
+
+
 class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of a worker, passed to `python -m palestra.engine` as JSON in the variable PALESTRA_WORKER."""
 
@@ -479,6 +584,25 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     server_key: str | None = None
     """Public CURVE key of the server, which encrypts the link. None: the link is not encrypted, and stays on this
     machine."""
+    client_key: str | None = None
+    """Secret CURVE key by which the server knows this worker. None: any is admitted, and a ticket is shown."""
+    life: str = ""
+    """Made for each start by who starts it: what an earlier process says is not listened to."""
+    is_remote: bool = False
+    """It is on another machine than the server. `state` is relative to `node_folder`, and copied to the server;
+    checkpoints come from there and go there; so does the base model, unless it is on this machine."""
+    version: str = ""
+    """Version of Palestra at the server: a remote worker's must be the same."""
+    node_folder: str = ""
+    """Folder for base models and states on the worker's machine; ~ is its user's home there."""
+    fingerprint: str = ""
+    """Digest of the base model, as `palestra.util.model_fingerprint` makes it: a remote worker's must be the same."""
+    hub_id: str | None = None
+    """Hugging Face id of the base model, for a cache on the worker's machine."""
+    meeting: RanksMeeting | None = None
+    """Of a group on several machines. None: rank 0 starts the others itself."""
+    snapshot_copy_s: float = 60.0
+    """Seconds between copies of a model's snapshots to the server, for a remote worker."""
     ticket: ReplicaTicket | None = None
     """Of a replica elsewhere."""
     device: str = "auto"

@@ -33,6 +33,12 @@ def find_in_cache(hub_id: str, config: str = "config.json") -> Path:
     )
 
 
+def hub_id_of(folder: Path) -> str | None:
+    """The id of a model whose folder is in the cache; None for any other folder."""
+    kind, *names = folder.parent.parent.name.split("--")
+    return "/".join(names) if kind == "models" and folder.parent.name == "snapshots" else None
+
+
 def snapshots_of(kind: str, hub_id: str) -> list[Path]:
     """Folders of the downloaded revisions: the one that `main` points at first, then the newest. `kind` is `models` or
     `datasets`."""

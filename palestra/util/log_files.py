@@ -6,12 +6,14 @@ Owns: names and sizes. Never touches: processes.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import BinaryIO
 
 MAX_LOG_BYTES = 8 << 20  # a log longer than this is set aside at the next start
 LAST_WORDS_BYTES = 4096
-ERROR, ERROR_BYTES = "error:", 64 << 10
+ERROR, ERROR_BYTES = re.compile(r"(\[[^\]]*\] )?error:"), 64 << 10
+"""How a line begins that says why a process cannot go on; what is in brackets says where it ran."""
 
 
 def open_log(file: Path) -> BinaryIO:
@@ -35,8 +37,8 @@ def last_lines(file: Path, size_bytes: int = LAST_WORDS_BYTES) -> list[str]:
 def last_error(file: Path, since: int = 0) -> str | None:
     """The text after the last `error:` at the beginning of a line. `since`: bytes of the file to skip."""
     lines = last_lines(file, min(file.stat().st_size - since, ERROR_BYTES))
-    places = [place for place, line in enumerate(lines) if line.startswith(ERROR)]
-    return "\n".join(lines[places[-1] :]).removeprefix(ERROR).strip() if places else None
+    places = [place for place, line in enumerate(lines) if ERROR.match(line)]
+    return ERROR.sub("", "\n".join(lines[places[-1] :]), count=1).strip() if places else None
 
 
 def last_output(file: Path) -> str:

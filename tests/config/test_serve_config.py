@@ -51,7 +51,17 @@ def test_a_worker_is_told_every_setting_there_is(tmp_path):
     own = {"path", "name", "tool_format", "sampler", "vllm", "gpus", "parallel", "replicas"}  # the server's
     made = {"address", "model", "state", "max_models", "beat_every_s", "devices", "shard", "tensor", "role"}
     elsewhere = {"server_key", "ticket"}  # which `palestra replica` sets
-    assert set(ModelConfig.model_fields) - own | made | elsewhere == set(WorkerConfig.__struct_fields__)
+    placed = {
+        "is_remote",
+        "version",
+        "node_folder",
+        "fingerprint",
+        "hub_id",
+    }  # which a cluster sets, and for each start:
+    started = {"life", "client_key", "meeting"}
+    assert set(ModelConfig.model_fields) - own | made | elsewhere | placed | started == set(
+        WorkerConfig.__struct_fields__
+    )
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import pytest
 import zmq
 from safetensors.numpy import load_file
 
+from palestra.engine.checkpoint_folders import LocalCheckpoints
 from palestra.engine.files import FileThread
 from palestra.engine.queues import ModelTable, QueuedModel
 from palestra.engine.sampler_cache import SamplerCache
@@ -327,7 +328,8 @@ class Desk(Data):
             every_s=every_s,
             every_bytes=1 << 40,
         )
-        self.training = TrainingExecutor(*common, self.files, self.counters, max_models=64, on_applied=self._applied)
+        checkpoints = LocalCheckpoints(self.files)
+        self.training = TrainingExecutor(*common, checkpoints, self.counters, max_models=64, on_applied=self._applied)
 
     def _applied(self, model: QueuedModel) -> None:
         self.samples.recheck(model.model_id)

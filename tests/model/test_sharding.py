@@ -36,7 +36,7 @@ def life(folder: str, meeting: str, rank: int, ranks: int) -> dict[str, Any]:
     SafetensorsFile._fill = count
     mesh = None
     if ranks > 1:
-        mesh = ProcessGroup(Path(meeting), rank, ranks, torch.device("cpu")).shard_mesh(ranks)
+        mesh = ProcessGroup(meeting, rank, ranks, torch.device("cpu")).shard_mesh(ranks)
     decoder = load_model(folder, mesh=mesh).decoder
     pool = AdapterPool(decoder.spec)
     trainer, adapter = Trainer(decoder, pool), pool.create(LoraConfig(rank=4, seed=1))

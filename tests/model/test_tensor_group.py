@@ -37,7 +37,7 @@ def life(folder: str, meeting: str, rank: int, ranks: int) -> dict[str, Any]:
         fill(self, place, start)
 
     SafetensorsFile._fill = count
-    process_group = ProcessGroup(Path(meeting), rank, ranks, torch.device("cpu"), ranks) if ranks > 1 else None
+    process_group = ProcessGroup(meeting, rank, ranks, torch.device("cpu"), ranks) if ranks > 1 else None
     tensor = None if process_group is None else process_group.tensor_group()
     decoder = load_model(folder, tensor=tensor).decoder
     pool = AdapterPool(ModelSpec.from_folder(folder), share=WHOLE if tensor is None else tensor.share)

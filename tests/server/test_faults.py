@@ -337,6 +337,13 @@ def test_a_deleted_checkpoint_stays_on_disk_while_a_replay_would_load_it(make_se
     assert model.forward(batch(0), "cross_entropy").result(timeout=60).metrics["loss:sum"] == before
 
 
+def test_a_restarted_server_goes_on_with_its_living_worker(frail: Any) -> None:
+    worker = frail.worker_pid
+    frail.restart()
+    assert frail.worker_pid == worker
+    assert "adopted a running worker" in frail.said()
+
+
 @pytest.mark.slow
 def test_a_living_worker_of_another_version_is_replaced(make_server: MakeServer) -> None:
     server = make_server()

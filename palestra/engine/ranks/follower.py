@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import threading
-from pathlib import Path
 
 import msgspec
 import torch
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from palestra.engine.backend import DatumDone, Forward, MicroBatch
 from palestra.engine.ranks.calls import (
@@ -40,6 +40,7 @@ from palestra.engine.ranks.calls import (
     encode,
 )
 from palestra.engine.ranks.process_group import ProcessGroup
+from palestra.engine.server_link import encrypt
 from palestra.engine.torch_trainer import Begun, TorchConfig, TorchTrainer
 from palestra.model import Adapter, TrainItem
 from palestra.model.lora.adapters import Layout
@@ -58,13 +59,28 @@ class FollowerConfig(msgspec.Struct, frozen=True, kw_only=True):
     life: str
     """Made at the start of rank 0: what an earlier life left behind is not answered."""
     meeting: str
-    """A new folder for this life."""
+    """A new folder for this life; of a group on several machines, host:port at rank 0."""
+    server_key: str | None = None
+    """Public CURVE key of rank 0, where calls go over the network."""
+
+    @classmethod
+    def elsewhere(cls, config: WorkerConfig, rank: int) -> FollowerConfig:
+        """On another machine than rank 0."""
+        at = config.meeting
+        assert at is not None
+        return cls(
+            rank=rank,
+            address=f"tcp://{at.host}:{at.calls_port}",
+            life=config.life,
+            meeting=f"{at.host}:{at.store_port}",
+            server_key=zmq.curve_public(at.secret_key.encode()).decode(),
+        )
 
 
 class Follower:
     def __init__(self, config: WorkerConfig, place: FollowerConfig):
         device = torch.device(config.devices[place.rank])
-        self.group = ProcessGroup(Path(place.meeting), place.rank, len(config.devices), device, config.tensor)
+        self.group = ProcessGroup(place.meeting, place.rank, len(config.devices), device, config.tensor)
         self._tensor = self.group.tensor_group()
         mesh = self.group.shard_mesh(config.shard)
         self.trainer = TorchTrainer(TorchConfig.of(config, place.rank), mesh, self._tensor)
@@ -79,6 +95,9 @@ class Follower:
         self._socket.setsockopt(zmq.IDENTITY, f"{place.life}/{place.rank}".encode())
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
+        encrypt(self._socket, place.server_key, config.meeting and config.meeting.secret_key)
+        if place.server_key is not None:
+            end_with_connection(self._socket)
         self._socket.connect(place.address)
         if config.shard > 1:
             self.trainer.forward([], train=False)  # with rank 0's first one
@@ -172,8 +191,20 @@ def _reply(datum: DatumDone) -> DatumReply:
     return DatumReply(datum.output, datum.metrics, visits)
 
 
+def end_with_connection(socket: zmq.Socket) -> None:
+    """Rank 0 is on another machine: the end of the connection to it is the end of this process."""
+    monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+
+    def wait() -> None:
+        recv_monitor_message(monitor)
+        os._exit(0)
+
+    threading.Thread(target=wait, name="connection", daemon=True).start()
+
+
 def end_with_rank_0() -> None:
-    """Rank 0 holds the other end of this process's stdin: its end is the end of the file, whatever is computed now."""
+    """Who started this process holds the other end of its stdin, rank 0 or an actor on this machine: its end is the end
+    of the file, whatever is computed now."""
 
     def wait() -> None:
         while os.read(STDIN, 1):  # not by sys.stdin, whose lock an exit of this process would wait for

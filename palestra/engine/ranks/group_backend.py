@@ -71,7 +71,7 @@ from palestra.model.sampling.sequences import StepPlan
 from palestra.model.tensor_group import TensorGroup
 from palestra.model.training.packing import Prepared
 from palestra.types import AdamParams, LoraConfig
-from palestra.types.engine import Pass, WorkerConfig
+from palestra.types.engine import Pass, RanksMeeting, WorkerConfig
 from palestra.util.processes import PIPE, spawn_blocking
 
 log = logging.getLogger(__name__)
@@ -308,21 +308,36 @@ class Followers:
     """The processes of all ranks but the first, and the line to them."""
 
     def __init__(self, config: WorkerConfig):
-        self.meeting = Path(config.state) / "ranks"
-        shutil.rmtree(self.meeting, ignore_errors=True)  # of an earlier life
-        self.meeting.mkdir(parents=True)
-        self._life, self._ranks = uuid.uuid4().hex, range(1, len(config.devices))
+        self._ranks = range(1, len(config.devices))
+        self._folder: Path | None = None
+        """Where ranks on one machine meet."""
         self._is_ending = False
         self._inbox: dict[int, deque[Reply]] = {rank: deque() for rank in self._ranks}
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         for option, value in ((zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.LINGER, 0), (zmq.ROUTER_MANDATORY, 1)):
             self._socket.setsockopt(option, value)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        if config.meeting is None:
+            self._start(config)
+        else:
+            self._listen(config, config.meeting)
+
+    def _listen(self, config: WorkerConfig, at: RanksMeeting) -> None:
+        """The server starts the others, on other machines, and ends this process when one of them has ended."""
+        self._life, self.meeting = config.life, f"{at.host}:{at.store_port}"
+        self._socket.curve_secretkey, self._socket.curve_server = at.secret_key.encode(), True
+        self._socket.bind(f"tcp://{at.host}:{at.calls_port}")
+
+    def _start(self, config: WorkerConfig) -> None:
+        self._folder = Path(config.state) / "ranks"
+        shutil.rmtree(self._folder, ignore_errors=True)  # of an earlier life
+        self._folder.mkdir(parents=True)
+        self._life, self.meeting = uuid.uuid4().hex, str(self._folder.absolute())
         address = f"{config.address}.ranks"
         self._socket.bind(address)
-        self._processes: list[subprocess.Popen[bytes]] = []
         for rank in self._ranks:
-            place = FollowerConfig(rank=rank, address=address, life=self._life, meeting=str(self.meeting))
+            place = FollowerConfig(rank=rank, address=address, life=self._life, meeting=self.meeting)
             environment = os.environ | {"PALESTRA_FOLLOWER": msgspec.json.encode(place).decode()}
             # Their output is ours; the pipe ends when we do, and so do they.
             process = spawn_blocking(
@@ -364,7 +379,8 @@ class Followers:
             process.wait()
         self._socket.close()
         self._context.term()
-        shutil.rmtree(self.meeting, ignore_errors=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         """The end of a follower is the end of the group, whatever this process is waiting for."""

@@ -6,14 +6,17 @@ Owns: joining, broadcasts, the exchange of gradients in the tree's order. Never 
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Collection
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from palestra.model.loading.tensor_share import TensorShare
@@ -27,19 +30,27 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 class ProcessGroup:
     """One process of several. All ranks call the same methods in the same order."""
 
-    def __init__(self, folder: Path, rank: int, ranks: int, device: torch.device, tensor: int = 1):
-        """Waits for all others. `folder` is new, and the same for all. `tensor` neighbours share every layer."""
+    def __init__(self, meeting: str, rank: int, ranks: int, device: torch.device, tensor: int = 1):
+        """Waits for all others. `meeting` is the same for all: a new folder, or host:port where rank 0 listens.
+        `tensor` neighbours share every layer."""
+        timeout, host = timedelta(seconds=MEETING_S), meeting.rpartition(":")[0]
+        is_one_machine = Path(meeting).is_absolute()
+        interface = LOOPBACK if is_one_machine else _interface_towards(host)  # of one machine: nobody else can connect
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(variable, LOOPBACK)  # ranks of one machine: nobody else can connect
+            os.environ.setdefault(variable, interface)
+        if is_one_machine:
+            store: Store = FileStore(str(Path(meeting) / "meeting"), ranks)
+        else:
+            store = TCPStore(host, int(meeting.rpartition(":")[2]), ranks, is_master=rank == 0, timeout=timeout)
         self.rank, self.ranks, self.tensor, self._kind = rank, ranks, tensor, device.type
         if device.type == "cuda":
             torch.cuda.set_device(device)
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
-            store=dist.FileStore(str(folder / "meeting"), ranks),  # pyright: ignore[reportPrivateImportUsage],
+            store=store,
             rank=rank,
             world_size=ranks,
-            timeout=timedelta(seconds=MEETING_S),
+            timeout=timeout,
             device_id=device if device.type == "cuda" else None,
         )
 
@@ -84,3 +95,15 @@ class ProcessGroup:
 
     def close(self) -> None:
         dist.destroy_process_group()
+
+
+def _interface_towards(host: str) -> str:
+    """The network interface of this machine by which it reaches another."""
+    family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # sends nothing
+        own = probe.getsockname()[0]
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address == own for one in addresses):
+            return name
+    raise OSError(f"no network interface has the address {own}, by which {host} is reached")

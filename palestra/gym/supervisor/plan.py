@@ -17,6 +17,7 @@ from palestra.gym.nemo_gym_compat import COMPAT, provided_packages, stock_path
 from palestra.gym.records import GymConfig, Isolation, ServerInstance
 from palestra.gym.start import ProcessStart, to_bytes
 from palestra.gym.venvs import interpreter_for, requirements_of
+from palestra.placement.process import ProcessCommand
 
 SHARED = "gym"
 """Name of the process of the shared servers."""
@@ -26,17 +27,6 @@ BOUNDED_HTTP_VARIABLE = "PALESTRA_BOUNDED_HTTP"
 """The file with our HTTP protocol, which such a server loads without Palestra."""
 BOUNDED_HTTP = Path(__file__).parents[2] / "net" / "bounded_http.py"
 LONGEST_VARIABLE = 128 * 1024 - 1  # Linux's limit of one string, including its name
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessCommand:
-    arguments: list[str]
-    environment: dict[str, str]
-    folder: Path | None
-    stdin: bytes
-    """Written to its standard input, which stays open."""
-    sockets: list[int]
-    """Descriptors that it inherits, under the same numbers."""
 
 
 @dataclass(frozen=True, slots=True)

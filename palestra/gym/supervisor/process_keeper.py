@@ -15,9 +15,10 @@ from pathlib import Path
 from palestra.gym.config import OurSettings, our_settings
 from palestra.gym.errors import ServerStartError, WrongServerSettings
 from palestra.gym.start import BAD_CODE, BAD_SETTINGS
-from palestra.gym.supervisor.child import NotPlaced, Place, RunningProcess, log_to
+from palestra.gym.supervisor.child import Place, log_to
 from palestra.gym.supervisor.plan import PlannedProcess
 from palestra.gym.supervisor.probes import NoAnswer, check_server
+from palestra.placement.process import NotPlaced, RunningProcess
 
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.2, 30.0
 STABLE_S = 60.0  # after being healthy for so long, a failure counts as a new one

@@ -27,8 +27,8 @@ from palestra.gym.supervisor.child import Place, ThisMachine
 from palestra.gym.supervisor.plan import processes
 from palestra.gym.supervisor.probes import wait_for_upstreams
 from palestra.gym.supervisor.process_keeper import ProcessKeeper, ProcessState
-from palestra.gym.supervisor.reaper import OrphanReaper
 from palestra.net.serving import HttpServer
+from palestra.placement.reaper import OrphanReaper
 from palestra.util.json_types import JsonObject
 
 READY = "All {count} / {count} servers ready!"

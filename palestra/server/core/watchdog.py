@@ -27,6 +27,8 @@ class RestartReason(StrEnum):
     NOT_READY = "not_ready"
     SILENT = "silent"
     STUCK = "stuck"
+    MOVED = "moved"
+    """Its node is being emptied."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The server's end of the link to one engine worker: a ZeroMQ socket that outlives restarts of both processes.
 
 Frames to and from the worker: epoch, then one msgpack record. What arrives under another epoch is from before a restart
-and is ignored; only `Hello` and `WorkerHeartbeat` are always read.
+and is ignored; only `Hello`, `WorkerHeartbeat` and requests for files, which a worker needs to begin, are always read.
 
 Owns: the socket, epochs. Never touches: the content of messages.
 """
@@ -19,7 +19,9 @@ from pathlib import Path
 
 import zmq
 
+from palestra.server.core.link_security import ZAP_DOMAIN, LinkSecurity
 from palestra.types.engine import (
+    FileRequest,
     FromWorker,
     Hello,
     ToWorker,
@@ -30,6 +32,7 @@ from palestra.types.engine import (
 )
 
 MAX_IPC_PATH = 100  # the system's limit is 107 bytes
+LIVENESS_MS = 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +40,22 @@ class WorkerFrame:
     message: FromWorker
     frame: bytes
     """The record as it arrived: kept and journaled without encoding it again."""
+    sender: bytes
 
 
 class WorkerLink:
-    def __init__(self, address: str):
+    def __init__(self, address: str, security: LinkSecurity | None = None):
+        """`security`: of a link over the network, which must be encrypted."""
+        if address.startswith("tcp:") and security is None:
+            raise ValueError(f"the link at {address} would not be encrypted")
         self.address = address
-        self._socket = zmq.Context.instance().socket(zmq.ROUTER)
+        self._socket = (zmq.Context.instance() if security is None else security.context).socket(zmq.ROUTER)
+        if security is not None:
+            self._socket.curve_secretkey, self._socket.curve_server = security.secret_key, True
+            self._socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+            self._socket.setsockopt(zmq.IPV6, 1)
+            self._socket.setsockopt(zmq.HEARTBEAT_IVL, LIVENESS_MS)
+            self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * LIVENESS_MS)  # a machine that is gone says no goodbye
         self._socket.setsockopt(zmq.LINGER, 500)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
@@ -71,6 +84,12 @@ class WorkerLink:
         if self._peer is not None:
             self._send_frames(encode_message(message))
 
+    def reply(self, to: bytes, message: ToWorker) -> None:
+        """Answers a request for a file, which may come before the worker's `Hello`."""
+        with contextlib.suppress(zmq.ZMQError):
+            self._socket.send_multipart([to, b"", encode_message(message)], copy=False)
+        self._look()
+
     def send_encoded(self, payload: bytes) -> None:
         if self._peer is not None:
             self._send_frames(payload)
@@ -84,8 +103,9 @@ class WorkerLink:
                 await self._arrived.wait()
                 continue
             message = decode_from_worker(frame)
-            if isinstance(message, Hello | WorkerHeartbeat) or (peer == self._peer and epoch == self._epoch):
-                return WorkerFrame(message, frame)
+            is_always_read = isinstance(message, Hello | WorkerHeartbeat | FileRequest)
+            if is_always_read or (peer == self._peer and epoch == self._epoch):
+                return WorkerFrame(message, frame, peer)
 
     def close(self) -> None:
         self._peer = None

@@ -6,30 +6,42 @@ Owns: the worker's process and its `Hello`. Never touches: models and requests, 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
-import os
 import signal
-import subprocess
-import sys
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
-import psutil
 import structlog
 
 from palestra import __version__
+from palestra.placement.process import NotPlaced
+from palestra.server.core.background import Background
+from palestra.server.core.link_security import LinkSecurity
 from palestra.server.core.watchdog import RestartReason, Watchdog, WatchdogTimeouts
+from palestra.server.core.worker_files import WorkerFiles
 from palestra.server.core.worker_link import WorkerFrame, WorkerLink
+from palestra.server.core.worker_places import LocalPlace, RunningWorker, WorkerPlace
 from palestra.store.write_failures import WriteFailures
-from palestra.types.engine import PRELOAD, PRELOAD_GO, Hello, ModelCard, Ping, Stop, WorkerConfig, WorkerHeartbeat
+from palestra.types.engine import (
+    DropFiles,
+    FilePart,
+    GetFilePart,
+    Hello,
+    KeepFolder,
+    ListFiles,
+    ModelCard,
+    Ping,
+    Stop,
+    WorkerConfig,
+    WorkerHeartbeat,
+)
 from palestra.util.files import replacing
 from palestra.util.json_types import JsonObject
 from palestra.util.log_files import last_error, last_output, open_log
-from palestra.util.processes import spawn_blocking
 
 log = structlog.get_logger()
 
@@ -40,29 +52,22 @@ BACK_OFF_S = (0.25, 10.0)
 STOP_S = 30.0
 AT_ONCE = 32  # messages handled before others get their turn, even if thousands wait
 RESPAWN_S = 2.0
+FACTS_FILE = "worker.json"
+"""What the next server needs to know of a running worker."""
+
+FileMessage = ListFiles | GetFilePart | FilePart | KeepFolder | DropFiles
 
 
 class WorkerError(Exception):
     """The worker cannot run; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerProcess:
-    child: subprocess.Popen[bytes]
-    log_start: int
-    """Where its log begins in the file."""
-
-    @classmethod
-    def start(cls, config: WorkerConfig, log_file: Path, *, preload: bool = False) -> WorkerProcess:
-        """Starts a worker. With `preload` it loads its model and waits until `WorkerHandle` goes on with it."""
-        environment = os.environ | {"PALESTRA_WORKER": msgspec.json.encode(config).decode()}
-        if config.threads:
-            environment["OMP_NUM_THREADS"] = str(config.threads)
-        if preload:
-            environment[PRELOAD] = str(os.getpid())
-        with open_log(log_file) as out:
-            start = out.tell()
-            return cls(spawn_blocking([sys.executable, "-m", "palestra.engine"], env=environment, output=out), start)
+def known_facts(folder: Path) -> JsonObject | None:
+    """What is known of the worker that was started last with this folder; None: it has ended in order."""
+    try:
+        return json.loads((folder / FACTS_FILE).read_text())
+    except (OSError, ValueError):
+        return None
 
 
 class WorkerListener(Protocol):
@@ -70,6 +75,15 @@ class WorkerListener(Protocol):
     def on_hello_again(self, worker: WorkerHandle, hello: Hello) -> None: ...
     def on_message(self, worker: WorkerHandle, frame: WorkerFrame) -> None: ...
     def on_exit(self, worker: WorkerHandle, ending: RestartReason) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteWorker:
+    """What a worker on another machine has beside those on this one."""
+
+    place: WorkerPlace
+    security: LinkSecurity
+    files: WorkerFiles
 
 
 class WorkerHandle:
@@ -82,26 +96,32 @@ class WorkerHandle:
         log_file: Path,
         patience: WatchdogTimeouts,
         write_wait_s: float,
+        remote: RemoteWorker | None = None,
+        place: LocalPlace | None = None,
     ):
+        """`remote`: of a worker that runs on another machine. `place`: with a process that has loaded the model."""
         self.name, self.config, self.listener = name, config, listener
-        self.link = WorkerLink(config.address)
+        self.link = WorkerLink(config.address, None if remote is None else remote.security)
+        self._place: WorkerPlace = (place or LocalPlace()) if remote is None else remote.place
+        self._files = None if remote is None else remote.files
+        self._file_work = Background()
         self.card: ModelCard | None = None
         self._log_file = log_file
         self._log_start = 0
         """Where the log of the present process begins."""
-        Path(config.state).mkdir(parents=True, exist_ok=True)
-        self._pid_file = Path(config.state) / "worker.json"
-        self._pid = 0
-        self._child: subprocess.Popen | None = None
-        self.preloaded: WorkerProcess | None = None
-        """A process that has loaded the model already, for the first start."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._facts_file = self.folder / FACTS_FILE
+        self._running: RunningWorker | None = None
+        self._life = ""
+        self.is_adopted = False
+        """Whether it was started by an earlier server."""
         self._worker_id = ""
         self._hello = asyncio.Event()
         self._watchdog = Watchdog(patience, self._put_down)
         self._ending = RestartReason.DIED
         """Why the present process will have ended."""
         self._starts_fail = WriteFailures(write_wait_s)
-        self.start_error: OSError | None = None
+        self.start_error: OSError | NotPlaced | None = None
         """Why the last start failed."""
         self.cannot_start = False
         """Whether starts have been failing for long."""
@@ -109,17 +129,28 @@ class WorkerHandle:
         self._tasks: list[asyncio.Task] = []
 
     @property
-    def is_adopted(self) -> bool:
-        """Whether it was started by an earlier server."""
-        return self._child is None
+    def folder(self) -> Path:
+        """The worker's folder at the server."""
+        return Path(self.config.state)
+
+    @property
+    def _plain_config(self) -> JsonObject:
+        """As it is read from a file: lists in place of tuples."""
+        return msgspec.json.decode(msgspec.json.encode(self.config))
+
+    @property
+    def where(self) -> str:
+        """The machine it is on; empty: this one, or none at present."""
+        return "" if self._running is None else self._running.where
 
     async def start(self) -> None:
         """Returns when the worker is ready; raises WorkerError if it cannot start."""
         self._tasks.append(asyncio.create_task(self._listen(), name=f"listen {self.name}"))
-        if await self._adopt():
-            self._drop_preloaded()
-        else:
-            self._spawn()
+        if not await self._adopt():
+            try:
+                await self._spawn()
+            except NotPlaced as e:
+                raise WorkerError(f"{self.config.model} cannot be served: {e}") from None
         exits = asyncio.create_task(self._exited())
         hello = asyncio.create_task(self._hello.wait())
         done, _ = await asyncio.wait({exits, hello}, return_when=asyncio.FIRST_COMPLETED)
@@ -131,7 +162,9 @@ class WorkerHandle:
 
     async def end_earlier(self) -> None:
         """Ends the worker of an earlier server, if it lives: its models are not the newest."""
-        if self._find_earlier() is not None:
+        known = known_facts(self.folder)
+        self._running = None if known is None else await self._place.find(known, self._log_file)
+        if self._running is not None:
             self._kill()
             await self._exited()
 
@@ -147,16 +180,19 @@ class WorkerHandle:
             log.warning("worker did not stop in time", worker=self.name, pid=self._pid)
             self._kill()
         await self.abandon()
-        self._pid_file.unlink(missing_ok=True)
+        await self._place.close()
+        self._facts_file.unlink(missing_ok=True)
 
     async def abandon(self) -> None:
         """Leaves the process running."""
         self._stopping = True
         self._watchdog.on_exit()
-        self._drop_preloaded()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._file_work.settle_down()
+        if self._running is not None:
+            self._running.leave()
         self.link.close()
 
     # Messages of the worker
@@ -170,22 +206,38 @@ class WorkerHandle:
                 match frame.message:
                     case Hello() as hello:
                         self._greet(hello)
-                    case WorkerHeartbeat(pid=pid) as beat:
-                        if pid == self._pid and not self._stopping:
+                    case WorkerHeartbeat(worker_id=worker_id) as beat:
+                        if worker_id == self._worker_id and not self._stopping:
                             self._watchdog.on_beat(beat)
+                    case ListFiles() | GetFilePart() | FilePart() | KeepFolder() | DropFiles() as message:
+                        if self._files is not None:
+                            self._file_work.run(self._serve_file(self._files, message, frame.sender))
                     case _:
                         self.listener.on_message(self, frame)
             except Exception:
                 log.exception("a worker's message could not be handled", worker=self.name)
 
+    async def _serve_file(self, files: WorkerFiles, message: FileMessage, sender: bytes) -> None:
+        match message:
+            case ListFiles() | GetFilePart():
+                self.link.reply(sender, await files.answer(message))
+            case FilePart():
+                self.link.send(await files.store(message))
+            case KeepFolder():
+                self.link.send(await files.keep(message))
+            case DropFiles():
+                await files.drop(message)
+
     def _greet(self, hello: Hello) -> None:
-        if hello.pid != self._pid:
+        if hello.life != self._life:
             return  # a worker that was given up; it exits when it hears nothing
         if hello.worker_id == self._worker_id:
             self.link.send(Ping())
             self.listener.on_hello_again(self, hello)
             return
         self._worker_id, self.card = hello.worker_id, hello.card
+        if self._files is not None:
+            self._files.forget_incoming()
         self.link.welcome(hello)
         self._watchdog.on_hello()
         self.listener.on_hello(self, hello)
@@ -200,69 +252,52 @@ class WorkerHandle:
 
     async def _adopt(self) -> bool:
         """Whether a worker of an earlier server lives, is what we would start, and answers."""
-        known = self._find_earlier()
+        known = known_facts(self.folder)
         if known is None:
             return False
-        if (known.get("version"), known.get("config")) == (__version__, self._config_in_json):
+        self._running = await self._place.find(known, self._log_file)
+        if self._running is None:
+            return False
+        self._life, self.is_adopted = known.get("life", ""), True
+        why = "it does not answer"
+        if (known.get("version"), known.get("config")) != (__version__, self._plain_config):
+            why = "it has another version or configuration"
+        else:
             hello, exits = asyncio.create_task(self._hello.wait()), asyncio.create_task(self._exited())
             await asyncio.wait({hello, exits}, timeout=ADOPT_S, return_when=asyncio.FIRST_COMPLETED)
             hello.cancel()
             exits.cancel()
             if self._hello.is_set():
-                log.info("adopted a running worker", worker=self.name, pid=self._pid)
+                log.info("adopted a running worker", worker=self.name, pid=self._pid, nodes=self.where)
                 return True
+        log.info("a running worker is replaced", worker=self.name, why=why)
         self._kill()
         await self._exited()
         return False
 
-    @property
-    def _config_in_json(self) -> JsonObject:
-        """The config as it is read back from a file, where a tuple is a list."""
-        return msgspec.json.decode(msgspec.json.encode(self.config))
-
-    def _find_earlier(self) -> JsonObject | None:
-        """Returns what is known about the worker of an earlier server; None if it does not live."""
+    async def _spawn(self) -> None:
+        with open_log(self._log_file) as out:
+            self._log_start = out.tell()
+        life = uuid.uuid4().hex
+        running = await self._place.start(msgspec.structs.replace(self.config, life=life), self._log_file)
         try:
-            known = json.loads(self._pid_file.read_text())
-            process = psutil.Process(known["pid"])
-            alive = abs(process.create_time() - known["created"]) < 1 and process.status() != psutil.STATUS_ZOMBIE
-        except (OSError, ValueError, KeyError, psutil.Error):
-            return None
-        if not alive:
-            return None
-        self._pid = known["pid"]
-        return known
-
-    def _spawn(self) -> None:
-        process, self.preloaded = self.preloaded, None
-        if process is not None and process.child.poll() is None:
-            with replacing(Path(self.config.state) / PRELOAD_GO) as file:
-                file.write(str(process.child.pid).encode())
-        else:
-            process = WorkerProcess.start(self.config, self._log_file)
-        self._child, self._log_start = process.child, process.log_start
-        self._pid, self._worker_id = self._child.pid, ""
-        created = psutil.Process(self._pid).create_time()
-        facts = {"pid": self._pid, "created": created, "version": __version__, "config": self._config_in_json}
-        with replacing(self._pid_file) as file:
-            file.write(json.dumps(facts).encode())
+            facts = {**running.facts, "life": life, "version": __version__, "config": self._plain_config}
+            with replacing(self._facts_file) as file:
+                file.write(json.dumps(facts).encode())
+        except BaseException:
+            running.kill()
+            raise
+        self._running, self._life, self._worker_id, self.is_adopted = running, life, "", False
         self._watchdog.on_spawn()
 
-    def _drop_preloaded(self) -> None:
-        process, self.preloaded = self.preloaded, None
-        if process is not None:
-            process.child.kill()
-            process.child.wait()
-
-    def _try_spawn(self) -> bool:
-        """Starts a process; a full disk or process table is no reason to give up for good."""
+    async def _try_spawn(self) -> bool:
+        """Starts a process; a full disk or process table, or a cluster without room, is no reason to give up for
+        good."""
         try:
-            self._spawn()
-        except OSError as e:
+            await self._spawn()
+        except (OSError, NotPlaced) as e:
             log.error("the worker could not be started; trying again", worker=self.name, error=str(e))
             self.start_error, self.cannot_start = e, self._starts_fail.failed()
-            if self._child is not None and self._child.poll() is None and self._child.pid != self._pid:
-                self._child.kill()
             return False
         self._starts_fail.worked()
         self.start_error, self.cannot_start = None, False
@@ -273,7 +308,11 @@ class WorkerHandle:
         first_wait, longest_wait = BACK_OFF_S
         wait_s = first_wait
         while True:
-            await exits
+            moving = asyncio.create_task(self._move(), name=f"move {self.name}")
+            try:
+                await exits
+            finally:
+                moving.cancel()
             self._watchdog.on_exit()
             self.link.hang_up()
             was_ready, ending = self._hello.is_set(), self._ending
@@ -286,26 +325,31 @@ class WorkerHandle:
             self.listener.on_exit(self, ending)
             wait_s = first_wait if was_ready else min(longest_wait, wait_s * 2)
             await asyncio.sleep(wait_s)
-            while not self._try_spawn():  # noqa: ASYNC110 - there is no event for room on a disk
+            while not await self._try_spawn():  # noqa: ASYNC110 - there is no event for room on a disk
                 await asyncio.sleep(RESPAWN_S)
             exits = asyncio.create_task(self._exited())
 
+    async def _move(self) -> None:
+        """Ends the worker in order when its node is being emptied; it is started elsewhere."""
+        await self._place.wait_until_draining()
+        if self._running is not None and not self._stopping:
+            log.info("the worker leaves its node, which is being drained", worker=self.name, nodes=self.where)
+            self._ending = RestartReason.MOVED
+            self._running.terminate()
+
     async def _exited(self) -> None:
-        if self._child is not None and self._child.pid == self._pid and self._child.poll() is not None:
-            return
-        if hasattr(os, "pidfd_open"):
-            await _pidfd_exit(self._pid)
-        else:  # not on Linux
-            with contextlib.suppress(psutil.NoSuchProcess):
-                await asyncio.to_thread(psutil.Process(self._pid).wait)
-        if self._child is not None and self._child.pid == self._pid:
-            self._child.wait()
+        if self._running is not None:
+            await self._running.wait()
+
+    @property
+    def _pid(self) -> int:
+        return 0 if self._running is None else self._running.pid
 
     def _why_it_ended(self) -> str:
         """Returns its own error, or what its exit status says."""
         if reason := last_error(self._log_file, self._log_start):
             return reason
-        code = self._child.returncode if self._child is not None else 0
+        code = (self._running.returncode if self._running is not None else None) or 0
         if self._ending is not RestartReason.DIED:
             how = f"was not ready within {self._watchdog.patience.start_s:g} s (worker_start_s)"
         elif code == -signal.SIGKILL:
@@ -320,19 +364,5 @@ class WorkerHandle:
         self._kill()
 
     def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
-
-
-async def _pidfd_exit(pid: int) -> None:
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    loop, gone = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(descriptor, gone.set)
-    try:
-        await gone.wait()
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
+        if self._running is not None:
+            self._running.kill()

@@ -1,4 +1,4 @@
-"""Replicas of our own engine: those that the server starts on this machine, and those that join from elsewhere.
+"""Replicas of our own engine: those that the server starts, and those that join from elsewhere.
 
 Owns: which there are. Never touches: samples, which `runner` sends; their processes.
 """
@@ -15,9 +15,9 @@ from palestra.config.serve import ReplicasConfig
 from palestra.server.core.adapter_depot import AdapterDepot
 from palestra.server.core.metrics import Metrics
 from palestra.server.core.watchdog import WatchdogTimeouts
-from palestra.server.core.workers import WorkerHandle
+from palestra.server.core.workers import RemoteWorker, WorkerHandle
 from palestra.server.replicas.engine_replica import EngineReplica, ReplicaContext
-from palestra.server.replicas.local_replica import LocalReplica
+from palestra.server.replicas.own_replica import OwnReplica
 from palestra.server.replicas.runner import ReplicaRunner
 from palestra.types.engine import Sampled, Streamed, WorkerConfig
 
@@ -45,22 +45,29 @@ class EngineRunner(ReplicaRunner):
             on_load=lambda: metrics.replica_loaded(worker.name),
         )
         self._numbers = itertools.count()
-        self._local: list[LocalReplica] = []
+        self._own: list[OwnReplica] = []
         self._remote_numbers: dict[str, int] = {}
 
-    def add_local(
-        self, config: WorkerConfig, log_file: Path, *, patience: WatchdogTimeouts, write_wait_s: float
+    def add_own(
+        self,
+        config: WorkerConfig,
+        log_file: Path,
+        *,
+        patience: WatchdogTimeouts,
+        write_wait_s: float,
+        remote: RemoteWorker | None,
     ) -> None:
         """Adds a replica that is started with the server."""
-        replica = LocalReplica(
+        replica = OwnReplica(
             next(self._numbers),
             self._context,
             config,
             log_file=log_file,
             patience=patience,
             write_wait_s=write_wait_s,
+            remote=remote,
         )
-        self._local.append(replica)
+        self._own.append(replica)
         self.replicas.add(replica)
 
     def add_remote(self, replica_id: str, make: Callable[[int, ReplicaContext], R]) -> R:
@@ -72,4 +79,4 @@ class EngineRunner(ReplicaRunner):
         return replica
 
     async def start(self) -> None:
-        await asyncio.gather(*(replica.start() for replica in self._local))
+        await asyncio.gather(*(replica.start() for replica in self._own))

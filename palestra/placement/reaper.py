@@ -1,9 +1,9 @@
-"""A small process that outlives the supervisor for a moment and kills the servers when the supervisor has ended in any
-way.
+"""A small process that outlives its parent for a moment, and kills what the parent has started when the parent has
+ended in any way.
 
-Owns: the list of process groups that must not be left behind. Never touches: how servers are started.
+Owns: the list of process groups that must not be left behind. Never touches: how processes are started.
 
-Our own servers notice by themselves that the supervisor is gone. Those of others do not, nor do their children.
+Our own programs notice by themselves that their parent is gone. Those of others do not, nor do their children.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A replica on this machine, whose process the server starts, watches and restarts like that of a worker.
+"""A replica whose process the server starts, watches and restarts like that of a worker, on this machine or on a node.
 
 Owns: passing on what its worker's handle says. Never touches: samples, adapters.
 """
@@ -9,12 +9,12 @@ from pathlib import Path
 
 from palestra.server.core.watchdog import RestartReason, WatchdogTimeouts
 from palestra.server.core.worker_link import WorkerFrame
-from palestra.server.core.workers import WorkerHandle
+from palestra.server.core.workers import RemoteWorker, WorkerHandle
 from palestra.server.replicas.engine_replica import EngineReplica, ReplicaContext
 from palestra.types.engine import Hello, ToWorker, WorkerConfig
 
 
-class LocalReplica(EngineReplica):
+class OwnReplica(EngineReplica):
     def __init__(
         self,
         number: int,
@@ -24,10 +24,11 @@ class LocalReplica(EngineReplica):
         log_file: Path,
         patience: WatchdogTimeouts,
         write_wait_s: float,
+        remote: RemoteWorker | None = None,
     ):
         super().__init__(number, f"replica {number} of {context.model}", context)
         self.handle = WorkerHandle(
-            self.where, config, self, log_file=log_file, patience=patience, write_wait_s=write_wait_s
+            self.where, config, self, log_file=log_file, patience=patience, write_wait_s=write_wait_s, remote=remote
         )
 
     async def start(self) -> None:
