@@ -36,6 +36,7 @@ import tinker
 from harness import Measure, Progress, Report, Row, argument_parser, machine, positive, report, versions
 from peers.soak_work import KEY, Tenant, Work, all_work
 from peers.tinker_server import OurServer, start_server
+from safetensors.numpy import load_file
 
 PACKAGES = ("palestra", "tinker", "openai", "torch")
 MODEL = "ephebe"
@@ -225,19 +226,23 @@ def verdict(before: dict[str, float], after: dict[str, float]) -> Iterator[Row]:
 
 def same_bits(server: SoakedServer) -> str:
     """A tenant alone, twice; the second time its engine is killed on the way."""
-    found: list[tuple[list[float], list[int], dict[str, bytes]]] = []
+    lives, tensors = [], []
     kills: list[Callable[[int], None] | None] = [None, lambda step: server.kill("engine") if step == 3 else None]
     for on_step in kills:
         tenant = Tenant(server.server.url, MODEL, "the last tenant", number=99)
         with tinker.ServiceClient(base_url=server.server.url, api_key=KEY) as service:
             life = tenant.live(service, on_step)
+        lives.append(life)
         model, kind, name = life.path.removeprefix("tinker://").split("/")
         (folder,) = (server.state / "checkpoints" / model.replace(":", "_") / kind).glob(f"{name}@*")
-        files = {file.name: file.read_bytes() for file in folder.glob("*.safetensors")}
-        found.append((life.losses, life.tokens, files))
-    if found[0] != found[1] or not found[0][2]:
-        raise SoakError("a tenant alone has other bits after a kill of its engine")
-    return f"a tenant alone has the same {sum(map(len, found[0][2].values())):,} bytes again after a kill of its engine"
+        files = [load_file(file) for file in sorted(folder.glob("*.safetensors"))]
+        tensors.append([{name: value.tobytes() for name, value in file.items()} for file in files])
+    if (lives[0].losses, lives[0].tokens) != (lives[1].losses, lives[1].tokens):
+        raise SoakError(f"a tenant alone learns otherwise after a kill of its engine: {lives[0]}, {lives[1]}")
+    if tensors[0] != tensors[1] or not tensors[0]:
+        raise SoakError("a tenant alone has other weights after a kill of its engine")
+    count = sum(len(value) for file in tensors[0] for value in file.values())
+    return f"a tenant alone has the same {count:,} bytes of weights and optimizer after a kill of its engine"
 
 
 def settings_for(seconds: float) -> tuple[str, ...]:

@@ -325,8 +325,8 @@ class ServeLimits(Config):
     head_timeout_s: PositiveFloat = 20.0
     """How long the head of a request may take, from its first byte to its last; then 408."""
     max_pending_samples: PositiveInt = 20_000
-    """Pending samples of all clients; beyond it 429, except for owners with less than an equal share. The benchmark has
-    10,000."""
+    """Pending samples of all clients; beyond it 429, except for owners with less than an equal share. Each takes some
+    2 kB of memory, and its prompt once; benchmarks/load.py has 131,072."""
     max_pending_train_bytes: PositiveInt = 1 << 30
     """Size of all training requests without a result; beyond it 429, except for owners with less than an equal
     share."""

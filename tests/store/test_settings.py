@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from palestra.store import Store
-from palestra.store.settings import get_setting, put_setting, setting_once, settings_under
+from palestra.store.settings import delete_settings, get_setting, put_setting, setting_once, settings_under
 
 
 def test_a_setting_is_made_once_or_replaced(tables_store: Store) -> None:
@@ -19,3 +19,5 @@ def test_a_setting_is_made_once_or_replaced(tables_store: Store) -> None:
     assert tables_store.read_now(lambda conn: get_setting(conn, "engine:alice")) == "2"
     assert tables_store.read_now(lambda conn: settings_under(conn, "engine:")) == {"engine:alice": "2", "engine:%": "3"}
     assert tables_store.read_now(lambda conn: settings_under(conn, "engine:%")) == {"engine:%": "3"}
+    tables_store.write_now(lambda conn: delete_settings(conn, ["engine:%", "nothing"]))
+    assert tables_store.read_now(lambda conn: settings_under(conn, "engine")) == {"engine:alice": "2", "engineer": "4"}

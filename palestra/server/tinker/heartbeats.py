@@ -1,7 +1,7 @@
 """Heartbeats of sessions, answered before they reach the routes, and of many sessions together.
 
 The SDK sends one every ten seconds for each session, and waits up to ten for the answer: of 2,000 idle sessions these
-are nearly all calls. Through FastAPI they took a fifth of a core.
+are nearly all calls. Through FastAPI one takes 1.1 ms of CPU at that pace, which would be a fifth of a core.
 
 Owns: the heartbeat of a session that lives. Never touches: all others, which the route answers.
 """
