@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from checks.base import DEPLOY, ROOT, CheckFailed, Workplace, free_port, need, need_root, run, smoke
 
@@ -38,8 +39,7 @@ class Images:
         return {target: self._mount(target) for target in TARGETS}
 
     def size_mb(self, target: str) -> int:
-        images = json.loads(self._run("images", "--json"))
-        (size,) = [image["size"] for image in images if f"{_tag(target)}:latest" in (image["names"] or ())]
+        (size,) = [image["size"] for image in self._images() if f"{_tag(target)}:latest" in (image["names"] or ())]
         number, unit = size.split()
         return round(float(number) * {"MB": 1, "GB": 1000}[unit])
 
@@ -71,9 +71,13 @@ class Images:
             root.parent.mkdir(exist_ok=True)
             run("mmdebstrap", "--variant=minbase", RELEASE, part := root.with_suffix(".part.tar"))
             part.rename(root)
-        file = self._work.path("Containerfile")
-        file.write_text("FROM scratch\nADD root.tar /\n")
-        self._run("bud", "--layers", "--file", file, "--tag", BASE, root.parent)
+        if not any(f"{BASE}:latest" in (image["names"] or ()) for image in self._images()):
+            file = self._work.path("Containerfile")
+            file.write_text("FROM scratch\nADD root.tar /\n")
+            self._run("bud", "--file", file, "--tag", BASE, root.parent)
+
+    def _images(self) -> list[dict[str, Any]]:
+        return json.loads(self._run("images", "--json"))
 
     def _mount(self, target: str) -> Path:
         container = self._run("from", _tag(target)).strip().splitlines()[-1]

@@ -19,7 +19,8 @@ from tests.server.tcp_proxy import TcpProxy
 from tests.server.test_faults import batch
 
 MakeServer = Callable[..., Any]
-URL = f"s3://{BUCKET}/checkpoints"
+FIRST, SECOND = "first", "second"
+"""Folders of the bucket: each belongs to one server's database."""
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +29,10 @@ def s3() -> Iterator[S3Server]:
         yield server
 
 
-def stored(s3: S3Server, path: str) -> dict[str, bytes]:
-    """The files of a checkpoint in the bucket, by their names."""
+def stored(s3: S3Server, place: str, path: str) -> dict[str, bytes]:
+    """The files of a checkpoint in a folder of the bucket, by their names."""
     model_id, kind, name = path.removeprefix("tinker://").split("/")
-    below = f"checkpoints/{model_id.replace(':', '_')}/{kind}/{name}@"
+    below = f"{place}/{model_id.replace(':', '_')}/{kind}/{name}@"
     return {name.rpartition("/")[2]: content for name, content in s3.objects(below).items()}
 
 
@@ -47,7 +48,7 @@ def listed(server: Server) -> list[str]:
 def test_an_upload_cut_short_by_kill_9_is_not_there_and_goes_on(make_server: MakeServer, s3: S3Server) -> None:
     """The connection to the storage stops in the middle of a file, and both processes of the server die."""
     with TcpProxy(s3.port, checks=False) as wire:
-        server = make_server(f"checkpoints={URL}", start=False)
+        server = make_server(f"checkpoints=s3://{BUCKET}/{FIRST}", start=False)
         server.environment |= s3.environment(wire.port)
         server.start()
         client = server.client()
@@ -58,7 +59,7 @@ def test_an_upload_cut_short_by_kill_9_is_not_there_and_goes_on(make_server: Mak
         saving = model.save_state("first")
         server.until(lambda: wire.is_held)
         path = f"tinker://{model.model_id}/weights/first"
-        begun = stored(s3, path)
+        begun = stored(s3, FIRST, path)
         assert "adapter_config.json" in begun
         assert "manifest.json" not in begun
         assert listed(server) == []
@@ -67,7 +68,7 @@ def test_an_upload_cut_short_by_kill_9_is_not_there_and_goes_on(make_server: Mak
         server.start()
         assert saving.result(timeout=100).path == path
         assert listed(server) == [path]
-        files = stored(s3, path)
+        files = stored(s3, FIRST, path)
         manifest = json.loads(files.pop("manifest.json"))
         assert manifest["files"].keys() == files.keys()
         again = client.create_training_client_from_state(path)
@@ -80,7 +81,7 @@ def test_an_upload_cut_short_by_kill_9_is_not_there_and_goes_on(make_server: Mak
 def test_a_checkpoint_that_left_the_disk_is_loaded_sampled_copied_and_deleted(
     make_server: MakeServer, s3: S3Server
 ) -> None:
-    server = make_server(f"checkpoints={URL}", "keep_deleted_s=0", "keep_results_s=1", start=False)
+    server = make_server(f"checkpoints=s3://{BUCKET}/{SECOND}", "keep_deleted_s=0", "keep_results_s=1", start=False)
     server.environment |= s3.environment()
     server.start()
     client = server.client()
@@ -100,8 +101,8 @@ def test_a_checkpoint_that_left_the_disk_is_loaded_sampled_copied_and_deleted(
     assert path not in listed(server)
     loaded.forward(batch(1), "cross_entropy").result()
     client.close("success").result()
-    server.until(lambda: not stored(s3, path))
-    assert stored(s3, sampled)
+    server.until(lambda: not stored(s3, SECOND, path))
+    assert stored(s3, SECOND, sampled)
 
 
 def leave_disk(server: Server) -> None:

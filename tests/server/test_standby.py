@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -159,7 +161,7 @@ def test_kept_samplers_and_loaded_checkpoints_go_along(pair: tuple[Server, Serve
 
 @pytest.mark.slow
 def test_a_server_that_loses_its_place_ends(pair: tuple[Server, Server], database: str) -> None:
-    """Its connection is cut by the database, as by a network that was away, and the standby is faster."""
+    """Its connection is cut while it does not move, as by a network that was away, and it comes back too late."""
     first, second = pair
     first.start()
     model = first.client().create_lora_training_client(base_model=first.name, rank=4, seed=1)
@@ -167,11 +169,13 @@ def test_a_server_that_loses_its_place_ends(pair: tuple[Server, Server], databas
     url = make_url(database).set(drivername="postgresql+psycopg")
     engine = create_engine(url, isolation_level="AUTOCOMMIT")
     holder = text("SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted")
+    os.kill(first.pid, signal.SIGSTOP)
     with engine.connect() as conn:
         pid = conn.execute(holder).scalar_one()
         conn.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
     engine.dispose()
     second.wait_ready()
+    os.kill(first.pid, signal.SIGCONT)
     assert first.process is not None
     first.until(lambda: first.process is not None and first.process.poll() is not None)
     assert first.process.poll() == 1

@@ -103,7 +103,7 @@ class World:
     ) -> str:
         """Of the session's model, with files; returns its path."""
         now = self.tick()
-        folder = self.config.checkpoints / model_id.replace(":", "_") / kind / f"{name}@{now}"
+        folder = self.config.checkpoint_folder / model_id.replace(":", "_") / kind / f"{name}@{now}"
         for file, content in files.items():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).write_bytes(content)
