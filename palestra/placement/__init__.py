@@ -3,10 +3,3 @@ those who start them: a gym's servers, engine workers.
 
 Ray places and watches. Nothing else goes through it: no tensors, no requests, no objects of ours.
 """
-
-from __future__ import annotations
-
-import os
-
-# Else Ray catches SIGTERM in a process that is connected to it, and aborts that process three seconds later.
-os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +50,16 @@ async def connect(address: str | None) -> bool:
             f"cannot join the Ray cluster at {address!r} ({str(e).splitlines()[0]}); on this machine, type: "
             "ray start --head, or ray start --address=HEAD:6379"
         ) from None
+    _take_signals_back()
     return True
+
+
+def _take_signals_back() -> None:
+    """Ray has put handlers of its own before Python's: after SIGTERM they abort the process three seconds later."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if (handler := signal.getsignal(number)) is not None:
+                signal.signal(number, handler)
 
 
 async def disconnect() -> None:

@@ -25,7 +25,7 @@ from palestra.server.core.watchdog import RestartReason, WatchdogTimeouts
 from palestra.server.core.worker_files import WorkerFiles
 from palestra.server.core.worker_link import WorkerFrame, WorkerLink
 from palestra.server.core.worker_places import LocalPlace, LocalWorker, environment_of
-from palestra.server.core.workers import RemoteWorker, WorkerHandle
+from palestra.server.core.workers import RemoteWorker, WorkerHandle, known_facts
 from palestra.types import AdamParams, Datum, LoraConfig, TensorData
 from palestra.types.engine import (
     CreateModel,
@@ -75,7 +75,7 @@ class OtherMachine(LocalPlace):
     def __init__(self, network: LinkNetwork, folder: Path):
         self.network, self.number, self._clocks = network, 0, folder / "clocks"
         self.followers: list[subprocess.Popen[bytes]] = []
-        self._clocks.mkdir()
+        self._clocks.mkdir(exist_ok=True)
         (self._clocks / "sitecustomize.py").write_text(OTHER_CLOCKS)
 
     async def start(self, config: WorkerConfig, log_file: Path) -> LocalWorker:
@@ -137,7 +137,9 @@ class Machines:
         folder.mkdir(exist_ok=True)
         self.place = OtherMachine(self.network, folder)
         state, security = self.server / "worker-w", self.network.security("w")
-        state.mkdir(parents=True)
+        state.mkdir(parents=True, exist_ok=True)
+        if known := known_facts(state):
+            self.network.admit("w", known["life"])
         config = WorkerConfig(
             address=self.network.address(state),
             model="/not/on/this/machine",
@@ -234,6 +236,27 @@ def test_a_lost_machine_is_replaced_from_the_copies_at_the_server(tmp_path: Path
         await machines.handle.stop()
         assert not list((machines.server / "worker-w").rglob("*.partial"))
         machines.network.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_restarted_server_goes_on_with_a_worker_elsewhere(tmp_path: Path, micro_model: Path) -> None:
+    async def run() -> None:
+        first = Machines(tmp_path, micro_model)
+        await first.handle.start()
+        await first.train(CreateModel(lora=LoraConfig(rank=4, seed=1)))
+        await first.handle.abandon()
+        await asyncio.to_thread(first.network.close)
+        second = Machines(tmp_path, micro_model)
+        await second.handle.start()
+        assert second.handle.is_adopted
+        (hello,) = second.heard.hellos
+        assert hello.worker_id == first.heard.hellos[0].worker_id
+        assert [model.applied_seq for model in hello.models] == [0]
+        await second.handle.stop()
+        second.network.close()
 
     asyncio.run(run())
 
