@@ -41,7 +41,6 @@ from palestra.server.model_api.service import ModelApi
 from palestra.server.pages.mount import MOUNT, ServerPages
 from palestra.server.services import ServerServices
 from palestra.server.tinker import routes_futures, routes_rest, routes_sampling, routes_service, routes_training
-from palestra.server.tinker.heartbeats import Heartbeats
 from palestra.server.tinker.schemas import ErrorResponse
 from palestra.server.tinker.service import TinkerService
 from palestra.server.web_pages import add_pages
@@ -96,8 +95,7 @@ def create_app(services: ServerServices) -> RequestLog:
     limited = BodyMiddleware(
         _routed(services, authenticator), authenticator, max_bytes=services.config.limits.max_body_bytes
     )
-    beats = Heartbeats(Turnstile(limited, BULK_ROUTES), services.core.sessions, authenticator)
-    return RequestLog(beats, observe=services.core.metrics.request)
+    return RequestLog(Turnstile(limited, BULK_ROUTES), observe=services.core.metrics.request)
 
 
 def _routed(services: ServerServices, authenticator: Authenticator) -> FastAPI:

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 MAP = (ROOT / "AGENTS.md").read_text(encoding="utf-8").partition("## Commands")[0]
 PACKAGES = sorted(file.parent.relative_to(ROOT).as_posix() for file in (ROOT / "palestra").glob("*/__init__.py"))
-FOLDERS = ("benchmarks", "cookbook", "docs", "examples", "integrations", "recipes/ephebe", "scripts", "tests")
+FOLDERS = ("benchmarks", "cookbook", "deploy", "docs", "examples", "integrations", "recipes/ephebe", "scripts", "tests")
 
 
 @pytest.mark.parametrize("folder", [*PACKAGES, *FOLDERS])

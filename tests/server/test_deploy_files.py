@@ -14,7 +14,13 @@ from palestra.config.serve import load_serve_config
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-CONFIGS = ("serve.yaml", "k8s/base/serve.yaml", "k8s/one-gpu/serve.yaml", "k8s/eight-gpus/serve.yaml")
+CONFIGS = (
+    "serve.yaml",
+    "k8s/base/serve.yaml",
+    "k8s/one-gpu/serve.yaml",
+    "k8s/eight-gpus/serve.yaml",
+    "k8s/ray/serve.yaml",
+)
 HISTOGRAM = re.compile(r"_(bucket|sum|count)$")
 
 

@@ -20,7 +20,7 @@ class Turnstile:
     seconds."""
 
     def __init__(self, app: ASGIApp, paths: Collection[str]):
-        self._app, self._paths = app, paths
+        self.app, self._paths = app, paths
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._free = AT_ONCE
         """How many may still begin in this turn."""
@@ -28,7 +28,7 @@ class Turnstile:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] in self._paths:
             await self._enter()
-        await self._app(scope, receive, send)
+        await self.app(scope, receive, send)
 
     async def _enter(self) -> None:
         loop = asyncio.get_running_loop()
