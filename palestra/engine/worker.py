@@ -88,7 +88,7 @@ class EngineWorker:
         self.checkpoints: CheckpointFolders = LocalCheckpoints(self.files)
         self.copies: SnapshotCopies | None = None
         sampler_copies: SamplerCopies | None = None
-        if copied is not None:
+        if copied is not None and config.role == "trainer":  # a replica has nothing but the adapters that it is sent
             self.checkpoints = RemoteCheckpoints(config, state / "checkpoints", self.files, self.uploads)
             sampler_copies = SamplerCopies(self.uploads, copied.samplers)
             self.copies = SnapshotCopies(
