@@ -83,8 +83,8 @@ def list_(as_json: bool, **where: Any) -> None:
 @quota.command()
 @click.argument("owner")
 @store_options
-def remove(owner: str, as_json: bool, **where: Any) -> None:
-    """Remove all limits of an OWNER; those of everybody hold for it again."""
+def delete(owner: str, as_json: bool, **where: Any) -> None:
+    """Delete all limits of an OWNER; those of everybody hold for it again."""
     with open_store(**where) as store:
         from palestra.store.quotas import remove_quota
 

@@ -13,7 +13,7 @@ from typing import Any
 import rich_click as click
 
 from palestra.cli.options import server_options
-from palestra.cli.output import USAGE, fail, print_json
+from palestra.cli.output import UNREACHABLE, USAGE, fail, print_json
 from palestra.cli.run.common import json_option, print_table
 from palestra.util.amounts import parse_duration
 from palestra.util.figures import size_text
@@ -75,7 +75,7 @@ def _ask(server: str, key: str | None, wanted: dict[str, Any]) -> list[dict[str,
         )
         body = got.json()
     except (httpx.TransportError, ValueError) as e:
-        raise fail(f"{server} does not answer as a Palestra server: {e}") from None
+        raise fail(f"{server} does not answer as a Palestra server: {e}", UNREACHABLE) from None
     if not got.is_success:
         raise fail(f"{server} refuses: {body.get('detail', got.status_code)}")
     return body["usage"]

@@ -6,6 +6,7 @@ Owns: keys, defaults, bounds of the server's config; handing a worker its part. 
 from __future__ import annotations
 
 import ipaddress
+import itertools
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -566,6 +567,16 @@ class ServeConfig(Config):
                 "snapshots=URL works with workers on the server's own machine only; with ray, snapshots are copied to "
                 "the server's state folder: leave snapshots out, and give a standby that folder"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _storage_has_folders_of_its_own(self) -> ServeConfig:
+        """What one of them does not know, it deletes as nobody's."""
+        given = {"snapshots": self.snapshots, "checkpoints": self.checkpoint_url, "archive": self.archive}
+        urls = {name: url.rstrip("/") + "/" for name, url in given.items() if url is not None}
+        for (one, url), (other, beside) in itertools.permutations(urls.items(), 2):
+            if beside.startswith(url):
+                raise ValueError(f"{other} ({beside}) is inside of {one} ({url}); give each a folder of its own")
         return self
 
     @model_validator(mode="after")

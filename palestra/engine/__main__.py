@@ -51,7 +51,7 @@ def main() -> int:
         if standby is not None:
             backend = make_backend(config)
             log.info("preloaded")
-            life = wait_until_needed(Path(config.state), int(standby))
+            life = wait_until_needed(Path(config.state), *standby.split())
             if life is None:
                 return 0
             config = msgspec.structs.replace(config, life=life)
@@ -83,15 +83,15 @@ def main() -> int:
     return 0
 
 
-def wait_until_needed(state: Path, standby: int) -> str | None:
+def wait_until_needed(state: Path, standby: str, token: str) -> str | None:
     """Waits until the standby goes on with this process. Returns the `life` that it gives it; None: it has ended."""
     go = state / PRELOAD_GO
     while True:
-        pid, _, life = go.read_text().partition(" ") if go.exists() else ("", "", "")
-        if pid == str(os.getpid()):
+        meant, _, life = go.read_text().partition(" ") if go.exists() else ("", "", "")
+        if meant == token:
             return life
         try:
-            os.kill(standby, 0)
+            os.kill(int(standby), 0)
         except ProcessLookupError:
             return None
         time.sleep(PRELOAD_LOOK_S)

@@ -101,18 +101,25 @@ class RemoteCheckpoints:
     def _send(self, here: Path, folder: Path, size: int, error: Exception | None, then: Saved) -> None:
         errors: list[Exception] = [] if error is None else [error]
 
-        def collect(error: Exception | None) -> None:
+        def end(error: Exception | None) -> None:
             if error is not None:
                 errors.append(error)
-
-        def end(error: Exception | None) -> None:
-            collect(error)
             self.files.submit(lambda: shutil.rmtree(here, ignore_errors=True), lambda *_: None)
             then(size, errors[0] if errors else None)
 
         if errors:
             end(None)
             return
-        for file in sorted(here.iterdir()):
-            self.uploads.add(Upload(FileArea.CHECKPOINTS, str(folder / file.name), collect, file))
-        self.uploads.add(Upload(FileArea.CHECKPOINTS, str(folder), end))
+        left = sorted(here.iterdir(), reverse=True)
+
+        def send_next(error: Exception | None = None) -> None:
+            """The folder gets its name when all of its files are there, and only then."""
+            if error is not None:
+                end(error)
+            elif left:
+                file = left.pop()
+                self.uploads.add(Upload(FileArea.CHECKPOINTS, str(folder / file.name), send_next, file))
+            else:
+                self.uploads.add(Upload(FileArea.CHECKPOINTS, str(folder), end))
+
+        send_next()

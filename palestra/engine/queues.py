@@ -84,7 +84,7 @@ class QueuedModel:
     @property
     def settled_seq(self) -> int:
         """The server's journal is not needed up to here, whatever is lost."""
-        return min(self.copies or self.snapshots)
+        return min(self.copies + self.snapshots)
 
     @property
     def is_changed(self) -> bool:

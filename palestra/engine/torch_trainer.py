@@ -55,6 +55,7 @@ Begun = GradientTree | torch.Tensor | None
 @dataclass(frozen=True, kw_only=True)
 class TorchConfig:
     model: str
+    base: str = ""
     device: str = "cpu"
     dtype: str | None = None
     weights: str | None = None
@@ -97,7 +98,7 @@ class TorchTrainer:
         )
         self.allow_other_weights = config.allow_other_weights
         self.spec, decoder = model.spec, model.decoder
-        self.base = str(Path(config.model).resolve())
+        self.base = config.base or str(Path(config.model).resolve())
         self.token_budget = config.micro_batch_tokens or token_budget(model.spec, decoder.device.type)
         self.pool = AdapterPool(
             model.spec,

@@ -164,10 +164,12 @@ async def _healthz() -> dict[str, str]:
 
 
 async def _readyz(request: Request) -> Response:
-    """200 if every engine is up and the disks are writable; else 503 with the reasons."""
+    """200 if every engine is up, the database answers and the disks are writable; else 503 with the reasons."""
     core: Core = request.app.state.core
     away = core.engine_troubles()
     reasons = [f"{name}: {why}" for name, why in away.items()] + await core.disks.troubles()
+    if why := await core.store.trouble():
+        reasons.append(why)
     if core.is_stopping:
         reasons.append("the server is being stopped")
     response = {"ready": not reasons, "waiting_for": list(away), "reasons": reasons}

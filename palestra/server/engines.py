@@ -17,7 +17,7 @@ from palestra.server.core.sample_runners import SampleRunner, WorkerRunner
 from palestra.server.core.watchdog import WatchdogTimeouts
 from palestra.server.core.worker_link import address_in
 from palestra.server.core.worker_messages import WorkerMessages
-from palestra.server.core.worker_places import LocalPlace, start_here
+from palestra.server.core.worker_places import LocalPlace
 from palestra.server.core.workers import RemoteWorker, WorkerError, WorkerHandle
 from palestra.server.replicas.engine_runner import EngineRunner
 from palestra.server.replicas.replica_port import ReplicaPort
@@ -34,8 +34,11 @@ class PreloadedWorkers:
     def start(self, config: ServeConfig) -> None:
         for model in config.models:
             own, log_file = _settings_of(config, model)
+            if own.devices:
+                continue  # ranks of a group meet in the state folder, which may be the active server's
             Path(own.state).mkdir(parents=True, exist_ok=True)
-            self._places[own.state] = LocalPlace(start_here(own, log_file, preload=True))
+            place = self._places[own.state] = LocalPlace()
+            place.preload(own, log_file)
 
     def place(self, state: str) -> LocalPlace | None:
         return self._places.get(state)

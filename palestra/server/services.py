@@ -23,7 +23,7 @@ from palestra.server.core.task_replays import TaskReplays
 from palestra.server.engines import PreloadedWorkers, add_engines, open_cluster, open_replica_port, start_engine
 from palestra.store import Journal, Store
 from palestra.store.open_journal import open_journal
-from palestra.store.settings import setting_once
+from palestra.store.settings import INSTALLATION, setting_once
 
 
 class ServerServices:
@@ -72,7 +72,7 @@ class ServerServices:
             stack.callback(core.usage.close)
             stack.callback(core.observer.close)
             add_engines(core, preloaded or PreloadedWorkers(), await open_cluster(core, stack))
-            installation = await store.write(lambda c: setting_once(c, "installation", lambda: secrets.token_hex(16)))
+            installation = await store.write(lambda c: setting_once(c, INSTALLATION, lambda: secrets.token_hex(16)))
             await core.checkpoints.claim(installation)
             if core.copies is not None:
                 await core.copies.claim(installation)

@@ -25,9 +25,10 @@ from msgspec import Struct
 from sqlalchemy import inspect
 from sqlalchemy.exc import SQLAlchemyError
 
-from palestra.store.dialects import Database, PostgresDatabase, SqliteDatabase, database_of
+from palestra.store.dialects import Database, SqliteDatabase, database_of
 from palestra.store.errors import StoreError
 from palestra.store.schema import alembic_version
+from palestra.store.settings import INSTALLATION, delete_settings
 from palestra.util.files import TEMPORARY, sync
 
 ABOUT, DATABASE, STATE = "backup.json", "database", "state"
@@ -48,6 +49,10 @@ def back_up(url: str, state: Path, target: Path, *, version: str) -> int:
     """Writes a backup, whole or not at all, and returns its size. Raises StoreError if a server uses the database."""
     if target.exists():
         raise StoreError(f"{target} exists already; choose another name")
+    if not state.is_dir():
+        raise StoreError(f"there is no state folder {state}; name it with --state, as for palestra serve")
+    if url.startswith("sqlite") and not Path(url.partition(":///")[2]).is_file():
+        raise StoreError(f"there is no database at {url}; name it with --database or --state, as for palestra serve")
     database = database_of(url)
     unfinished = target.with_name(target.name + TEMPORARY)
     with _stopped(database), tempfile.TemporaryDirectory(dir=target.parent) as folder:
@@ -100,10 +105,20 @@ def restore(source: Path, url: str, state: Path) -> AboutBackup:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 (folder / DATABASE).chmod(0o600)
                 shutil.move(folder / DATABASE, file)
+        _forget_installation(database_of(url))
     except (OSError, tarfile.TarError, msgspec.MsgspecError) as e:
         raise StoreError(f"{source} cannot be restored: {e}") from e
     sync(state.parent)
     return about
+
+
+def _forget_installation(database: Database) -> None:
+    """The server that was backed up may still run: this one must not take its object storage for its own."""
+    try:
+        with database.writer().begin() as conn:
+            delete_settings(conn, [INSTALLATION])
+    except SQLAlchemyError as e:
+        raise StoreError(f"cannot write to the database {database.url!r}: {e}") from e
 
 
 @contextmanager
@@ -125,7 +140,7 @@ def _dump(database: Database, file: Path) -> None:
         with closing(sqlite3.connect(database.file, isolation_level=None)) as conn:
             conn.execute("VACUUM INTO ?", (str(file),))
         return
-    _run("pg_dump", "--format=custom", "--no-owner", f"--file={file}", f"--dbname={_libpq_url(database)}")
+    _run(database, "pg_dump", "--format=custom", "--no-owner", f"--file={file}")
 
 
 def _load_postgres(database: Database, dump: Path) -> None:
@@ -135,20 +150,23 @@ def _load_postgres(database: Database, dump: Path) -> None:
                 raise StoreError(f"the database {database.url!r} is not empty; restore into a new one")
     except SQLAlchemyError as e:
         raise StoreError(f"cannot open the database {database.url!r}: {e}") from e
-    _run(
-        "pg_restore", "--no-owner", "--exit-on-error", "--single-transaction", f"--dbname={_libpq_url(database)}", dump
-    )
+    _run(database, "pg_restore", "--no-owner", "--exit-on-error", "--single-transaction", dump)
 
 
-def _libpq_url(database: Database) -> str:
-    assert isinstance(database, PostgresDatabase)
-    return database.url.set(drivername="postgresql").render_as_string(hide_password=False)
-
-
-def _run(program: str, *arguments: str | Path) -> None:
+def _run(database: Database, program: str, *arguments: str | Path) -> None:
+    """Runs a program of PostgreSQL's on the database. The password is not among its arguments, which everybody sees."""
     if shutil.which(program) is None:
         raise StoreError(f"{program} is needed for this; install PostgreSQL's client programs")
-    done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, check=False)
+    url = database.url.set(drivername="postgresql")
+    environment = os.environ if url.password is None else os.environ | {"PGPASSWORD": str(url.password)}
+    where = url._replace(password=None).render_as_string()
+    done = subprocess.run(
+        [program, f"--dbname={where}", *map(str, arguments)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise StoreError(f"{program} failed: {' '.join(done.stderr.split())}")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import sqlite3
 import threading
 import uuid
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
-from sqlalchemy import Connection, RootTransaction
+from sqlalchemy import Connection, RootTransaction, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from palestra.store import schema
@@ -31,6 +32,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 CLOSED = "the store is closed"
+ANSWER_S = 5.0  # a database that needs longer for nothing is in trouble
 ACTIVE = "active_server"
 """Name of the setting that says which server is active."""
 
@@ -111,6 +113,15 @@ class Store:
     def read_now(self, work: Callable[[Connection], T]) -> T:
         with self._reads.connect() as conn:
             return work(conn)
+
+    async def trouble(self) -> str | None:
+        """Returns why the database does not answer; None if it does."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await self.read(lambda conn: conn.execute(text("SELECT 1")).scalar_one())
+        except (SQLAlchemyError, sqlite3.Error, TimeoutError) as e:
+            return f"the database does not answer: {str(e) or f'not within {ANSWER_S:g} s'}"
+        return None
 
     async def close(self) -> None:
         """Closes the store after everything that is queued has been written."""

@@ -108,8 +108,10 @@ class SqliteDatabase(Database):
 
 
 # A machine that has lost power closes no connection. With these settings the database gives up on it after 11 s (and a
-# server on a database) in place of two hours, and a standby can have the lock.
-KEEPALIVES = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
+# server on a database) in place of two hours, and a standby can have the lock. The last one is for data that was sent
+# and not acknowledged, during which no keepalives are sent; in milliseconds.
+KEEPALIVES = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "user_timeout": 11_000}
+CONNECT_ARGS = {name.replace("user_timeout", "tcp_user_timeout"): value for name, value in KEEPALIVES.items()}
 
 
 class PostgresDatabase(Database):
@@ -122,11 +124,13 @@ class PostgresDatabase(Database):
             raise StoreError("PostgreSQL needs its driver: pip install 'palestra[postgres]'")
 
     def writer(self) -> Engine:
-        return create_engine(self.url, poolclass=NullPool, connect_args=KEEPALIVES)
+        return create_engine(self.url, poolclass=NullPool, connect_args=CONNECT_ARGS)
 
     def readers(self) -> Engine:
         # REPEATABLE READ: a page and its total count come from one snapshot, as with SQLite.
-        engine = create_engine(self.url, pool_size=READERS, max_overflow=0, pool_pre_ping=True)
+        engine = create_engine(
+            self.url, pool_size=READERS, max_overflow=0, pool_pre_ping=True, connect_args=CONNECT_ARGS
+        )
         return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
     def lock(self, conn: Connection) -> None:

@@ -9,6 +9,9 @@ from sqlalchemy import Connection, delete, select, update
 from palestra.store.rows import insert_once
 from palestra.store.tables import settings as t
 
+INSTALLATION = "installation"
+"""Name of the setting that tells this server's object storage from others'."""
+
 
 def get_setting(conn: Connection, name: str) -> str | None:
     return conn.execute(select(t.c.value).where(t.c.name == name)).scalar_one_or_none()

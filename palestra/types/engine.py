@@ -553,9 +553,10 @@ decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode
 
 
 PRELOAD = "PALESTRA_PRELOAD"
-"""Variable with the number of a standby's process: the worker loads its model and waits until that process needs it."""
+"""Variable with the number of a standby's process and a token: the worker loads its model and waits until that process
+needs it."""
 PRELOAD_GO = "preload-go"
-"""File in the worker's state folder with the number of the worker that is to go on."""
+"""File in the worker's state folder with the token of the worker that is to go on, and its `life`."""
 
 
 class RanksMeeting(Struct, frozen=True, kw_only=True):
@@ -577,6 +578,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """ZeroMQ endpoint where the server binds."""
     model: str
     """Folder of the base model."""
+    base: str = ""
+    """Its folder at the server, which checkpoints name, where the worker is on another machine; else empty."""
     state: str
     """Folder for snapshots and samplers on disk, used by this worker alone."""
     role: Literal["trainer", "sampler"] = "trainer"

@@ -47,7 +47,10 @@ class ObjectStorage:
                 file.flush()
                 self.put(Path(file.name), OWNER)
         elif found.decode(errors="replace") != owner:
-            raise StorageError(f"{self.url} belongs to a server with another database; use a folder of its own")
+            raise StorageError(
+                f"{self.url} belongs to a server with another database; use another folder or, if that server is gone "
+                f"for good, delete {OWNER!r} there"
+            )
 
     def put(self, file: Path, name: str) -> None:
         """Stores a file. Under its name it is whole or absent."""

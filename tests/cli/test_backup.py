@@ -100,3 +100,12 @@ def test_a_backup_that_fails_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "bad.tar").write_bytes(b"no archive")
     assert "cannot be restored" in refused("restore", str(tmp_path / "bad.tar"), "--state", str(tmp_path / "new"))
     assert not (tmp_path / "new").exists()
+
+
+def test_a_backup_of_nothing_is_refused_and_makes_nothing(tmp_path: Path) -> None:
+    file, empty = tmp_path / "backup.tar", tmp_path / "empty"
+    assert "there is no state folder" in " ".join(refused("backup", str(file), "--state", str(tmp_path / "no")).split())
+    empty.mkdir()
+    assert "there is no database" in " ".join(refused("backup", str(file), "--state", str(empty)).split())
+    assert not file.exists()
+    assert list(empty.iterdir()) == []

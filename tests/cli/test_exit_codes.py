@@ -40,6 +40,7 @@ TO_A_DEAD_SERVER = {
     ("gym", "reverify"): ["--rollouts", "rows.jsonl", "-o", "out.jsonl"],
     ("gym", "status"): [],
     ("train",): ["arithmetic", "--name", "r", "server_patience_s=0.1", "--display", "none"],
+    ("usage",): [],
 }
 WAITING = {("agent", "play"), ("episode", "play"), ("replica",)}  # they may be there before their server
 

@@ -37,7 +37,7 @@ def test_limits_are_set_listed_and_removed():
     assert listed["team"]["models"] == 2
     assert answer("key", "list")[0]["expires_at"] is not None
     assert "1,610,612,736" in palestra("quota", "list").stdout
-    answer("quota", "remove", "ann")
+    answer("quota", "delete", "ann")
     assert [one["owner"] for one in answer("quota", "list")] == ["team"]
     answer("quota", "set", "team", "models=none")
     assert answer("quota", "list") == []
@@ -59,7 +59,7 @@ def test_what_an_owner_has_not_is_what_everybody_has():
         (["quota", "set", "ann", "model=4"], 2, "unknown limit 'model'; did you mean"),
         (["quota", "set", "ann", "models=few"], 2, "models: 'few' is not an amount"),
         (["quota", "set", "ann", "pending_bytes=0"], 2, "pending_bytes: the least is 1"),
-        (["quota", "remove", "nobody"], 3, "'nobody' has no limits of its own"),
+        (["quota", "delete", "nobody"], 3, "'nobody' has no limits of its own"),
         (["key", "create", "--quota", "pending_samples=0"], 2, "pending_samples: the least is 1"),
         (["key", "create", "--expires", "soon"], 2, "'soon' is not a duration"),
         (["usage", "--server", "http://127.0.0.1:1"], 1, "does not answer"),

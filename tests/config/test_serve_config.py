@@ -218,3 +218,20 @@ def test_vllm_samples_from_unquantised_weights_only(tmp_path):
     ModelConfig.model_validate(vllm | {"weights": "bf16"})
     with pytest.raises(ValidationError, match="sampler=vllm samples from the unquantised weights, but weights is int8"):
         ModelConfig.model_validate(vllm | {"weights": "int8"})
+
+
+@pytest.mark.parametrize(
+    "urls",
+    [
+        {"snapshots": "s3://b", "checkpoints": "s3://b/checkpoints"},
+        {"checkpoints": "s3://b/c", "archive": "s3://b/c/"},
+        {"snapshots": "s3://b/x/archive/s", "archive": "s3://b/x/archive"},
+    ],
+)
+def test_storage_inside_of_other_storage_is_refused(urls):
+    with pytest.raises(ValidationError, match="give each a folder of its own"):
+        ServeConfig.model_validate(urls)
+
+
+def test_storage_beside_other_storage_is_accepted():
+    ServeConfig.model_validate({"snapshots": "s3://b/a", "checkpoints": "s3://b/ab", "archive": "s3://b/c"})

@@ -17,7 +17,7 @@ from palestra.server.core.models import TrackedModel
 from palestra.server.core.request_dispatch import GIVE_UP_DEATHS, SUSPECT_DEATHS, WorkerDispatcher
 from palestra.store.journal import Position
 from palestra.types import AdamParams, LoraConfig
-from palestra.types.engine import OptimStep, Skip, Train, decode_to_worker, encode_message
+from palestra.types.engine import OptimStep, OwnModel, Skip, Train, decode_to_worker, encode_message
 from tests.server.test_faults import KILLS, Run, batch, train, weights
 
 MakeServer = Callable[..., Any]
@@ -153,6 +153,9 @@ class FakeWorker:
 
     def send_encoded(self, payload: bytes) -> None:
         self.sent.append(decode_to_worker(payload))
+
+    def send(self, message: OwnModel) -> None:
+        """Whose a model is; no request."""
 
 
 class Bench:

@@ -200,7 +200,7 @@ class CheckpointFiles:
     async def claim(self, owner: str) -> None:
         """Makes sure that the storage, if there is one, belongs to this server's database. Raises StorageError."""
         if self.storage is not None:
-            await asyncio.to_thread(self.storage.claim, owner)
+            await asyncio.to_thread(self.storage.claim, f"{owner} checkpoints")
 
     async def fetch(self, folders: Collection[str]) -> None:
         """Makes sure that folders are on this disk. Raises StorageError."""

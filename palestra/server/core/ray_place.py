@@ -129,6 +129,13 @@ class RayPlace:
         self._slot: RaySlot | None = None
 
     async def start(self, config: WorkerConfig, log_file: Path) -> RayWorker:
+        try:
+            return await self._start(config, log_file)
+        except (RayError, TimeoutError) as e:
+            await self.close()
+            raise NotPlaced(f"{self.name} could not be started on its nodes ({_first_line(e)})") from None
+
+    async def _start(self, config: WorkerConfig, log_file: Path) -> RayWorker:
         slot = self._slot
         if slot is None or not await self._is_usable(slot):
             await self.close()
@@ -138,11 +145,7 @@ class RayPlace:
             "state": f"states/{self.name}/{slot.slot_id}",
         }
         config = msgspec.structs.replace(config, **changes, meeting=await self._meeting(slot, config.life))
-        try:
-            pids = await asyncio.gather(*(self._start_rank(slot, rank, config) for rank in range(len(slot.actors))))
-        except (RayError, TimeoutError) as e:
-            await self.close()
-            raise NotPlaced(f"{self.name} could not be started on its nodes ({_first_line(e)})") from None
+        pids = await asyncio.gather(*(self._start_rank(slot, rank, config) for rank in range(len(slot.actors))))
         log.info("a worker is on its nodes", worker=self.name, nodes=[address for _, address in slot.nodes])
         return RayWorker(slot, pids, log_file)
 
@@ -158,7 +161,7 @@ class RayPlace:
     async def _meeting(self, slot: RaySlot, life: str) -> RanksMeeting | None:
         if len(slot.actors) == 1:
             return None
-        calls_port, store_port = await slot.actors[0].free_ports.remote(2)
+        calls_port, store_port = await asyncio.wait_for(slot.actors[0].free_ports.remote(2), ANSWER_S)
         return RanksMeeting(
             host=slot.nodes[0][1],
             calls_port=calls_port,
@@ -207,7 +210,11 @@ class RayPlace:
         return bool(slot.actors) and not await self._is_draining(slot)
 
     async def _is_draining(self, slot: RaySlot) -> bool:
-        draining = await asyncio.to_thread(draining_nodes)
+        try:
+            draining = await asyncio.to_thread(draining_nodes)
+        except Exception as e:  # boundary: whatever Ray says, it is asked again
+            log.warning("Ray does not say which nodes are drained", error=str(e))
+            return False
         return any(node in draining for node, _ in slot.nodes)
 
     async def _placed(self) -> RaySlot:

@@ -67,6 +67,7 @@ class RayWorkers:
             is_remote=True,
             version=__version__,
             node_folder=self._ray.node_folder,
+            base=str(Path(model.path).resolve()),
             fingerprint=model_fingerprint(model.path),
             hub_id=hub_id_of(model.path),
             device=device,

@@ -125,10 +125,13 @@ class WorkerDispatcher:
             self._in_flight.pop(future.request_id, None)
             self._clear(future)
 
-    def on_exit(self) -> TrainFuture | None:
-        """Called when the worker has died; returns the request that is the cause, if that is certain by now."""
+    def on_exit(self, *, is_blameless: bool = False) -> TrainFuture | None:
+        """Called when the worker has died; returns the request that is the cause, if that is certain by now.
+        `is_blameless`: it was asked to end, and no request is the cause."""
         heads = list({future.model_id: future for future in reversed(self._in_flight.values())}.values())
         self._in_flight.clear()
+        if is_blameless:
+            return None
         for head in heads:
             self._deaths[head] = self._deaths.get(head, 0) + 1
         if self.is_quarantined and len(heads) == 1:

@@ -64,7 +64,7 @@ class SnapshotCopies:
     # When a server starts
 
     async def claim(self, owner: str) -> None:
-        await asyncio.to_thread(self._storage.claim, owner)
+        await asyncio.to_thread(self._storage.claim, f"{owner} snapshots")
 
     async def open(self, workers: Collection[WorkerHandle], names_of: Callable[[WorkerHandle], list[str]]) -> None:
         """Fetches the snapshots of each worker whose last ones were taken by another server. Raises StorageError if the

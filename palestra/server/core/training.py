@@ -393,8 +393,9 @@ class TrainingRequests:
 
     # Worker exits
 
-    def on_exit(self, worker: WorkerHandle) -> None:
-        guilty = self.dispatcher(worker).on_exit()
+    def on_exit(self, worker: WorkerHandle, *, is_blameless: bool = False) -> None:
+        """`is_blameless`: it was asked to end."""
+        guilty = self.dispatcher(worker).on_exit(is_blameless=is_blameless)
         if guilty is None:
             return
         log.error("a request killed the worker repeatedly; it is given up", request_id=guilty.request_id)

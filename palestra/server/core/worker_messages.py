@@ -81,5 +81,5 @@ class WorkerMessages:
     def on_exit(self, worker: WorkerHandle, ending: RestartReason) -> None:
         self._metrics.worker_gone(worker.name)
         self._metrics.worker_restarted(worker.name, ending)
-        self._training.on_exit(worker)
+        self._training.on_exit(worker, is_blameless=ending is RestartReason.MOVED)
         self._sampling.on_exit(worker)

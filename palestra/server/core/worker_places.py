@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import Protocol
 
@@ -81,12 +82,11 @@ class WorkerPlace(Protocol):
         ...
 
 
-def start_here(config: WorkerConfig, log_file: Path, *, preload: bool = False) -> LocalWorker:
-    """Starts a worker on this machine. With `preload` it loads its model and waits until `LocalPlace` goes on with
-    it."""
+def start_here(config: WorkerConfig, log_file: Path, *, token: str = "") -> LocalWorker:
+    """Starts a worker on this machine. With a token it loads its model and waits until `LocalPlace` goes on with it."""
     environment = os.environ | environment_of(config)
-    if preload:
-        environment[PRELOAD] = str(os.getpid())
+    if token:
+        environment[PRELOAD] = f"{os.getpid()} {token}"
     with open_log(log_file) as out:
         child = spawn_blocking([sys.executable, "-m", "palestra.engine"], env=environment, output=out)
     return LocalWorker(child.pid, child)
@@ -144,16 +144,20 @@ class LocalWorker:
 
 
 class LocalPlace:
-    def __init__(self, preloaded: LocalWorker | None = None):
-        self._preloaded = preloaded
+    def __init__(self) -> None:
+        self._preloaded: LocalWorker | None = None
         """A process that has loaded the model already, for the first start."""
+        self._token = uuid.uuid4().hex
+
+    def preload(self, config: WorkerConfig, log_file: Path) -> None:
+        self._preloaded = start_here(config, log_file, token=self._token)
 
     async def start(self, config: WorkerConfig, log_file: Path) -> LocalWorker:
         preloaded, self._preloaded = self._preloaded, None
         if preloaded is None or not preloaded.is_running:
             return start_here(config, log_file)
         with replacing(Path(config.state) / PRELOAD_GO) as file:
-            file.write(f"{preloaded.pid} {config.life}".encode())
+            file.write(f"{self._token} {config.life}".encode())
         return preloaded
 
     def drop_preloaded(self) -> None:

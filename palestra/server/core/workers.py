@@ -278,7 +278,8 @@ class WorkerHandle:
     async def _spawn(self) -> None:
         with open_log(self._log_file) as out:
             self._log_start = out.tell()
-        life = uuid.uuid4().hex
+        life = self._life = uuid.uuid4().hex  # from now on, an earlier one is not listened to
+        self._worker_id = ""
         running = await self._place.start(msgspec.structs.replace(self.config, life=life), self._log_file)
         try:
             facts = {**running.facts, "life": life, "version": __version__, "config": self._plain_config}
@@ -287,7 +288,7 @@ class WorkerHandle:
         except BaseException:
             running.kill()
             raise
-        self._running, self._life, self._worker_id, self.is_adopted = running, life, "", False
+        self._running, self.is_adopted = running, False
         self._watchdog.on_spawn()
 
     async def _try_spawn(self) -> bool:
