@@ -73,6 +73,7 @@ class OtherMachine(LocalPlace):
     """A place whose processes know nothing but what they are sent, and a folder of their own."""
 
     def __init__(self, network: LinkNetwork, folder: Path):
+        super().__init__()
         self.network, self.number, self._clocks = network, 0, folder / "clocks"
         self.followers: list[subprocess.Popen[bytes]] = []
         self._clocks.mkdir(exist_ok=True)
