@@ -70,9 +70,11 @@ def list_keys(conn: Connection, *, revoked: bool = False) -> list[Key]:
 
 
 def revoke_key(conn: Connection, which: int | str, *, now: float) -> Key | None:
-    """Revokes a key by number or by name. Returns None if no such key is in use."""
+    """Revokes a key by number or by name; if an expired key has the same name, the one in use. Returns None if all such
+    keys are revoked."""
     meant = t.c.key_id == which if isinstance(which, int) else t.c.name == which
-    key = fetch_one(conn, Key, select(t).where(meant, t.c.revoked_at.is_(None)))
+    expired = select(t).where(meant, t.c.revoked_at.is_(None))
+    key = key_in_use(conn, which, now=now) or fetch_one(conn, Key, expired)
     if key is None:
         return None
     conn.execute(update(t).where(t.c.key_hash == key.key_hash).values(revoked_at=now))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -50,6 +50,12 @@ def advance_usage(conn: Connection, seqs: Mapping[str, int]) -> None:
         seq = bindparam("seq", type_=models.c.usage_seq.type)
         change = update(models).where(models.c.model_id == bindparam("id"), models.c.usage_seq < seq)
         conn.execute(change.values(usage_seq=seq), [{"id": name, "seq": n} for name, n in seqs.items()])
+
+
+def usage_seqs(conn: Connection, model_ids: Collection[str]) -> dict[str, int]:
+    """Returns up to which request the usage of these models is counted."""
+    found = conn.execute(select(models.c.model_id, models.c.usage_seq).where(models.c.model_id.in_(model_ids)))
+    return {row.model_id: row.usage_seq for row in found}
 
 
 def read_usage(

@@ -2,7 +2,8 @@
 the result.
 
 There is no sync: after a kill of the process the file is exact, after a power cut it may lack the last moments. The
-database says how much of the file it contains. Owns: the file. Never touches: the database, what is counted.
+database says how much of the file it contains, for each of the servers that take turns with it. The first line names
+the log, and its present life. Owns: the file. Never touches: the database, what is counted.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ class UsageLog:
             data = file.read_bytes()
         except FileNotFoundError:
             data = b""
-        self._life, self._end = data.partition(b"\n")[0].decode(errors="replace"), len(data)
-        self._fd = -1
+        self.name, _, self._life = data.partition(b"\n")[0].decode(errors="replace").partition(" ")
+        self._end, self._fd = len(data), -1
         if not data:
+            self.name = secrets.token_hex(8)
             self._start(b"")
             return
         self._open()
@@ -90,12 +92,12 @@ class UsageLog:
         self._fd = -1
 
     def _start(self, lines: bytes) -> None:
-        """Starts a new life of the file, with these lines after its name."""
-        self._life = secrets.token_hex(8)
-        lines = self._life.encode() + b"\n" + lines
+        """Starts a new life of the file, with these lines after the first."""
+        life = secrets.token_hex(8)
+        lines = f"{self.name} {life}\n".encode() + lines
         with replacing(self.file, mode=0o600) as stream:
             stream.write(lines)
-        self._end = len(lines)
+        self._life, self._end = life, len(lines)
         self._open()
 
     def _open(self) -> None:

@@ -121,9 +121,13 @@ def test_a_rotated_key_has_two_texts_for_a_while_and_an_expired_one_none(tables_
     assert store.read_now(lambda conn: keys.valid_key_ids(conn, 4.0)) == {1, 2}
     assert store.read_now(lambda conn: keys.valid_key_ids(conn, 5.0)) == {1}
     assert store.write_now(lambda conn: keys.rotate_key(conn, 2, now=6.0, grace_s=0.0)) is None
-    store.write_now(  # the name of an expired key is free
+    anew = store.write_now(  # the name of an expired key is free
         lambda conn: keys.create_key(conn, name="short", owner="me", rights=Rights.TRAINER, now=6.0)
     )
+    for key in (anew, short):  # the one in use is meant first
+        gone = store.write_now(lambda conn: keys.revoke_key(conn, "short", now=7.0))
+        assert gone is not None
+        assert gone.key_id == key.key.key_id
 
 
 def find_at(store: Store, text: str, now: float) -> Key | None:

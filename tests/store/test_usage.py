@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+import pytest
 
 from palestra.store import Store
 from palestra.store.records import UsageCounts, UsageKey
@@ -67,3 +70,18 @@ def test_a_long_log_starts_anew_with_what_is_not_written(tmp_path: Path, monkeyp
     log.append(entry(4))
     log.close()
     assert [one.seq_id for one in UsageLog(tmp_path / "usage.log").after(written)] == [3, 4]
+
+
+def test_a_log_that_cannot_start_anew_goes_on(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("palestra.store.usage_log.MAX_BYTES", 100)
+    log = UsageLog(tmp_path / "usage.log")
+    log.append(entry(1))
+    in_the_way = tmp_path / f".usage.log.{os.getpid()}.partial"
+    in_the_way.mkdir()
+    with pytest.raises(IsADirectoryError):
+        log.forget(log.position)
+    log.append(entry(2))
+    written = log.position
+    log.append(entry(3))
+    log.close()
+    assert [one.seq_id for one in UsageLog(tmp_path / "usage.log").after(written)] == [3]

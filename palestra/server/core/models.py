@@ -80,9 +80,12 @@ class TrackedModel:
                 break
         return ready
 
-    def fills_gap(self, seq_id: int) -> bool:
-        """Whether requests that have arrived wait for this number."""
-        return any(n > seq_id for n in self.early)
+    def is_last_missing(self, seq_id: int) -> bool:
+        """Whether requests that have arrived wait for this number and no other. So does a chunked call for its first
+        part."""
+        border = max(self.early, default=-1)
+        others = (n for n in range(self.next_seq, border) if n != seq_id)
+        return seq_id < border and all(n in self.early or n in self.settled for n in others)
 
     @property
     def has_gap(self) -> bool:

@@ -40,14 +40,17 @@ class NumberBlock:
     def numbers(self) -> range:
         return range(max(self.low, self.high - MAX_LOST), self.high)
 
+    def has(self, number: int) -> bool:
+        return self.low <= number < self.high
+
     async def reserve(self, number: int, store: Store, name: str, unread: Callable[[], Iterable[int]]) -> None:
         """Returns when the block that is stored has this number. `unread`: numbers of samples whose results the client
-        may still want."""
-        if number < self.high:
-            return
+        may still want. Smaller numbers may be on their way over other connections, so it begins well before."""
         async with self.lock:
-            if number >= self.high:
-                low, high = min(unread(), default=number), number + BLOCK
+            if not self.has(number):
+                first = number - number % CLONE_STRIDE
+                low = max(first, min([number, *unread()]) - BLOCK)
+                high = max(self.high, number + BLOCK)
                 await store.write(lambda c: put_setting(c, name, f"{low} {high}"))
                 self.low, self.high, self.is_stored = low, high, True
 

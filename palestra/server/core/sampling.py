@@ -246,7 +246,7 @@ class SamplingRequests:
     async def reserve(self, store: Store, sampler: SamplingSession, seq_id: int) -> None:
         """Makes sure that a restarted server knows of this number. Called before a sample with it is acknowledged."""
         clone = seq_id // CLONE_STRIDE
-        if seq_id >= sampler.block(clone).high:
+        if not sampler.block(clone).has(seq_id):
             block = sampler.blocks.setdefault(clone, NumberBlock.first_of(clone))
             name = block_name(sampler.sampler_id, clone)
             await block.reserve(seq_id, store, name, lambda: self._numbers_of(sampler, clone))

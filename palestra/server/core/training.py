@@ -151,11 +151,11 @@ class TrainingRequests:
         digest: bytes,
         reply: JsonObject,
     ) -> TrainFuture:
-        if not self._quota.admits(model.owner) and not model.fills_gap(seq_id):
-            raise Refusal(
-                429, "too much training data is waiting; try again when some of it is done", retry_after_s=1.0
-            )
-        if not model.fills_gap(seq_id):
+        if not model.is_last_missing(seq_id):  # what is waiting would wait for ever for what is refused
+            if not self._quota.admits(model.owner):
+                raise Refusal(
+                    429, "too much training data is waiting; try again when some of it is done", retry_after_s=1.0
+                )
             self._quotas.check_pending_bytes(model.owner, self._quota.used(model.owner))
             if kind.is_pass:  # what was trained may always be applied and saved
                 self._quotas.check_tokens(model.owner)

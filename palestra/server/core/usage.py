@@ -2,8 +2,8 @@
 
 result → a line of the log, and memory → the database, every few seconds
 
-After a kill the log has what the database lacks. A training result that arrives again after a restart is known by its
-number. Owns: counting, today's tokens. Never touches: limits (`quotas`).
+After a kill the log has what the database lacks. A training result that arrives again after a restart, or at a server
+that took over, is known by its number. Owns: counting, today's tokens. Never touches: limits (`quotas`).
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from palestra.server.core.metrics import Metrics
 from palestra.store import Store
 from palestra.store.records import UsageCounts, UsageKey
 from palestra.store.settings import get_setting, put_setting
-from palestra.store.usage import add_usage, advance_usage, tokens_of_day
+from palestra.store.usage import add_usage, advance_usage, tokens_of_day, usage_seqs
 from palestra.store.usage_log import UsageEntry, UsageLog
 from palestra.types import SampleResult
 from palestra.types.engine import PassResult, TrainOutcome
 
-POSITION = "usage_log"
-"""Setting that says how much of the log is in the database."""
+POSITION = "usage_log:"
+"""Settings that say how much of each log is in the database: servers that take turns have one each."""
 
 
 class UsageAccount:
     def __init__(self, store: Store, log: UsageLog, metrics: Metrics):
         self._store, self._log, self._metrics = store, log, metrics
+        self._position = POSITION + log.name
         self._unwritten: dict[UsageKey, UsageCounts] = {}
         self._seqs: dict[str, int] = {}
         """The last request of each model that was counted."""
@@ -41,13 +42,17 @@ class UsageAccount:
         self._writing = asyncio.Lock()  # otherwise a failed write could be behind a later one's position
 
     async def restore(self, seqs: Mapping[str, int]) -> None:
-        """Counts what a killed server has not written. `seqs` are those of the models in the database."""
+        """Counts what a killed server has not written. `seqs` are those of the models that are loaded."""
         self._seqs.update(seqs)
         self._day = day_of(time.time())
         self._tokens.update(await self._store.read(lambda c: tokens_of_day(c, self._day)))
-        written = await self._store.read(lambda c: get_setting(c, POSITION))
-        for entry in self._log.after(written):
-            self._take(entry)
+        written = await self._store.read(lambda c: get_setting(c, self._position))
+        entries = list(self._log.after(written))
+        ended = {entry.model_id for entry in entries} - self._seqs.keys()
+        self._seqs.update(await self._store.read(lambda c: usage_seqs(c, ended)))
+        for entry in entries:
+            if not self._is_counted(entry.model_id, entry.seq_id):
+                self._take(entry)
         await self.flush()
 
     # Counting
@@ -58,11 +63,14 @@ class UsageAccount:
 
     def trained(self, owner: str, model_id: str, seq_id: int, outcome: TrainOutcome, engine_s: float) -> None:
         """Counts a training request, unless it was counted before the server was restarted."""
-        if seq_id <= self._seqs.get(model_id, -1):
+        if self._is_counted(model_id, seq_id):
             return
         tokens = sum(one.shape[0] for one in outcome.outputs) if isinstance(outcome, PassResult) else 0
         counts = UsageCounts(trained_tokens=tokens, engine_s=engine_s)
         self._add(UsageEntry(UsageKey(day_of(time.time()), owner, model_id), counts, model_id, seq_id))
+
+    def _is_counted(self, model_id: str, seq_id: int) -> bool:
+        return bool(model_id) and seq_id <= self._seqs.get(model_id, -1)
 
     def _add(self, entry: UsageEntry) -> None:
         self._log.append(entry)
@@ -104,7 +112,7 @@ class UsageAccount:
             def write(c: Connection) -> None:
                 add_usage(c, counts)
                 advance_usage(c, seqs)
-                put_setting(c, POSITION, position)
+                put_setting(c, self._position, position)
 
             try:
                 await self._store.write(write)
