@@ -142,7 +142,7 @@ class CheckpointFiles:
 
     async def upload(self, folder: Path) -> None:
         """Stores the files of a checkpoint where others find them, before any row refers to them as complete. Raises
-        StorageError if that was not possible for `write_wait_s`."""
+        StorageError if that was not possible for `write_wait_s`, and ObjectLost at once if the files are gone."""
         if self.storage is None:
             return
         self._uploading.add(name_of(folder))
@@ -152,6 +152,8 @@ class CheckpointFiles:
                 try:
                     await asyncio.to_thread(self.storage.upload, folder)
                     return
+                except ObjectLost:
+                    raise
                 except StorageError as e:
                     if time.monotonic() > give_up_at:
                         raise
@@ -256,7 +258,10 @@ class CheckpointFiles:
         folders = [Path(folder) for folder in await asyncio.to_thread(self._folders)]
         for folder in folders:
             if str(folder) in needed and not storage.is_stored(folder):
-                await self.upload(folder)
+                try:
+                    await self.upload(folder)
+                except ObjectLost as e:  # the others are stored all the same
+                    log.error("a checkpoint could not be stored", folder=str(folder), error=str(e))
         await asyncio.to_thread(storage.evict, folders, in_use)
         if now - self._storage_swept_at < min(SWEEP_STORAGE_S, self._keep_deleted_s):
             return

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import os
 from pathlib import Path
 
 import pytest
 
 from palestra.server.core.checkpoint_storage import MANIFEST, CheckpointStorage
+from palestra.server.core.checkpoints import CheckpointFiles
+from palestra.store import Store
 from palestra.util.object_storage import ObjectLost, ObjectStorage, StorageError
 
 FILES = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"a" * 1000, "optimizer.safetensors": b"b" * 2000}
@@ -59,6 +63,30 @@ def test_an_interrupted_upload_is_not_there_and_goes_on_where_it_was(
     assert (bucket / NAME / "adapter_model.safetensors").stat().st_ino == first
     storage.fetch(tmp_path / "there" / NAME)
     assert contents(tmp_path / "there" / NAME) == FILES
+
+
+def test_an_upload_after_another_server_has_stored_the_checkpoint_takes_what_is_there(
+    storage: CheckpointStorage, tmp_path: Path
+) -> None:
+    """The other server was killed before it wrote that. The save was repeated here, to other bits, or is not here."""
+    storage.upload(saved(tmp_path / "there"))
+    repeated = saved(tmp_path / "repeated")
+    (repeated / "adapter_model.safetensors").write_bytes(b"c" * 1000)
+    for folder in (repeated, tmp_path / "absent" / NAME):
+        storage.upload(folder)
+        assert contents(folder) == FILES
+        assert storage.is_stored(folder)
+    storage.fetch(tmp_path / "elsewhere" / NAME)
+    assert contents(tmp_path / "elsewhere" / NAME) == FILES
+
+
+def test_a_folder_that_went_with_another_server_cannot_be_uploaded(storage: CheckpointStorage, tmp_path: Path) -> None:
+    """It is told at once: waiting would not bring it back."""
+    with Store.open(f"sqlite:///{tmp_path}/palestra.db") as store:
+        files = CheckpointFiles(store, tmp_path, keep_deleted_s=0, write_wait_s=math.inf, storage=storage)
+        with pytest.raises(ObjectLost, match="neither on this disk nor in"):
+            asyncio.run(files.upload(tmp_path / NAME))
+    assert storage.names() == set()
 
 
 def test_a_damaged_object_is_noticed(storage: CheckpointStorage, bucket: Path, tmp_path: Path) -> None:
