@@ -9,7 +9,6 @@ Owns: objects below the URL, the notes. Never touches: the database, what is in 
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Collection, Iterable
@@ -134,8 +133,8 @@ class CheckpointStorage:
                 return
             if str(folder) not in needed and _read_note(folder).is_whole:
                 with self._lock(folder):
-                    shutil.rmtree(folder)
                     forget_note(folder)
+                    remove_folder(folder)
                 used -= sizes[folder]
 
     def is_stored(self, folder: Path) -> bool:

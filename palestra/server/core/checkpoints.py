@@ -225,14 +225,14 @@ class CheckpointFiles:
 
     # Cleaning
 
-    async def sweep(self, to_load: set[str]) -> None:
-        """Deletes expired checkpoints, and folders that nothing has referred to for a while. `to_load` are folders that
-        requests name which would be repeated after a crash."""
+    async def sweep(self, to_read: set[str]) -> None:
+        """Deletes expired checkpoints, and folders that nothing has referred to for a while. `to_read` are folders that
+        requests name which wait, or would be repeated after a crash."""
         now = time.time()
         for expired in await self._store.read(lambda c: rows.expired_checkpoints(c, now)):
             await self._store.write(lambda c, key=expired.key: rows.delete_checkpoint(c, key))
         needed = await self._store.read(rows.checkpoint_folders)
-        in_use = to_load | {s.folder for s in await self._store.read(live_samplers) if s.folder is not None}
+        in_use = to_read | {s.folder for s in await self._store.read(live_samplers) if s.folder is not None}
         in_use = {self.locate(folder) for folder in in_use}
         needed = {self.locate(folder) for folder in needed} | in_use
         for folder in await asyncio.to_thread(self._folders):

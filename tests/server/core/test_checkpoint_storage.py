@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,26 @@ def test_the_cache_keeps_what_was_used_last_and_what_is_needed(bucket: Path, tmp
     assert [folder.exists() for folder in folders] == [True, False, False, False, True]
     storage.fetch(folders[3])
     assert contents(folders[3]) == FILES
+
+
+def test_an_eviction_cut_short_leaves_no_half_a_checkpoint(
+    bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = CheckpointStorage(f"file://{bucket}", max_cache_bytes=1)
+    folder = saved(tmp_path / "here")
+    storage.upload(folder)
+
+    def kill(path: Path, **_: object) -> None:
+        if path.is_dir():
+            next(path.iterdir()).unlink()
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", kill)
+        with pytest.raises(KeyboardInterrupt):
+            storage.evict([folder], set())
+    storage.fetch(folder)
+    assert contents(folder) == FILES
 
 
 def test_an_object_store_in_memory_serves_as_well(tmp_path: Path) -> None:
