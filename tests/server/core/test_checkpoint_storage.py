@@ -6,9 +6,14 @@ import asyncio
 import math
 import os
 import shutil
+from itertools import count
 from pathlib import Path
+from threading import Event
+from typing import Any
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from palestra.server.core.checkpoint_storage import MANIFEST, CheckpointStorage
 from palestra.server.core.checkpoints import CheckpointFiles
@@ -88,6 +93,42 @@ def test_a_folder_that_went_with_another_server_cannot_be_uploaded(storage: Chec
         with pytest.raises(ObjectLost, match="neither on this disk nor in"):
             asyncio.run(files.upload(tmp_path / NAME))
     assert storage.names() == set()
+
+
+class HeldFiles(MemoryFileSystem):
+    """A storage that does not answer until it is released."""
+
+    protocol = "held"
+    released = Event()
+    reads = count()
+
+    def cat_file(self, path: str, *args: Any, **kwargs: Any) -> bytes:
+        next(self.reads)
+        self.released.wait()
+        return super().cat_file(path, *args, **kwargs)
+
+
+def test_a_storage_that_hangs_holds_up_nothing_else(tmp_path: Path) -> None:
+    """Many checkpoints are fetched at once, each by two clients: for all else there are threads."""
+    fsspec.register_implementation("held", HeldFiles)
+    folders = [str(tmp_path / f"run_train_0/weights/n@{number}") for number in range(64)]
+
+    async def run(files: CheckpointFiles) -> list[Any]:
+        fetching = [asyncio.create_task(files.fetch([folder])) for folder in folders * 2]
+        try:
+            for _ in range(10):  # all of them begin
+                await asyncio.sleep(0)
+            async with asyncio.timeout(10):
+                await asyncio.to_thread(str)
+        finally:
+            HeldFiles.released.set()
+        return await asyncio.gather(*fetching, return_exceptions=True)
+
+    with Store.open(f"sqlite:///{tmp_path}/palestra.db") as store:
+        storage = CheckpointStorage("held://bucket", max_cache_bytes=1)
+        results = asyncio.run(run(CheckpointFiles(store, tmp_path, keep_deleted_s=0, storage=storage)))
+    assert {type(result) for result in results} == {ObjectLost}
+    assert next(HeldFiles.reads) == len(folders)
 
 
 def test_a_damaged_object_is_noticed(storage: CheckpointStorage, bucket: Path, tmp_path: Path) -> None:
