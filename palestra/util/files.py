@@ -42,6 +42,15 @@ def replacing(file: Path, *, mode: int = 0o666) -> Iterator[IO[bytes]]:
     sync(file.parent)
 
 
+def remove_folder(folder: Path) -> None:
+    """Deletes a folder. Under its name it is whole or gone."""
+    left = folder.with_name(f".{folder.name}.{os.getpid()}.old{TEMPORARY}")
+    shutil.rmtree(left, ignore_errors=True)
+    folder.rename(left)
+    sync(folder.parent)
+    shutil.rmtree(left)
+
+
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
     """A temporary folder that takes the name at the end, after everything in it is on the disk."""

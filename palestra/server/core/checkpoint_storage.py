@@ -1,7 +1,7 @@
 """Checkpoints in object storage: uploaded file by file with a manifest last, and fetched into a bounded cache.
 
-A checkpoint is there when its manifest is. What was uploaded of a folder is noted beside it, so that an upload that was
-interrupted goes on with the files that are missing.
+A checkpoint is there when its manifest is, and does not change from then on. What was uploaded of a folder is noted
+beside it, so that an upload that was interrupted goes on with the files that are missing.
 
 Owns: objects below the URL, the notes. Never touches: the database, what is in a file.
 """
@@ -9,7 +9,6 @@ Owns: objects below the URL, the notes. Never touches: the database, what is in 
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Collection, Iterable
@@ -20,7 +19,7 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from palestra.util.files import replacing, whole_folder
+from palestra.util.files import remove_folder, replacing, whole_folder
 from palestra.util.object_storage import ObjectLost, ObjectStorage, sha256_of
 
 log = structlog.get_logger()
@@ -61,24 +60,32 @@ class CheckpointStorage:
         self._storage.claim(owner)
 
     def upload(self, folder: Path) -> None:
-        """Stores a folder. Files that are there from an earlier try are not sent again. Raises StorageError."""
+        """Stores a folder. Files that are there from an earlier try are not sent again. What is stored wholly, by
+        another server perhaps, takes the place of the folder if it differs. Raises ObjectLost if the checkpoint is
+        neither here nor there, and StorageError if the storage cannot be reached."""
         with self._lock(folder):
             note = _read_note(folder)
             if note.is_whole:
                 return
-            for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-                name = file.relative_to(folder).as_posix()
-                stored = StoredFile(file.stat().st_size, sha256_of(file))
+            files = _files_in(folder)
+            manifest = self._manifest(folder)
+            if manifest is not None:
+                if manifest.files != files:
+                    self._get(folder, manifest)
+                _write_note(folder, UploadNote(files=manifest.files, is_whole=True))
+                return
+            if not files:
+                raise ObjectLost(f"{name_of(folder)} is neither on this disk nor in {self._storage.url}")
+            for name, stored in files.items():
                 if note.files.get(name) != stored:
-                    self._storage.put(file, f"{name_of(folder)}/{name}")
+                    self._storage.put(folder / name, f"{name_of(folder)}/{name}")
                     note.files[name] = stored
                     _write_note(folder, note)
-            with tempfile.NamedTemporaryFile() as manifest:
-                manifest.write(msgspec.json.format(msgspec.json.encode(Manifest(files=note.files))))
-                manifest.flush()
-                self._storage.put(Path(manifest.name), f"{name_of(folder)}/{MANIFEST}")
-            note.is_whole = True
-            _write_note(folder, note)
+            with tempfile.NamedTemporaryFile() as file:
+                file.write(msgspec.json.format(msgspec.json.encode(Manifest(files=files))))
+                file.flush()
+                self._storage.put(Path(file.name), f"{name_of(folder)}/{MANIFEST}")
+            _write_note(folder, UploadNote(files=files, is_whole=True))
 
     def fetch(self, folder: Path) -> None:
         """Makes sure that a folder is on this disk, whole. Raises ObjectLost if the storage does not have it, and
@@ -89,14 +96,23 @@ class CheckpointStorage:
                 # they have read this one.
                 os.utime(folder, ns=(time.time_ns(), folder.stat().st_mtime_ns))
                 return
-            data = self._storage.read(f"{name_of(folder)}/{MANIFEST}")
-            if data is None:
+            manifest = self._manifest(folder)
+            if manifest is None:
                 raise ObjectLost(f"{self._storage.url} has no checkpoint {name_of(folder)}")
-            manifest = msgspec.json.decode(data, type=Manifest)
-            with whole_folder(folder) as unfinished:
-                for name, stored in manifest.files.items():
-                    self._storage.get(f"{name_of(folder)}/{name}", unfinished / name, digest=stored.sha256)
+            self._get(folder, manifest)
             _write_note(folder, UploadNote(files=manifest.files, is_whole=True))
+
+    def _manifest(self, folder: Path) -> Manifest | None:
+        data = self._storage.read(f"{name_of(folder)}/{MANIFEST}")
+        return None if data is None else msgspec.json.decode(data, type=Manifest)
+
+    def _get(self, folder: Path, manifest: Manifest) -> None:
+        """Fetches a folder, which replaces the one that is there."""
+        with whole_folder(folder) as unfinished:
+            for name, stored in manifest.files.items():
+                self._storage.get(f"{name_of(folder)}/{name}", unfinished / name, digest=stored.sha256)
+            if folder.exists():
+                remove_folder(folder)
 
     def delete(self, name: str) -> None:
         """Deletes a checkpoint, the manifest first: it is gone before its files are."""
@@ -117,8 +133,8 @@ class CheckpointStorage:
                 return
             if str(folder) not in needed and _read_note(folder).is_whole:
                 with self._lock(folder):
-                    shutil.rmtree(folder)
                     forget_note(folder)
+                    remove_folder(folder)
                 used -= sizes[folder]
 
     def is_stored(self, folder: Path) -> bool:
@@ -151,6 +167,11 @@ def _read_note(folder: Path) -> UploadNote:
 def _write_note(folder: Path, note: UploadNote) -> None:
     with replacing(_note_file(folder)) as file:
         file.write(msgspec.json.encode(note))
+
+
+def _files_in(folder: Path) -> dict[str, StoredFile]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {file.relative_to(folder).as_posix(): StoredFile(file.stat().st_size, sha256_of(file)) for file in files}
 
 
 def _size(folder: Path) -> int:

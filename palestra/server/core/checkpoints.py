@@ -13,7 +13,10 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import msgspec
 import structlog
@@ -45,12 +48,15 @@ from palestra.types.engine import EngineFailure, Saved, TrainOutcome
 from palestra.util.object_storage import ObjectLost, StorageError
 
 log = structlog.get_logger()
+P = ParamSpec("P")
+T = TypeVar("T")
 UPLOADS = "uploads"
 """Folder for files that clients upload, below that of the checkpoints."""
 UPLOAD_S = 3600.0  # after this time without a new part nobody goes on with an upload
 
 
 UPLOAD_AGAIN_S = 2.0
+STORAGE_THREADS = 16
 SWEEP_STORAGE_S = 3600.0  # a listing of all objects costs money
 
 
@@ -73,6 +79,10 @@ class CheckpointFiles:
         """Folders and stored checkpoints that nothing refers to, and when that was first noticed."""
         self._uploading: set[str] = set()
         """Names of checkpoints that are being stored, which no row may refer to yet."""
+        self._threads = ThreadPoolExecutor(STORAGE_THREADS, "storage")
+        """For transfers alone: everything else that needs a thread must not wait for a slow storage."""
+        self._fetching: dict[str, asyncio.Task[None]] = {}
+        """By their folders."""
         self._storage_swept_at = -math.inf
 
     # Saving
@@ -142,7 +152,7 @@ class CheckpointFiles:
 
     async def upload(self, folder: Path) -> None:
         """Stores the files of a checkpoint where others find them, before any row refers to them as complete. Raises
-        StorageError if that was not possible for `write_wait_s`."""
+        StorageError if that was not possible for `write_wait_s`, and ObjectLost at once if the files are gone."""
         if self.storage is None:
             return
         self._uploading.add(name_of(folder))
@@ -150,8 +160,10 @@ class CheckpointFiles:
         try:
             while True:
                 try:
-                    await asyncio.to_thread(self.storage.upload, folder)
+                    await self._in_storage(self.storage.upload, folder)
                     return
+                except ObjectLost:
+                    raise
                 except StorageError as e:
                     if time.monotonic() > give_up_at:
                         raise
@@ -200,13 +212,24 @@ class CheckpointFiles:
     async def claim(self, owner: str) -> None:
         """Makes sure that the storage, if there is one, belongs to this server's database. Raises StorageError."""
         if self.storage is not None:
-            await asyncio.to_thread(self.storage.claim, f"{owner} checkpoints")
+            await self._in_storage(self.storage.claim, f"{owner} checkpoints")
 
     async def fetch(self, folders: Collection[str]) -> None:
         """Makes sure that folders are on this disk. Raises StorageError."""
         storage = self.storage
         if storage is not None:
-            await asyncio.gather(*(asyncio.to_thread(storage.fetch, Path(folder)) for folder in folders))
+            await asyncio.gather(*(self._fetch(storage, folder) for folder in folders))
+
+    async def _fetch(self, storage: CheckpointStorage, folder: str) -> None:
+        """All who wait for one folder wait for the same transfer, which goes on when one of them is cancelled."""
+        task = self._fetching.get(folder)
+        if task is None:
+            task = self._fetching[folder] = asyncio.create_task(self._in_storage(storage.fetch, Path(folder)))
+            task.add_done_callback(lambda _: self._fetching.pop(folder))
+        await asyncio.shield(task)
+
+    async def _in_storage(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args, **kwargs))
 
     async def fetch_for_replay(self, folders: Collection[str]) -> None:
         """Fetches what a replay or a restored sampler reads. One that is gone fails there. Raises StorageError if the
@@ -223,14 +246,14 @@ class CheckpointFiles:
 
     # Cleaning
 
-    async def sweep(self, to_load: set[str]) -> None:
-        """Deletes expired checkpoints, and folders that nothing has referred to for a while. `to_load` are folders that
-        requests name which would be repeated after a crash."""
+    async def sweep(self, to_read: set[str]) -> None:
+        """Deletes expired checkpoints, and folders that nothing has referred to for a while. `to_read` are folders that
+        requests name which wait, or would be repeated after a crash."""
         now = time.time()
         for expired in await self._store.read(lambda c: rows.expired_checkpoints(c, now)):
             await self._store.write(lambda c, key=expired.key: rows.delete_checkpoint(c, key))
         needed = await self._store.read(rows.checkpoint_folders)
-        in_use = to_load | {s.folder for s in await self._store.read(live_samplers) if s.folder is not None}
+        in_use = to_read | {s.folder for s in await self._store.read(live_samplers) if s.folder is not None}
         in_use = {self.locate(folder) for folder in in_use}
         needed = {self.locate(folder) for folder in needed} | in_use
         for folder in await asyncio.to_thread(self._folders):
@@ -256,16 +279,19 @@ class CheckpointFiles:
         folders = [Path(folder) for folder in await asyncio.to_thread(self._folders)]
         for folder in folders:
             if str(folder) in needed and not storage.is_stored(folder):
-                await self.upload(folder)
-        await asyncio.to_thread(storage.evict, folders, in_use)
+                try:
+                    await self.upload(folder)
+                except ObjectLost as e:  # the others are stored all the same
+                    log.error("a checkpoint could not be stored", folder=str(folder), error=str(e))
+        await self._in_storage(storage.evict, folders, in_use)
         if now - self._storage_swept_at < min(SWEEP_STORAGE_S, self._keep_deleted_s):
             return
         self._storage_swept_at = now
         names = {name_of(folder) for folder in needed} | self._uploading
-        for name in await asyncio.to_thread(storage.names):
+        for name in await self._in_storage(storage.names):
             if self._is_over(f"stored {name}", name in names, now):
                 log.info("removing a stored checkpoint", name=name)
-                await asyncio.to_thread(storage.delete, name)
+                await self._in_storage(storage.delete, name)
 
     def _sweep_uploads(self, now: float) -> None:
         for folder in (self.root / UPLOADS).glob("*"):

@@ -92,7 +92,8 @@ class Maintenance:
                 await _guarded(core.archive.purge(old))
 
     async def _sweep_checkpoints(self) -> None:
-        await self._core.checkpoints.sweep(self._core.training.folders_to_load())
+        core = self._core
+        await core.checkpoints.sweep(core.training.folders_to_load() | core.sampling.folders_to_read())
 
     async def _expire_often(self) -> None:
         config = self._core.config

@@ -324,6 +324,11 @@ class SamplingRequests:
             return runner.waiting
         return sum(self._is_of(future, worker) for future in self.pending.values())
 
+    def folders_to_read(self) -> set[str]:
+        """Returns the checkpoints that samples wait for."""
+        samplers = (sampler for sampler in self.samplers.values() if sampler.pending)
+        return {sampler.weights.folder for sampler in samplers if isinstance(sampler.weights, SavedAdapter)}
+
     def _is_of(self, future: SampleFuture, worker: WorkerHandle) -> bool:
         sampler = self.samplers.get(future.sampler_id)
         return sampler is not None and sampler.worker is worker

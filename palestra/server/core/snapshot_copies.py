@@ -173,7 +173,8 @@ class SnapshotCopies:
                     await self._copy(job)
                 except Exception as e:  # boundary: whatever it is, the next try may succeed
                     log.error("a snapshot could not be copied; trying again", item=job.item, error=str(e))
-                    self._waiting = {job.item: job, **self._waiting}  # a newer one, if there is, takes its place
+                    if job.item not in self._waiting:  # a newer one keeps its place behind the samplers it needs
+                        self._waiting = {job.item: job, **self._waiting}
                     await asyncio.sleep(RETRY_S)
                 if self._waiting.get(job.item) is not job:
                     job.link.unlink(missing_ok=True)
