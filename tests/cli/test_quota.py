@@ -62,7 +62,7 @@ def test_what_an_owner_has_not_is_what_everybody_has():
         (["quota", "delete", "nobody"], 3, "'nobody' has no limits of its own"),
         (["key", "create", "--quota", "pending_samples=0"], 2, "pending_samples: the least is 1"),
         (["key", "create", "--expires", "soon"], 2, "'soon' is not a duration"),
-        (["usage", "--server", "http://127.0.0.1:1"], 1, "does not answer"),
+        (["usage", "--server", "http://127.0.0.1:1"], 4, "does not answer"),
         (["usage", "--since", "soon"], 2, "--since: 'soon' is neither a day"),
     ],
 )

@@ -55,6 +55,7 @@ def test_a_worker_is_told_every_setting_there_is(tmp_path):
         "is_remote",
         "version",
         "node_folder",
+        "base",
         "fingerprint",
         "hub_id",
     }  # which a cluster sets, and for each start:
