@@ -186,7 +186,7 @@ class Bench:
         ]
 
     def refusal(self) -> list[Row]:
-        """Four times as many as are allowed to wait: the rest is told to come back, and gets through."""
+        """Four times as many as are allowed to wait: the rest is refused at first, and gets through."""
         count = min(self.args.samples, 1000)
         with self.server("refusal", f"limits.max_pending_samples={count // 4}") as server:
             with clients_of(*self.commands(server, count)) as clients:

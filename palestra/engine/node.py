@@ -40,7 +40,7 @@ def local_state(config: WorkerConfig) -> WorkerConfig:
 
 
 def with_base_model(config: WorkerConfig) -> WorkerConfig:
-    """Of a follower, which has no state."""
+    """Fetches the base model for a follower, which has no state."""
     files = ServerFiles(config)
     try:
         return msgspec.structs.replace(config, model=str(base_model(config, files)))

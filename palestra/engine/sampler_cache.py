@@ -81,14 +81,11 @@ class SamplerCopies:
                 self.add(file)
 
     def add(self, file: Path) -> None:
-        self.uploads.add(Upload(FileArea.STATE, f"samplers/{file.name}", lambda error: self._sent(file, error), file))
+        """It is sent until the server has it: a snapshot that is sent after it may rely on it."""
+        self.uploads.add(Upload(FileArea.STATE, f"samplers/{file.name}", lambda _: None, file, is_needed=True))
 
     def drop(self, file: Path) -> None:
         self.uploads.drop([f"samplers/{file.name}"])
-
-    def _sent(self, file: Path, error: Exception | None) -> None:
-        if error is not None and file.exists():  # the server's disk is full, for example
-            self.add(file)
 
 
 class SamplerCache:
@@ -205,6 +202,9 @@ class SamplerCache:
 
     def open(self, folder: str) -> Weights:
         """A checkpoint folder. It can be read again, so it is never spooled."""
+        if self._copies is not None and (known := self._opened.get(folder)) is not None:
+            self._touch(known)  # on another machine no folder takes the name of another, and to find one may be a fetch
+            return known.weights
         here = self._find_folder(folder)
         try:
             status = here.stat()

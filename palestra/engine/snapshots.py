@@ -35,7 +35,7 @@ from palestra.engine.files import (
 )
 from palestra.engine.queues import KEPT_SNAPSHOTS, NO_SNAPSHOT, ModelTable, QueuedModel
 from palestra.engine.sampler_cache import SamplerCache
-from palestra.engine.snapshot_copies import SnapshotCopies
+from palestra.engine.snapshot_uploads import SnapshotUploads
 from palestra.engine.stats import Counters
 from palestra.model import ModelError
 from palestra.model.lora.adapter_files import weights_setting
@@ -93,7 +93,7 @@ class Snapshots:
         allow_other_weights: bool = False,
         allow_other_strands: bool = False,
         allow_other_tensor: bool = False,
-        copies: SnapshotCopies | None = None,
+        copies: SnapshotUploads | None = None,
     ):
         self.backend, self.table, self.sampler_cache, self.files = backend, table, sampler_cache, files
         self.counters, self._send, self.folder = counters, send, own_folder(folder)
@@ -212,12 +212,15 @@ class Snapshots:
                 file.unlink(missing_ok=True)
                 file.with_name(file.name + BAD).unlink(missing_ok=True)
 
-        self.files.submit(work, _log_error)
-        if self.copies is not None:
-            self.copies.drop(model)
+        def then(result: None, error: Exception | None) -> None:
+            _log_error(result, error)
+            if self.copies is not None:  # behind the files of its samplers, which had their weights from these
+                self.copies.drop(model)
+
+        self.files.submit(work, then)
 
     def newest(self) -> list[Snapshotted]:
-        """Of each model that has one."""
+        """Returns the newest snapshot of each model that has one."""
         models = (model for model in self.table.models.values() if max(model.snapshots) != NO_SNAPSHOT)
         return [self._report(model, model.snapshots.index(max(model.snapshots))) for model in models]
 

@@ -110,7 +110,7 @@ class TorchTrainer:
         self.trainer = Trainer(decoder, self.pool, token_budget=self.token_budget, checkpointing=config.checkpointing)
         self.strands, self._has_trees = config.strands, config.strands > 1 or tensor is not None
         self._trees: dict[Adapter, GradientTree] = {}
-        """Of requests that train now, where there are strands or ranks that share every layer."""
+        """Gradient trees of the requests that train now, where there are strands or ranks that share every layer."""
         self._has_cut = False
         self._spare: Adapter | None = None
         self.card = ModelCard(

@@ -21,6 +21,7 @@ from palestra.types.engine import PART_BYTES, DropFiles, FileArea, FilePart, Fil
 
 log = logging.getLogger(__name__)
 
+AGAIN_S = 5.0  # after an error of the server: its disk is full, for example
 SEND_AGAIN_S = 30.0  # without an answer: a part or its answer was lost with a connection
 
 
@@ -28,10 +29,12 @@ SEND_AGAIN_S = 30.0  # without an answer: a part or its answer was lost with a c
 class Upload:
     area: FileArea
     path: str
-    """Of the file at the server."""
+    """Path of the file at the server."""
     then: Callable[[Exception | None], None]
     source: Path | None = None
     """None: `path` is a checkpoint's folder whose files were all sent."""
+    is_needed: bool = False
+    """Whether nothing may be sent before it: where the server cannot store it, it is sent again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -111,7 +114,10 @@ class FileUploads:
         current = self._current
         if current is None or stored.transfer_id != current.transfer_id:
             return
-        if stored.error or current.is_all_sent:
+        if stored.error and current.upload.is_needed:
+            log.error("upload_failed path=%s error=%s", current.upload.path, stored.error)
+            current.sent_at = time.monotonic() + AGAIN_S - SEND_AGAIN_S
+        elif stored.error or current.is_all_sent:
             self._end(current, OSError(stored.error) if stored.error else None)
         else:
             self._send_part(current)

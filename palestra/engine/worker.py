@@ -22,7 +22,7 @@ from palestra.engine.queues import ModelTable, QueuedModel
 from palestra.engine.sampler_cache import SamplerCache, SamplerCopies
 from palestra.engine.sampling import SamplingExecutor
 from palestra.engine.server_link import Received, ServerLink
-from palestra.engine.snapshot_copies import SnapshotCopies
+from palestra.engine.snapshot_uploads import SnapshotUploads
 from palestra.engine.snapshots import Snapshots
 from palestra.engine.stats import Counters, StatsClock
 from palestra.engine.time_share import TimeShare, Work
@@ -86,12 +86,12 @@ class EngineWorker:
         self.counters, self.clock = Counters(), StatsClock()
         self.table = ModelTable(self._send)
         self.checkpoints: CheckpointFolders = LocalCheckpoints(self.files)
-        self.copies: SnapshotCopies | None = None
+        self.copies: SnapshotUploads | None = None
         sampler_copies: SamplerCopies | None = None
         if copied is not None and config.role == "trainer":  # a replica has nothing but the adapters that it is sent
             self.checkpoints = RemoteCheckpoints(config, state / "checkpoints", self.files, self.uploads)
             sampler_copies = SamplerCopies(self.uploads, copied.samplers)
-            self.copies = SnapshotCopies(
+            self.copies = SnapshotUploads(
                 self.table,
                 self.uploads,
                 self._send,

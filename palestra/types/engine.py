@@ -603,7 +603,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     hub_id: str | None = None
     """Hugging Face id of the base model, for a cache on the worker's machine."""
     meeting: RanksMeeting | None = None
-    """Of a group on several machines. None: rank 0 starts the others itself."""
+    """Where ranks on several machines meet. None: rank 0 starts the others itself."""
     snapshot_copy_s: float = 60.0
     """Seconds between copies of a model's snapshots to the server, for a remote worker."""
     ticket: ReplicaTicket | None = None

@@ -1,6 +1,6 @@
 """Workers of a server on the nodes of a Ray cluster.
 
-Owns: joining the cluster, the network of links, what a worker there is told. Never touches: starting workers.
+Owns: joining the cluster, the network of links, the settings of a worker there. Never touches: starting workers.
 """
 
 from __future__ import annotations

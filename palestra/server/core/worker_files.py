@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -123,6 +124,15 @@ class WorkerFiles:
 
     # From the worker
 
+    def _resolve_sent(self, area: FileArea, path: str) -> Path:
+        """Raises ValueError for a path that is none of a snapshot, a sampler or a checkpoint's file."""
+        file = self._resolve(area, path)
+        relative = file.relative_to(self._roots[area])
+        is_state = len(relative.parts) == 2 and any(relative.match(pattern) for pattern in STATE_FILES)
+        if not (is_state if area is FileArea.STATE else len(relative.parts) > 1):
+            raise ValueError(f"{path} is not a file that a worker sends")
+        return file
+
     async def store(self, part: FilePart) -> FileStored:
         """Stores a part; after the last one the file is on disk, whole, under its name."""
         try:
@@ -137,7 +147,7 @@ class WorkerFiles:
     def _store(self, part: FilePart) -> None:
         if part.area is FileArea.MODEL:
             raise ValueError("the base model is never changed")
-        file = self._resolve(part.area, part.path)
+        file = self._resolve_sent(part.area, part.path)
         if part.area is FileArea.CHECKPOINTS:
             file = _unfinished(file.parent) / file.name
         incoming = self._incoming.get(part.transfer_id)
@@ -149,6 +159,8 @@ class WorkerFiles:
             raise ValueError(f"{part.path}: byte {incoming.received} was expected, not {part.offset}")
         with incoming.unfinished.open("ab") as out:
             out.write(part.data)
+            out.flush()
+            os.fdatasync(out.fileno())  # part by part: at the end, a large file would take longer than its worker waits
         incoming.hash.update(part.data)
         incoming.received += len(part.data)
         if part.digest:
@@ -178,7 +190,7 @@ class WorkerFiles:
 
     async def drop(self, request: DropFiles) -> None:
         for path in request.paths:
-            await asyncio.to_thread(self._resolve(FileArea.STATE, path).unlink, missing_ok=True)
+            await asyncio.to_thread(self._resolve_sent(FileArea.STATE, path).unlink, missing_ok=True)
 
 
 def _unfinished(folder: Path) -> Path:

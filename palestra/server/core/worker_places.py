@@ -30,7 +30,7 @@ class RunningWorker(Protocol):
 
     @property
     def pid(self) -> int:
-        """Of rank 0, on its machine."""
+        """Process id of rank 0, on its machine."""
         ...
 
     @property

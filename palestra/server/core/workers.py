@@ -210,6 +210,8 @@ class WorkerHandle:
                         if worker_id == self._worker_id and not self._stopping:
                             self._watchdog.on_beat(beat)
                     case ListFiles() | GetFilePart() | FilePart() | KeepFolder() | DropFiles() as message:
+                        if not self._hello.is_set():
+                            self._watchdog.on_spawn()  # a base model may take long to fetch: each file is progress
                         if self._files is not None:
                             self._file_work.run(self._serve_file(self._files, message, frame.sender))
                     case _:

@@ -240,7 +240,7 @@ class ReplicaPort:
             known[0].greet_again()
             return
         if ticket.key_id and not self._is_valid_key(ticket.key_id):
-            log.warning("a replica is told to end: its key is no longer valid", key_id=ticket.key_id)
+            log.warning("a replica is ended: its key is no longer valid", key_id=ticket.key_id)
             epoch = secrets.token_hex(8)
             for message in (Welcome(epoch=epoch), Stop()):
                 self._socket.send_multipart([peer.encode(), epoch.encode(), encode_message(message)])

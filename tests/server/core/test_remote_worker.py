@@ -4,6 +4,7 @@ loses nothing that the server has a copy of."""
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import shutil
 import socket
@@ -357,5 +358,9 @@ def test_a_worker_reads_and_writes_nothing_but_its_own_files(tmp_path: Path) -> 
         assert (tmp_path / "secret").read_text() == "secret"
         model = FilePart(area=FileArea.MODEL, path="config.json", offset=0, data=b"x", transfer_id="t", digest="0")
         assert (await files.store(model)).error
+        for area, path in ((FileArea.STATE, "worker.json"), (FileArea.CHECKPOINTS, "loose")):
+            digest = hashlib.sha256(b"x").hexdigest()
+            sent = FilePart(area=area, path=path, offset=0, data=b"x", transfer_id=path, digest=digest)
+            assert "is not a file that a worker sends" in (await files.store(sent)).error
 
     asyncio.run(run())

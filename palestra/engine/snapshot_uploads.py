@@ -22,7 +22,7 @@ from palestra.types.engine import FileArea, FromWorker, Snapshotted
 AGAIN_S = 5.0  # after a copy that failed
 
 
-class SnapshotCopies:
+class SnapshotUploads:
     def __init__(
         self,
         table: ModelTable,
