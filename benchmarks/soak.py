@@ -44,6 +44,7 @@ MEASURE_S = 2.0
 LINE_S = 60.0
 KILL_S = (8.0, 25.0)
 """Pause between two kills."""
+CACHE_TOKENS = 4096  # so few that the KV cache is full, and all its memory touched, in the first minutes of an engine
 BOUNDS = {
     "server memory": (1.05, 10.0, "MB"),
     "engine memory": (1.05, 20.0, "MB"),
@@ -254,6 +255,7 @@ def settings_for(seconds: float) -> tuple[str, ...]:
         "keep_deleted_s=5",
         "models.0.snapshot_every_s=2",
         "models.0.threads=1",
+        f"models.0.cache_tokens={CACHE_TOKENS}",
     )
 
 

@@ -288,16 +288,22 @@ def notes(rows: RowFile, args: argparse.Namespace) -> list[str]:
         f"evaluated every {args.every} steps on {args.held_out} tasks at temperature 1, which is not in the seconds",
     ]
     if "trl" in args.who:
-        ask = [args.trl_python, "-c", "from importlib.metadata import version; print(version('trl'))"]
-        version = subprocess.run(ask, capture_output=True, text=True, check=False).stdout.strip()
         found.append(
-            f"TRL {version}: samples by transformers' generate, not vLLM; {args.micro_batch} rollouts a pass; turns by "
-            "rollout_func"
+            f"TRL {trl_version(args.trl_python)}: samples by transformers' generate, not vLLM; {args.micro_batch} "
+            "rollouts a pass; turns by rollout_func"
         )
     for task in args.tasks:
         for who in args.who:
             found += tried(rows, cells_of(rows.rows, task=task, who=who, model=args.model.name, device=args.device))
     return found
+
+
+def trl_version(python: str) -> str:
+    ask = [python, "-c", "from importlib.metadata import version; print(version('trl'))"]
+    try:
+        return subprocess.run(ask, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:  # the file has all runs, and TRL is not here
+        return "of another machine"
 
 
 def tried(rows: RowFile, cells: Sequence[Cell]) -> list[str]:

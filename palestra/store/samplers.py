@@ -13,7 +13,13 @@ from palestra.store.tables import samplers as t
 
 
 def insert_sampler(conn: Connection, sampler: SamplerRow) -> SamplerRow:
-    """Stores a sampler and returns the stored row: this one, or an earlier one with the same id."""
+    """Stores a sampler and returns the stored row: this one, or an earlier one with the same id, or of the same
+    request."""
+    if sampler.seq_id is not None:
+        query = select(t).where(t.c.session_id == sampler.session_id, t.c.model_id == sampler.model_id)
+        stored = fetch_one(conn, SamplerRow, query.where(t.c.seq_id == sampler.seq_id))
+        if stored is not None:
+            return stored
     if insert_once(conn, t, msgspec.to_builtins(sampler)):
         return sampler
     stored = get_sampler(conn, sampler.sampler_id)

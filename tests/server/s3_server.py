@@ -32,10 +32,12 @@ class S3Server:
         return KEYS | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port or self.port}"}
 
     def objects(self, begin: str) -> dict[str, bytes]:
-        """Objects of the bucket whose names begin so."""
+        """Objects of the bucket whose names begin so; without those that are deleted meanwhile."""
         address = f"http://127.0.0.1:{self.port}"
         files = fsspec.filesystem("s3", key="test", secret="test", endpoint_url=address, use_listings_cache=False)
-        return {name: files.cat_file(name) for name in files.find(BUCKET, prefix=begin)}
+        names = files.find(BUCKET, prefix=begin)
+        found = files.cat(names, on_error="omit") if names else {}
+        return {name: content for name, content in found.items() if isinstance(content, bytes)}
 
 
 @contextmanager

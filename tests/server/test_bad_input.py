@@ -401,6 +401,16 @@ def test_a_request_sent_again_after_a_restart_is_known(make_server: MakeServer) 
     assert server.stop() == 0
 
 
+def test_a_sampler_asked_for_again_is_the_first_one(api: Raw) -> None:
+    """When the SDK repeats a request, its sampling session has another number."""
+    model = api.model()
+    kept = api.result(model.keep(4, seq_id=1))
+    assert api.result(model.keep(5, seq_id=1)) == kept
+    assert kept["sampling_session_id"] == f"{model.session_id}:sample:4"
+    refused(api.get(f"samplers/{model.session_id}:sample:5"), 404)
+    assert api.result(model.keep(5, seq_id=2))["sampling_session_id"] == f"{model.session_id}:sample:5"
+
+
 def test_a_refused_number_notes_nothing(api: Raw) -> None:
     """The name stays free, the sampler is not there."""
     model = api.model()

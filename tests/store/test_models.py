@@ -104,6 +104,7 @@ def test_samplers_come_once_and_leave_a_record(store: Store) -> None:
     def fill(conn: Connection) -> None:
         assert samplers.insert_sampler(conn, kept) == kept
         assert samplers.insert_sampler(conn, sampler("kept", seq_id=9)) == kept
+        assert samplers.insert_sampler(conn, sampler("again", model_id="m", seq_id=7)) == kept
         samplers.insert_sampler(conn, saved)
         samplers.insert_sampler(conn, sampler("base"))
 

@@ -68,11 +68,11 @@ class RayNodes:
             stack.push_async_callback(relay.close)
 
     async def _choose(self, name: str) -> str:
-        last = self._nodes.pop(name, None)
-        load = Counter(self._nodes.values())
         nodes = [node.node_id for node in await cluster_nodes() if not node.is_draining]
         if not nodes:
             raise NotPlaced("the Ray cluster has no node that takes processes now")
+        last = self._nodes.pop(name, None)  # after the wait, in which others may have chosen
+        load = Counter(self._nodes.values())
         self._nodes[name] = min(nodes, key=lambda node: (node == last, load[node]))
         return self._nodes[name]
 

@@ -127,6 +127,11 @@ class TrainingRequests:
         if future is not None and future.reply != reply:
             raise _is_used(future)
 
+    def earlier_reply(self, model: TrackedModel, seq_id: int) -> JsonObject | None:
+        """Returns what the request gets that has this number already."""
+        future = self._known(model, seq_id)
+        return None if future is None else future.reply
+
     def reject(self, model: TrackedModel, seq_id: int) -> None:
         """Notes that a refused request has used its number, so that nobody waits for it."""
         if model.is_open(seq_id):

@@ -61,7 +61,9 @@ class WeightsService:
         return accepted(await self._lookup.submit(model, request.seq_id, kind, operation, reply))
 
     async def _keep(self, model: TrackedModel, seq_id: int, number: int) -> str:
-        sampler_id = str(SamplerId(model.session_id, number))
+        """A repeated request gets the sampler of the first time: the SDK counts on, and sends another number."""
+        earlier = self._core.training.earlier_reply(model, seq_id) or {}
+        sampler_id = earlier.get("sampling_session_id") or str(SamplerId(model.session_id, number))
         self._core.training.check_number(model, seq_id, encode.kept_json(sampler_id))
         row = SamplerRow(
             sampler_id=sampler_id,
@@ -74,9 +76,9 @@ class WeightsService:
         )
         stored = await self._samplers.insert(row)
         if (stored.model_id, stored.seq_id) != (model.model_id, seq_id):
-            raise self._lookup.rejected(model, seq_id, f"sampling session {sampler_id} already exists")
+            raise self._lookup.rejected(model, seq_id, f"sampling session {stored.sampler_id} already exists")
         await self._samplers.add(stored, model.worker)
-        return sampler_id
+        return stored.sampler_id
 
     async def save_weights_external(self, caller: Caller, request: s.SaveWeightsExternalRequest) -> s.FutureResponse:
         model = self._lookup.model(caller, request.model_id)
