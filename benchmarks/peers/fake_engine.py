@@ -87,7 +87,15 @@ class FakeEngine:
         )
 
         def hello(worker_id: str) -> Hello:
-            return Hello(pid=os.getpid(), worker_id=worker_id, card=card, models=[], sampler_ids=[], unstored=[])
+            return Hello(
+                pid=os.getpid(),
+                worker_id=worker_id,
+                card=card,
+                models=[],
+                sampler_ids=[],
+                unstored=[],
+                life=config.life,
+            )
 
         link = ServerLink(timeout_s=120, hello=hello)
         link.open(config.address)

@@ -112,7 +112,7 @@ def test_a_new_server_adopts_the_worker_with_its_results(drivers: Callable[..., 
     assert hello.worker_id == first.worker_id
     assert [m.received_seq for m in hello.models] == [3]
     unstored = [r.request_id for r in hello.unstored]
-    assert unstored[:2] == ids[:2]
+    assert unstored == ids[: len(unstored)] != []  # how far it came without us is chance
     driver.send(driver.requests["a"][1])  # again: answered, not applied
     assert driver.result(ids[0]) == hello.unstored[0].outcome
     later = driver.train("a", driver.optim)

@@ -135,6 +135,11 @@ class Core:
     def calls_waiting(self) -> dict[str, int]:
         return {worker.name: self.sampling.waiting(worker) for worker in self.all_workers}
 
+    @property
+    def poll_hold_s(self) -> float:
+        """How long a poll may wait for a result. One that was answered because the server stops comes again at once."""
+        return 0.0 if self.is_stopping else self.config.poll_hold_s
+
     def begin_shutdown(self) -> None:
         """Answers all waiting polls at once and accepts no new requests."""
         self.is_stopping = True

@@ -22,7 +22,7 @@ class ResultService:
 
     async def retrieve(self, caller: Caller, request_id: str, *, as_protobuf: bool) -> Answer:
         future = self._future(caller, request_id)
-        if not await future.wait(self._core.config.poll_hold_s):
+        if not await future.wait(self._core.poll_hold_s):
             return self._not_yet(future)
         if isinstance(future, SampleFuture):
             future.note_read()

@@ -76,7 +76,7 @@ class SamplingService:
             if future is not None and future.owner == caller.owner:
                 future.note_read()
         if not queue.has_after(cursor):
-            hold_s = self._core.config.poll_hold_s
+            hold_s = self._core.poll_hold_s
             await queue.wait(cursor, hold_s if request.timeout is None else min(hold_s, request.timeout))
             if sampler.pending and queue.has_after(cursor):
                 await asyncio.sleep(GATHER_S)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 from tinker import types
 
 from palestra.server.core.completions import AT_ONCE
@@ -65,6 +68,27 @@ def test_completions_come_in_parts_and_none_is_left_out(server: Any) -> None:
     assert set(found) == sent
     assert len(found) == count
     assert poll(api, sampler, cursor, timeout=0) == {"completions": [], "cursor": cursor}
+
+
+def test_a_server_that_stops_does_not_wait_for_polls(make_server: Callable[..., Any]) -> None:
+    """Clients whose polls are answered when it stops ask again on the same connection."""
+    server = make_server()
+    api = Raw(server)
+    sampler = api.base_sampler()
+    cursors = [0]
+
+    def poll_on() -> None:
+        with contextlib.suppress(httpx.TransportError):
+            while True:
+                cursors.append(poll(api, sampler, cursors[-1])["cursor"])
+
+    with ThreadPoolExecutor(1) as pool:
+        polling = pool.submit(poll_on)
+        api.result(api.sample(sampler, 0, max_tokens=1))
+        server.until(lambda: len(cursors) > 1)
+        assert server.stop() == 0
+        polling.result()
+    assert "Traceback" not in server.said()
 
 
 def test_a_restarted_server_says_which_samples_it_has_lost(make_server: Callable[..., Any]) -> None:
