@@ -54,6 +54,7 @@ FIRST_OWN = (1 << 32) * CLONE_STRIDE  # numbers that the server gives: SDK clien
 ANY_BOOT = "0"
 SENT_AGAIN = 10  # a sample that was running at so many deaths of the worker may be their cause
 READ_KEEP_S = 60.0  # after the first reading: a poll whose answer was lost is soon repeated
+UNCONFIRMED_KEEP_S = 600.0  # the same, of clients that say what has arrived; they may be slow to read thousands
 
 
 @dataclass(slots=True, eq=False)
@@ -345,12 +346,27 @@ class SamplingRequests:
             if isinstance(sampler.weights, KeptSampler):
                 self.runners[sampler.worker].drop([sampler.sampler_id])
 
+    def confirm(self, owner: str, request_ids: Iterable[str]) -> None:
+        """Forgets results that have arrived at their client, as it says."""
+        for request_id in request_ids:
+            future = self.futures.get(request_id)
+            if future is not None and future.owner == owner and future.is_done:
+                self.forget(future)
+
+    def _confirms(self, future: SampleFuture) -> bool:
+        """Whether its client asks for many results at once: it then says which have arrived."""
+        sampler = self.samplers.get(future.sampler_id)
+        return sampler is not None and future.seq_id // CLONE_STRIDE in sampler.completions
+
     def expire(self, now: float) -> None:
         for future in list(self.futures.values()):
             if future.finished_at is None:
                 continue
-            last = now - self._keep_results_s if future.read_at is None else now - READ_KEEP_S
-            if (future.read_at or future.finished_at) < last:
+            if future.read_at is None:
+                is_over = now - future.finished_at > self._keep_results_s
+            else:
+                is_over = now - future.read_at > (UNCONFIRMED_KEEP_S if self._confirms(future) else READ_KEEP_S)
+            if is_over:
                 self.forget(future)
         idle_since = time.monotonic() - self._keep_results_s
         for sampler in self.samplers.values():

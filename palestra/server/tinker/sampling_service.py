@@ -71,10 +71,7 @@ class SamplingService:
             raise Refusal(400, f"{sampler.sampler_id} already has {MAX_CLONES} clones; make a new sampling client")
         queue, cursor = self._core.sampling.completions(sampler, clone), request.prev_cursor
         queue.forget(cursor)
-        for request_id in request.retrieved_request_ids:
-            future = self._core.sampling.futures.get(request_id)
-            if future is not None and future.owner == caller.owner:
-                future.note_read()
+        self._core.sampling.confirm(caller.owner, request.retrieved_request_ids)
         if not queue.has_after(cursor):
             hold_s = self._core.poll_hold_s
             await queue.wait(cursor, hold_s if request.timeout is None else min(hold_s, request.timeout))

@@ -70,6 +70,17 @@ def test_completions_come_in_parts_and_none_is_left_out(server: Any) -> None:
     assert poll(api, sampler, cursor, timeout=0) == {"completions": [], "cursor": cursor}
 
 
+def test_a_result_is_there_until_its_client_says_that_it_has_arrived(server: Any) -> None:
+    api = Raw(server)
+    sampler = api.base_sampler()
+    request_id = ok(api.sample(sampler, 0, max_tokens=1))["request_id"]
+    answer = poll(api, sampler, 0)
+    assert [one["request_id"] for one in answer["completions"]] == [request_id]
+    assert api.result(request_id) == api.result(request_id)
+    poll(api, sampler, answer["cursor"], timeout=0, retrieved_request_ids=[request_id])
+    assert api.retrieve(request_id).status_code == 410
+
+
 def test_a_server_that_stops_does_not_wait_for_polls(make_server: Callable[..., Any]) -> None:
     """Clients whose polls are answered when it stops ask again on the same connection."""
     server = make_server()
