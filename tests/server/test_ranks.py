@@ -96,7 +96,7 @@ def test_a_run_goes_on_with_another_number_of_ranks_at_the_same_bits(make_server
         if step in sizes:
             server.overrides.append(f"models.0.parallel.data={sizes[step]}")
             server.restart()
-            assert len(ranks_of(server)) == sizes[step]
+            server.until(lambda: len(ranks_of(server)) == sizes[step])
 
     run = train(server.client(), 9, resize)
     assert run.losses == expected.losses
