@@ -80,7 +80,7 @@ class RayNodes:
         node = await self._choose(process.name)
         actor = (
             ray.remote(NodeProcess)
-            .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True))
+            .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
             .remote()
         )
         stdin = to_bytes(ProcessStart(config=self._config, sockets={one.name: 0 for one in process.servers}))
