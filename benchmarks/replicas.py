@@ -35,8 +35,7 @@ PROMPT = 64
 ADAM = types.AdamParams(learning_rate=1e-3)
 COMPARED_STEPS = 3
 COMPARED_PROMPTS = 16
-SAMPLES = 4
-"""Of each prompt."""
+SAMPLES_A_PROMPT = 4
 
 
 class TimedModel:
@@ -69,7 +68,7 @@ class TimedModel:
 
     def draws(self, sampler: tinker.SamplingClient, tokens: int) -> Callable[[], int]:
         asked = [
-            sampler.sample(prompt, SAMPLES, types.SamplingParams(max_tokens=tokens, temperature=1.0))
+            sampler.sample(prompt, SAMPLES_A_PROMPT, types.SamplingParams(max_tokens=tokens, temperature=1.0))
             for prompt in self._prompts
         ]
         return lambda: sum(len(one.tokens) for answer in asked for one in answer.result().sequences)
@@ -85,7 +84,9 @@ class TimedModel:
     def seeded(self, tokens: int) -> list[types.SampledSequence]:
         sampler = self.sampler()
         asked = [
-            sampler.sample(prompt, SAMPLES, types.SamplingParams(max_tokens=tokens, temperature=1.0, seed=number))
+            sampler.sample(
+                prompt, SAMPLES_A_PROMPT, types.SamplingParams(max_tokens=tokens, temperature=1.0, seed=number)
+            )
             for number, prompt in enumerate(self._prompts)
         ]
         return [one for answer in asked for one in answer.result().sequences]

@@ -87,7 +87,7 @@ def test_an_upload_after_another_server_has_stored_the_checkpoint_takes_what_is_
 
 
 def test_a_folder_that_went_with_another_server_cannot_be_uploaded(storage: CheckpointStorage, tmp_path: Path) -> None:
-    """It is told at once: waiting would not bring it back."""
+    """A client learns of the loss at once: waiting would not bring the weights back."""
     with Store.open(f"sqlite:///{tmp_path}/palestra.db") as store:
         files = CheckpointFiles(store, tmp_path, keep_deleted_s=0, write_wait_s=math.inf, storage=storage)
         with pytest.raises(ObjectLost, match="neither on this disk nor in"):
