@@ -29,7 +29,7 @@ from palestra.runs.writer import EventKind, RunFolder
 from palestra.training.listener import RunListener, Stage
 from palestra.training.loops.eval_metrics import eval_metrics
 from palestra.training.rollouts.rollout_loop import RolloutSettings
-from palestra.training.seeds import derive_seed
+from palestra.training.seeds import group_seeds
 from palestra.types.rollouts import Group, GroupRequest, Rollout, Task
 from palestra.util.json_types import JsonObject
 
@@ -178,8 +178,8 @@ def _played(file: Path) -> dict[str, Rollout]:
 
 
 def _request(config: EvaluationConfig, task: Task) -> GroupRequest:
-    seeds = (derive_seed(config.seed, "eval", task.environment, task.id, i) for i in range(config.samples))
-    return GroupRequest(id=f"eval-{task.environment}-{task.id}", task=task, step=STEP, seeds=tuple(seeds))
+    seeds = group_seeds(config.samples, config.seed, "eval", task.environment, task.id)
+    return GroupRequest(id=f"eval-{task.environment}-{task.id}", task=task, step=STEP, seeds=seeds)
 
 
 def _group(request: GroupRequest, rollouts: dict[str, Rollout]) -> Group:

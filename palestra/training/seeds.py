@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
+from palestra.types.sampling import sample_seed
+
 SEED_BITS = 63  # the Tinker API takes signed 64-bit seeds
 
 
@@ -15,3 +17,14 @@ def derive_seed(*parts: str | int) -> int:
         text = f"{type(part).__name__}:{part}".encode(errors="surrogatepass")
         digest.update(len(text).to_bytes(8, "little") + text)
     return int.from_bytes(digest.digest(), "little") >> (64 - SEED_BITS)
+
+
+def group_seeds(count: int, *parts: str | int) -> tuple[int, ...]:
+    """Returns the seeds of a group's rollouts. Their first turns are the samples of one request with the first seed,
+    or of one request each: the tokens are the same."""
+    first = derive_seed(*parts)
+    return tuple(sample_seed(first, index) for index in range(count))
+
+
+def turn_seed(rollout_seed: int, turn: int) -> int:
+    return derive_seed(rollout_seed, turn) if turn else rollout_seed

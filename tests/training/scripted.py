@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from palestra.chat import ChatTokenizer
@@ -20,6 +21,7 @@ from palestra.training.rollouts.player import PlayerContext
 from palestra.training.rollouts.rollout_loop import RolloutSettings
 from palestra.types import SampledSequence, SamplingParams, StopReason
 from palestra.types.rollouts import GroupRequest, Task
+from palestra.types.sampling import sample_seed
 
 NAME = "tests.training.scripted:ScriptedEnv"
 PROMPT = [{"role": "user", "content": "Begin."}]
@@ -47,19 +49,22 @@ class ScriptedSampler:
         self._says = says if callable(says) else lambda _: says
         self.version = version
         self.asked: list[Asked] = []
+        self.counts: list[int] = []
+        """Number of sequences of each request."""
         self.at_once = 0
         self.most_at_once = 0
 
     async def sample(self, prompt: Sequence[int], params: SamplingParams, count: int = 1) -> list[SampledSequence]:
-        request = Asked(list(prompt), params)
-        self.asked.append(request)
-        self.at_once += 1
+        asked = [Asked(list(prompt), with_seed_of(params, index)) for index in range(count)]
+        self.asked += asked
+        self.counts.append(count)
+        self.at_once += count
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
             await asyncio.sleep(0)
-            return [self._sequence(request) for _ in range(count)]
+            return [self._sequence(one) for one in asked]
         finally:
-            self.at_once -= 1
+            self.at_once -= count
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
         return [0.0] * len(tokens)
@@ -75,6 +80,10 @@ class ScriptedSampler:
         stop = StopReason.LENGTH if is_cut else StopReason.STOP
         tokens = tokens[:limit]
         return SampledSequence(tokens=tokens, logprobs=[-0.25 * (t % 7) for t in tokens], stop_reason=stop)
+
+
+def with_seed_of(params: SamplingParams, index: int) -> SamplingParams:
+    return params if params.seed is None else msgspec.structs.replace(params, seed=sample_seed(params.seed, index))
 
 
 class HangingSampler(ScriptedSampler):
@@ -148,4 +157,4 @@ def a_table(**settings: Any) -> Iterator[PlayerContext]:
 
 def a_request(name: str = "g", count: int = 1, **extras: Any) -> GroupRequest:
     task = Task(id=f"task-{name}", environment=NAME, prompt=PROMPT, extras=extras)
-    return GroupRequest(id=name, task=task, step=3, seeds=tuple(range(100, 100 + count)))
+    return GroupRequest(id=name, task=task, step=3, seeds=tuple(sample_seed(100, index) for index in range(count)))

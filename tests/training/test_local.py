@@ -19,7 +19,7 @@ from palestra.training.rollouts.local import LocalRollouts, open_source
 from palestra.training.rollouts.lockstep import BatchedRollouts, split_batches
 from palestra.training.rollouts.player import PlayerContext
 from palestra.training.rollouts.rollout_loop import RolloutSettings
-from palestra.training.seeds import derive_seed
+from palestra.training.seeds import group_seeds
 from palestra.types.rollouts import Group, GroupRequest, Rollout, RolloutStop
 from tests.properties import examples
 from tests.training.records import make_config
@@ -295,8 +295,9 @@ def test_a_bundled_environment_without_async_methods_is_played_in_threads(style:
                 is_right = asked.params.seed in right
                 return f"It is {answers[question] if is_right else 'unknown'}."
 
-            right = {derive_seed(seed, 0) for seed in (0, 2)}
-            requests = [GroupRequest(id=task.id, task=task, step=0, seeds=(0, 1, 2)) for task in tasks]
+            seeds = group_seeds(3, "test")
+            right = {seeds[0], seeds[2]}
+            requests = [GroupRequest(id=task.id, task=task, step=0, seeds=seeds) for task in tasks]
             table = PlayerContext(tokenizer(), environments, RolloutSettings(max_tokens=64, max_context=256))
             return await collect(style(table), requests, ScriptedSampler(says))
 

@@ -101,7 +101,7 @@ def test_the_last_observation_is_for_readers_only() -> None:
 def test_seeds_differ_by_turn_and_depend_on_the_rollout_alone() -> None:
     sampler = ScriptedSampler("x", version=7)
     rollout = play(sampler, {}, DONE, table={"temperature": 0.5, "top_p": 0.9, "top_k": 4})
-    assert [request.params.seed for request in sampler.asked] == [derive_seed(100, 0), derive_seed(100, 1)]
+    assert [request.params.seed for request in sampler.asked] == [100, derive_seed(100, 1)]
     params = sampler.asked[0].params
     assert (params.temperature, params.top_p, params.top_k) == (0.5, 0.9, 4)
     assert params.stop_token_ids == tokenizer().stop_ids

@@ -20,6 +20,7 @@ from palestra.model import kernels
 from palestra.model.sampling.distributions import Distributions, distributions
 from palestra.model.transfers import Readback, to_device
 from palestra.types import SamplingParams
+from palestra.types.sampling import SEED_STEP
 
 COLDEST = 1e-6  # below this, logits over temperature leave the range of floats; it is greedy long before
 FIRST_CANDIDATES = 128  # top-p looks at these before it sorts the whole vocabulary
@@ -147,14 +148,14 @@ def uniform_grid(seed: int, start: int, stop: int, k: int) -> Tensor:
 
 
 def _uniform(seed: NDArray[np.uint64], sample: NDArray[np.uint64], position: NDArray[np.uint64]) -> NDArray[np.float64]:
-    mixed = _mix(_mix(_mix(seed) + sample * _SAMPLE_STEP) + position * _POSITION_STEP)
+    mixed = _mix(_mix(seed + sample * _SAMPLE_STEP) + position * _POSITION_STEP)
     return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 _MASK = (1 << 64) - 1
 _PROMPT_DRAWS = np.uint64(1 << 40)  # samples of a request are numbered from 0
 # Odd constants with well-mixed bits: neighbouring samples and positions start far apart.
-_SAMPLE_STEP, _POSITION_STEP = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
+_SAMPLE_STEP, _POSITION_STEP = np.uint64(SEED_STEP), np.uint64(0xD1B54A32D192ED03)
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -13,7 +13,7 @@ from palestra.training.loops.eval_metrics import eval_metrics
 from palestra.training.loops.step_metrics import Aggregate, mean_by_name
 from palestra.training.policy import PolicySampler
 from palestra.training.rollouts.sources import RolloutSource
-from palestra.training.seeds import derive_seed
+from palestra.training.seeds import group_seeds
 from palestra.types.rollouts import Group, GroupRequest, Task
 
 
@@ -42,5 +42,5 @@ class Evaluator:
         return ordered, eval_metrics(ordered, ks, self._config.success, self._aggregate)
 
     def _request(self, task: Task, step: int) -> GroupRequest:
-        seeds = (derive_seed(self._seed, "eval", task.environment, task.id, i) for i in range(self._config.samples))
-        return GroupRequest(id=f"eval-{task.environment}-{task.id}", task=task, step=step, seeds=tuple(seeds))
+        seeds = group_seeds(self._config.samples, self._seed, "eval", task.environment, task.id)
+        return GroupRequest(id=f"eval-{task.environment}-{task.id}", task=task, step=step, seeds=seeds)

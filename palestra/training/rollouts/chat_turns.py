@@ -11,7 +11,7 @@ from palestra.net.chat_apis import CallAnswer
 from palestra.training.rollouts.model_calls import CallRefused, ModelCalls
 from palestra.training.rollouts.rollout_loop import PolicyTurn, RolloutEnded, RolloutSettings
 from palestra.training.rollouts.stopwatch import RolloutStopwatch
-from palestra.training.seeds import derive_seed
+from palestra.training.seeds import turn_seed
 from palestra.types.rollouts import Message, RolloutStop
 
 
@@ -25,7 +25,7 @@ class ChatTurnSampler:
         self._used = 0
         """Number of tokens of the conversation so far."""
 
-    def begin(self, messages: Sequence[Message]) -> None:
+    async def begin(self, messages: Sequence[Message]) -> None:
         self.messages = list(messages)
 
     async def sample_turn(self, turn: int, watch: RolloutStopwatch) -> PolicyTurn:
@@ -37,7 +37,7 @@ class ChatTurnSampler:
                 self.messages,
                 watch.left_s,
                 max_tokens=min(settings.max_tokens, room),
-                seed=derive_seed(self._seed, turn),
+                seed=turn_seed(self._seed, turn),
                 temperature=settings.temperature,
                 top_p=settings.top_p,
                 **({} if settings.top_k < 0 else {"top_k": settings.top_k}),  # not all endpoints know it

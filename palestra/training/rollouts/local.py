@@ -12,6 +12,7 @@ from palestra.chat import ChatTokenizer
 from palestra.config.train import GrpoConfig
 from palestra.training.policy import PolicySampler
 from palestra.training.rollouts.concurrent import ConcurrentRollouts
+from palestra.training.rollouts.first_turns import FirstTurnsOfGroups
 from palestra.training.rollouts.gym_player import GymPlayer
 from palestra.training.rollouts.lockstep import BatchedRollouts
 from palestra.training.rollouts.player import PlayerContext, play_rollout
@@ -32,12 +33,14 @@ class LocalRollouts:
         self._slots = asyncio.Semaphore(context.settings.concurrency)
 
     def play(self, requests: Sequence[GroupRequest], sampler: PolicySampler) -> AsyncIterator[Group]:
+        first_turns = FirstTurnsOfGroups(requests, sampler, self._context.settings.concurrency)
+
         async def play_one(request: GroupRequest, index: int) -> Rollout:
             gym = self._gyms.get(request.task.environment)
             async with self._slots:
                 if gym is not None:
                     return await gym.play(request, index, sampler, self._context.settings)
-                return await play_rollout(self._context, request, index, sampler)
+                return await play_rollout(self._context, request, index, sampler, first_turns.of(request, index))
 
         return self._concurrent.play(requests, play_one)
 

@@ -11,6 +11,7 @@ from contextlib import aclosing, asynccontextmanager
 
 from palestra.training.policy import PolicySampler
 from palestra.training.rollouts.concurrent import ConcurrentRollouts
+from palestra.training.rollouts.first_turns import FirstTurnsOfGroups
 from palestra.training.rollouts.player import PlayerContext, play_rollout
 from palestra.types.rollouts import Group, GroupRequest, Rollout
 
@@ -40,10 +41,12 @@ class BatchedRollouts:
         self, batch: Sequence[GroupRequest], size: int, sampler: PolicySampler
     ) -> AsyncGenerator[Group, None]:
         gate = StepBarrier(size)
+        first_turns = FirstTurnsOfGroups(batch, sampler, self._context.settings.concurrency)
 
         async def play_one(request: GroupRequest, index: int) -> Rollout:
             try:
-                return await play_rollout(self._context, request, index, sampler, gate)
+                turns = first_turns.of(request, index)
+                return await play_rollout(self._context, request, index, sampler, turns, gate)
             finally:
                 gate.leave()
 

@@ -13,6 +13,7 @@ from msgspec import Struct
 from palestra.chat import ChatError, ChatTokenizer
 from palestra.training.policy import PolicySampler, SamplingError
 from palestra.training.rollouts.concurrent import cleaning_up
+from palestra.training.rollouts.first_turns import FirstTurns
 from palestra.training.rollouts.rollout_loop import (
     Environments,
     PlayedRollout,
@@ -25,7 +26,7 @@ from palestra.training.rollouts.rollout_loop import (
 )
 from palestra.training.rollouts.sources import blank_rollout
 from palestra.training.rollouts.stopwatch import RolloutStopwatch
-from palestra.training.seeds import derive_seed
+from palestra.training.seeds import turn_seed
 from palestra.types import SampledSequence, SamplingParams, StopReason
 from palestra.types.rollouts import Branch, GroupRequest, Message, Rollout, RolloutStop, Turn
 
@@ -39,18 +40,26 @@ class PlayerContext(Struct, frozen=True):
 
 
 async def play_rollout(
-    context: PlayerContext, request: GroupRequest, index: int, sampler: PolicySampler, turns: TurnTaking | None = None
+    context: PlayerContext,
+    request: GroupRequest,
+    index: int,
+    sampler: PolicySampler,
+    first_turns: FirstTurns | None = None,
+    turns: TurnTaking | None = None,
 ) -> Rollout:
-    """Plays a rollout. Always returns a record, whatever happens to the environment or a sample."""
+    """Plays a rollout. Always returns a record, whatever happens to the environment or a sample. Without `first_turns`
+    it shares its first request with nobody."""
+    first_turns = first_turns or FirstTurns(sampler, [index])
     session = context.environments.open(request.task)
     rollout = blank_rollout(request, index, request.seeds[index])
     rollout.temperature = context.settings.temperature
     try:
-        turn_sampler = TokenTurnSampler(context, rollout, sampler)
+        turn_sampler = TokenTurnSampler(context, rollout, sampler, first_turns)
         played = await play(session, request.task, turn_sampler, context.settings.timeout_s, turns)
         rollout.metrics, rollout.verdict = await session.metrics(), await session.verdict()
         return _recorded(rollout, played)
     finally:
+        first_turns.leave(index)
         with cleaning_up():
             await session.close()
 
@@ -66,9 +75,11 @@ def _recorded(rollout: Rollout, played: PlayedRollout) -> Rollout:
 class TokenTurnSampler:
     """Samples turns from tokens, and stores them in the rollout's record."""
 
-    def __init__(self, context: PlayerContext, rollout: Rollout, sampler: PolicySampler) -> None:
+    def __init__(
+        self, context: PlayerContext, rollout: Rollout, sampler: PolicySampler, first_turns: FirstTurns
+    ) -> None:
         self._tokenizer, self._settings = context.tokenizer, context.settings
-        self._rollout, self._sampler = rollout, sampler
+        self._rollout, self._sampler, self._first_turns = rollout, sampler, first_turns
         self._context: list[int] = []
         """All tokens so far, which are the next prompt."""
         self._observation: list[int] = []
@@ -76,7 +87,7 @@ class TokenTurnSampler:
         self._new_prompt: list[int] | None = None
         """The prompt of the next turn, if the environment has changed the conversation."""
 
-    def begin(self, messages: Sequence[Message]) -> None:
+    async def begin(self, messages: Sequence[Message]) -> None:
         self._rollout.messages = list(messages)
         try:
             self._rollout.prompt = self._tokenizer.encode_chat(messages)
@@ -84,11 +95,12 @@ class TokenTurnSampler:
             raise RolloutEnded(RolloutStop.ENV_INIT_FAILED, error) from None
         self._context = list(self._rollout.prompt)
         self._check_room("prompt", self._context)
+        await self._first_turns.join(self._rollout.index, self._context, self._params(0))
 
     async def sample_turn(self, turn: int, watch: RolloutStopwatch) -> PolicyTurn:
         version, before_s = self._sampler.version, watch.spent_s
         try:
-            sequence = _checked(await timed(watch, self._sampler.sample(self._context, self._params(turn))))
+            sequence = _checked(await timed(watch, self._sample(turn)))
         except SamplingError as error:
             raise RolloutEnded(RolloutStop.SAMPLING_FAILED, error) from None
         self._note(sequence, version, watch.spent_s - before_s)
@@ -108,6 +120,11 @@ class TokenTurnSampler:
         except ChatError as error:
             raise RolloutEnded(RolloutStop.ENV_FAILED, error) from None
 
+    async def _sample(self, turn: int) -> list[SampledSequence]:
+        if turn == 0:
+            return await self._first_turns.sample(self._rollout.index)
+        return await self._sampler.sample(self._context, self._params(turn))
+
     def _params(self, turn: int) -> SamplingParams:
         settings = self._settings
         return SamplingParams(
@@ -115,7 +132,7 @@ class TokenTurnSampler:
             temperature=settings.temperature,
             top_p=settings.top_p,
             top_k=settings.top_k,
-            seed=derive_seed(self._rollout.seed, turn),
+            seed=turn_seed(self._rollout.seed, turn),
             stop_token_ids=self._tokenizer.stop_ids,
         )
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from palestra.environments.task_order import TaskOrder
 from palestra.training.rollouts.difficulty import TaskFilter
-from palestra.training.seeds import derive_seed
+from palestra.training.seeds import group_seeds
 from palestra.types.rollouts import Group, GroupRequest
 
 
@@ -46,5 +46,5 @@ class RequestMaker:
         """Returns the group of a position, which is always the same, even in another step after a resume. If there are
         few tasks, one may come twice: the position distinguishes its two groups."""
         task = self._order[position if self._filter is None else self._filter.origin(position)]
-        seeds = (derive_seed(self._seed, task.id, position, index) for index in range(self._group_size))
-        return GroupRequest(id=f"g{position:06d}", task=task, step=step, seeds=tuple(seeds), position=position)
+        seeds = group_seeds(self._group_size, self._seed, task.id, position)
+        return GroupRequest(id=f"g{position:06d}", task=task, step=step, seeds=seeds, position=position)

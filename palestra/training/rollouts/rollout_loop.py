@@ -82,8 +82,8 @@ class TurnSampler(Protocol):
     """Samples the turns of the policy: by tokens in this process, or by chat calls at a server. Each method may raise
     RolloutEnded."""
 
-    def begin(self, messages: Sequence[Message]) -> None:
-        """Takes the conversation that the environment begins with."""
+    async def begin(self, messages: Sequence[Message]) -> None:
+        """Takes the conversation that the environment begins with. Waiting for others costs the rollout no time."""
         ...
 
     async def sample_turn(self, turn: int, watch: RolloutStopwatch) -> PolicyTurn: ...
@@ -138,7 +138,7 @@ async def _begin(session: EnvSession, task: Task, turn_sampler: TurnSampler, wat
         messages = await timed(watch, session.init(task.prompt))
     except EnvironmentFailure as error:
         raise RolloutEnded(RolloutStop.ENV_INIT_FAILED, error) from None
-    turn_sampler.begin(messages)
+    await turn_sampler.begin(messages)
 
 
 async def _step(

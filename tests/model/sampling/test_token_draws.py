@@ -15,6 +15,7 @@ from palestra.model.sampling.distributions import inverse_cdf
 from palestra.model.sampling.token_draws import DrawnTokens, DrawRow, uniforms
 from palestra.model.sampling.token_draws import draw as draw_on_device
 from palestra.types import SamplingParams
+from palestra.types.sampling import sample_seed
 from tests.properties import examples
 
 VOCAB = 11
@@ -39,6 +40,15 @@ def drawn_tokens(logits: torch.Tensor, n: int = 400, **params) -> set[int]:
 
 
 # The draw itself
+
+
+@examples(100)
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 1000), st.integers(0, 50))
+def test_a_sample_of_many_draws_what_it_would_draw_alone(seed: int, sample: int, position: int):
+    generated = [1] * position
+    alone = row(seed=sample_seed(seed, sample), generated=generated)
+    assert uniforms([row(seed=seed, sample=sample, generated=generated)]) == uniforms([alone])
+    assert -(2**63) <= alone.seed < 2**63
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ import torch
 from tinker import types
 from tinker.lib.internal_client_holder import InternalClientHolder
 
+from palestra.types.sampling import sample_seed
+
 if TYPE_CHECKING:
     from tests.server.conftest import Server
 
@@ -119,6 +121,12 @@ def test_a_seed_repeats_and_samples_of_a_group_differ(base):
     one, two = (base.sample(INPUT, 4, params(8, seed=7)).result() for _ in range(2))
     assert [s.tokens for s in one.sequences] == [s.tokens for s in two.sequences]
     assert len({tuple(s.tokens) for s in one.sequences}) == 4
+
+
+def test_samples_of_one_request_are_those_of_requests_with_their_seeds(base):
+    together = base.sample(INPUT, 4, params(8, seed=7)).result().sequences
+    alone = [base.sample(INPUT, 1, params(8, seed=sample_seed(7, n))).result().sequences[0] for n in range(4)]
+    assert [one.tokens for one in together] == [one.tokens for one in alone]
 
 
 def test_top_k_of_one_is_greedy(base):

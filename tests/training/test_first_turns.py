@@ -1,0 +1,125 @@
+"""First turns of a group: one request for all that begin alike, whoever comes first, and nobody waits for the lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from itertools import permutations
+
+import pytest
+
+from palestra.training.policy import SamplingError
+from palestra.training.rollouts.first_turns import FirstTurns
+from palestra.training.rollouts.local import LocalRollouts
+from palestra.training.seeds import group_seeds
+from palestra.types import SampledSequence, SamplingParams, StopReason
+from tests.training.scripted import Asked, HangingSampler, ScriptedSampler, a_request, a_table, until
+
+DONE = {"done": True, "reward": 1.0}
+
+
+SEEDS = group_seeds(3, "test")
+
+
+def echo(asked: Asked) -> SampledSequence:
+    """A sequence that says whose seed it was drawn with."""
+    tokens = [SEEDS.index(asked.params.seed or 0)]
+    return SampledSequence(tokens=tokens, logprobs=[-1.0], stop_reason=StopReason.STOP)
+
+
+async def first_turn(turns: FirstTurns, index: int, prompt: list[int], seeds: Sequence[int] = SEEDS) -> list[int]:
+    await turns.join(index, prompt, SamplingParams(max_tokens=4, seed=seeds[index]))
+    (sequence,) = await turns.sample(index)
+    return sequence.tokens
+
+
+async def first_turns_of(turns: FirstTurns, prompts: Mapping[int, list[int]]) -> dict[int, list[int]]:
+    played = await asyncio.gather(*(first_turn(turns, index, prompt) for index, prompt in prompts.items()))
+    return dict(zip(prompts, played, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "counts"), [([[7], [7], [7]], [3]), ([[7], [7], [8]], [2, 1]), ([[7], [8], [7]], [1, 1, 1])]
+)
+def test_each_gets_the_tokens_of_its_seed_whoever_comes_first(prompts: list[list[int]], counts: list[int]) -> None:
+    for order in permutations(range(3)):
+        sampler = ScriptedSampler(echo)
+        turns = FirstTurns(sampler, range(3))
+        played = asyncio.run(first_turns_of(turns, {index: prompts[index] for index in order}))
+        assert played == {0: [0], 1: [1], 2: [2]}
+        assert sorted(sampler.counts, reverse=True) == counts
+
+
+def test_seeds_of_other_requests_are_not_shared() -> None:
+    sampler = ScriptedSampler("x")
+
+    async def run() -> None:
+        turns = FirstTurns(sampler, range(3))
+        await asyncio.gather(*(first_turn(turns, index, [5], seeds=[1, 2, 3]) for index in range(3)))
+
+    asyncio.run(run())
+    assert sorted(asked.params.seed or 0 for asked in sampler.asked) == [1, 2, 3]
+    assert sampler.counts == [1, 1, 1]
+
+
+def test_one_that_never_begins_is_not_waited_for() -> None:
+    sampler = ScriptedSampler(echo)
+
+    async def run() -> dict[int, list[int]]:
+        turns = FirstTurns(sampler, range(3))
+        others = asyncio.create_task(first_turns_of(turns, {0: [5], 1: [5]}))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not sampler.asked
+        turns.leave(2)
+        return await others
+
+    assert asyncio.run(run()) == {0: [0], 1: [1]}
+    assert sampler.counts == [2]
+
+
+def test_one_that_is_cancelled_leaves_the_others_theirs_and_the_last_ends_the_request() -> None:
+    async def run() -> None:
+        sampler = HangingSampler("x")
+        turns = FirstTurns(sampler, range(2))
+        one, other = (asyncio.create_task(first_turn(turns, index, [5])) for index in range(2))
+        await until(lambda: sampler.at_once > 0)
+        ((request, _), _) = turns._places.values()
+        assert request.answer is not None
+        for index, task in enumerate((one, other)):
+            assert not request.answer.cancelling()
+            task.cancel()
+            await asyncio.wait([task])
+            turns.leave(index)
+        await asyncio.wait([request.answer])
+        assert request.answer.cancelled()
+
+    asyncio.run(run())
+
+
+def test_too_few_sequences_are_an_error_for_all_who_share_them() -> None:
+    class Short(ScriptedSampler):
+        async def sample(self, prompt: object, params: object, count: int = 1) -> list[SampledSequence]:
+            return [echo(Asked([], SamplingParams(seed=SEEDS[0])))]
+
+    async def run() -> list[object]:
+        turns = FirstTurns(Short("x"), range(2))
+        return await asyncio.gather(*(first_turn(turns, index, [5]) for index in range(2)), return_exceptions=True)
+
+    errors = asyncio.run(run())
+    assert [type(error) for error in errors] == [SamplingError] * 2
+    assert str(errors[0]) == "2 sequences were requested, but 1 came"
+
+
+@pytest.mark.parametrize(("concurrency", "counts"), [(16, [4]), (4, [4]), (3, [3, 1]), (1, [1] * 4)])
+def test_a_group_shares_as_far_as_it_is_played_at_once(concurrency: int, counts: list[int]) -> None:
+    sampler = ScriptedSampler("x")
+
+    async def run() -> None:
+        with a_table(concurrency=concurrency) as table:
+            async for group in LocalRollouts(table).play([a_request("g", 4, steps=[DONE])], sampler):
+                assert [rollout.reward for rollout in group.rollouts] == [1.0] * 4
+
+    asyncio.run(run())
+    assert sampler.counts == counts
+    assert sampler.most_at_once <= concurrency
