@@ -9,7 +9,7 @@ from itertools import permutations
 import pytest
 
 from palestra.training.policy import SamplingError
-from palestra.training.rollouts.first_turns import FirstTurns
+from palestra.training.rollouts.first_turns import MOST_TOKENS, FirstTurns
 from palestra.training.rollouts.local import LocalRollouts
 from palestra.training.seeds import group_seeds
 from palestra.types import SampledSequence, SamplingParams, StopReason
@@ -60,6 +60,20 @@ def test_seeds_of_other_requests_are_not_shared() -> None:
     asyncio.run(run())
     assert sorted(asked.params.seed or 0 for asked in sampler.asked) == [1, 2, 3]
     assert sampler.counts == [1, 1, 1]
+
+
+def test_long_turns_wait_for_nobody() -> None:
+    sampler = ScriptedSampler(echo)
+
+    async def run() -> None:
+        turns = FirstTurns(sampler, range(3))
+        await turns.join(0, [5], SamplingParams(max_tokens=MOST_TOKENS + 1, seed=SEEDS[0]))
+        assert [one.tokens for one in await turns.sample(0)] == [[0]]
+        played = await asyncio.gather(*(first_turn(turns, index, [5]) for index in (1, 2)))
+        assert played == [[1], [2]]
+
+    asyncio.run(run())
+    assert sampler.counts == [1, 2]
 
 
 def test_one_that_never_begins_is_not_waited_for() -> None:

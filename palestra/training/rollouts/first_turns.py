@@ -1,7 +1,8 @@
-"""First turns of a group: rollouts that begin with the same prompt are sampled by one request.
+"""First turns of a group: rollouts that begin with the same prompt are sampled by one request, if they are short.
 
-A request costs a client milliseconds, whatever it asks for: more than a GPU needs for all tokens of a short answer. A
-group's seeds are those of one request's samples (`group_seeds`), so nobody gets other tokens by sharing.
+A request costs a client milliseconds, whatever it asks for: more than a GPU needs for all tokens of a short answer. Its
+samples arrive together, so that long ones would wait for the longest. A group's seeds are those of one request's
+samples (`group_seeds`): nobody gets other tokens by sharing.
 Owns: who waits for whom, which sequence is whose. Never touches: later turns, which have prompts of their own.
 """
 
@@ -15,6 +16,9 @@ from palestra.training.policy import PolicySampler, SamplingError
 from palestra.types import SampledSequence, SamplingParams
 from palestra.types.rollouts import GroupRequest
 from palestra.types.sampling import sample_seed
+
+MOST_TOKENS = 256
+"""Turns that may be longer are sampled each by a request of its own."""
 
 
 @dataclass(slots=True)
@@ -38,19 +42,24 @@ class FirstTurns:
     def __init__(self, sampler: PolicySampler, indices: Iterable[int]) -> None:
         self._sampler = sampler
         self._playing = set(indices)
+        self._awaited = set(self._playing)
         self._joined: dict[int, tuple[tuple[int, ...], SamplingParams]] = {}
         self._ready = asyncio.Event()
         self._places: dict[int, tuple[SharedRequest, int]] = {}
 
     async def join(self, index: int, prompt: Sequence[int], params: SamplingParams) -> None:
-        """Returns when all have joined or left."""
+        """Returns when all have joined or left; at once, if nothing will be shared."""
+        if params.max_tokens is None or params.max_tokens > MOST_TOKENS:
+            self._places[index] = SharedRequest(tuple(prompt), params), 0
+            self._not_awaited(index)
+            return
         self._joined[index] = tuple(prompt), params
-        self._open_if_all_are_here()
+        self._not_awaited(index)
         await self._ready.wait()
 
     def leave(self, index: int) -> None:
         self._playing.discard(index)
-        self._open_if_all_are_here()
+        self._not_awaited(index)
         if not self._playing:
             for request, _ in self._places.values():
                 if request.answer is not None:
@@ -67,8 +76,9 @@ class FirstTurns:
             raise SamplingError(f"{request.count} sequences were requested, but {len(sequences)} came")
         return [sequences[place]]
 
-    def _open_if_all_are_here(self) -> None:
-        if self._playing <= self._joined.keys() and not self._ready.is_set():
+    def _not_awaited(self, index: int) -> None:
+        self._awaited.discard(index)
+        if not self._awaited and not self._ready.is_set():
             self._plan()
             self._ready.set()
 
