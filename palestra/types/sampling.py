@@ -19,13 +19,13 @@ class StopReason(StrEnum):
     ABORT = "abort"
 
 
-SEED_STEP = 0x9E3779B97F4A7C15  # odd, with well-mixed bits: neighbouring seeds have no samples in common
+SEEDS = 1 << 63  # all that Tinker's signed 64 bits hold, without those below 0, which other servers refuse
+SEED_STEP = 0x9E3779B97F4A7C15 % SEEDS  # odd, with well-mixed bits: neighbouring seeds have no samples in common
 
 
 def sample_seed(seed: int, index: int) -> int:
     """Returns the seed of a request for one sample that draws what sample `index` draws in a request with `seed`."""
-    moved = (seed + index * SEED_STEP) % (1 << 64)
-    return moved - (1 << 64) if moved >= 1 << 63 else moved
+    return (seed + index * SEED_STEP) % SEEDS
 
 
 class GrammarKind(StrEnum):

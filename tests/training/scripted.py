@@ -95,7 +95,8 @@ class HangingSampler(ScriptedSampler):
 
 class ScriptedEnv(BaseTextEnv):
     """Made of its extras. `steps`: for each turn what step answers, {"raise": text}, {"hang": True} or {"sleep_s": …};
-    reward 0 and one user message where it does not say. `init` likewise. `close_s`: how long closing takes."""
+    reward 0 and one user message where it does not say. `init` likewise, and `places`: how many may be there at once.
+    `close_s`: how long closing takes."""
 
     max_turns = 100
     alive: set[ScriptedEnv] = set()  # noqa: RUF012
@@ -103,9 +104,10 @@ class ScriptedEnv(BaseTextEnv):
     """Of all: "init", "step", "closing", "close"."""
 
     async def init_async(self, prompt: Any) -> tuple[Any, dict[str, Any]]:
+        plan = self.extras.get("init") or {}
+        await until(lambda: len(self.alive) < plan.get("places", 1000))
         self.alive.add(self)
         self.task = asyncio.current_task()
-        plan = self.extras.get("init") or {}
         await self._play("init", plan)
         return plan.get("messages", prompt), {}
 

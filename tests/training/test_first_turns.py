@@ -98,7 +98,7 @@ def test_one_that_is_cancelled_leaves_the_others_theirs_and_the_last_ends_the_re
         turns = FirstTurns(sampler, range(2))
         one, other = (asyncio.create_task(first_turn(turns, index, [5])) for index in range(2))
         await until(lambda: sampler.at_once > 0)
-        ((request, _), _) = turns._places.values()
+        request = turns._requests[0]
         assert request.answer is not None
         for index, task in enumerate((one, other)):
             assert not request.answer.cancelling()
@@ -137,3 +137,34 @@ def test_a_group_shares_as_far_as_it_is_played_at_once(concurrency: int, counts:
     asyncio.run(run())
     assert sampler.counts == counts
     assert sampler.most_at_once <= concurrency
+
+
+def test_an_environment_that_needs_the_place_of_another_gets_it() -> None:
+    """The first two have both places until their rollouts end: they must not wait for the others."""
+
+    async def run() -> None:
+        request = a_request("g", 4, init={"places": 2}, steps=[DONE])
+        with a_table() as table:
+            async for group in LocalRollouts(table).play([request], ScriptedSampler("x")):
+                assert [rollout.reward for rollout in group.rollouts] == [1.0] * 4
+
+    asyncio.run(run())
+
+
+def test_nothing_is_sampled_any_more_when_a_source_is_closed() -> None:
+    """Some of the second group have no place yet."""
+    sampler = HangingSampler("x")
+
+    async def run() -> None:
+        with a_table(concurrency=4) as table:
+            source = LocalRollouts(table)
+            groups = source.play([a_request("a", 2), a_request("b", 4)], sampler)
+            waiting = asyncio.ensure_future(anext(groups))
+            await until(lambda: sampler.at_once > 1)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            await source.close()
+            await asyncio.sleep(0)
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(run())

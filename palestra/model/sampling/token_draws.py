@@ -20,7 +20,7 @@ from palestra.model import kernels
 from palestra.model.sampling.distributions import Distributions, distributions
 from palestra.model.transfers import Readback, to_device
 from palestra.types import SamplingParams
-from palestra.types.sampling import SEED_STEP
+from palestra.types.sampling import SEED_STEP, SEEDS
 
 COLDEST = 1e-6  # below this, logits over temperature leave the range of floats; it is greedy long before
 FIRST_CANDIDATES = 128  # top-p looks at these before it sorts the whole vocabulary
@@ -148,7 +148,8 @@ def uniform_grid(seed: int, start: int, stop: int, k: int) -> Tensor:
 
 
 def _uniform(seed: NDArray[np.uint64], sample: NDArray[np.uint64], position: NDArray[np.uint64]) -> NDArray[np.float64]:
-    mixed = _mix(_mix(seed + sample * _SAMPLE_STEP) + position * _POSITION_STEP)
+    own_seed = (seed + sample * _SAMPLE_STEP) & np.uint64(SEEDS - 1)  # as `sample_seed`
+    mixed = _mix(_mix(own_seed) + position * _POSITION_STEP)
     return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

@@ -2,7 +2,7 @@
 
 A request costs a client milliseconds, whatever it asks for: more than a GPU needs for all tokens of a short answer. Its
 samples arrive together, so that long ones would wait for the longest. A group's seeds are those of one request's
-samples (`group_seeds`): nobody gets other tokens by sharing.
+samples (`group_seeds`): with Palestra's own sampler nobody gets other tokens by sharing, whoever comes in time.
 Owns: who waits for whom, which sequence is whose. Never touches: later turns, which have prompts of their own.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from palestra.training.policy import PolicySampler, SamplingError
 from palestra.types import SampledSequence, SamplingParams
@@ -19,91 +19,102 @@ from palestra.types.sampling import sample_seed
 
 MOST_TOKENS = 256
 """Turns that may be longer are sampled each by a request of its own."""
+PATIENCE_S = 0.1
+"""Nobody waits longer for the others: they may need what this one holds, such as one of few containers."""
 
 
 @dataclass(slots=True)
-class SharedRequest:
-    """One request for rollouts that have its prompt and whose seeds are those of its samples."""
+class FirstRequest:
+    """One request, for rollouts that have its prompt and whose seeds are those of its samples."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
-    count: int = 1
+    indices: list[int]
+    """The rollouts, in the order of their samples."""
+    left: set[int] = field(default_factory=set)
     answer: asyncio.Task[list[SampledSequence]] | None = None
 
     def takes(self, params: SamplingParams) -> bool:
         seed = self.params.seed
-        return seed is not None and params.seed == sample_seed(seed, self.count)
+        return seed is not None and params.seed == sample_seed(seed, len(self.indices))
+
+    async def sample(self, sampler: PolicySampler, index: int) -> list[SampledSequence]:
+        if len(self.indices) == 1:
+            return await sampler.sample(self.prompt, self.params)
+        if self.answer is None:
+            self.answer = asyncio.create_task(sampler.sample(self.prompt, self.params, len(self.indices)))
+        sequences = await asyncio.shield(self.answer)  # one that is cancelled leaves the others theirs
+        if len(sequences) != len(self.indices):
+            raise SamplingError(f"{len(self.indices)} sequences were requested, but {len(sequences)} came")
+        return [sequences[self.indices.index(index)]]
+
+    def leave(self, index: int) -> None:
+        self.left.add(index)
+        if self.answer is not None and self.left.issuperset(self.indices):
+            self.answer.cancel()
 
 
 class FirstTurns:
-    """The first turns of some rollouts of a group. Each rollout joins with its prompt, or leaves; all leave at the
-    end."""
+    """The first turns of a group's rollouts. Each rollout joins with its prompt, and leaves at its end, whether it has
+    joined or not."""
 
     def __init__(self, sampler: PolicySampler, indices: Iterable[int]) -> None:
         self._sampler = sampler
-        self._playing = set(indices)
-        self._awaited = set(self._playing)
+        self._awaited = set(indices)
         self._joined: dict[int, tuple[tuple[int, ...], SamplingParams]] = {}
         self._ready = asyncio.Event()
-        self._places: dict[int, tuple[SharedRequest, int]] = {}
+        self._requests: dict[int, FirstRequest] = {}
 
     async def join(self, index: int, prompt: Sequence[int], params: SamplingParams) -> None:
-        """Returns when all have joined or left; at once, if nothing will be shared."""
-        if params.max_tokens is None or params.max_tokens > MOST_TOKENS:
-            self._places[index] = SharedRequest(tuple(prompt), params), 0
-            self._not_awaited(index)
+        """Waits a moment for those that have neither joined nor left."""
+        if self._ready.is_set() or params.max_tokens is None or params.max_tokens > MOST_TOKENS:
+            self._requests[index] = FirstRequest(tuple(prompt), params, [index])
+            self._stop_waiting_for(index)
             return
+        if not self._joined:
+            asyncio.get_running_loop().call_later(PATIENCE_S, self._open)
         self._joined[index] = tuple(prompt), params
-        self._not_awaited(index)
+        self._stop_waiting_for(index)
         await self._ready.wait()
 
-    def leave(self, index: int) -> None:
-        self._playing.discard(index)
-        self._not_awaited(index)
-        if not self._playing:
-            for request, _ in self._places.values():
-                if request.answer is not None:
-                    request.answer.cancel()
-
     async def sample(self, index: int) -> list[SampledSequence]:
-        """Returns the sequence of a rollout. Raises SamplingError, like for all that share its request."""
-        request, place = self._places[index]
-        if request.answer is None:
-            sampling = self._sampler.sample(request.prompt, request.params, request.count)
-            request.answer = asyncio.create_task(sampling)
-        sequences = await asyncio.shield(request.answer)  # one that is cancelled leaves the others theirs
-        if len(sequences) != request.count:
-            raise SamplingError(f"{request.count} sequences were requested, but {len(sequences)} came")
-        return [sequences[place]]
+        """Returns the sequence of a rollout. Raises SamplingError, as for all that share its request."""
+        return await self._requests[index].sample(self._sampler, index)
 
-    def _not_awaited(self, index: int) -> None:
+    def leave(self, index: int) -> None:
+        self._joined.pop(index, None)
+        self._stop_waiting_for(index)
+        if request := self._requests.pop(index, None):
+            request.leave(index)
+
+    def _stop_waiting_for(self, index: int) -> None:
         self._awaited.discard(index)
-        if not self._awaited and not self._ready.is_set():
-            self._plan()
-            self._ready.set()
+        if not self._awaited:
+            self._open()
 
-    def _plan(self) -> None:
-        latest: dict[tuple[int, ...], SharedRequest] = {}
+    def _open(self) -> None:
+        if self._ready.is_set():
+            return
+        latest: dict[tuple[int, ...], FirstRequest] = {}
         for index, (prompt, params) in sorted(self._joined.items()):
             request = latest.get(prompt)
             if request is not None and request.takes(params):
-                request.count += 1
+                request.indices.append(index)
             else:
-                request = latest[prompt] = SharedRequest(prompt, params)
-            self._places[index] = request, request.count - 1
+                request = latest[prompt] = FirstRequest(prompt, params, [index])
+            self._requests[index] = request
+        self._joined.clear()
+        self._ready.set()
 
 
 class FirstTurnsOfGroups:
-    """Those of many groups. Only as many rollouts wait for each other as may be played at once."""
+    """Those of many groups."""
 
-    def __init__(self, requests: Iterable[GroupRequest], sampler: PolicySampler, concurrency: int) -> None:
-        self._of: dict[tuple[str, int], FirstTurns] = {}
-        for request in requests:
-            everyone = range(len(request.seeds))
-            for start in everyone[::concurrency]:
-                part = everyone[start : start + concurrency]
-                turns = FirstTurns(sampler, part)
-                self._of |= {(request.id, index): turns for index in part}
+    def __init__(self, requests: Iterable[GroupRequest], sampler: PolicySampler) -> None:
+        self._turns = {
+            (request.id, request.task.environment): FirstTurns(sampler, range(len(request.seeds)))
+            for request in requests
+        }
 
-    def of(self, request: GroupRequest, index: int) -> FirstTurns:
-        return self._of[request.id, index]
+    def of(self, request: GroupRequest) -> FirstTurns:
+        return self._turns[request.id, request.task.environment]

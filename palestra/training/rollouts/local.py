@@ -33,14 +33,14 @@ class LocalRollouts:
         self._slots = asyncio.Semaphore(context.settings.concurrency)
 
     def play(self, requests: Sequence[GroupRequest], sampler: PolicySampler) -> AsyncIterator[Group]:
-        first_turns = FirstTurnsOfGroups(requests, sampler, self._context.settings.concurrency)
+        first_turns = FirstTurnsOfGroups(requests, sampler)
 
         async def play_one(request: GroupRequest, index: int) -> Rollout:
             gym = self._gyms.get(request.task.environment)
             async with self._slots:
                 if gym is not None:
                     return await gym.play(request, index, sampler, self._context.settings)
-                return await play_rollout(self._context, request, index, sampler, first_turns.of(request, index))
+                return await play_rollout(self._context, request, index, sampler, first_turns.of(request))
 
         return self._concurrent.play(requests, play_one)
 

@@ -41,12 +41,11 @@ class BatchedRollouts:
         self, batch: Sequence[GroupRequest], size: int, sampler: PolicySampler
     ) -> AsyncGenerator[Group, None]:
         gate = StepBarrier(size)
-        first_turns = FirstTurnsOfGroups(batch, sampler, self._context.settings.concurrency)
+        first_turns = FirstTurnsOfGroups(batch, sampler)
 
         async def play_one(request: GroupRequest, index: int) -> Rollout:
             try:
-                turns = first_turns.of(request, index)
-                return await play_rollout(self._context, request, index, sampler, turns, gate)
+                return await play_rollout(self._context, request, index, sampler, first_turns.of(request), gate)
             finally:
                 gate.leave()
 

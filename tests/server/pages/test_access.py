@@ -167,10 +167,10 @@ def test_a_path_before_the_pages_works(keyed, open_browser):
 
 def test_nothing_is_asked_on_loopback_without_keys(shared_ephebe):
     server = shared_ephebe()
-    page = httpx.get(f"{server.url}/ui/server", trust_env=False)
+    page = httpx.get(f"{server.url}/ui/server", trust_env=False, timeout=60)
     assert page.status_code == 200
     assert "Log out" not in page.text
-    assert httpx.get(f"{server.url}/ui/", trust_env=False).status_code == 200
+    assert httpx.get(f"{server.url}/ui/", trust_env=False, timeout=60).status_code == 200
 
 
 def test_a_play_of_a_task_belongs_to_its_owner(open_browser):
