@@ -22,11 +22,6 @@ http {{
 """
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
-
-
 @contextmanager
 def nginx(folder: Path, config: str, port: int) -> Iterator[None]:
     """Runs it with what is written inside of `http`, until it answers at the port."""

@@ -20,9 +20,10 @@ import tinker
 from tinker import types
 
 from palestra.config.bundled import EPHEBE
+from tests.ports import free_port
 from tests.server.certificates import make_certificates
 from tests.server.episodes.conftest import group, player, say
-from tests.server.nginx import free_port, nginx
+from tests.server.nginx import nginx
 
 pytestmark = pytest.mark.e2e
 CONFIG = Path(__file__).parents[2] / "deploy" / "nginx.conf"

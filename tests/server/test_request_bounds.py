@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.net.attacks import FAR_LESS_THAN_ALL, check_bounds, is_healthy, long_body, long_url, many_headers, send
-from tests.server.nginx import free_port, nginx
+from tests.ports import free_port
+from tests.server.nginx import nginx
 
 NGINX = """
   client_max_body_size 0; client_header_buffer_size 512k; large_client_header_buffers 4 512k; lingering_close off;

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import pytest
@@ -26,6 +25,7 @@ from palestra.gym.servers.states import Session
 from palestra.gym.servers.verdicts import Verdict
 from palestra.gym.wire import GymRequest, GymResponse
 from palestra.net.serving import HttpServer
+from tests.ports import free_port
 
 T = TypeVar("T")
 SECRET = "a secret of the tests"
@@ -143,15 +143,6 @@ CLASSES: dict[str, tuple[type[GymServer], dict[str, Any]]] = {
     "hasty": (SimpleAgent, REF | {"rollout_timeout_s": 0.0}),
     "player": (GymnasiumAgent, REF | {"resources_server": {"name": "guess"}, "max_steps": 4}),
 }
-
-
-def free_port() -> int:
-    """It is bound later: none of those that the system gives to whoever asks for any, or connects, in between."""
-    while True:
-        port = 20_000 + secrets.randbelow(12_000)
-        with socket.socket() as s, suppress(OSError):
-            s.bind(("127.0.0.1", port))
-            return port
 
 
 def gym_of(classes: dict[str, tuple[type[GymServer], dict[str, Any]]], **settings: Any) -> GymConfig:

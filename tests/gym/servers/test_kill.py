@@ -18,7 +18,7 @@ import pytest
 
 from palestra.gym.scaffolding import make_server
 from palestra.types.gym import PARAMS
-from tests.gym.servers.conftest import free_port
+from tests.ports import free_port
 
 CLIENTS, EACH, KILL_AFTER = 16, 30, 60
 PALESTRA = str(Path(sys.executable).with_name("palestra"))

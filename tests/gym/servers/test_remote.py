@@ -15,7 +15,8 @@ from palestra.gym.errors import GymConfigError
 from palestra.gym.peers import GymPeers
 from palestra.gym.wire import GymResponse
 from palestra.types.gym import PARAMS
-from tests.gym.servers.conftest import Counter, Gym, all_of, free_port, gym_of, listening
+from tests.gym.servers.conftest import Counter, Gym, all_of, gym_of, listening
+from tests.ports import free_port
 
 Reply = tuple[int, bytes]
 Service = Callable[[dict[str, Any], str], Reply | None]

@@ -7,7 +7,6 @@ import asyncio
 import hashlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -50,6 +49,7 @@ from palestra.types.engine import (
 from palestra.util.log_files import open_log
 from palestra.util.model_fingerprint import model_fingerprint
 from palestra.util.processes import PIPE, spawn_blocking
+from tests.ports import free_port
 
 WAIT_S = 60.0
 
@@ -62,12 +62,6 @@ time.time = lambda: now() + days * 86400
 time.monotonic = lambda: since() + 1e6 + days * 10_000
 """
 """Clocks of the machines: the first is ahead of the server by three months, the second behind."""
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 class OtherMachine(LocalPlace):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ import pytest
 
 from palestra.config.bundled import bundled_model
 from palestra.server.vllm.process import install_plugin
+from tests.ports import free_port
 from tests.server.conftest import KEY
 from tests.server.model_api.conftest import MODEL, Ephebe
 
@@ -99,12 +99,6 @@ class Vllm:
         except ProcessLookupError:
             pass
         self._process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 @pytest.fixture(scope="session")
