@@ -28,7 +28,7 @@ READY = {
     "episode watch": "",
 }
 """Commands that run until they are stopped, and what they print when they are ready."""
-SERVER = re.compile(rf"^(?:[\w./-]*/)?(?:palestra )?({'|'.join(READY)})\b")
+SERVER = re.compile(rf"^(?:[\w./-]*/)?(?:palestra )?({'|'.join(READY)})\b(?!.* --dry-run)")
 TRAIN = re.compile(r"^(?:[\w./-]*/)?palestra train\b")
 TAIL = re.compile(r"""((?:[^#'"]|'[^']*'|"[^"]*"|(?<!\s)\#)*?)\s+\#.*""", re.DOTALL)
 """A command, and the comment behind it."""
