@@ -24,9 +24,10 @@ from peers.ours import item_of
 from peers.workloads import TrainWork, timed
 from torch import Tensor
 
-from palestra.cli.model_plan import MemoryPlan, PlanRequest, plan_memory
+from palestra.cli.model.plan import MemoryPlan, PlanRequest, plan_memory
 from palestra.model import AdapterPool, Decoder, ModelSpec, Sampler, Trainer
 from palestra.model.attention.kv_cache import KVCache
+from palestra.model.loading.parameter_counts import count_parameters
 from palestra.model.loading.random_model import SHAPES, draw, parameters_of, random_config
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.loading.weights import lay_out
@@ -130,7 +131,7 @@ def run(case: Case, device: torch.device, progress: Progress) -> list[Row]:
     files = RandomWeights(config, device)
     plan = plan_memory(files, spec, case.request)
     memory = Memory(device, case.memory_bytes)
-    progress.say(f"{what}: drawing and quantising {spec.n_parameters / 1e9:.1f} billion weights")
+    progress.say(f"{what}: drawing and quantising {count_parameters(spec) / 1e9:.1f} billion weights")
     decoder = Decoder(spec, lay_out(files, spec, dtype, device, FORMS[case.weights]))
     loaded = memory.peak_bytes()
     pool = AdapterPool(spec, dtype=decoder.dtype, device=device)

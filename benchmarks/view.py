@@ -29,7 +29,7 @@ import psutil
 from harness import Measure, Progress, Report, Row, argument_parser, machine, report, versions
 
 from palestra.runs.record_files import write_records
-from palestra.view.panels import ROWS
+from palestra.view.runs.panels import ROWS
 
 GROUP, GROUPS = 8, 16
 LONG_STEPS = 10_000

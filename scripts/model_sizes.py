@@ -15,7 +15,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from palestra.cli.model_plan import PlanRequest, plan_memory
+from palestra.cli.model.plan import PlanRequest, plan_memory
+from palestra.model.loading.parameter_counts import count_parameters
 from palestra.model.loading.random_config import SHAPES, Shape, random_config
 from palestra.model.loading.random_model import parameters_of
 from palestra.model.loading.spec import ModelSpec
@@ -88,7 +89,7 @@ def main() -> None:
             write_headers(Path(folder), config)
             with WeightFiles(Path(folder)) as files:
                 fits = [_best(files, spec, card) for card in CARDS_GB]
-        lines.append(f"| {name} | {spec.n_parameters / 1e9:.1f} billion | {' | '.join(fits)} |")
+        lines.append(f"| {name} | {count_parameters(spec) / 1e9:.1f} billion | {' | '.join(fits)} |")
     sys.stdout.write("\n".join(lines) + "\n")
 
 

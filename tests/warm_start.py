@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-COMMANDS = ("palestra.cli.__main__", "palestra.cli.serve", "palestra.server.main", "uvloop")
+COMMANDS = ("palestra.cli.__main__", "palestra.cli.server.serve", "palestra.server.main", "uvloop")
 ENGINES = ("palestra.engine.__main__", "palestra.engine.torch_backend", "palestra.engine.worker")
 ENGINE_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 READ_AT_START = ("PYTHONPATH", "TRITON_INTERPRET")
@@ -170,7 +170,7 @@ def main() -> None:
 
 
 def _run_command(engines: WarmEngines) -> None:
-    sys.modules["palestra.server.core.worker_places"].spawn_blocking = engines.start  # type: ignore[attr-defined]
+    sys.modules["palestra.server.core.workers.places"].spawn_blocking = engines.start  # type: ignore[attr-defined]
     sys.modules["palestra.cli.__main__"].run()
 
 

@@ -15,6 +15,7 @@ from peers.ours import Ours
 from peers.workloads import timed
 
 from palestra.model import Adapter, ModelSpec, Sampler
+from palestra.model.loading.parameter_counts import count_parameters
 from palestra.types import SampleRequest, SamplingParams
 
 WARM_STEPS = 4
@@ -99,6 +100,6 @@ class Ceilings:
     def tokens_per_s(self, spec: ModelSpec, work: DecodeWork, itemsize: int = 2) -> float:
         """The fastest a step can be that reads all weights, keys and values once, or is bound by its products."""
         kv_bytes = 2 * spec.n_layers * spec.kv_size * itemsize * work.rows * work.context
-        reading = (spec.n_parameters * itemsize + kv_bytes) / self.bytes_per_s
-        products = 2 * spec.n_parameters * work.rows / self.flops_per_s + kv_bytes / self.bytes_per_s
+        reading = (count_parameters(spec) * itemsize + kv_bytes) / self.bytes_per_s
+        products = 2 * count_parameters(spec) * work.rows / self.flops_per_s + kv_bytes / self.bytes_per_s
         return work.rows / max(reading, products)

@@ -14,7 +14,7 @@ from checks.base import ROOT, CheckFailed, Workplace, free_port, run, smoke
 EXTRAS = {
     "": ("palestra.config.serve", "palestra.runs"),
     "server": ("palestra.server.main",),
-    "server,otel": ("palestra.server.core.otlp",),
+    "server,otel": ("palestra.server.core.telemetry.otlp",),
     "server,postgres": ("palestra.server.main", "psycopg"),
     "view": ("palestra.view.serving",),
     "platform": ("palestra.environments.platform.api.serving",),

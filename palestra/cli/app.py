@@ -11,9 +11,11 @@ from palestra import __version__
 from palestra.cli.lazy import LazyCommand, LazyGroup
 
 COMMANDS = [
-    LazyCommand("agent", "palestra.cli.agent:agent", "Let command-line agents play coding tasks, or list the agents."),
-    LazyCommand("alias", "palestra.cli.alias:alias", "Name models of a running server, and move the names."),
-    LazyCommand("backup", "palestra.cli.backup:backup", "Write a stopped server's state to one file."),
+    LazyCommand(
+        "agent", "palestra.cli.agent.commands:agent", "Let command-line agents play coding tasks, or list the agents."
+    ),
+    LazyCommand("alias", "palestra.cli.server.alias:alias", "Name models of a running server, and move the names."),
+    LazyCommand("backup", "palestra.cli.server.backup:backup", "Write a stopped server's state to one file."),
     LazyCommand("chat", "palestra.cli.chat.command:chat", "Talk to a model in the terminal."),
     LazyCommand(
         "checkpoint",
@@ -34,14 +36,16 @@ COMMANDS = [
     LazyCommand("eval", "palestra.cli.evaluate:evaluate", "Evaluate a model, anywhere, on the tasks of environments."),
     LazyCommand("gym", "palestra.cli.gym.commands:gym", "Start the servers of a gym and collect rollouts with them."),
     LazyCommand("judge", "palestra.cli.judge:judge", "Check how far a judge agrees with people."),
-    LazyCommand("key", "palestra.cli.key:key", "Make, list, rotate and revoke API keys."),
-    LazyCommand("model", "palestra.cli.model:model", "Make random models, or inspect model folders."),
+    LazyCommand("key", "palestra.cli.server.key:key", "Make, list, rotate and revoke API keys."),
+    LazyCommand("model", "palestra.cli.model.commands:model", "Make random models, or inspect model folders."),
     LazyCommand(
         "platform", "palestra.cli.platform.commands:platform", "Serve local task apps, list them, make tasks, play one."
     ),
-    LazyCommand("quota", "palestra.cli.quota:quota", "Limit what each owner may use of a server."),
-    LazyCommand("replica", "palestra.cli.replica:replica", "Sample for a running server, on this machine or another."),
-    LazyCommand("restore", "palestra.cli.backup:restore", "Restore a server's state from a backup."),
+    LazyCommand("quota", "palestra.cli.server.quota:quota", "Limit what each owner may use of a server."),
+    LazyCommand(
+        "replica", "palestra.cli.server.replica:replica", "Sample for a running server, on this machine or another."
+    ),
+    LazyCommand("restore", "palestra.cli.server.backup:restore", "Restore a server's state from a backup."),
     LazyCommand("rollout", "palestra.cli.run.rollout:rollout", "List and read the rollouts of training runs."),
     LazyCommand(
         "run",
@@ -49,9 +53,9 @@ COMMANDS = [
         "List, look at, compare, export, plot, stop, label and delete training runs.",
     ),
     LazyCommand("sandbox", "palestra.cli.sandbox:sandbox", "Run commands behind a wall, or list what holds one here."),
-    LazyCommand("serve", "palestra.cli.serve:serve", "Serve models: training and sampling by Tinker's API."),
+    LazyCommand("serve", "palestra.cli.server.serve:serve", "Serve models: training and sampling by Tinker's API."),
     LazyCommand("train", "palestra.cli.train:train", "Train a model: GRPO, distillation, SFT, DPO."),
-    LazyCommand("usage", "palestra.cli.usage:usage", "Show what owners and runs have used of a server."),
+    LazyCommand("usage", "palestra.cli.server.usage:usage", "Show what owners and runs have used of a server."),
     LazyCommand("view", "palestra.cli.view:view", "Show runs in the browser: curves, rollouts, tokens, live."),
 ]
 

@@ -22,7 +22,6 @@ from palestra.model import (
     AdapterPool,
     DataError,
     DatumResult,
-    ModelSpec,
     Trainer,
     TrainItem,
     encode,
@@ -30,6 +29,7 @@ from palestra.model import (
     load_model,
     save_adapter,
 )
+from palestra.model.loading.parameter_counts import count_parameters
 from palestra.model.loading.tensor_share import WHOLE
 from palestra.model.lora.adapter_files import require_trained_on
 from palestra.model.lora.adapters import Rows
@@ -99,7 +99,7 @@ class TorchTrainer:
         self.allow_other_weights = config.allow_other_weights
         self.spec, decoder = model.spec, model.decoder
         self.base = config.base or str(Path(config.model).resolve())
-        self.token_budget = config.micro_batch_tokens or token_budget(model.spec, decoder.device.type)
+        self.token_budget = config.micro_batch_tokens or token_budget(count_parameters(model.spec), decoder.device.type)
         self.pool = AdapterPool(
             model.spec,
             dtype=decoder.dtype,
@@ -118,7 +118,7 @@ class TorchTrainer:
             architecture=model.spec.architecture,
             vocab_size=model.spec.vocab_size,
             max_positions=model.spec.max_positions,
-            parameters=model.spec.n_parameters,
+            parameters=count_parameters(model.spec),
             dtype=str(decoder.dtype).removeprefix("torch."),
             weights=model.weights or UNQUANTISED,
             device=str(decoder.device),
@@ -271,11 +271,11 @@ def rows_in_use(model: Adapter) -> tuple[Rows, ...]:
     return ("weights", *moments, "grads") if model.has_gradient else ("weights", *moments)
 
 
-def token_budget(spec: ModelSpec, device: str) -> int:
+def token_budget(n_parameters: int, device: str) -> int:
     """A function of model and device alone: the same after every restart."""
     if device != "cpu":
         return CUDA_TOKENS
-    return max(MIN_TOKENS, min(MAX_TOKENS, CPU_WORK // spec.n_parameters // 64 * 64))
+    return max(MIN_TOKENS, min(MAX_TOKENS, CPU_WORK // n_parameters // 64 * 64))
 
 
 def _done(result: DatumResult) -> DatumDone:

@@ -21,8 +21,8 @@ from palestra.server.agentjet.trainer_routes import engine_router
 from palestra.server.core.core import Core
 from palestra.server.core.errors import Refusal, not_kept
 from palestra.server.core.lookup import Lookup
-from palestra.server.core.metrics import CONTENT_TYPE
-from palestra.server.core.samplers import SamplingSessions
+from palestra.server.core.samples.samplers import SamplingSessions
+from palestra.server.core.telemetry.metrics import CONTENT_TYPE
 from palestra.server.core.wire_errors import WireError
 from palestra.server.episodes import inspection_routes as looking_routes
 from palestra.server.episodes import player_routes

@@ -13,12 +13,12 @@ from typing import Protocol
 
 from palestra.config.serve import ModelConfig, ServeConfig, replica_config, worker_config
 from palestra.server.core.core import Core
-from palestra.server.core.sample_runners import SampleRunner, WorkerRunner
-from palestra.server.core.watchdog import WatchdogTimeouts
-from palestra.server.core.worker_link import address_in
-from palestra.server.core.worker_messages import WorkerMessages
-from palestra.server.core.worker_places import LocalPlace
-from palestra.server.core.workers import RemoteWorker, WorkerError, WorkerHandle
+from palestra.server.core.samples.runners import SampleRunner, WorkerRunner
+from palestra.server.core.workers.handle import RemoteWorker, WorkerError, WorkerHandle
+from palestra.server.core.workers.link import address_in
+from palestra.server.core.workers.messages import WorkerMessages
+from palestra.server.core.workers.places import LocalPlace
+from palestra.server.core.workers.watchdog import WatchdogTimeouts
 from palestra.server.replicas.engine_runner import EngineRunner
 from palestra.server.replicas.replica_port import ReplicaPort
 from palestra.types.engine import Sampled, WorkerConfig, encode_message
@@ -62,7 +62,7 @@ async def open_cluster(core: Core, stack: AsyncExitStack) -> WorkerCluster | Non
     if core.config.ray is None:
         return None
     try:
-        from palestra.server.core.ray_workers import RayWorkers
+        from palestra.server.core.workers.ray_workers import RayWorkers
     except ModuleNotFoundError as e:
         raise WorkerError(f"ray needs {e.name}; to install it: pip install 'palestra[ray]'") from None
     return await RayWorkers.open(core.config, core.config.ray, core.secret, stack)

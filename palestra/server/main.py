@@ -20,13 +20,13 @@ from palestra.chat.errors import ChatError
 from palestra.config.serve import ModelConfig, ServeConfig
 from palestra.net.serving import HttpBounds, HttpServer
 from palestra.server.app import StartingGate, create_app
-from palestra.server.core.workers import WorkerError
+from palestra.server.core.workers.handle import WorkerError
 from palestra.server.engines import PreloadedWorkers
 from palestra.server.http.logs import set_up_logs
 from palestra.server.services import ServerServices
 from palestra.store import Store
 from palestra.store.errors import JournalError, StoreError, StoreTooNew
-from palestra.store.keys import create_key, list_keys
+from palestra.store.queries.keys import create_key, list_keys
 from palestra.store.records import Rights
 from palestra.util.object_storage import StorageError
 from palestra.util.service_manager import notify

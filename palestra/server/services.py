@@ -22,8 +22,8 @@ from palestra.server.core.restore import restore
 from palestra.server.core.task_replays import TaskReplays
 from palestra.server.engines import PreloadedWorkers, add_engines, open_cluster, open_replica_port, start_engine
 from palestra.store import Journal, Store
-from palestra.store.open_journal import open_journal
-from palestra.store.settings import INSTALLATION, setting_once
+from palestra.store.journal.open_journal import open_journal
+from palestra.store.queries.settings import INSTALLATION, setting_once
 
 
 class ServerServices:

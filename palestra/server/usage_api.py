@@ -10,15 +10,15 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request, Response
 from msgspec import Struct
 
-from palestra.server.core.callers import TRAINERS, Caller
 from palestra.server.core.core import Core
 from palestra.server.core.errors import Refusal
-from palestra.server.core.owner_states import OwnerState, read_owners
+from palestra.server.core.owners.callers import TRAINERS, Caller
+from palestra.server.core.owners.owner_states import OwnerState, read_owners
 from palestra.server.http.auth import Authenticator
 from palestra.server.http.json_records import json_response
 from palestra.server.http.openapi import answer_of
+from palestra.store.queries.usage import UsageGrouping, UsageTotal, read_usage
 from palestra.store.records import Rights
-from palestra.store.usage import UsageGrouping, UsageTotal, read_usage
 
 router = APIRouter(prefix="/api/v1", tags=["usage"])
 

@@ -3,14 +3,13 @@ requests.
 
 Owns: durability, migrations, one server per database. Never touches: HTTP, engines, the files of a checkpoint.
 
-Queries are functions that take a `Connection`. They live in modules of their own and are passed to `Store.write` and
+Queries are functions that take a `Connection`. They live in `queries` and are passed to `Store.write` and
 `Store.read`: `await store.write(lambda conn: sessions.insert_session(conn, session))`.
 
-Begin at `database` and `journal`.
+Begin at `database` and `journal.journal`.
 """
 
 from palestra.store.database import Store
-from palestra.store.database_journal import DatabaseJournal
 from palestra.store.errors import (
     CheckpointExists,
     JournalError,
@@ -19,8 +18,9 @@ from palestra.store.errors import (
     StoreLocked,
     StoreTooNew,
 )
-from palestra.store.file_journal import FileJournal
-from palestra.store.journal import Journal, Position
+from palestra.store.journal.database_journal import DatabaseJournal
+from palestra.store.journal.file_journal import FileJournal
+from palestra.store.journal.journal import Journal, Position
 
 __all__ = [
     "CheckpointExists",

@@ -27,8 +27,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from palestra.store.dialects import Database, SqliteDatabase, database_of
 from palestra.store.errors import StoreError
+from palestra.store.queries.settings import INSTALLATION, delete_settings
 from palestra.store.schema import alembic_version
-from palestra.store.settings import INSTALLATION, delete_settings
 from palestra.util.files import TEMPORARY, sync
 
 ABOUT, DATABASE, STATE = "backup.json", "database", "state"

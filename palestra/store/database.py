@@ -24,7 +24,7 @@ from palestra.store import schema
 from palestra.store.commit_queue import GroupQueue
 from palestra.store.dialects import READERS, Database, database_of
 from palestra.store.errors import StoreError, StoreLocked
-from palestra.store.settings import get_setting, put_setting
+from palestra.store.queries.settings import get_setting, put_setting
 from palestra.store.write_failures import WriteFailures
 
 T = TypeVar("T")

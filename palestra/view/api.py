@@ -15,13 +15,14 @@ from fastapi.responses import PlainTextResponse, StreamingResponse
 from palestra.runs.control import request_stop
 from palestra.runs.labels import add_note, add_tag, remove_tag
 from palestra.runs.reader import Part
-from palestra.view import rollout_detail, run_detail
 from palestra.view.access import PageAccess
-from palestra.view.catalogue import Catalogue
-from palestra.view.charts import Axis, Window, read_board, read_series
-from palestra.view.comparison import compare_charts, compare_runs
 from palestra.view.live import follow
-from palestra.view.rollout_list import Order, RolloutQuery, list_rollouts
+from palestra.view.rollouts import rollout_detail
+from palestra.view.rollouts.rollout_list import Order, RolloutQuery, list_rollouts
+from palestra.view.runs import run_detail
+from palestra.view.runs.catalogue import Catalogue
+from palestra.view.runs.charts import Axis, Window, read_board, read_series
+from palestra.view.runs.comparison import compare_charts, compare_runs
 
 MAX_POINTS = 5000
 MAX_DIGITS = 19  # of a place in a file

@@ -20,13 +20,15 @@ from palestra.environments.platform import PlatformError
 from palestra.runs.record_files import RunError
 from palestra.runs.rollout_filter import WhereError
 from palestra.types.gym import GYM_HEAD
-from palestra.view import api, gym_routes, login, pages, platform_routes, rollout_pages
+from palestra.view import api, gym_routes, login, pages
 from palestra.view.access import API_PATHS, HEADERS, Access, AccessMiddleware, PageAccess, error_response, own_path
-from palestra.view.catalogue import Catalogue
-from palestra.view.comparison import ComparisonError
 from palestra.view.places import PLACES, mark_here
 from palestra.view.rendering import FOLDER, page_templates, render
-from palestra.view.task_plays import TaskPlays
+from palestra.view.rollouts import rollout_pages
+from palestra.view.runs.catalogue import Catalogue
+from palestra.view.runs.comparison import ComparisonError
+from palestra.view.tasks import platform_routes
+from palestra.view.tasks.task_plays import TaskPlays
 
 PageContext = dict[str, object]
 

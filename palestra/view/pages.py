@@ -12,11 +12,11 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse
 
 from palestra.runs.control import request_stop
-from palestra.view import run_detail
 from palestra.view.api import LabelChange, Runs, apply_labels
-from palestra.view.catalogue import STAR
-from palestra.view.comparison import compare_runs
 from palestra.view.rendering import render
+from palestra.view.runs import run_detail
+from palestra.view.runs.catalogue import STAR
+from palestra.view.runs.comparison import compare_runs
 
 PAGE_RUNS = 100
 PAGE_EVENTS = 500

@@ -21,7 +21,7 @@ from palestra.util.figures import duration_text, latency_text, number_text, size
 from palestra.util.safe_text import safe_text
 from palestra.view.access import own_path
 from palestra.view.drawings import advantage_bars, curve_points, reward_class, span_text, turn_waterfall, waterfall
-from palestra.view.rollout_records import complete
+from palestra.view.rollouts.rollout_records import complete
 
 FOLDER = Path(__file__).parent
 MAX_TEXT = 20_000

@@ -18,7 +18,7 @@ from palestra.net.serving import HttpServer
 from palestra.types.gym import GYM_HEAD
 from palestra.view.access import Access
 from palestra.view.app import create_app
-from palestra.view.catalogue import Catalogue
+from palestra.view.runs.catalogue import Catalogue
 
 
 class ViewError(Exception):

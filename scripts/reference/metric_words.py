@@ -1,6 +1,6 @@
 """The words about each training metric, for the dashboard: `docs/training-metrics.md` as JSON.
 
-python -m scripts.reference.metric_words   # writes palestra/view/metric_words.json anew
+python -m scripts.reference.metric_words   # writes palestra/view/runs/metric_words.json anew
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 
-from palestra.view.metric_words import FILE
+from palestra.view.runs.metric_words import FILE
 from scripts.reference.links import ROOT
 from scripts.reference.metrics import TRAINING_PAGE
 

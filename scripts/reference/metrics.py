@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from palestra.server.broker.observer import EpisodeObserver
-from palestra.server.core.metrics import Metrics
+from palestra.server.core.telemetry.metrics import Metrics
 from scripts.reference.links import ROOT
 from scripts.reference.pages import Reference, code, page, table
 

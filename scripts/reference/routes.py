@@ -34,7 +34,7 @@ from palestra.server.services import ServerServices
 from palestra.store import Store
 from palestra.types.gym_calls import STATS
 from palestra.view.app import create_app as create_view
-from palestra.view.catalogue import Catalogue
+from palestra.view.runs.catalogue import Catalogue
 from scripts.reference.pages import Reference, code, page, table
 from scripts.reference.route_sentences import GYM_HEAD, GYM_SERVERS, PLATFORM
 

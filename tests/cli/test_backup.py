@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from palestra.cli import main
 from palestra.store import Store
-from palestra.store.settings import get_setting, put_setting
+from palestra.store.queries.settings import get_setting, put_setting
 from tests.server.conftest import Server
 from tests.server.raw import Model, Raw, datum
 from tests.store.conftest import DATABASES, new_database, postgres_server

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from palestra.cli import main
 from palestra.store import Store
-from palestra.store.keys import find_key
+from palestra.store.queries.keys import find_key
 
 
 def key(*args: object) -> Result:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from palestra.cli.model_plan import PlanRequest, plan_memory, weight_bytes
+from palestra.cli.model.plan import PlanRequest, plan_memory, weight_bytes
 from palestra.model import ModelSpec, load_model
 from palestra.model.loading import random_model as random_models
 from palestra.model.loading.weight_files import WeightFiles

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from palestra.cli import main
 from palestra.store import Store
-from palestra.store.quotas import effective_quota, list_quotas
+from palestra.store.queries.quotas import effective_quota, list_quotas
 
 
 @pytest.fixture(autouse=True)

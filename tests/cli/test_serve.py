@@ -175,7 +175,7 @@ def test_what_cannot_start_says_so_in_one_line(args, message):
 )
 def test_without_an_extra_the_line_says_what_to_install(monkeypatch, module, arguments, extra):
     monkeypatch.setitem(sys.modules, module, None)
-    for name in ("palestra.server.main", "palestra.server.core.otlp", "palestra.net.serving"):
+    for name in ("palestra.server.main", "palestra.server.core.telemetry.otlp", "palestra.net.serving"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     needed = refused("--model", "tiny", *arguments, code=1)
     assert needed == f"error: this command needs {module}; to install it: pip install 'palestra[{extra}]'\n"

@@ -10,7 +10,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from palestra.episodes.board import EpisodeBoard
 from palestra.server.broker.clock import Clock
 from palestra.server.broker.observer import EpisodeObserver
-from palestra.server.core.metrics import WORKER_COUNTERS, WORKER_GAUGES, JournalState, Metrics, RequestQueueState
+from palestra.server.core.telemetry.metrics import (
+    WORKER_COUNTERS,
+    WORKER_GAUGES,
+    JournalState,
+    Metrics,
+    RequestQueueState,
+)
 from palestra.types.engine import Stats
 from palestra.types.episodes import ClaimRequest, EndRequest, EpisodeResult, LeaseRef, NewGroup
 from palestra.types.rollouts import Task

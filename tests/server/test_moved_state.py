@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
-from palestra.server.core.checkpoints import CheckpointFiles
+from palestra.server.core.checkpoints.files import CheckpointFiles
 from palestra.server.core.paths import TinkerPath
 from palestra.store import Store
-from palestra.store import checkpoints as rows
+from palestra.store.queries import checkpoints as rows
 from palestra.store.records import PendingSave
 from palestra.types import LoraConfig
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tinker import types
 
-from palestra.server.core.futures import RequestKind, TrainFuture
-from palestra.server.core.models import TrackedModel
-from palestra.server.core.request_dispatch import GIVE_UP_DEATHS, SUSPECT_DEATHS, WorkerDispatcher
-from palestra.store.journal import Position
+from palestra.server.core.training.dispatch import GIVE_UP_DEATHS, SUSPECT_DEATHS, WorkerDispatcher
+from palestra.server.core.training.futures import RequestKind, TrainFuture
+from palestra.server.core.training.models import TrackedModel
+from palestra.store.journal.journal import Position
 from palestra.types import AdamParams, LoraConfig
 from palestra.types.engine import OptimStep, OwnModel, Skip, Train, decode_to_worker, encode_message
 from tests.server.test_faults import KILLS, Run, batch, train, weights

@@ -17,7 +17,7 @@ from sqlalchemy import create_engine, func, make_url, select, text
 from tinker import types
 
 from palestra.store import Store
-from palestra.store.snapshot_copies import list_copies
+from palestra.store.queries.snapshot_copies import list_copies
 from palestra.store.tables import models
 from tests.server.conftest import KEY, Server
 from tests.server.s3_server import BUCKET, s3_server

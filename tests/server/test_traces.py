@@ -13,8 +13,8 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs pale
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from palestra.server.core.otlp import OtlpExporter
-from palestra.server.core.spans import Span, SpanRef
+from palestra.server.core.telemetry.otlp import OtlpExporter
+from palestra.server.core.telemetry.spans import Span, SpanRef
 
 
 def test_a_call_is_a_span_with_its_stages_inside():

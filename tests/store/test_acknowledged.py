@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from palestra.store.acknowledged import AcknowledgedRequests
+from palestra.store.journal.acknowledged import AcknowledgedRequests
 
 WRITER = """
 import os, signal, sys
 from pathlib import Path
-from palestra.store.acknowledged import AcknowledgedRequests
+from palestra.store.journal.acknowledged import AcknowledgedRequests
 
 known = AcknowledgedRequests(Path(sys.argv[1]))
 for number in range(1000):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from palestra.store import Store, aliases
+from palestra.store import Store
+from palestra.store.queries import aliases
 from palestra.store.records import Alias
 
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection
 
 from palestra.store import CheckpointExists, Store
-from palestra.store import checkpoints as c
-from palestra.store.models import insert_model, is_public, list_models
+from palestra.store.queries import checkpoints as c
+from palestra.store.queries.models import insert_model, is_public, list_models
+from palestra.store.queries.sessions import insert_session
 from palestra.store.records import (
     CheckpointKey,
     CheckpointKind,
@@ -23,7 +24,6 @@ from palestra.store.records import (
     SaveCompletion,
     SessionRow,
 )
-from palestra.store.sessions import insert_session
 from palestra.types import LoraConfig
 from tests.properties import examples
 

@@ -240,7 +240,7 @@ def test_closing_writes_what_is_queued_and_refuses_more(database_url: str) -> No
 WRITER = """
 import asyncio, itertools, sys
 from palestra.store import Store
-from palestra.store.settings import setting_once
+from palestra.store.queries.settings import setting_once
 
 async def main():
     store, numbers = Store.open(sys.argv[1]), itertools.count()

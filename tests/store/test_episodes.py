@@ -7,7 +7,7 @@ from itertools import count
 
 from palestra.episodes.board import EpisodeBoard
 from palestra.store import Store
-from palestra.store.episodes import load_all, save_changes
+from palestra.store.queries.episodes import load_all, save_changes
 from palestra.types.episode_rows import Change, EpisodeRow, Gone, SavedRows
 from palestra.types.episodes import (
     ClaimRequest,

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.store import FileJournal, JournalError, Position
-from palestra.store.journal_files import HEADER, PREFIX_BYTES
+from palestra.store.journal.segments import HEADER, PREFIX_BYTES
 from tests.properties import examples
 
 

@@ -17,7 +17,7 @@ from palestra.store import FileJournal, JournalError
 FULL_DISK = """
 import asyncio, resource, sys
 from pathlib import Path
-from palestra.store.file_journal import FileJournal
+from palestra.store.journal.file_journal import FileJournal
 from palestra.store.errors import JournalError
 
 def limit(size):

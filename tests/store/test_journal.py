@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.store import DatabaseJournal, FileJournal, Journal, JournalError, Store, StoreError
-from palestra.store.journal_files import find_segments
-from palestra.store.open_journal import open_journal
+from palestra.store.journal.open_journal import open_journal
+from palestra.store.journal.segments import find_segments
 from tests.properties import examples
 from tests.store.conftest import DATABASES, new_database
 

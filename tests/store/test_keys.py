@@ -12,7 +12,8 @@ from click.testing import CliRunner
 from sqlalchemy import Connection
 
 from palestra.cli import main
-from palestra.store import KeyExists, Store, keys
+from palestra.store import KeyExists, Store
+from palestra.store.queries import keys
 from palestra.store.records import Key, NewKey, Rights
 
 

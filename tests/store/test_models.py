@@ -7,9 +7,10 @@ import pytest
 from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
-from palestra.store import Store, models, samplers
+from palestra.store import Store
+from palestra.store.queries import models, samplers
+from palestra.store.queries.sessions import insert_session
 from palestra.store.records import ModelRow, ModelStatus, SamplerRow, SamplerStatus, SessionRow
-from palestra.store.sessions import insert_session
 from palestra.types import LoraConfig
 
 

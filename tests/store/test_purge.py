@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from palestra.store import Store
-from palestra.store.checkpoints import begin_checkpoint, complete_checkpoint
-from palestra.store.models import get_model, insert_model
-from palestra.store.purge import purge
+from palestra.store.queries.checkpoints import begin_checkpoint, complete_checkpoint
+from palestra.store.queries.models import get_model, insert_model
+from palestra.store.queries.purge import purge
+from palestra.store.queries.samplers import get_sampler, insert_sampler
+from palestra.store.queries.sessions import get_session, insert_session
 from palestra.store.records import (
     CheckpointKind,
     ModelRow,
@@ -16,8 +18,6 @@ from palestra.store.records import (
     SessionRow,
 )
 from palestra.store.records import SessionStatus as Status
-from palestra.store.samplers import get_sampler, insert_sampler
-from palestra.store.sessions import get_session, insert_session
 from palestra.types import LoraConfig
 
 OLD, NOW = 100.0, 1000.0

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from palestra.store import Store, checkpoints, models
+from palestra.store import Store
 from palestra.store.errors import QuotaExceeded
-from palestra.store.quotas import check_checkpoint_bytes, insert_model_within, list_quotas, set_quota, stored_bytes
+from palestra.store.queries import checkpoints, models
+from palestra.store.queries.quotas import (
+    check_checkpoint_bytes,
+    insert_model_within,
+    list_quotas,
+    set_quota,
+    stored_bytes,
+)
+from palestra.store.queries.sessions import insert_session
 from palestra.store.records import (
     CheckpointKey,
     CheckpointKind,
@@ -17,7 +25,6 @@ from palestra.store.records import (
     PendingSave,
     SessionRow,
 )
-from palestra.store.sessions import insert_session
 from palestra.types import LoraConfig
 
 LORA = LoraConfig(rank=4)

@@ -18,8 +18,8 @@ from sqlalchemy import Connection, MetaData, Table, inspect, select, text
 
 from palestra.store import Store, StoreError, StoreLocked, StoreTooNew, schema, tables
 from palestra.store.dialects import database_of
-from palestra.store.episodes import load_all
-from palestra.store.settings import get_setting, setting_once
+from palestra.store.queries.episodes import load_all
+from palestra.store.queries.settings import get_setting, setting_once
 
 
 def differences(conn: Connection) -> list[object]:

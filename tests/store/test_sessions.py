@@ -8,9 +8,11 @@ import msgspec
 import pytest
 from sqlalchemy import Connection
 
-from palestra.store import Store, sessions
-from palestra.store.checkpoints import begin_checkpoint, complete_checkpoint
-from palestra.store.models import insert_model
+from palestra.store import Store
+from palestra.store.queries import sessions
+from palestra.store.queries.checkpoints import begin_checkpoint, complete_checkpoint
+from palestra.store.queries.models import insert_model
+from palestra.store.queries.session_search import search_sessions
 from palestra.store.records import (
     CheckpointKind,
     ModelRow,
@@ -21,7 +23,6 @@ from palestra.store.records import (
     SessionStatus,
     StatusFilter,
 )
-from palestra.store.session_search import search_sessions
 from palestra.types import LoraConfig
 
 

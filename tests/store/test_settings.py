@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from palestra.store import Store
-from palestra.store.settings import delete_settings, get_setting, put_setting, setting_once, settings_under
+from palestra.store.queries.settings import delete_settings, get_setting, put_setting, setting_once, settings_under
 
 
 def test_a_setting_is_made_once_or_replaced(tables_store: Store) -> None:

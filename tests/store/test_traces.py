@@ -7,8 +7,8 @@ import pytest
 
 from palestra.episodes.board import EpisodeBoard
 from palestra.store import Store
-from palestra.store.episodes import save_changes
-from palestra.store.traces import (
+from palestra.store.queries.episodes import save_changes
+from palestra.store.queries.traces import (
     KeptAnswer,
     Purge,
     Trace,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from palestra.store import Store
+from palestra.store.queries.usage import UsageGrouping, add_usage, read_usage, tokens_of_day
 from palestra.store.records import UsageCounts, UsageKey
-from palestra.store.usage import UsageGrouping, add_usage, read_usage, tokens_of_day
 from palestra.store.usage_log import UsageEntry, UsageLog
 
 G = UsageGrouping

@@ -6,7 +6,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from palestra.view.app import create_app
-from palestra.view.catalogue import Catalogue
+from palestra.view.runs.catalogue import Catalogue
 from tests.view.folders import write_run
 
 

@@ -7,7 +7,7 @@ from starlette.testclient import TestClient
 
 from palestra.view.access import Access, is_local_address
 from palestra.view.app import create_app
-from palestra.view.catalogue import Catalogue
+from palestra.view.runs.catalogue import Catalogue
 
 API = "/api/v1/runs"
 

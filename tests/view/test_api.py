@@ -17,8 +17,8 @@ import pytest
 from palestra.runs.reader import RunReader
 from palestra.runs.writer import RunFolder
 from palestra.view.app import create_app
-from palestra.view.catalogue import Catalogue
 from palestra.view.live import follow
+from palestra.view.runs.catalogue import Catalogue
 from palestra.view.serving import make_server
 from tests.training.records import make_config
 from tests.view.folders import ACCIDENTS, write_run

@@ -12,8 +12,8 @@ from starlette.testclient import TestClient
 from palestra.runs.reader import RunReader
 from palestra.runs.writer import RunFolder
 from palestra.view.app import create_app
-from palestra.view.catalogue import SAVE_BYTES, Catalogue
-from palestra.view.run_index import FILE
+from palestra.view.runs.catalogue import SAVE_BYTES, Catalogue
+from palestra.view.runs.run_index import FILE
 from tests.training.records import make_config
 from tests.view.folders import made_read_only, make_step_group, write_run
 

@@ -21,7 +21,7 @@ from palestra.types.gym_calls import STATS
 from palestra.types.gym_failures import FailureClass, RowFailure
 from palestra.util.json_types import JsonObject
 from palestra.view.app import create_app
-from palestra.view.catalogue import Catalogue
+from palestra.view.runs.catalogue import Catalogue
 from tests.gym.servers.conftest import serving
 from tests.view.browser import opened_browser, opened_page, served, why_not
 

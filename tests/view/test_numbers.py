@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from palestra.runs.metric_table import MetricTable
 from palestra.runs.reader import RunReader
 from palestra.runs.record_files import BLOCK_BYTES, read_added
-from palestra.view.charts import Axis, Window, read_board, read_series, short_labels
-from palestra.view.downsampling import pick_points
-from palestra.view.metric_words import FILE, explain
+from palestra.view.runs.charts import Axis, Window, read_board, read_series, short_labels
+from palestra.view.runs.downsampling import pick_points
+from palestra.view.runs.metric_words import FILE, explain
 from scripts.reference.metric_words import metric_words
 from tests.properties import examples
 from tests.view.folders import write_run

@@ -10,8 +10,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from palestra.view.app import Extension, create_app, no_server
-from palestra.view.catalogue import Catalogue
 from palestra.view.rendering import FOLDER
+from palestra.view.runs.catalogue import Catalogue
 from tests.view.folders import HOSTILE, write_run
 
 

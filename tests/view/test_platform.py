@@ -6,9 +6,9 @@ import pytest
 
 from palestra.environments.platform import Instance, make_task
 from palestra.environments.platform.golden import play_golden
-from palestra.view import task_plays
-from palestra.view.task_plays import NoSuchPlay, PlayLimit, TaskChoice, TaskPlays
-from palestra.view.tool_forms import read_arguments
+from palestra.view.tasks import task_plays
+from palestra.view.tasks.task_plays import NoSuchPlay, PlayLimit, TaskChoice, TaskPlays
+from palestra.view.tasks.tool_forms import read_arguments
 from tests.view.folders import HOSTILE
 
 API = "/api/v1/platform"

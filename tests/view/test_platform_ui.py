@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from palestra.view.app import create_app
-from palestra.view.catalogue import Catalogue
+from palestra.view.runs.catalogue import Catalogue
 from tests.view.browser import is_too_wide, opened_browser, opened_page, serious_findings, served, why_not
 
 pytestmark = [pytest.mark.ui, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]

@@ -19,7 +19,7 @@ from palestra.runs.record_files import write_records
 from palestra.runs.writer import RunFolder
 from palestra.types.rollouts import Group, Rollout, Task
 from palestra.view.app import create_app
-from palestra.view.catalogue import Catalogue
+from palestra.view.runs.catalogue import Catalogue
 from tests.environments.fleet.conftest import PUT, an_env, put_call
 from tests.environments.fleet.scripted import DONE
 from tests.training.records import make_config, make_rollout, make_turn

@@ -15,10 +15,10 @@ from palestra.runs.record_files import write_records
 from palestra.runs.writer import RunFolder
 from palestra.training.batches.grpo_batch import build_batch
 from palestra.view.app import create_app
-from palestra.view.catalogue import Catalogue
-from palestra.view.messages import PieceKind, show_messages
-from palestra.view.rollout_list import MAX_SCANNED_BYTES, Order, RolloutQuery, list_rollouts
-from palestra.view.step_cache import StepCache
+from palestra.view.rollouts.messages import PieceKind, show_messages
+from palestra.view.rollouts.rollout_list import MAX_SCANNED_BYTES, Order, RolloutQuery, list_rollouts
+from palestra.view.rollouts.step_cache import StepCache
+from palestra.view.runs.catalogue import Catalogue
 from tests.training.records import group_of, make_config, make_group, make_rollout
 from tests.view.folders import HOSTILE, write_run
 

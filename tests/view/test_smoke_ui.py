@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from palestra.view.app import create_app
-from palestra.view.catalogue import Catalogue
+from palestra.view.runs.catalogue import Catalogue
 from tests.view.browser import opened_browser, opened_page, served, wait_for_charts, why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))

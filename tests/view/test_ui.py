@@ -18,7 +18,7 @@ from palestra.runs.writer import RunFolder
 from palestra.training.batches.grpo_batch import build_batch
 from palestra.view.access import Access
 from palestra.view.app import create_app
-from palestra.view.catalogue import Catalogue
+from palestra.view.runs.catalogue import Catalogue
 from tests.training.records import group_of, make_config, make_rollout, make_turn
 from tests.view.browser import (
     is_too_wide,

@@ -8,9 +8,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from palestra.runs.writer import RunFolder
-from palestra.view import run_warnings
 from palestra.view.app import create_app
-from palestra.view.catalogue import Catalogue
+from palestra.view.runs import run_warnings
+from palestra.view.runs.catalogue import Catalogue
 from tests.training.records import make_config
 
 GOOD = {"reward/mean": 0.5, "rollouts/total": 100.0, "time/total_s": 1.0}

@@ -43,7 +43,7 @@ from palestra.engine.ranks.process_group import ProcessGroup
 from palestra.engine.server_link import encrypt
 from palestra.engine.torch_trainer import Begun, TorchConfig, TorchTrainer
 from palestra.model import Adapter, TrainItem
-from palestra.model.lora.adapters import Layout
+from palestra.model.lora.layout import Layout
 from palestra.model.sampling.planned_step import StepFollower
 from palestra.types.engine import WorkerConfig
 

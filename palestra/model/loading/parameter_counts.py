@@ -5,8 +5,6 @@ Owns: the sums. Never touches: files, weights.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from palestra.model.loading.layer_spec import (
     AttentionSpec,
     ExpertsSpec,
@@ -15,9 +13,7 @@ from palestra.model.loading.layer_spec import (
     MambaSpec,
     MlpSpec,
 )
-
-if TYPE_CHECKING:
-    from palestra.model.loading.spec import ModelSpec
+from palestra.model.loading.spec import ModelSpec
 
 
 def count_parameters(spec: ModelSpec) -> int:

@@ -29,7 +29,6 @@ from palestra.model.loading.layer_spec import (
     RecurrenceSpec,
     RopeSpec,
 )
-from palestra.model.loading.parameter_counts import count_idle_parameters, count_parameters
 from palestra.model.loading.quantisation_fields import refuse_packing
 from palestra.model.loading.rope_fields import read_ropes
 
@@ -162,15 +161,6 @@ class ModelSpec:
     def dense_size(self, mlp: MlpSpec) -> int:
         """Width inside of a dense network."""
         return mlp.size or self.intermediate_size
-
-    @property
-    def n_parameters(self) -> int:
-        return count_parameters(self)
-
-    @property
-    def n_idle_parameters(self) -> int:
-        """Those of experts that a token does not visit."""
-        return count_idle_parameters(self)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> ModelSpec:

@@ -34,8 +34,9 @@ from palestra.model.lora.adapter_names import (
     module_name,
     split_rows,
 )
-from palestra.model.lora.adapters import Adapter, AdapterPool, Layout
+from palestra.model.lora.adapters import Adapter, AdapterPool
 from palestra.model.lora.expert_names import DOWN, GATE_UP, UP, join_experts, split_experts
+from palestra.model.lora.layout import Layout
 from palestra.types import LoraConfig
 from palestra.types.engine import PACKED_CONFIG, UNQUANTISED
 from palestra.util.files import whole_folder

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from palestra.model.lora.adapters import Adapter, SiteName, Stack
+from palestra.model.lora.adapters import Adapter, Stack
+from palestra.model.lora.layout import SiteName
 
 PADDING_LIMIT = 1.5  # a bucket may compute at most this many rows per real row …
 SMALL_RUN = 16  # … but below this many rows a product costs its launch, not its arithmetic

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from palestra.model.errors import AdapterError
 from palestra.model.loading.weights import by_halves, by_turns
-from palestra.model.lora.adapters import Layout
+from palestra.model.lora.layout import Layout
 
 Matrices = dict[str, Tensor]
 GATE_UP, UP, DOWN = "experts.gate_up_proj", "experts.up_proj", "experts.down_proj"

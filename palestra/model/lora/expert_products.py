@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from palestra.model.lora.adapters import SiteName, Stack
+from palestra.model.lora.adapters import Stack
 from palestra.model.lora.buckets import RowRun
+from palestra.model.lora.layout import SiteName
 from palestra.model.mlp.routing import Dispatch
 
 

@@ -9,14 +9,11 @@ Owns: which numbers of an adapter's row those are. Never touches: products, how 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from palestra.model.loading.tensor_share import TensorShare
-
-if TYPE_CHECKING:
-    from palestra.model.lora.adapters import Layout
+from palestra.model.lora.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)

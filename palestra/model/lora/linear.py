@@ -17,8 +17,9 @@ from torch.autograd import Function
 from torch.nn.functional import linear
 
 from palestra.model import kernels
-from palestra.model.lora.adapters import UNEMBED, Adapter, SiteName
+from palestra.model.lora.adapters import Adapter
 from palestra.model.lora.buckets import BucketedLora, RowRun
+from palestra.model.lora.layout import UNEMBED, SiteName
 from palestra.model.quantised.packed import FrozenWeight, dense
 
 

@@ -18,8 +18,9 @@ from palestra.model.loading.weight_files import HEADS, PREFIXES, WeightFiles
 from palestra.model.loading.weights import by_turns
 from palestra.model.lora.adapter_files import adapter_matrices, new_folder
 from palestra.model.lora.adapter_names import HEAD, WHOLES, with_tail
-from palestra.model.lora.adapters import Adapter, Layout
+from palestra.model.lora.adapters import Adapter
 from palestra.model.lora.expert_names import expert_parts
+from palestra.model.lora.layout import Layout
 from palestra.util.files import whole_folder
 
 log = logging.getLogger(__name__)

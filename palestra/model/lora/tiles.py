@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from palestra.model.kernels.lora import FEW_ROWS, SEGMENT_ROWS, TILE_ROWS, GradientSums, LoraTiles, SiteShape
-from palestra.model.lora.adapters import Adapter, Layout, Rows, Site, SiteName, site_entry
+from palestra.model.lora.adapters import Adapter, Rows
 from palestra.model.lora.buckets import RowRun
+from palestra.model.lora.layout import Layout, Site, SiteName, site_entry
 from palestra.model.transfers import to_device
 
 

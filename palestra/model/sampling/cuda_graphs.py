@@ -41,8 +41,8 @@ from palestra.model.decoder import Decoder
 from palestra.model.kernels.attention import Tiles
 from palestra.model.kernels.chunk_products import Spans
 from palestra.model.kernels.lora import TILE_ROWS, LoraTiles, SiteShape
-from palestra.model.lora.adapters import SITE_ENTRIES, SITE_KINDS, Layout, SiteName
 from palestra.model.lora.buckets import RowRun
+from palestra.model.lora.layout import SITE_ENTRIES, SITE_KINDS, Layout, SiteName
 from palestra.model.lora.linear import LoraPlan
 from palestra.model.lora.tiles import TileArrays, addresses, site_shape
 from palestra.model.mixers.chunked_scan import CHUNK

@@ -32,7 +32,8 @@ from palestra.model.attention.backends import has_kernels, paged_attention
 from palestra.model.attention.kv_cache import KVCache, row_positions
 from palestra.model.decoder import Decoder
 from palestra.model.errors import DataError
-from palestra.model.lora.adapters import UNEMBED, Adapter, AdapterPool
+from palestra.model.lora.adapters import Adapter, AdapterPool
+from palestra.model.lora.layout import UNEMBED
 from palestra.model.lora.linear import LoraPlan, merge_runs
 from palestra.model.mlp.routing import Routing
 from palestra.model.sampling.grammars import CompiledGrammar, Grammars

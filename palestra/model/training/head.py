@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from palestra.model.decoder import Decoder
-from palestra.model.lora.adapters import UNEMBED, Adapter
+from palestra.model.lora.adapters import Adapter
+from palestra.model.lora.layout import UNEMBED
 from palestra.model.lora.linear import LoraPlan, lora_backward, lora_forward, lora_inner, lora_linear
 from palestra.model.training.log_softmax import TargetRows, cap_logits, target_rows
 from palestra.model.training.losses import Loss

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from palestra.episodes.board import EpisodeBoard
 from palestra.server.agentjet.names import ADDRESS, uuid_of
-from palestra.server.core.callers import EPISODE_PREFIX
+from palestra.server.core.owners.callers import EPISODE_PREFIX
 from palestra.types.episodes import EpisodeInfo, EpisodeState
 from palestra.types.tinkerscript import EpisodeBuffer, EpisodeStatus
 

@@ -24,8 +24,8 @@ from palestra.server.agentjet.outputs import result_of
 from palestra.server.agentjet.trainer import AgentJetTrainer
 from palestra.server.broker.claims import Claim
 from palestra.server.broker.service import EpisodeService
-from palestra.server.core.callers import TRAINERS
 from palestra.server.core.errors import Refusal
+from palestra.server.core.owners.callers import TRAINERS
 from palestra.server.http.connection import while_connected
 from palestra.server.http.episode_access import Claimant, EpisodesNow, Player, Trainer, endpoint, holder, speaker
 from palestra.server.http.json_records import json_response, read_record

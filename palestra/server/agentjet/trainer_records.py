@@ -14,9 +14,9 @@ from sqlalchemy import Connection
 
 from palestra.server.agentjet.trainer_process import ProcessMark
 from palestra.store import Store
-from palestra.store.keys import create_key, revoke_key
+from palestra.store.queries.keys import create_key, revoke_key
+from palestra.store.queries.settings import put_setting, settings_under
 from palestra.store.records import Rights
-from palestra.store.settings import put_setting, settings_under
 from palestra.types.tinkerscript import EngineStatus
 from palestra.util.json_types import JsonObject
 

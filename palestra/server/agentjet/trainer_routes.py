@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from palestra.server.agentjet.settings_file import AgentJetError
 from palestra.server.agentjet.trainer import AgentJetTrainer, TrainerRefusal
-from palestra.server.core.callers import Caller
+from palestra.server.core.owners.callers import Caller
 from palestra.server.http.episode_access import PLAYERS, Trainer
 from palestra.server.http.json_records import json_response, read_record
 from palestra.server.http.openapi import answer_of, body_of

@@ -9,7 +9,7 @@ import hashlib
 from binascii import b2a_base64
 from collections import OrderedDict
 
-from palestra.server.core.callers import EPISODE_PREFIX, AttemptRef
+from palestra.server.core.owners.callers import EPISODE_PREFIX, AttemptRef
 
 BLOCK = 64  # block size of SHA-256 in bytes
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")

@@ -26,10 +26,10 @@ from palestra.server.broker.board_writer import BoardWriter, NotSaved
 from palestra.server.broker.clock import LOOK_S, Clock
 from palestra.server.broker.observer import EpisodeObserver
 from palestra.server.broker.signals import NamedEvents
-from palestra.server.core.callers import AttemptRef
 from palestra.server.core.errors import Refusal
+from palestra.server.core.owners.callers import AttemptRef
 from palestra.store import Store
-from palestra.store.episodes import load_all, save_changes
+from palestra.store.queries.episodes import load_all, save_changes
 from palestra.types.episode_rows import EpisodeRow, SavedRows
 from palestra.types.episodes import LeaseRef
 

@@ -20,8 +20,8 @@ from palestra.server.broker.broker import BoardRefusal, Broker
 from palestra.server.broker.claim_rate_limits import RateLimiter
 from palestra.server.broker.tracing import traceparent_of
 from palestra.server.broker.waiting_claims import PassedOver, Waiter, WaitingClaims
-from palestra.server.core.callers import AttemptRef
 from palestra.server.core.errors import Refusal
+from palestra.server.core.owners.callers import AttemptRef
 from palestra.types.episodes import ClaimBlocker, ClaimRequest, Lease
 
 

@@ -15,11 +15,11 @@ from sqlalchemy import Connection
 
 from palestra.chat.trajectories import Trajectory
 from palestra.server.broker.broker import Broker
-from palestra.server.core.callers import AttemptRef
+from palestra.server.core.owners.callers import AttemptRef
 from palestra.server.core.turn_trajectories import trajectories_of
 from palestra.store import Store
-from palestra.store import traces as rows
-from palestra.store.traces import TraceTurn, TurnFacts, TurnKey
+from palestra.store.queries import traces as rows
+from palestra.store.queries.traces import TraceTurn, TurnFacts, TurnKey
 from palestra.types import StopReason
 from palestra.types.episodes import EpisodeTrajectory, PlayedEpisode, PlayedGroup
 

@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager, contextmanager
 from palestra.episodes.board_events import AdmittedCall
 from palestra.episodes.errors import BoardError
 from palestra.server.broker.broker import BoardRefusal, Broker
-from palestra.server.core.callers import AttemptRef, Caller
 from palestra.server.core.errors import ApiError, Refusal
-from palestra.store.traces import TurnFacts
+from palestra.server.core.owners.callers import AttemptRef, Caller
+from palestra.store.queries.traces import TurnFacts
 from palestra.types.episodes import EpisodeState
 
 PAUSED, UNKNOWN = "paused", "unknown"

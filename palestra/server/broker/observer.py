@@ -20,13 +20,13 @@ from palestra.episodes.board import EpisodeBoard
 from palestra.episodes.board_events import OpenLease, RunProgress
 from palestra.server.broker.clock import Clock
 from palestra.server.broker.tracing import attempt_spans, call_span, end_span, failed_call_span, trace_id_of
-from palestra.server.core.callers import AttemptRef
-from palestra.server.core.spans import Span
+from palestra.server.core.owners.callers import AttemptRef
+from palestra.server.core.telemetry.spans import Span
 from palestra.types.episodes import ClaimRequest, EndAnswer, Lease, PlayedGroup, Registered
 
 if TYPE_CHECKING:
-    from palestra.server.core.otlp import OtlpExporter
-    from palestra.store.traces import TurnFacts
+    from palestra.server.core.telemetry.otlp import OtlpExporter
+    from palestra.store.queries.traces import TurnFacts
 
 WAIT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 PLAY_BUCKETS_S = (0.1, 0.5, 1, 5, 15, 60, 300, 1800, 7200)

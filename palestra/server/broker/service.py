@@ -20,7 +20,7 @@ from palestra.server.broker.observer import EpisodeObserver
 from palestra.server.broker.push import GroupPushes, MakeGroupPusher, RunPushes
 from palestra.server.broker.push_retries import RetriedPushes
 from palestra.server.broker.timelines import Timelines
-from palestra.server.core.observer import CallObserver
+from palestra.server.core.telemetry.observer import CallObserver
 from palestra.store import Store
 from palestra.types.episode_wire import Cancel
 from palestra.types.episodes import ClaimBlocker, RunInfo

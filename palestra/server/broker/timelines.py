@@ -18,7 +18,7 @@ from palestra.server.broker.broker import BoardRefusal, Broker
 from palestra.server.broker.deliveries import KeptTurn, agent_of, played_turns
 from palestra.server.broker.masking import Masking
 from palestra.server.broker.tracing import trace_id_of
-from palestra.server.core.callers import AttemptRef
+from palestra.server.core.owners.callers import AttemptRef
 from palestra.store import Store
 from palestra.types.episodes import EpisodeInfo
 from palestra.types.rollouts import Message

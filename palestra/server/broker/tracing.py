@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 from palestra.episodes.board_events import OpenLease
 from palestra.episodes.records import queued_since
-from palestra.server.core.callers import AttemptRef
-from palestra.server.core.spans import Span, SpanRef
+from palestra.server.core.owners.callers import AttemptRef
+from palestra.server.core.telemetry.spans import Span, SpanRef
 from palestra.types.episodes import EndAnswer, EpisodeInfo
 from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
-    from palestra.store.traces import TurnFacts
+    from palestra.store.queries.traces import TurnFacts
 
 _TRACEPARENT = re.compile(
     r"(?!ff)(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})(?P<more>-.*)?"

@@ -1,4 +1,4 @@
 """The base of every protocol: requests and their order, samples, workers, checkpoints, sessions. No HTTP.
 
-Begin at `training` (training requests) and `sampling` (samples).
+A room for each part; begin at `training` and `samples`. `core` puts the parts together.
 """

@@ -1,7 +1,7 @@
 """The parts of the core: the store, training, samples, workers, checkpoints, sessions.
 
 Owns: the parts, and how they are connected. Never touches: HTTP, protocols, what comes from workers
-(`worker_messages`), restarts (`restore`), recurring work (`maintenance`), the ends of sessions (`teardown`).
+(`workers.messages`), restarts (`restore`), recurring work (`maintenance`), the ends of sessions (`teardown`).
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ import hmac
 import time
 
 from palestra.config.serve import ServeConfig
-from palestra.server.core.activity import Activity
-from palestra.server.core.adapter_depot import AdapterDepot
-from palestra.server.core.checkpoint_storage import CheckpointStorage
-from palestra.server.core.checkpoints import CheckpointFiles
-from palestra.server.core.disk_health import DiskHealth
-from palestra.server.core.futures import SAVING, RequestKind, TrainFuture
-from palestra.server.core.key_watch import KeyWatch
-from palestra.server.core.lost_models import LostModels
-from palestra.server.core.metrics import JournalState, Metrics, RequestQueueState
-from palestra.server.core.observer import CallObserver
-from palestra.server.core.quotas import OwnerQuotas
-from palestra.server.core.request_journal import RequestJournal
-from palestra.server.core.sampling import SamplingRequests
+from palestra.server.core.checkpoints.adapter_depot import AdapterDepot
+from palestra.server.core.checkpoints.files import CheckpointFiles
+from palestra.server.core.checkpoints.snapshot_copies import SnapshotCopies
+from palestra.server.core.checkpoints.storage import CheckpointStorage
+from palestra.server.core.owners.key_watch import KeyWatch
+from palestra.server.core.owners.quotas import OwnerQuotas
+from palestra.server.core.owners.usage import UsageAccount
+from palestra.server.core.samples.requests import SamplingRequests
 from palestra.server.core.sessions import TinkerSessions
-from palestra.server.core.snapshot_copies import SnapshotCopies
+from palestra.server.core.telemetry.activity import Activity
+from palestra.server.core.telemetry.disk_health import DiskHealth
+from palestra.server.core.telemetry.metrics import JournalState, Metrics, RequestQueueState
+from palestra.server.core.telemetry.observer import CallObserver
 from palestra.server.core.trace_archive import TraceArchive
-from palestra.server.core.training import TrainingRequests
-from palestra.server.core.usage import UsageAccount
-from palestra.server.core.workers import WorkerHandle
+from palestra.server.core.training.futures import SAVING, RequestKind, TrainFuture
+from palestra.server.core.training.journal import RequestJournal
+from palestra.server.core.training.lost_models import LostModels
+from palestra.server.core.training.requests import TrainingRequests
+from palestra.server.core.workers.handle import WorkerHandle
 from palestra.store import Journal, Store
-from palestra.store import models as model_rows
-from palestra.store.acknowledged import AcknowledgedRequests
+from palestra.store.journal.acknowledged import AcknowledgedRequests
+from palestra.store.queries import models as model_rows
 from palestra.store.records import ModelStatus
 from palestra.store.usage_log import UsageLog
 from palestra.types.engine import EngineFailure, TrainOutcome

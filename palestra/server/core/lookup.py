@@ -5,14 +5,14 @@ Owns: who may find what, and the error if it is missing. Never touches: what is 
 
 from __future__ import annotations
 
-from palestra.server.core.callers import Caller
 from palestra.server.core.core import Core
 from palestra.server.core.errors import LASTING, Refusal, not_found
-from palestra.server.core.futures import RequestKind, TrainFuture
-from palestra.server.core.models import TrackedModel
-from palestra.server.core.sampling import SamplingSession
+from palestra.server.core.owners.callers import Caller
+from palestra.server.core.samples.requests import SamplingSession
 from palestra.server.core.sessions import TinkerSession
-from palestra.server.core.workers import WorkerHandle
+from palestra.server.core.training.futures import RequestKind, TrainFuture
+from palestra.server.core.training.models import TrackedModel
+from palestra.server.core.workers.handle import WorkerHandle
 from palestra.types.engine import Operation
 from palestra.util.json_types import JsonObject
 

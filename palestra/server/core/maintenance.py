@@ -13,15 +13,15 @@ from contextlib import asynccontextmanager
 import structlog
 from sqlalchemy import Connection
 
-from palestra.server.core.activity import EVERY_S
 from palestra.server.core.core import Core
 from palestra.server.core.sessions import TinkerSession
 from palestra.server.core.teardown import end_session
-from palestra.store import keys as key_rows
-from palestra.store import models as model_rows
-from palestra.store import sessions as session_rows
-from palestra.store.purge import purge
-from palestra.store.traces import Purge, purge_traces
+from palestra.server.core.telemetry.activity import EVERY_S
+from palestra.store.queries import keys as key_rows
+from palestra.store.queries import models as model_rows
+from palestra.store.queries import sessions as session_rows
+from palestra.store.queries.purge import purge
+from palestra.store.queries.traces import Purge, purge_traces
 
 log = structlog.get_logger()
 

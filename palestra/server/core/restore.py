@@ -8,14 +8,14 @@ from __future__ import annotations
 import structlog
 
 from palestra.server.core.core import Core
-from palestra.server.core.journal_replay import Recovery
-from palestra.server.core.models import TrackedModel
-from palestra.server.core.sample_numbers import stored_blocks
-from palestra.server.core.sampling import SamplingSession, weights_of
+from palestra.server.core.samples.numbers import stored_blocks
+from palestra.server.core.samples.requests import SamplingSession, weights_of
 from palestra.server.core.sessions import TinkerSession
-from palestra.store import models as model_rows
-from palestra.store import samplers as sampler_rows
-from palestra.store import sessions as session_rows
+from palestra.server.core.training.journal_replay import Recovery
+from palestra.server.core.training.models import TrackedModel
+from palestra.store.queries import models as model_rows
+from palestra.store.queries import samplers as sampler_rows
+from palestra.store.queries import sessions as session_rows
 from palestra.store.records import LOADED
 from palestra.types.engine import SavedAdapter
 

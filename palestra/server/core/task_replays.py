@@ -20,10 +20,10 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from palestra.server.core.background import Background
-from palestra.server.core.callers import Caller
 from palestra.server.core.errors import Refusal
+from palestra.server.core.owners.callers import Caller
 from palestra.store import Store
-from palestra.store.keys import create_key, list_keys, revoke_key
+from palestra.store.queries.keys import create_key, list_keys, revoke_key
 from palestra.store.records import Rights
 from palestra.util import processes
 from palestra.util.log_files import last_error, last_output, open_log

@@ -10,13 +10,13 @@ from collections.abc import Awaitable, Callable
 from sqlalchemy import Connection
 
 from palestra.server.core.core import Core
-from palestra.server.core.models import TrackedModel
 from palestra.server.core.sessions import TinkerSession
-from palestra.store import checkpoints as checkpoint_rows
-from palestra.store import models as model_rows
-from palestra.store import samplers as sampler_rows
+from palestra.server.core.training.models import TrackedModel
+from palestra.store.queries import checkpoints as checkpoint_rows
+from palestra.store.queries import models as model_rows
+from palestra.store.queries import samplers as sampler_rows
+from palestra.store.queries.settings import delete_settings
 from palestra.store.records import LOADED, ModelStatus
-from palestra.store.settings import delete_settings
 
 
 async def end_session(core: Core, session: TinkerSession, reason: str, record: Callable[[], Awaitable[object]]) -> None:

@@ -19,7 +19,7 @@ from msgspec import Struct
 from sqlalchemy import Connection
 
 from palestra.store import Store
-from palestra.store.traces import Purge, Trace, TraceTurn, delete_traces, traces_to_purge, turns_of
+from palestra.store.queries.traces import Purge, Trace, TraceTurn, delete_traces, traces_to_purge, turns_of
 from palestra.util.object_storage import ObjectStorage
 
 MAX_TURNS = 5_000  # of one file

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from palestra.chat.trajectories import ModelCall, SampledTokens, Trajectory, trajectories
-from palestra.store.traces import TraceTurn
+from palestra.store.queries.traces import TraceTurn
 
 
 def trajectories_of(turns: Iterable[TraceTurn]) -> list[Trajectory]:

@@ -13,8 +13,8 @@ from palestra.episodes.board import EpisodeBoard
 from palestra.episodes.staging import PART
 from palestra.server.broker.deliveries import DeliveryReading
 from palestra.server.broker.service import EpisodeService
-from palestra.server.core.callers import Caller
 from palestra.server.core.errors import ApiError, Refusal
+from palestra.server.core.owners.callers import Caller
 from palestra.server.http.connection import while_connected
 from palestra.server.http.episode_access import EpisodesNow, Trainer
 from palestra.server.http.json_records import json_response, read_record

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from palestra.server.core.callers import TRAINERS, Caller
 from palestra.server.core.core import Core
+from palestra.server.core.owners.callers import TRAINERS, Caller
 from palestra.server.http.auth import Authenticator
 
 

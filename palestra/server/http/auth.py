@@ -19,10 +19,10 @@ from urllib.parse import SplitResult, urlsplit
 
 from starlette.requests import HTTPConnection
 
-from palestra.server.core.callers import ANYBODY, EPISODE_PREFIX, TRAINERS, AttemptRef, Caller
 from palestra.server.core.errors import Refusal
+from palestra.server.core.owners.callers import ANYBODY, EPISODE_PREFIX, TRAINERS, AttemptRef, Caller
 from palestra.store import Store
-from palestra.store.keys import find_key, list_keys
+from palestra.store.queries.keys import find_key, list_keys
 from palestra.store.records import Key, Rights
 
 CACHE_S = 2.0  # a revoked key works no longer than this

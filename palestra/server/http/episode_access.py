@@ -12,9 +12,9 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from palestra.server.broker.service import EpisodeService
-from palestra.server.core.callers import TRAINERS, Caller
 from palestra.server.core.core import Core
 from palestra.server.core.errors import Refusal
+from palestra.server.core.owners.callers import TRAINERS, Caller
 from palestra.server.http.access import public_url
 from palestra.server.http.auth import Authenticator
 from palestra.store.records import Rights

@@ -18,7 +18,7 @@ from palestra.server.core.errors import ApiError
 from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.errors import invalid
 from palestra.store import Store
-from palestra.store import aliases as rows
+from palestra.store.queries import aliases as rows
 from palestra.store.records import Alias
 
 MAX_ALIASES = 256  # of one owner: /v1/models resolves each of them

@@ -25,8 +25,8 @@ from palestra.chat.errors import TooLongError
 from palestra.config.serve import ServeConfig
 from palestra.server.model_api.errors import invalid, too_long
 from palestra.store import Store
-from palestra.store import traces as rows
-from palestra.store.traces import FoundAnswer
+from palestra.store.queries import traces as rows
+from palestra.store.queries.traces import FoundAnswer
 from palestra.types.sampling import StopReason
 
 MAX_RECALLED = 8  # traces read for one name: they differ in their reasoning, and the newest is usually the right one

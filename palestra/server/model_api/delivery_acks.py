@@ -15,10 +15,10 @@ from contextlib import contextmanager
 import structlog
 
 from palestra.server.broker.model_calls import EpisodeCalls
-from palestra.server.core.callers import AttemptRef
+from palestra.server.core.owners.callers import AttemptRef
 from palestra.store import Store
-from palestra.store import traces as rows
-from palestra.store.traces import TurnKey
+from palestra.store.queries import traces as rows
+from palestra.store.queries.traces import TurnKey
 
 log = structlog.get_logger()
 

@@ -19,7 +19,7 @@ from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from palestra.server.core.callers import Caller
+from palestra.server.core.owners.callers import Caller
 from palestra.server.http.connection import while_connected
 from palestra.server.model_api.delivery_acks import DeliveryAcks
 

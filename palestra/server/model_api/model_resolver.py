@@ -14,13 +14,13 @@ from pathlib import Path
 from palestra.chat import ChatError, ChatTokenizer
 from palestra.chat.tool_parsers import tool_format
 from palestra.server.broker.model_calls import EpisodeCalls
-from palestra.server.core.callers import Caller
 from palestra.server.core.core import Core
 from palestra.server.core.errors import ApiError, Refusal
+from palestra.server.core.owners.callers import Caller
 from palestra.server.core.paths import SCHEME, TinkerPath
-from palestra.server.core.sampling import SamplingSession
+from palestra.server.core.samples.requests import SamplingSession
 from palestra.server.core.wire_errors import WireError
-from palestra.server.core.workers import WorkerHandle
+from palestra.server.core.workers.handle import WorkerHandle
 from palestra.server.model_api.aliases import Aliases, check_name, target_gone, target_missing
 from palestra.server.model_api.errors import invalid, no_model
 from palestra.store.records import Alias

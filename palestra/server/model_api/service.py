@@ -11,9 +11,9 @@ from collections.abc import AsyncGenerator, Sequence
 
 from palestra.chat import ChatTokenizer
 from palestra.server.broker.service import EpisodeService
-from palestra.server.core.callers import Caller
 from palestra.server.core.core import Core
-from palestra.server.core.samplers import SamplingSessions
+from palestra.server.core.owners.callers import Caller
+from palestra.server.core.samples.samplers import SamplingSessions
 from palestra.server.model_api.chat.calls import ChatCalls, ChatOrigin
 from palestra.server.model_api.chat.prompt_request import prompt_request
 from palestra.server.model_api.chat.response_bodies import chat_body, chat_chunks

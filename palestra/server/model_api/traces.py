@@ -17,15 +17,15 @@ from palestra.chat.canonical import Message
 from palestra.chat.prompt_records import AnswerKey, CachedTurn, Prompt
 from palestra.server.broker.masking import Masking
 from palestra.server.broker.model_calls import EpisodeCalls
-from palestra.server.core.callers import Caller
 from palestra.server.core.errors import ApiError
+from palestra.server.core.owners.callers import Caller
 from palestra.server.core.turn_trajectories import trajectories_of
 from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.delivery_acks import DeliveryAcks
 from palestra.server.model_api.json_text import dumps
 from palestra.store import Store
-from palestra.store import traces as rows
-from palestra.store.traces import KeptAnswer, Trace, TraceTurn, TurnFacts, TurnKey, TurnSample
+from palestra.store.queries import traces as rows
+from palestra.store.queries.traces import KeptAnswer, Trace, TraceTurn, TurnFacts, TurnKey, TurnSample
 from palestra.types.sampling import SampledSequence
 from palestra.util.json_types import JsonObject
 

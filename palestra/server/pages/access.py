@@ -15,11 +15,11 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from palestra.server.core.callers import TRAINERS, Caller
 from palestra.server.core.errors import Refusal
+from palestra.server.core.owners.callers import TRAINERS, Caller
 from palestra.server.http.auth import CACHE_S, CACHE_SIZE, Authenticator
 from palestra.store import Store
-from palestra.store.keys import find_key, get_key
+from palestra.store.queries.keys import find_key, get_key
 from palestra.store.records import Key, Rights
 from palestra.view.access import OTHER_SITE, LoginRefused, is_forged, read_cookie
 

@@ -11,8 +11,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
 
-from palestra.server.core.callers import TRAINERS, Caller
 from palestra.server.core.errors import Refusal, not_kept
+from palestra.server.core.owners.callers import TRAINERS, Caller
 from palestra.server.core.wire_errors import WireError
 from palestra.server.http.auth import Authenticator
 from palestra.server.model_api.chat import routes as openai_routes
@@ -32,9 +32,9 @@ from palestra.store.records import Rights
 from palestra.view.access import own_path
 from palestra.view.api import get_catalogue
 from palestra.view.app import Extension, PageContext, create_app, show_error
-from palestra.view.catalogue import Catalogue
 from palestra.view.places import mark_here
-from palestra.view.platform_routes import get_player
+from palestra.view.runs.catalogue import Catalogue
+from palestra.view.tasks.platform_routes import get_player
 
 FOLDER = Path(__file__).parent
 EVERYBODY, ADMINS = (*TRAINERS, Rights.METRICS), (Rights.ADMIN,)

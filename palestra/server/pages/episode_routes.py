@@ -13,7 +13,7 @@ from fastapi.responses import HTMLResponse
 
 from palestra.episodes.search import EpisodeSearch
 from palestra.server.broker.service import EpisodeService
-from palestra.server.core.callers import Caller
+from palestra.server.core.owners.callers import Caller
 from palestra.server.http.episode_access import EpisodesNow
 from palestra.server.pages.access import TrainerNow
 from palestra.server.pages.episode_state import PAGE, EpisodeOverview, read_episodes
@@ -21,9 +21,9 @@ from palestra.types.episode_wire import Cancel
 from palestra.types.episodes import EpisodeState
 from palestra.types.timelines import EpisodeTimeline
 from palestra.view.api import json_response
-from palestra.view.messages import show_messages
 from palestra.view.pages import Form
 from palestra.view.rendering import render
+from palestra.view.rollouts.messages import show_messages
 
 REASON = "by hand, on the page of episodes"
 

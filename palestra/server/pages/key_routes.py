@@ -19,7 +19,7 @@ from palestra.server.http.openapi import JSON_BODY
 from palestra.server.pages.access import AdminNow
 from palestra.store import Store
 from palestra.store.errors import KeyExists
-from palestra.store.keys import create_key, list_keys, revoke_key
+from palestra.store.queries.keys import create_key, list_keys, revoke_key
 from palestra.store.records import Key, NewKey, Rights
 from palestra.view.api import json_response
 from palestra.view.pages import Form

@@ -13,16 +13,16 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse
 from msgspec import Struct
 
-from palestra.server.core.callers import Caller
 from palestra.server.core.core import Core
 from palestra.server.core.errors import Refusal
-from palestra.server.core.owner_states import read_owners
+from palestra.server.core.owners.callers import Caller
+from palestra.server.core.owners.owner_states import read_owners
 from palestra.server.http.json_records import read_record
 from palestra.server.http.openapi import JSON_BODY
 from palestra.server.pages.access import AdminNow, LookerNow
 from palestra.server.pages.server_state import sees_all
+from palestra.store.queries.usage import UsageGrouping, UsageTotal, read_usage
 from palestra.store.records import EVERYBODY, LIMITS, Rights
-from palestra.store.usage import UsageGrouping, UsageTotal, read_usage
 from palestra.util.amounts import parse_amount
 from palestra.util.suggest import did_you_mean
 from palestra.view.api import json_response

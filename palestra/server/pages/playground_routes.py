@@ -17,19 +17,19 @@ from msgspec import Struct
 from palestra.chat import ChatTokenizer
 from palestra.runs.reader import Part
 from palestra.server.broker.service import EpisodeService
-from palestra.server.core.callers import Caller
+from palestra.server.core.owners.callers import Caller
 from palestra.server.core.paths import TinkerPath
 from palestra.server.model_api.service import ModelApi
 from palestra.server.pages.access import TrainerNow
 from palestra.store import Store
-from palestra.store.checkpoints import list_checkpoints
+from palestra.store.queries.checkpoints import list_checkpoints
 from palestra.store.records import CheckpointKind, CheckpointRow, Rights
 from palestra.util.json_types import JsonObject
 from palestra.view.api import json_response
-from palestra.view.messages import content_text, show_messages
 from palestra.view.rendering import render
-from palestra.view.rollout_detail import read_rollout
-from palestra.view.rollout_records import said_in
+from palestra.view.rollouts.messages import content_text, show_messages
+from palestra.view.rollouts.rollout_detail import read_rollout
+from palestra.view.rollouts.rollout_records import said_in
 
 MAX_CHECKPOINTS = 200
 MAX_TRACES = 100

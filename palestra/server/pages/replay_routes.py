@@ -16,17 +16,17 @@ from msgspec import Struct
 from palestra.runs.reader import Part
 from palestra.runs.record_files import RunError
 from palestra.runs.saved_checkpoints import list_checkpoints
-from palestra.server.core.callers import Caller
 from palestra.server.core.errors import Refusal
+from palestra.server.core.owners.callers import Caller
 from palestra.server.core.task_replays import TaskReplays
 from palestra.server.pages.access import AdminNow
 from palestra.server.pages.playground_routes import known_checkpoints, offered_models
 from palestra.view.api import Runs
-from palestra.view.catalogue import Catalogue
 from palestra.view.pages import Form
-from palestra.view.play_again import SAMPLES, PlayAgain
 from palestra.view.rendering import render
-from palestra.view.rollout_detail import RolloutDetail, read_rollout
+from palestra.view.rollouts.play_again import SAMPLES, PlayAgain
+from palestra.view.rollouts.rollout_detail import RolloutDetail, read_rollout
+from palestra.view.runs.catalogue import Catalogue
 
 pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 

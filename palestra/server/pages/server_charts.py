@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from palestra.server.core.activity import EVERY_S, RATE_S, Activity, EngineReading, ServerReading, rate
+from palestra.server.core.telemetry.activity import EVERY_S, RATE_S, Activity, EngineReading, ServerReading, rate
 from palestra.util.json_types import JsonObject
-from palestra.view.charts import Chart, Line, Series
-from palestra.view.metric_words import MetricWords
+from palestra.view.runs.charts import Chart, Line, Series
+from palestra.view.runs.metric_words import MetricWords
 
 RATE_READINGS = round(RATE_S / EVERY_S)
 

@@ -11,8 +11,8 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, StreamingResponse
 
-from palestra.server.core.activity import EVERY_S
 from palestra.server.core.core import Core
+from palestra.server.core.telemetry.activity import EVERY_S
 from palestra.server.pages.access import LookerNow, ServerAccess
 from palestra.server.pages.server_charts import CHARTS, WORDS, point, read_charts
 from palestra.server.pages.server_state import read_server, sees_all

@@ -10,7 +10,9 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from palestra import __version__
-from palestra.server.core.activity import (
+from palestra.server.core.core import Core
+from palestra.server.core.owners.callers import Caller
+from palestra.server.core.telemetry.activity import (
     LATENCY_S,
     RATE_S,
     Activity,
@@ -21,10 +23,8 @@ from palestra.server.core.activity import (
     quantile,
     rate,
 )
-from palestra.server.core.callers import Caller
-from palestra.server.core.core import Core
-from palestra.server.core.models import TrackedModel
-from palestra.server.core.workers import WorkerHandle
+from palestra.server.core.training.models import TrackedModel
+from palestra.server.core.workers.handle import WorkerHandle
 from palestra.server.replicas.runner import ReplicaRunner
 from palestra.store.records import Rights
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from palestra.server.core.adapter_depot import AdapterDepot, DepotAdapter
 from palestra.server.core.background import Background
+from palestra.server.core.checkpoints.adapter_depot import AdapterDepot, DepotAdapter
 from palestra.server.replicas.errors import ReplicaLost
 from palestra.server.replicas.loaded_adapters import LoadedAdapters
 from palestra.server.replicas.replica import Replica, Tell

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from palestra.config.serve import ReplicasConfig
-from palestra.server.core.adapter_depot import AdapterDepot
-from palestra.server.core.metrics import Metrics
-from palestra.server.core.watchdog import WatchdogTimeouts
-from palestra.server.core.workers import RemoteWorker, WorkerHandle
+from palestra.server.core.checkpoints.adapter_depot import AdapterDepot
+from palestra.server.core.telemetry.metrics import Metrics
+from palestra.server.core.workers.handle import RemoteWorker, WorkerHandle
+from palestra.server.core.workers.watchdog import WatchdogTimeouts
 from palestra.server.replicas.engine_replica import EngineReplica, ReplicaContext
 from palestra.server.replicas.own_replica import OwnReplica
 from palestra.server.replicas.runner import ReplicaRunner

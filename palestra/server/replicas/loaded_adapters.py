@@ -16,7 +16,7 @@ from typing import Protocol
 
 import structlog
 
-from palestra.server.core.adapter_depot import DepotAdapter
+from palestra.server.core.checkpoints.adapter_depot import DepotAdapter
 from palestra.server.replicas.errors import ReplicaError
 
 log = structlog.get_logger()

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from palestra.server.core.watchdog import RestartReason, WatchdogTimeouts
-from palestra.server.core.worker_link import WorkerFrame
-from palestra.server.core.workers import RemoteWorker, WorkerHandle
+from palestra.server.core.workers.handle import RemoteWorker, WorkerHandle
+from palestra.server.core.workers.link import WorkerFrame
+from palestra.server.core.workers.watchdog import RestartReason, WatchdogTimeouts
 from palestra.server.replicas.engine_replica import EngineReplica, ReplicaContext
 from palestra.types.engine import Hello, ToWorker, WorkerConfig
 

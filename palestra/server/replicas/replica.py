@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from palestra.server.core.adapter_depot import DepotAdapter
+from palestra.server.core.checkpoints.adapter_depot import DepotAdapter
 from palestra.server.replicas.loaded_adapters import LoadedAdapters
 from palestra.types.engine import Sample, Sampled, Streamed
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from palestra.server.core.adapter_depot import DepotAdapter
 from palestra.server.core.background import Background
-from palestra.server.core.metrics import Metrics
+from palestra.server.core.checkpoints.adapter_depot import DepotAdapter
+from palestra.server.core.telemetry.metrics import Metrics
 from palestra.server.replicas.affinity import Affinity
 from palestra.server.replicas.errors import ReplicaError, ReplicaLost
 from palestra.server.replicas.replica import Replica

@@ -13,12 +13,12 @@ from collections.abc import Callable
 
 import structlog
 
-from palestra.server.core.adapter_depot import AdapterDepot, AdapterUnavailable, DepotAdapter
 from palestra.server.core.background import Background
+from palestra.server.core.checkpoints.adapter_depot import AdapterDepot, AdapterUnavailable, DepotAdapter
 from palestra.server.core.errors import Refusal
-from palestra.server.core.metrics import Metrics
-from palestra.server.core.sample_runners import SampleRunner
-from palestra.server.core.workers import WorkerHandle
+from palestra.server.core.samples.runners import SampleRunner
+from palestra.server.core.telemetry.metrics import Metrics
+from palestra.server.core.workers.handle import WorkerHandle
 from palestra.server.replicas.errors import ReplicaBusy, ReplicaError, ReplicaLost, ReplicaRefused, UnknownAdapter
 from palestra.server.replicas.replica import Replica
 from palestra.server.replicas.replica_set import ReplicaSet

@@ -21,19 +21,19 @@ from pathlib import Path
 import msgspec
 from sqlalchemy import Connection
 
-from palestra.server.core.callers import Caller
-from palestra.server.core.checkpoints import key_of
+from palestra.server.core.checkpoints.files import key_of
 from palestra.server.core.core import Core
 from palestra.server.core.errors import Refusal, not_found
+from palestra.server.core.owners.callers import Caller
+from palestra.server.core.owners.quotas import exceeded
 from palestra.server.core.paths import ModelId, TinkerPath
-from palestra.server.core.quotas import exceeded
 from palestra.server.tinker.downloads import files_in
 from palestra.server.tinker.schemas_rest import CopyWeightsRequest
-from palestra.store import checkpoints as checkpoint_rows
-from palestra.store import models as model_rows
-from palestra.store import sessions as session_rows
 from palestra.store.errors import CheckpointExists, QuotaExceeded
-from palestra.store.quotas import check_checkpoint_bytes
+from palestra.store.queries import checkpoints as checkpoint_rows
+from palestra.store.queries import models as model_rows
+from palestra.store.queries import sessions as session_rows
+from palestra.store.queries.quotas import check_checkpoint_bytes
 from palestra.store.records import CheckpointRow, ModelRow, ModelStatus, SessionRow, SessionStatus
 from palestra.util.files import sync
 from palestra.util.json_types import JsonObject

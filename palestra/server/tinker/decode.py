@@ -15,8 +15,8 @@ from google.protobuf.message import DecodeError
 from pydantic import BaseModel, ValidationError
 
 from palestra.server.core.paths import check_run_id
-from palestra.server.core.routing_records import ProvenanceSpan
-from palestra.server.core.samplers import SampleCall
+from palestra.server.core.samples.samplers import SampleCall
+from palestra.server.core.training.routing_records import ProvenanceSpan
 from palestra.server.core.wire_errors import WireError, shown, wire_error_of
 from palestra.server.tinker import packed
 from palestra.server.tinker import schemas_data as schemas

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import accumulate, groupby
 from math import nan
 
-from palestra.server.core.futures import TrainFuture
+from palestra.server.core.training.futures import TrainFuture
 from palestra.server.tinker import packed
 from palestra.server.tinker import wire_pb2 as wire
 from palestra.server.tinker.schemas import FutureResponse

@@ -18,22 +18,22 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from palestra.server.core.callers import Caller
-from palestra.server.core.checkpoints import UPLOADS, key_of
+from palestra.server.core.checkpoints.files import UPLOADS, key_of
 from palestra.server.core.core import Core
-from palestra.server.core.disk_health import MIN_FREE_BYTES
 from palestra.server.core.errors import Refusal, not_found
+from palestra.server.core.owners.callers import Caller
+from palestra.server.core.owners.quotas import exceeded
+from palestra.server.core.owners.usage import day_of
 from palestra.server.core.paths import ModelId, TinkerPath
-from palestra.server.core.quotas import exceeded
-from palestra.server.core.usage import day_of
+from palestra.server.core.telemetry.disk_health import MIN_FREE_BYTES
 from palestra.server.core.wire_errors import shown
 from palestra.server.tinker.copies import add_detached_run
 from palestra.server.tinker.schemas_rest import ImportWeightsRequest
-from palestra.store import checkpoints as checkpoint_rows
 from palestra.store.errors import QuotaExceeded
-from palestra.store.quotas import check_checkpoint_bytes
+from palestra.store.queries import checkpoints as checkpoint_rows
+from palestra.store.queries.quotas import check_checkpoint_bytes
+from palestra.store.queries.usage import add_usage
 from palestra.store.records import CheckpointKind, CheckpointRow, CheckpointStatus, UsageCounts, UsageKey
-from palestra.store.usage import add_usage
 from palestra.types import LoraConfig
 from palestra.util.files import sync
 

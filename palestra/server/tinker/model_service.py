@@ -7,24 +7,24 @@ import time
 
 import msgspec
 
-from palestra.server.core.callers import Caller
 from palestra.server.core.core import Core
 from palestra.server.core.errors import Refusal, not_found
-from palestra.server.core.futures import RequestKind
 from palestra.server.core.lookup import Lookup, is_over
-from palestra.server.core.models import TrackedModel
+from palestra.server.core.owners.callers import Caller
+from palestra.server.core.owners.quotas import exceeded
 from palestra.server.core.paths import ModelId, TinkerPath
-from palestra.server.core.quotas import exceeded
-from palestra.server.core.routing_records import Scope
 from palestra.server.core.sessions import TinkerSession
 from palestra.server.core.teardown import unload
+from palestra.server.core.training.futures import RequestKind
+from palestra.server.core.training.models import TrackedModel
+from palestra.server.core.training.routing_records import Scope
 from palestra.server.tinker import encode
 from palestra.server.tinker import schemas as s
 from palestra.server.tinker.decode import PassRequest
 from palestra.server.tinker.encode import accepted
-from palestra.store import models as model_rows
 from palestra.store.errors import QuotaExceeded
-from palestra.store.quotas import insert_model_within
+from palestra.store.queries import models as model_rows
+from palestra.store.queries.quotas import insert_model_within
 from palestra.store.records import CheckpointRow, ModelRow
 from palestra.types import AdamParams, LoraConfig
 from palestra.types.engine import CreateModel, OptimStep, Pass

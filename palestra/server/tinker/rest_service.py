@@ -12,23 +12,23 @@ import time
 from pathlib import Path
 from typing import Literal
 
-from palestra.server.core.callers import Caller
-from palestra.server.core.checkpoints import key_of
+from palestra.server.core.checkpoints.files import key_of
 from palestra.server.core.core import Core
 from palestra.server.core.errors import Refusal, not_found
+from palestra.server.core.owners.callers import Caller
 from palestra.server.core.paths import TinkerPath, check_name, check_run_id, parse_kind
 from palestra.server.core.wire_errors import WireError, shown
 from palestra.server.tinker import schemas_account as a
 from palestra.server.tinker import schemas_rest as r
 from palestra.server.tinker.downloads import VALID_S, DownloadSigner, DownloadTicket, files_in, version_of
 from palestra.server.tinker.rest_objects import checkpoint_of, run_of, strings, summary_of, time_of
-from palestra.store import checkpoints as checkpoint_rows
-from palestra.store import models as model_rows
 from palestra.store import records
-from palestra.store import samplers as sampler_rows
-from palestra.store import sessions as session_rows
-from palestra.store.keys import revoke_key
-from palestra.store.session_search import search_sessions
+from palestra.store.queries import checkpoints as checkpoint_rows
+from palestra.store.queries import models as model_rows
+from palestra.store.queries import samplers as sampler_rows
+from palestra.store.queries import sessions as session_rows
+from palestra.store.queries.keys import revoke_key
+from palestra.store.queries.session_search import search_sessions
 
 Scope = Literal["owned", "accessible"]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from palestra.server.core.callers import Caller
 from palestra.server.core.core import Core
 from palestra.server.core.errors import Refusal, not_found
-from palestra.server.core.futures import RequestKind, SampleFuture, TrainFuture
 from palestra.server.core.lookup import why_down
+from palestra.server.core.owners.callers import Caller
 from palestra.server.core.paths import SampleRequestId, parse_request_id
+from palestra.server.core.training.futures import RequestKind, SampleFuture, TrainFuture
 from palestra.server.tinker import encode
 from palestra.server.tinker import schemas as s
 from palestra.types.engine import EngineFailure, PassResult, Sampled, Saved, StepDone, decode_from_worker

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 
-from palestra.server.core.callers import Caller
 from palestra.server.core.core import Core
 from palestra.server.core.errors import Refusal
 from palestra.server.core.lookup import Lookup
+from palestra.server.core.owners.callers import Caller
 from palestra.server.core.paths import SamplerId, TinkerPath
-from palestra.server.core.samplers import SampleCall, SamplingSessions
+from palestra.server.core.samples.samplers import SampleCall, SamplingSessions
 from palestra.server.tinker import schemas as s
 from palestra.server.tinker.schemas_rest import SamplerResponse
 from palestra.store.records import SamplerRow as SamplerRow

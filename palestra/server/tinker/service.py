@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from palestra.server.core.core import Core
 from palestra.server.core.lookup import Lookup
-from palestra.server.core.samplers import SamplingSessions
+from palestra.server.core.samples.samplers import SamplingSessions
 from palestra.server.tinker.model_service import ModelService
 from palestra.server.tinker.result_service import ResultService
 from palestra.server.tinker.sampling_service import SamplingService

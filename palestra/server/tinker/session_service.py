@@ -5,13 +5,13 @@ from __future__ import annotations
 import secrets
 import time
 
-from palestra.server.core.callers import Caller
 from palestra.server.core.core import Core
 from palestra.server.core.errors import Refusal, not_found
+from palestra.server.core.owners.callers import Caller
 from palestra.server.core.sessions import TinkerSession
 from palestra.server.core.teardown import end_session
 from palestra.server.tinker import schemas as s
-from palestra.store import sessions as session_rows
+from palestra.store.queries import sessions as session_rows
 from palestra.store.records import SessionRow as SessionRow
 
 

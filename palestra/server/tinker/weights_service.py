@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from palestra.server.core.callers import Caller
 from palestra.server.core.core import Core
 from palestra.server.core.errors import Refusal
-from palestra.server.core.futures import RequestKind
 from palestra.server.core.lookup import Lookup
-from palestra.server.core.models import TrackedModel
+from palestra.server.core.owners.callers import Caller
 from palestra.server.core.paths import SamplerId, TinkerPath, TrainRequestId, check_name
-from palestra.server.core.samplers import SamplingSessions
+from palestra.server.core.samples.samplers import SamplingSessions
+from palestra.server.core.training.futures import RequestKind
+from palestra.server.core.training.models import TrackedModel
 from palestra.server.tinker import encode
 from palestra.server.tinker import schemas as s
 from palestra.server.tinker.encode import accepted

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from palestra.config.serve import VllmConfig
-from palestra.server.core.adapter_depot import AdapterDepot, DepotAdapter
+from palestra.server.core.checkpoints.adapter_depot import AdapterDepot, DepotAdapter
 from palestra.server.replicas.errors import ReplicaRefused, ReplicaUnfit, UnknownAdapter
 from palestra.server.vllm.client import VllmClient
 from palestra.types import LoraConfig

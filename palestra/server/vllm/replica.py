@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import structlog
 
 from palestra.config.serve import VllmConfig
-from palestra.server.core.adapter_depot import AdapterDepot, DepotAdapter
+from palestra.server.core.checkpoints.adapter_depot import AdapterDepot, DepotAdapter
 from palestra.server.replicas.errors import ReplicaError, ReplicaLost, ReplicaUnfit, UnknownAdapter
 from palestra.server.replicas.loaded_adapters import LoadedAdapters
 from palestra.server.replicas.replica import Replica, Tell

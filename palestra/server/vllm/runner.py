@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from palestra.config.serve import ModelConfig
-from palestra.server.core.adapter_depot import AdapterDepot
+from palestra.server.core.checkpoints.adapter_depot import AdapterDepot
 from palestra.server.core.errors import Refusal
-from palestra.server.core.metrics import Metrics
-from palestra.server.core.workers import WorkerError, WorkerHandle
+from palestra.server.core.telemetry.metrics import Metrics
+from palestra.server.core.workers.handle import WorkerError, WorkerHandle
 from palestra.server.replicas.errors import ReplicaError
 from palestra.server.replicas.runner import ReplicaRunner
 from palestra.server.vllm.params import ServedModelFacts, check_request

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from palestra.model.loading.spec import ModelSpec
-from palestra.model.lora.adapters import UNEMBED, Adapter, AdapterPool, SiteName
+from palestra.model.lora.adapters import Adapter, AdapterPool
 from palestra.model.lora.buckets import BucketedLora, RowRun
+from palestra.model.lora.layout import UNEMBED, SiteName
 from palestra.types import LoraConfig
 
 Close = Callable[[Tensor, Tensor], None]

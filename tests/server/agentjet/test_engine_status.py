@@ -15,10 +15,10 @@ from palestra.server.agentjet.trainer import AgentJetTrainer, TrainerRefusal
 from palestra.server.agentjet.trainer_records import TrainerRecord, TrainerRecords
 from palestra.server.agentjet.trainer_status import FED_S, has_begun, why_not
 from palestra.server.broker.service import EpisodeService
-from palestra.server.core.metrics import Metrics
-from palestra.server.core.observer import CallObserver
+from palestra.server.core.telemetry.metrics import Metrics
+from palestra.server.core.telemetry.observer import CallObserver
 from palestra.store import Store
-from palestra.store.keys import hash_key, list_keys
+from palestra.store.queries.keys import hash_key, list_keys
 from palestra.store.records import Rights
 from palestra.types.episodes import ClaimRequest, EndRequest, EpisodeResult, NewGroup, RunInfo, RunSettings
 from palestra.types.rollouts import Task

@@ -15,8 +15,8 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from palestra.server.core.checkpoint_storage import MANIFEST, CheckpointStorage
-from palestra.server.core.checkpoints import CheckpointFiles
+from palestra.server.core.checkpoints.files import CheckpointFiles
+from palestra.server.core.checkpoints.storage import MANIFEST, CheckpointStorage
 from palestra.store import Store
 from palestra.util.object_storage import ObjectLost, ObjectStorage, StorageError
 

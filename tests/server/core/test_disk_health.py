@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from palestra.server.core.disk_health import DiskHealth
+from palestra.server.core.telemetry.disk_health import DiskHealth
 
 
 def test_a_disk_without_room_is_named_and_one_with_room_is_not(tmp_path: Path) -> None:

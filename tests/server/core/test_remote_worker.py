@@ -20,12 +20,12 @@ import zmq
 from safetensors.numpy import load_file
 
 from palestra import __version__
-from palestra.server.core.link_security import LinkNetwork
-from palestra.server.core.watchdog import RestartReason, WatchdogTimeouts
-from palestra.server.core.worker_files import WorkerFiles
-from palestra.server.core.worker_link import WorkerFrame, WorkerLink
-from palestra.server.core.worker_places import LocalPlace, LocalWorker, environment_of
-from palestra.server.core.workers import RemoteWorker, WorkerHandle, known_facts
+from palestra.server.core.workers.files import WorkerFiles
+from palestra.server.core.workers.handle import RemoteWorker, WorkerHandle, known_facts
+from palestra.server.core.workers.link import WorkerFrame, WorkerLink
+from palestra.server.core.workers.link_security import LinkNetwork
+from palestra.server.core.workers.places import LocalPlace, LocalWorker, environment_of
+from palestra.server.core.workers.watchdog import RestartReason, WatchdogTimeouts
 from palestra.types import AdamParams, Datum, LoraConfig, TensorData
 from palestra.types.engine import (
     CreateModel,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from palestra.server.core.routing_records import ProvenanceSpan, RoutingRecords
+from palestra.server.core.training.routing_records import ProvenanceSpan, RoutingRecords
 from palestra.types import RoutedExperts, SampledSequence, StopReason
 
 SCOPE = ("ada", "moe")

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from palestra.server.core import snapshot_copies
-from palestra.server.core.snapshot_copies import SnapshotCopies
-from palestra.server.core.watchdog import WatchdogTimeouts
-from palestra.server.core.workers import WorkerHandle
+from palestra.server.core.checkpoints import snapshot_copies
+from palestra.server.core.checkpoints.snapshot_copies import SnapshotCopies
+from palestra.server.core.workers.handle import WorkerHandle
+from palestra.server.core.workers.watchdog import WatchdogTimeouts
 from palestra.store import Store
 from palestra.types.engine import SamplerSpooled, Snapshotted, WorkerConfig
 from tests.waiting import until

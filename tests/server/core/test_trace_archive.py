@@ -11,7 +11,7 @@ import zstandard
 
 from palestra.server.core.trace_archive import ArchivedTrace, TraceArchive
 from palestra.store import Store
-from palestra.store.traces import Purge, Trace, TraceTurn, TurnFacts, TurnSample, append_turn, list_traces
+from palestra.store.queries.traces import Purge, Trace, TraceTurn, TurnFacts, TurnSample, append_turn, list_traces
 from palestra.util.object_storage import StorageError
 
 FACTS = TurnFacts(

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from palestra.server.core.metrics import Metrics
-from palestra.server.core.usage import UsageAccount
+from palestra.server.core.owners.usage import UsageAccount
+from palestra.server.core.telemetry.metrics import Metrics
 from palestra.store import Store
-from palestra.store.models import insert_model
+from palestra.store.queries.models import insert_model
+from palestra.store.queries.sessions import insert_session
+from palestra.store.queries.usage import read_usage, usage_seqs
 from palestra.store.records import ModelRow, SessionRow
-from palestra.store.sessions import insert_session
-from palestra.store.usage import read_usage, usage_seqs
 from palestra.store.usage_log import UsageLog
 from palestra.types import LoraConfig
 from palestra.types.engine import DatumOutput, PassResult

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tinker import types
 
-from palestra.server.core.watchdog import LOOKS, RestartReason, Watchdog, WatchdogTimeouts
+from palestra.server.core.workers.watchdog import LOOKS, RestartReason, Watchdog, WatchdogTimeouts
 from palestra.types.engine import WorkerHeartbeat
 from tests.server.test_faults import batch
 from tests.waiting import PATIENCE_S

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import zmq
 
-from palestra.server.core.worker_link import WorkerLink, address_in
+from palestra.server.core.workers.link import WorkerLink, address_in
 from palestra.types.engine import Hello, ModelCard, Ping, Snapshotted, encode_message
 
 CARD = ModelCard(folder="", architecture="", vocab_size=1, max_positions=1, parameters=1, dtype="float32", device="cpu")

@@ -15,8 +15,8 @@ from sqlalchemy import Connection, text
 from palestra.config.serve import EpisodesConfig
 from palestra.server.broker.board_writer import NotSaved
 from palestra.server.broker.service import EpisodeService
-from palestra.server.core.metrics import Metrics
-from palestra.server.core.observer import CallObserver
+from palestra.server.core.telemetry.metrics import Metrics
+from palestra.server.core.telemetry.observer import CallObserver
 from palestra.store import Store
 from palestra.types.episodes import NewGroup, Registered
 from palestra.types.rollouts import Task

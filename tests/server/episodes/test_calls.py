@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from palestra.server.broker.attempt_keys import EpisodeKeys
-from palestra.server.core.callers import AttemptRef
+from palestra.server.core.owners.callers import AttemptRef
 from tests.server.episodes.conftest import Api, group, ref
 
 BEHIND_A_PROXY = {"x-forwarded-for": "127.0.0.1", "x-forwarded-proto": "http"}

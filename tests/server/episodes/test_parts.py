@@ -20,11 +20,11 @@ from palestra.server.broker.clock import MOST_S, Clock
 from palestra.server.broker.deliveries import played_turns
 from palestra.server.broker.signals import NamedEvents
 from palestra.server.broker.waiting_claims import PassedOver, Waiter, WaitingClaims
-from palestra.server.core.callers import AttemptRef
 from palestra.server.core.errors import Refusal
+from palestra.server.core.owners.callers import AttemptRef
 from palestra.server.http.json_records import record_of
 from palestra.store import Store
-from palestra.store.traces import Trace, TraceTurn, TurnFacts, TurnKey, TurnSample, append_turn, note_unanswered
+from palestra.store.queries.traces import Trace, TraceTurn, TurnFacts, TurnKey, TurnSample, append_turn, note_unanswered
 from palestra.types.episodes import NewGroup
 
 

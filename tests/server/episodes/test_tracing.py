@@ -17,7 +17,7 @@ from palestra.server.broker import observer as observing
 from palestra.server.broker.clock import Clock
 from palestra.server.broker.observer import EpisodeObserver
 from palestra.server.broker.tracing import AttemptTrace, attempt_spans, read_traceparent, traceparent_of
-from palestra.server.core.spans import SpanRef
+from palestra.server.core.telemetry.spans import SpanRef
 from palestra.types.episodes import (
     ClaimRequest,
     EndRequest,
@@ -127,7 +127,7 @@ def test_spans_have_the_time_of_the_wall_clock_after_a_machine_was_asleep() -> N
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-    from palestra.server.core.otlp import OtlpExporter
+    from palestra.server.core.telemetry.otlp import OtlpExporter
 
     response, steady, wall = InMemorySpanExporter(), [0.0], [1000.0]
     clock = Clock(lambda: wall[0], lambda: steady[0])

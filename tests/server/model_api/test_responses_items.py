@@ -39,7 +39,7 @@ from palestra.server.model_api.responses.request import chat_request as translat
 from palestra.server.model_api.responses.response_body import ResponseHeader, response_body
 from palestra.server.model_api.responses.schemas import ResponsesRequest
 from palestra.server.model_api.responses.stream import response_events
-from palestra.store.traces import TurnKey
+from palestra.store.queries.traces import TurnKey
 from palestra.types import SampleResult
 from palestra.types.sampling import SampledSequence, StopReason
 

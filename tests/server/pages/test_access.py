@@ -10,7 +10,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from palestra.view.app import create_app
-from palestra.view.catalogue import Catalogue
+from palestra.view.runs.catalogue import Catalogue
 from tests.waiting import until
 
 PAGES = ("/server", "/episodes", "/playground", "/traces", "/platform", "/gym", "/keys")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from palestra.server.core.adapter_depot import DepotAdapter
-from palestra.server.core.metrics import Metrics
+from palestra.server.core.checkpoints.adapter_depot import DepotAdapter
+from palestra.server.core.telemetry.metrics import Metrics
 from palestra.server.replicas.errors import ReplicaLost
 from palestra.server.replicas.replica import Replica, Tell
 from palestra.server.replicas.replica_set import ReplicaSet

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 from tinker import types
 
-from palestra.server.core.completions import AT_ONCE
-from palestra.server.core.sample_numbers import BLOCK
+from palestra.server.core.samples.completions import AT_ONCE
+from palestra.server.core.samples.numbers import BLOCK
 from tests.server.raw import NAME, Raw, ok
 from tests.server.test_limits import standstill
 

@@ -17,11 +17,11 @@ from palestra.server.app import create_app
 from palestra.server.core.sessions import TinkerSession as LiveSession
 from palestra.server.services import ServerServices
 from palestra.store import FileJournal, Store
-from palestra.store import checkpoints as checkpoint_rows
-from palestra.store import models as model_rows
-from palestra.store import samplers as sampler_rows
-from palestra.store import sessions as session_rows
-from palestra.store.keys import create_key
+from palestra.store.queries import checkpoints as checkpoint_rows
+from palestra.store.queries import models as model_rows
+from palestra.store.queries import samplers as sampler_rows
+from palestra.store.queries import sessions as session_rows
+from palestra.store.queries.keys import create_key
 from palestra.store.records import CheckpointKind, ModelRow, PendingSave, Rights, SamplerRow, SessionRow
 from palestra.types import LoraConfig
 from tests.waiting import until

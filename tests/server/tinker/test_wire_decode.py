@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tinker import types as sdk
 from tinker.proto.request_conv import forward_backward_request_to_proto
 
-from palestra.server.core.routing_records import ProvenanceSpan
+from palestra.server.core.training.routing_records import ProvenanceSpan
 from palestra.server.core.wire_errors import TooLarge, WireError
 from palestra.server.http.body import decompress
 from palestra.server.tinker import decode

@@ -14,10 +14,10 @@ from structlog.testing import capture_logs
 
 from palestra.config.bundled import bundled_model
 from palestra.config.serve import ModelConfig, VllmConfig
-from palestra.server.core.adapter_depot import AdapterDepot
-from palestra.server.core.metrics import Metrics
-from palestra.server.core.watchdog import WatchdogTimeouts
-from palestra.server.core.workers import WorkerError, WorkerHandle
+from palestra.server.core.checkpoints.adapter_depot import AdapterDepot
+from palestra.server.core.telemetry.metrics import Metrics
+from palestra.server.core.workers.handle import WorkerError, WorkerHandle
+from palestra.server.core.workers.watchdog import WatchdogTimeouts
 from palestra.server.vllm.process import AdapterSource
 from palestra.server.vllm.runner import VllmRunner
 from palestra.types.engine import ModelCard, WorkerConfig

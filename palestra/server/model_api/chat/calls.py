@@ -13,8 +13,8 @@ from palestra.chat import ChatTokenizer
 from palestra.chat.answer_formats import answer_start, output_parser
 from palestra.chat.conversation_cache import Prompt, PromptRequest, SampledReply, SampleLocation
 from palestra.chat.tool_parsers import AnswerStart
-from palestra.server.core.callers import Caller
-from palestra.server.core.metrics import Metrics
+from palestra.server.core.owners.callers import Caller
+from palestra.server.core.telemetry.metrics import Metrics
 from palestra.server.model_api.chat.choice_stream import ChoiceStream, streamed_tokens
 from palestra.server.model_api.chat.events import (
     ChatAnswer,

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from palestra.chat import ChatTokenizer
 from palestra.chat.output_parser import ContentPiece, ReasoningPiece
-from palestra.store.traces import TurnKey
+from palestra.store.queries.traces import TurnKey
 from palestra.types.sampling import SampledSequence, SampleResult, TopLogprobs
 
 

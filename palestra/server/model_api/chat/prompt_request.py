@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from palestra.chat import ChatTokenizer
 from palestra.chat.prompt_records import HistoryMode, PromptRequest, TokenPrefix
-from palestra.server.core.callers import Caller
+from palestra.server.core.owners.callers import Caller
 from palestra.server.model_api.chat.messages import check_depth, given_tokens, read_messages, read_tools
 from palestra.server.model_api.chat.schemas import ChatRequest, TokenizeRequest
 from palestra.server.model_api.errors import invalid

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeVar
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from palestra.server.core.callers import Caller
+from palestra.server.core.owners.callers import Caller
 from palestra.server.http.access import CallerNow, ModelCallerNow
 from palestra.server.http.body import decoded, read_body
 from palestra.server.http.openapi import JSON_BODY, LINES, OR_EVENTS, OR_LINES, refusals

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from palestra.chat import ChatTokenizer
 from palestra.chat.conversation_cache import HistoryMatch
-from palestra.server.core.callers import Caller
+from palestra.server.core.owners.callers import Caller
 from palestra.server.model_api.chat.params import sampling_params, shown_params
 from palestra.server.model_api.chat.sampling_bounds import bounded, bounded_tokens, check_left_out
 from palestra.server.model_api.chat.schemas import ChatRequest, SamplingFields
@@ -20,7 +20,7 @@ from palestra.server.model_api.client_headers import ClientHeaders
 from palestra.server.model_api.engine_sampler import SampleOutcome
 from palestra.server.model_api.errors import invalid, too_long
 from palestra.server.model_api.model_resolver import SamplingTarget
-from palestra.store.traces import AGENT, TurnFacts
+from palestra.store.queries.traces import AGENT, TurnFacts
 from palestra.types import Grammar, SampleRequest
 
 C_co = TypeVar("C_co", bound=SamplingFields, covariant=True)

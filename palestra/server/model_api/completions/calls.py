@@ -12,8 +12,8 @@ from contextlib import aclosing
 from palestra.chat import ChatTokenizer
 from palestra.chat.conversation_cache import HistoryMatch
 from palestra.chat.errors import TooLongError
-from palestra.server.core.callers import Caller
 from palestra.server.core.errors import Refusal
+from palestra.server.core.owners.callers import Caller
 from palestra.server.model_api.chat.output_grammar import text_grammar
 from palestra.server.model_api.chat.response_bodies import CompletionHeader, failed_chunk
 from palestra.server.model_api.chat.sampling_plan import CallOrigin, OutputOptions, SamplingPlan, plan

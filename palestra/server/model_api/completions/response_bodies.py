@@ -18,7 +18,7 @@ from palestra.server.model_api.chat.stop_detokenizer import Detokenizer
 from palestra.server.model_api.chat.token_logprobs import TokenNames
 from palestra.server.model_api.engine_sampler import SampleOutcome
 from palestra.server.model_api.sse import event
-from palestra.store.traces import TurnFacts
+from palestra.store.queries.traces import TurnFacts
 from palestra.types.engine import StreamedTokens
 from palestra.types.sampling import SampledSequence, StopReason
 from palestra.util.json_types import JsonObject

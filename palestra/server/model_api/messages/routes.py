@@ -10,7 +10,7 @@ import secrets
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from palestra.server.core.callers import Caller
+from palestra.server.core.owners.callers import Caller
 from palestra.server.http.access import ModelCallerNow
 from palestra.server.http.body import decoded, read_body
 from palestra.server.http.openapi import JSON_BODY, OR_EVENTS, refusals

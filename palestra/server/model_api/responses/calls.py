@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from palestra.server.core.callers import Caller
+from palestra.server.core.owners.callers import Caller
 from palestra.server.model_api.chat.calls import ChatCalls, ChatOrigin
 from palestra.server.model_api.chat.events import ChatAnswer
 from palestra.server.model_api.chat.sampling_plan import CallOrigin

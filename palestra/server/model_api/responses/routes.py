@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from palestra.server.core.callers import Caller
 from palestra.server.core.errors import ApiError
+from palestra.server.core.owners.callers import Caller
 from palestra.server.core.wire_errors import shown
 from palestra.server.http.access import ModelCallerNow
 from palestra.server.http.body import decoded, read_body

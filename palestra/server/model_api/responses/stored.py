@@ -10,14 +10,15 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from palestra.server.core.callers import Caller
 from palestra.server.core.errors import ApiError
+from palestra.server.core.owners.callers import Caller
 from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.json_text import dumps
-from palestra.store import Store, traces
-from palestra.store import responses as rows
-from palestra.store.responses import StoredResponse
-from palestra.store.traces import TurnKey
+from palestra.store import Store
+from palestra.store.queries import responses as rows
+from palestra.store.queries import traces
+from palestra.store.queries.responses import StoredResponse
+from palestra.store.queries.traces import TurnKey
 from palestra.util.json_types import JsonObject
 
 NO_PREVIOUS = "previous_response_id", "previous_response_not_found"

@@ -29,7 +29,7 @@ from palestra.server.model_api.chat.events import (
 from palestra.server.model_api.messages.response_body import whole
 from palestra.server.model_api.messages.schemas import MessagesRequest
 from palestra.server.model_api.messages.stream import lines
-from palestra.store.traces import TurnKey
+from palestra.store.queries.traces import TurnKey
 from palestra.types.sampling import SampledSequence, SampleResult, StopReason
 
 CALL: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}

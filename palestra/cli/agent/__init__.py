@@ -1,0 +1,1 @@
+"""`palestra agent`: command-line agents and coding tasks. Begin at `commands`."""

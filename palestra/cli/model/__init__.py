@@ -1,0 +1,1 @@
+"""`palestra model`: folders with models. Begin at `commands`."""

@@ -1,0 +1,152 @@
+"""What `palestra model info --plan` shows: the memory of a model that is sampled and trained, before it is loaded.
+
+Owns: the estimate. Never touches: the weights themselves, the device.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from palestra.model.loading.spec import ModelSpec
+from palestra.model.loading.weight_files import WeightFiles
+from palestra.model.lora.layout import Layout
+from palestra.model.quantised.forms import FORMS, Form
+from palestra.model.training.head import CHUNK_CELLS
+from palestra.types import LoraConfig
+
+LAYER = re.compile(r"\.layers\.\d+\.")
+PLAIN = re.compile(r"(conv1d|in_proj_(a|b|ba)|kv_b_proj|(mlp|mixer)\.gate|router|shared_expert_gate)(\.weight)?$|bias$")
+"""What is never quantised in layers, though it has two dimensions."""
+LEFT_OUT = re.compile(r"^mtp\.|visual|vision_tower|audio_tower|embed_(vision|audio)")
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+ADAPTER_COPIES = 4  # weight, gradient, and the two moments of Adam, in float32
+RUNTIME_BYTES = 1 << 30  # CUDA's own, its libraries and kernels, and what the allocator leaves between blocks
+MAX_TOKENS, MIN_TOKENS = 8192, 512
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    memory_bytes: int
+    rows: int
+    """Sequences that are sampled at once."""
+    context: int
+    """Tokens of each."""
+    weights: str | None = None
+    rank: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    weights_bytes: int
+    scratch_bytes: int
+    """One weight at a time, written out; 0 without quantising."""
+    adapter_bytes: int
+    """One adapter in training."""
+    kv_bytes: int
+    state_bytes: int
+    training_bytes: int
+    """Activations of a micro-batch that are kept or computed again, and the logits of a chunk."""
+    runtime_bytes: int
+    micro_batch_tokens: int
+    """The largest micro-batch that fits, or the smallest sensible one."""
+    total_bytes: int
+    memory_bytes: int
+    fits: bool
+    settings: list[str]
+    """With which `palestra serve` uses so much."""
+
+
+def plan_memory(files: WeightFiles, spec: ModelSpec, request: PlanRequest) -> MemoryPlan:
+    """The memory to train with recomputed activations and to sample `rows` sequences of `context` tokens."""
+    form = FORMS.get(request.weights or "")
+    item = 2 if request.weights == "bf16" else DTYPE_BYTES.get(spec.dtype, 4)
+    weights, scratch = weight_bytes({name: files.shape(name) for name in files}, form, item)
+    adapter = adapter_bytes(spec, request.rank, item)
+    kv = request.rows * request.context * spec.kv_numbers_per_token * item
+    states = request.rows * spec.state_bytes(item)
+    fixed = weights + scratch + adapter + kv + states + RUNTIME_BYTES
+    tokens = MAX_TOKENS
+    while tokens > MIN_TOKENS and fixed + training_bytes(spec, tokens, item) > request.memory_bytes:
+        tokens //= 2
+    total = fixed + training_bytes(spec, tokens, item)
+    return MemoryPlan(
+        weights_bytes=weights,
+        scratch_bytes=scratch,
+        adapter_bytes=adapter,
+        kv_bytes=kv,
+        state_bytes=states,
+        training_bytes=training_bytes(spec, tokens, item),
+        runtime_bytes=RUNTIME_BYTES,
+        micro_batch_tokens=tokens,
+        total_bytes=total,
+        memory_bytes=request.memory_bytes,
+        fits=total <= request.memory_bytes,
+        settings=_settings(request, tokens),
+    )
+
+
+def weight_bytes(shapes: Mapping[str, tuple[int, ...]], form: Form | None, item: int) -> tuple[int, int]:
+    """Bytes of all weights, and of the largest one that is written out before its product."""
+    total, joined = 0, Counter[str]()
+    for name, shape in shapes.items():
+        if LEFT_OUT.search(name):
+            continue
+        size, inputs = math.prod(shape), shape[-1] if len(shape) > 1 else 0
+        if form is not None and is_product(name, shape) and form.fits(inputs):
+            total += form.size_bytes(size // inputs, inputs)
+            joined[_product(name)] += size * item
+        else:
+            total += size * item
+    return total, max(joined.values(), default=0)
+
+
+def is_product(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether it is a weight of a layer's products."""
+    return len(shape) > 1 and LAYER.search(name) is not None and PLAIN.search(name) is None
+
+
+def adapter_bytes(spec: ModelSpec, rank: int, item: int) -> int:
+    """One adapter in training."""
+    return Layout.of(spec, LoraConfig(rank=rank)).size * (4 * ADAPTER_COPIES + (item if item < 4 else 0))
+
+
+def _product(name: str) -> str:
+    """What is written out together has one name: projections of one input, and all experts of a layer."""
+    name = re.sub(r"\.experts\.\d+\.", ".experts.", name)
+    return re.sub(r"\.(gate|up)_proj", ".gate_up_proj", re.sub(r"\.[qkv]_proj", ".qkv_proj", name))
+
+
+def training_bytes(spec: ModelSpec, tokens: int, item: int, *, kind: str = "cuda", checkpointing: bool = True) -> int:
+    """With checkpointing each layer keeps its two inputs, without it all of its activations; one layer at a time has
+    all of them, and their gradients."""
+    experts = next(iter(spec.experts.values()), None)
+    visits = 0 if experts is None else experts.per_token * (5 * experts.size + 2 * spec.hidden_size)
+    heads, wide = spec.q_size + 2 * spec.kv_size, max(5 * spec.intermediate_size, visits)
+    inside = 4 * spec.hidden_size + 3 * heads + wide
+    without = 2 * spec.hidden_size + 3 * heads // 2 + 3 * wide // 5
+    kept = spec.n_layers * (2 * spec.hidden_size if checkpointing else without)
+    logits = CHUNK_CELLS[kind] * (item + 4)
+    return tokens * (kept + 2 * inside) * item + logits
+
+
+def _settings(request: PlanRequest, tokens: int) -> list[str]:
+    weights = [f"models.0.weights={request.weights}"] if request.weights else []
+    return [
+        *weights,
+        "models.0.checkpointing=true",
+        f"models.0.micro_batch_tokens={tokens}",
+        f"models.0.max_sample_rows={request.rows}",
+        f"models.0.cache_tokens={request.rows * request.context}",
+    ]
+
+
+def device_memory() -> int:
+    """The memory of this machine's GPU, or its main memory."""
+    import psutil
+    import torch
+
+    return torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else psutil.virtual_memory().total

@@ -1,0 +1,259 @@
+"""What `palestra serve --dry-run` shows: which rank goes to which device and how much memory it needs, before anything
+starts; and where that is more than there is, the nearest settings with which it fits.
+
+Owns: the placement, the estimate of each rank, the search. Never touches: the weights themselves, processes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from palestra.cli.model.plan import (
+    ADAPTER_COPIES,
+    DTYPE_BYTES,
+    LAYER,
+    RUNTIME_BYTES,
+    is_product,
+    training_bytes,
+    weight_bytes,
+)
+from palestra.config.serve import ModelConfig
+from palestra.engine.torch_trainer import token_budget
+from palestra.model.errors import UnsupportedModel
+from palestra.model.loading.parameter_counts import count_parameters
+from palestra.model.loading.spec import ModelSpec
+from palestra.model.loading.tensor_share import TensorShare, require_divisible
+from palestra.model.loading.weight_files import WeightFiles
+from palestra.model.lora.layout import Layout
+from palestra.model.quantised.forms import FORMS
+from palestra.model.sampling.sampler import CPU_CACHE_BYTES
+from palestra.types import LoraConfig
+
+LORA_RANK = 32
+MIN_TOKENS = 512
+MAX_GPUS = 64
+FEWER_BITS = ("int8", "int4")
+SMALL_CACHES = (8 * 4096, 2 * 4096)  # tokens
+GATHERED_LAYERS = 2  # one computes while the next one comes
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlan:
+    """One rank and its memory, in bytes by what it is for."""
+
+    model: str
+    rank: int
+    device: str
+    parts: dict[str, int]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class ServePlan:
+    ranks: list[RankPlan]
+    memory: dict[str, int]
+    """Bytes that each device has."""
+    advice: dict[str, list[str] | None] = field(default_factory=dict)
+    """For models that do not fit: settings with which each would by itself, or None if none was found."""
+
+    @property
+    def too_full(self) -> list[str]:
+        """Devices on which more is needed than there is."""
+        used = Counter[str]()
+        for rank in self.ranks:
+            used[rank.device] += rank.total_bytes
+        return [device for device, size in used.items() if size > self.memory[device]]
+
+
+def plan_serving(models: list[ModelConfig], memory_bytes: int | None = None) -> ServePlan:
+    """`memory_bytes`: of each device, where this machine does not have those that are planned for."""
+    ranks: list[RankPlan] = []
+    memory: dict[str, int] = {}
+    for model in models:
+        devices = [_device_name(device) for device in model.devices]
+        memory |= {device: memory_bytes or _device_memory(device) for device in devices}
+        ranks += _ranks_of(model, _Facts.of(model), devices, memory)
+    plan = ServePlan(ranks, memory)
+    full = set(plan.too_full)
+    for number, model in enumerate(models):
+        if full & {_device_name(device) for device in model.devices}:
+            found = _nearest(model, _Facts.of(model), memory_bytes or max(memory.values()))
+            settings = None if found is None else [f"models.{number}.{name}={value}" for name, value in found.items()]
+            plan.advice[model.name[0]] = settings
+    return plan
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    spec: ModelSpec
+    stored: dict[str, tuple[int, ...]]
+    """Shapes by name."""
+
+    @classmethod
+    def of(cls, model: ModelConfig) -> _Facts:
+        with WeightFiles(model.path) as files:
+            return cls(ModelSpec.from_folder(model.path), {name: files.shape(name) for name in files})
+
+    def layer_products(self, item: int) -> Counter[str]:
+        """Bytes of what can be divided among ranks, by layer."""
+        found = Counter[str]()
+        for name, shape in self.stored.items():
+            if is_product(name, shape):
+                layer = re.search(LAYER, name)
+                found[layer.group() if layer else ""] += prod(shape) * item
+        return found
+
+
+def _ranks_of(model: ModelConfig, facts: _Facts, devices: list[str], memory: Mapping[str, int]) -> list[RankPlan]:
+    on_device, planned = Counter(devices), dict[tuple[bool, str, int], dict[str, int]]()
+    ranks = []
+    for rank, device in enumerate(devices):
+        room = memory[device] // on_device[device]
+        samples = rank < model.parallel.tensor and model.sampler == "torch"
+        key = samples, device.partition(":")[0], room  # those on equal devices need the same
+        if key not in planned:
+            planned[key] = _parts(model, facts, device, room, samples=samples)
+        ranks.append(RankPlan(model.name[0], rank, device, planned[key]))
+    return ranks
+
+
+def _parts(model: ModelConfig, facts: _Facts, device: str, room: int, *, samples: bool) -> dict[str, int]:
+    spec, kind, tensor = facts.spec, device.partition(":")[0], model.parallel.tensor
+    own = TensorShare(0, tensor).spec(spec)
+    item = 2 if model.weights == "bf16" else DTYPE_BYTES.get(model.dtype or spec.dtype, 4)
+    weights, scratch = weight_bytes(facts.stored, FORMS.get(model.weights or ""), item)
+    layers = facts.layer_products(item)
+    weights -= layers.total() - layers.total() // max(model.parallel.shard, tensor)
+    gathered = GATHERED_LAYERS * max(layers.values(), default=0) if model.parallel.shard > 1 else 0
+    tokens = model.micro_batch_tokens or token_budget(count_parameters(spec), kind)
+    lora = LoraConfig(rank=LORA_RANK)
+    row, part = Layout.of(spec, lora).size, Layout.of(own, lora).size
+    copies = (item if item < 4 or tensor > 1 else 0) + (4 if tensor > 1 else 0)  # what products read and add to
+    parts = {
+        "weights": weights,
+        "a weight written out": scratch,
+        "gathered layers": gathered,
+        f"one adapter of rank {LORA_RANK} in training": 4 * ADAPTER_COPIES * row + copies * part,
+        "sums of strands": 4 * part * model.strands.bit_length() if model.strands > 1 else 0,
+        f"training {tokens} tokens": training_bytes(own, tokens, item, kind=kind, checkpointing=model.checkpointing),
+        "sums over ranks": tokens * spec.hidden_size * (tensor * item + 4) if tensor > 1 else 0,
+        "runtime": RUNTIME_BYTES if kind == "cuda" else 0,
+    }
+    if samples:
+        parts["KV cache"] = _cache_bytes(model, own, item, kind, room - weights - scratch)
+    return {name: size for name, size in parts.items() if size}
+
+
+def _cache_bytes(model: ModelConfig, spec: ModelSpec, item: int, kind: str, left: int) -> int:
+    if model.cache_tokens is not None:
+        return model.cache_tokens * spec.kv_numbers_per_token * item
+    return CPU_CACHE_BYTES if kind == "cpu" else max(0, int(left * model.cache_share))
+
+
+# The nearest plan that fits
+
+
+def _nearest(model: ModelConfig, facts: _Facts, room: int) -> dict[str, Any] | None:
+    for changes in _changes(model, facts):
+        changed = _changed(model, changes)
+        devices = [_device_name(device) for device in changed.devices]
+        memory = dict.fromkeys(devices, room)
+        if not ServePlan(_ranks_of(changed, facts, devices, memory), memory).too_full:
+            return changes
+    return None
+
+
+def _changes(model: ModelConfig, facts: _Facts) -> Iterator[dict[str, Any]]:
+    """From what changes least to what costs most: recomputing, smaller micro-batches, a smaller cache; a divided base
+    model; fewer bits; more GPUs. Where the worker samples, ranks share every layer if they can: layers that are
+    gathered for each token are slow."""
+    spec, ranks, parallel = facts.spec, len(model.devices), model.parallel
+    is_cpu = model.devices[0] == "cpu"
+    tokens = model.micro_batch_tokens or token_budget(count_parameters(spec), "cpu" if is_cpu else "cuda")
+    small: list[dict[str, Any]] = [{}, {"checkpointing": True}]
+    while tokens > MIN_TOKENS:
+        tokens //= 2
+        small.append({"checkpointing": True, "micro_batch_tokens": tokens})
+    caches = SMALL_CACHES if model.cache_tokens is None and model.sampler == "torch" else ()
+    small += [change | {"cache_tokens": cache} for cache in caches for change in small]
+    is_plain = model.weights in (None, "bf16")
+    samples_here = model.sampler == "torch" and model.replicas is None
+    can_share = is_plain and samples_here and parallel.shard == 1
+    can_shard = is_plain and parallel.tensor == 1
+    bases: list[dict[str, Any]] = [{}]
+    for tensor in _powers(2 * parallel.tensor, ranks) if can_share else ():
+        data = {} if parallel.data is None else {"parallel.data": ranks // tensor}
+        bases += [{"parallel.tensor": tensor} | data] if _is_divisible(spec, tensor) else []
+    if can_shard:
+        bases += [{"parallel.shard": shard} for shard in _powers(2 * parallel.shard, ranks // parallel.tensor)]
+    if model.weights is None and parallel.shard == parallel.tensor == 1:
+        bases += [{"weights": form} for form in FEWER_BITS]
+    for gpus in () if is_cpu else _powers(2 * ranks, MAX_GPUS):
+        if can_share and _is_divisible(spec, gpus):
+            bases.append({"gpus": gpus, "parallel.tensor": gpus})
+        if can_shard:
+            bases.append({"gpus": gpus, "parallel.shard": gpus, "strands": max(model.strands, gpus, 8)})
+    for base in bases:
+        for change in small:
+            if base or change:
+                yield base | change
+
+
+def _is_divisible(spec: ModelSpec, tensor: int) -> bool:
+    try:
+        require_divisible(spec, tensor)
+    except UnsupportedModel:
+        return False
+    return True
+
+
+def _powers(first: int, last: int) -> Iterator[int]:
+    while first <= last:
+        yield first
+        first *= 2
+
+
+def _changed(model: ModelConfig, changes: Mapping[str, Any]) -> ModelConfig:
+    plain = {name: value for name, value in changes.items() if not name.startswith("parallel.")}
+    data = None if "gpus" in changes else changes.get("parallel.data", model.parallel.data)
+    shard = changes.get("parallel.shard", model.parallel.shard)
+    tensor = changes.get("parallel.tensor", model.parallel.tensor)
+    return model.model_copy(update={**plain, "parallel": type(model.parallel)(data=data, shard=shard, tensor=tensor)})
+
+
+# Devices
+
+
+def _device_name(device: str) -> str:
+    import torch
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return "cuda:0" if device == "cuda" else device
+
+
+def _device_memory(device: str) -> int:
+    import psutil
+    import torch
+
+    if device == "cpu":
+        return psutil.virtual_memory().total
+    try:
+        return torch.cuda.mem_get_info(device)[1]
+    except (RuntimeError, AssertionError, ValueError):
+        raise ValueError(f"there is no {device} here; to plan for one: --memory SIZE, such as --memory 80GB") from None
+
+
+def by_device(plan: ServePlan) -> dict[str, list[RankPlan]]:
+    found: dict[str, list[RankPlan]] = defaultdict(list)
+    for rank in plan.ranks:
+        found[rank.device].append(rank)
+    return dict(found)

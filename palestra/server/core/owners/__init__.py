@@ -1,0 +1,1 @@
+"""Owners: who calls, what they may use, what they have used. Begin at `callers` and `quotas`."""

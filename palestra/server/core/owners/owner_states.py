@@ -1,0 +1,64 @@
+"""Owners as an admin sees them: their limits, and what they have of each now.
+
+Owns: putting it together. Never touches: counting, limits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from msgspec import Struct
+from sqlalchemy import Connection
+
+from palestra.server.core.core import Core
+from palestra.store.queries.keys import list_keys
+from palestra.store.queries.quotas import stored_bytes
+from palestra.store.queries.usage import UsageGrouping, read_usage
+from palestra.store.records import EVERYBODY, Quota
+
+
+class OwnerUse(Struct, frozen=True, kw_only=True):
+    """What an owner has now, by the names of the limits."""
+
+    models: int
+    pending_samples: int
+    pending_bytes: int
+    tokens_per_day: int
+    """Tokens that were used today."""
+    checkpoint_bytes: int
+
+
+class OwnerState(Struct, frozen=True, kw_only=True):
+    owner: str
+    limits: Quota
+    """Those that hold: its own, and where it has none those of everybody."""
+    own: Quota
+    """Its own limits."""
+    used: OwnerUse
+
+
+async def read_owners(core: Core, owner: str | None = None) -> list[OwnerState]:
+    """Returns all owners that have a key, a limit, a model or have ever used anything; or one of them."""
+
+    def read(c: Connection) -> tuple[set[str], dict[str, int]]:
+        known = {key.owner for key in list_keys(c)} | {one.owner for one in read_usage(c, (UsageGrouping.OWNER,))}
+        return known, stored_bytes(c)
+
+    known, kept = await core.store.read(read)
+    models = Counter(model.owner for model in core.training.models.values())
+    owners = {*known, *kept, *models, *core.quotas.stored} - {EVERYBODY} if owner is None else {owner}
+    return [
+        OwnerState(
+            owner=one,
+            limits=core.quotas.of(one),
+            own=core.quotas.stored.get(one, Quota(owner=one)),
+            used=OwnerUse(
+                models=models[one],
+                pending_samples=core.sampling.pending_of(one),
+                pending_bytes=core.training.pending_bytes_of(one),
+                tokens_per_day=core.usage.tokens_today(one),
+                checkpoint_bytes=kept.get(one, 0),
+            ),
+        )
+        for one in sorted(owners)
+    ]

@@ -1,0 +1,1 @@
+"""Samples: who samples them, and what waits. Begin at `requests`."""

@@ -1,0 +1,111 @@
+"""Runners that sample for a base model: its own worker, or a separate sampler that gets the weights.
+
+Owns: the interface of both. Never touches: futures, what is sampled.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from palestra.server.core.workers.handle import WorkerHandle
+from palestra.types import LoraConfig, SampleRequest
+from palestra.types.engine import CancelSample, DropSamplers, KeepSampler, Operation, SampleWeights, Stats
+
+
+class SampleRunner(ABC):
+    """Samples for a base model. Results are passed to `SamplingRequests`, like those of a worker."""
+
+    dies_with_worker = False
+    """Whether its samples are lost with the worker, and sent again to the next one."""
+
+    async def start(self) -> None:
+        """Called when the worker is up. Raises WorkerError if it cannot start."""
+        return
+
+    async def stop(self) -> None:
+        return
+
+    @property
+    @abstractmethod
+    def is_up(self) -> bool:
+        """Whether samples that are requested now are sampled now."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it accepts samples now, to sample them some time; otherwise they wait."""
+        return True
+
+    @property
+    @abstractmethod
+    def waiting(self) -> int:
+        """Number of samples that it has received and not begun, as far as it knows."""
+
+    def on_stats(self, stats: Stats) -> None:
+        """Takes the worker's report about itself."""
+        return
+
+    def check_lora(self, lora: LoraConfig) -> None:
+        """Refuses an adapter that it could not sample from."""
+        return
+
+    def check(self, request: SampleRequest) -> None:
+        """Refuses what it cannot do; a later refusal is sent as the result."""
+        return
+
+    @abstractmethod
+    def send(self, request_id: str, message: bytes) -> None:
+        """Sends an encoded `Sample` message."""
+
+    @abstractmethod
+    def cancel(self, request_id: str) -> None: ...
+
+    @abstractmethod
+    def keeping(self, sampler_id: str) -> Operation:
+        """Returns the operation by which the worker freezes a model's weights for it."""
+
+    def prepare(self, weights: SampleWeights) -> None:
+        """Called when weights exist that will be sampled from soon."""
+        return
+
+    @abstractmethod
+    def drop(self, sampler_ids: list[str]) -> None:
+        """Drops frozen weights that nobody will use again."""
+
+
+class WorkerRunner(SampleRunner):
+    """The worker that trains also samples, in turns."""
+
+    dies_with_worker = True
+
+    def __init__(self, worker: WorkerHandle, is_held: Callable[[WorkerHandle], bool]):
+        self._worker, self._is_held = worker, is_held
+        """`is_held` says whether samples have to wait because of training."""
+        self._waiting = 0
+
+    @property
+    def is_up(self) -> bool:
+        return self._worker.link.is_up
+
+    @property
+    def is_ready(self) -> bool:
+        return self.is_up and not self._is_held(self._worker)
+
+    @property
+    def waiting(self) -> int:
+        return self._waiting
+
+    def on_stats(self, stats: Stats) -> None:
+        self._waiting = stats.waiting_samples
+
+    def send(self, request_id: str, message: bytes) -> None:
+        self._worker.link.send_encoded(message)
+
+    def cancel(self, request_id: str) -> None:
+        self._worker.link.send(CancelSample(request_id=request_id))
+
+    def keeping(self, sampler_id: str) -> Operation:
+        return KeepSampler(sampler_id=sampler_id)
+
+    def drop(self, sampler_ids: list[str]) -> None:
+        self._worker.link.send(DropSamplers(sampler_ids=sampler_ids))

@@ -1,0 +1,1 @@
+"""What the server says about itself: metrics, traces, health. Begin at `metrics`."""

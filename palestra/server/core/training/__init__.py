@@ -1,0 +1,1 @@
+"""Training requests: durable, in order, applied once; the models that they train. Begin at `requests`."""

@@ -1,0 +1,1 @@
+"""The journal of requests, in files or in the database. Begin at `journal`."""

@@ -1,0 +1,1 @@
+"""Queries, a module for each kind of row: functions that take a `Connection`."""

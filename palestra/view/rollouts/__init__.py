@@ -1,0 +1,1 @@
+"""Rollouts: listed, filtered, one with its tokens. Begin at `rollout_pages`."""

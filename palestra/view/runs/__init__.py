@@ -1,0 +1,1 @@
+"""Runs: listed, charted, compared. Begin at `catalogue` and `run_detail`."""

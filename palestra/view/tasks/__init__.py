@@ -1,0 +1,1 @@
+"""Tasks that people play in the browser. Begin at `platform_routes`."""
