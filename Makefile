@@ -214,11 +214,12 @@ VLLM_TORCH_PIP := $(VLLM_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 
 vllm: .venv-vllm/.ready ## vLLM's CPU build in .venv-vllm, to sample with (docs/vllm.md)
 
-check: .venv/.interpreter docs ## format, lint, types, import layers, docs
+check: .venv/.interpreter docs ## format, lint, types, import layers, the house's bars, docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/house.py --check
 
 format: .venv/.ready ## put the code into shape
 	$(BIN)/ruff check --fix .

@@ -2,6 +2,7 @@
 
 make house                      # of the working tree
 make house ARGS="--at v0.1.0"   # beside those of a commit
+make house ARGS=--check         # only those over their bar, if there are any; `make check` does this
 """
 
 from __future__ import annotations
@@ -11,15 +12,24 @@ import ast
 import io
 import re
 import subprocess
+import sys
 import tarfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 ROOTS = ("palestra", "integrations")
 CLONE_LINES = 8
 """So many lines in a row, the same but for spaces, are a clone where they stand in two places."""
 HTTP_LIBRARIES = ("aiohttp", "http.client", "httpx", "requests", "urllib.request", "urllib3")
+BARS = {
+    "Any in a thousand lines": 10,
+    "class names in two modules": 25,
+    'docstrings with "Of" first': 20,
+    "files that start processes": 2,
+    "circles of files": 0,
+}
 SPAWNS = re.compile(r"\b(?:create_subprocess_exec|create_subprocess_shell|Popen)\(")
 
 Sources = Mapping[str, str]
@@ -38,8 +48,14 @@ def at_commit(root: Path, commit: str) -> Sources:
     return {path: file.read().decode() for path, file in files.items() if file is not None}
 
 
+@cache
+def _nodes(source: str) -> list[ast.AST]:
+    kinds = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.Expr)
+    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
+
+
 def imported(source: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse(source)):
+    for node in _nodes(source):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -84,7 +100,7 @@ def repeated_classes(sources: Sources) -> list[str]:
     """Public class names that more than one module defines."""
     modules: dict[str, set[str]] = defaultdict(set)
     for path, source in sources.items():
-        for node in ast.walk(ast.parse(source)):
+        for node in _nodes(source):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 modules[node.name].add(path)
     return sorted(name for name, paths in modules.items() if len(paths) > 1)
@@ -92,9 +108,14 @@ def repeated_classes(sources: Sources) -> list[str]:
 
 def docstrings(source: str) -> Iterator[str]:
     """Those of modules, classes, functions and fields."""
-    for node in ast.walk(ast.parse(source)):
+    for node in _nodes(source):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.value.value
+
+
+def over_bars(found: Mapping[str, float | str]) -> list[str]:
+    """A line for each figure that is over its bar."""
+    return [f"{name}: {found[name]}, may be {most}" for name, most in BARS.items() if float(found[name]) > most]
 
 
 def figures(sources: Sources) -> dict[str, float | str]:
@@ -126,8 +147,11 @@ def figures(sources: Sources) -> dict[str, float | str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--at", metavar="COMMIT", help="beside it")
-    commit = parser.parse_args().at
-    root = Path(__file__).parents[1]
+    parser.add_argument("--check", action="store_true", help="fail if a figure is over its bar, and print nothing else")
+    args = parser.parse_args()
+    commit, root = args.at, Path(__file__).parents[1]
+    if args.check:
+        sys.exit("\n".join(over_bars(figures(in_tree(root)))) or None)
     columns = [figures(at_commit(root, commit))] if commit else []
     columns.append(figures(in_tree(root)))
     for name in columns[-1]:

@@ -87,10 +87,6 @@ class ClientDynamicConfigResponse(WireModel):
     sample_cancel_max_batch_size: int = 64
 
 
-class HealthResponse(WireModel):
-    status: Literal["ok"] = "ok"
-
-
 class SupportedModel(WireModel):
     model_name: str
     max_context_length: int | None = None
@@ -346,11 +342,6 @@ class TryAgainResponse(WireModel):
     queue_state: Literal["active", "paused_capacity", "paused_rate_limit"] = "active"
     queue_state_reason: str | None = None
     type: Literal["try_again"] = "try_again"
-
-
-class MetadataOnlyResponse(WireModel):
-    response_payload_size: int
-    status: Literal["complete_metadata"] = "complete_metadata"
 
 
 class FuturesTarget(WireModel):

@@ -80,7 +80,6 @@ REQUESTS: list[tuple[BaseModel, type[BaseModel]]] = [
 
 RESPONSES: list[tuple[BaseModel, type[BaseModel]]] = [
     (schemas.ClientConfigResponse(), sdk.ClientConfigResponse),
-    (schemas.HealthResponse(), sdk.HealthResponse),
     (schemas.ClientDynamicConfigResponse(), sdk.ClientDynamicConfigResponse),
     (
         schemas.CapabilitiesResponse(supported_models=[schemas.SupportedModel(model_name="m")]),
