@@ -14,10 +14,10 @@ from typing import Protocol
 from palestra.config.serve import ModelConfig, ServeConfig, replica_config, worker_config
 from palestra.server.core.core import Core
 from palestra.server.core.samples.runners import SampleRunner, WorkerRunner
-from palestra.server.core.workers.handle import RemoteWorker, WorkerError, WorkerHandle
 from palestra.server.core.workers.link import address_in
 from palestra.server.core.workers.messages import WorkerMessages
 from palestra.server.core.workers.places import LocalPlace
+from palestra.server.core.workers.supervisor import RemoteWorker, WorkerError, WorkerSupervisor
 from palestra.server.core.workers.watchdog import WatchdogTimeouts
 from palestra.server.replicas.engine_runner import EngineRunner
 from palestra.server.replicas.replica_port import ReplicaPort
@@ -77,7 +77,7 @@ def add_engines(core: Core, preloaded: PreloadedWorkers, cluster: WorkerCluster 
             name = Path(state).name
             raise WorkerError(f"two models would share the state folder {name}; give one of them another name")
         own, remote = _placed(own, model, cluster)
-        worker = WorkerHandle(
+        worker = WorkerSupervisor(
             model.name[0],
             own,
             messages,
@@ -131,7 +131,7 @@ def _patience(config: ServeConfig) -> WatchdogTimeouts:
     )
 
 
-async def start_engine(core: Core, worker: WorkerHandle) -> None:
+async def start_engine(core: Core, worker: WorkerSupervisor) -> None:
     runner = core.sampling.runners[worker]
     if isinstance(runner, EngineRunner):  # both load the same model, and neither needs the other for it
         await asyncio.gather(worker.start(), runner.start())
@@ -141,7 +141,7 @@ async def start_engine(core: Core, worker: WorkerHandle) -> None:
 
 
 def _runner(
-    core: Core, worker: WorkerHandle, model: ModelConfig, patience: WatchdogTimeouts, cluster: WorkerCluster | None
+    core: Core, worker: WorkerSupervisor, model: ModelConfig, patience: WatchdogTimeouts, cluster: WorkerCluster | None
 ) -> SampleRunner:
     if model.sampler == "torch" and model.replicas is None:
         return WorkerRunner(worker, lambda worker: core.training.dispatcher(worker).is_quarantined)

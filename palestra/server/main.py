@@ -20,7 +20,7 @@ from palestra.chat.errors import ChatError
 from palestra.config.serve import ModelConfig, ServeConfig
 from palestra.net.serving import HttpBounds, HttpServer
 from palestra.server.app import StartingGate, create_app
-from palestra.server.core.workers.handle import WorkerError
+from palestra.server.core.workers.supervisor import WorkerError
 from palestra.server.engines import PreloadedWorkers
 from palestra.server.http.logs import set_up_logs
 from palestra.server.services import ServerServices

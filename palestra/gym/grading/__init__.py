@@ -1,4 +1,4 @@
 """What graders share: finding answers in texts, and work in child processes with a time limit.
 
-Begin at `children`.
+Begin at `grader_processes`.
 """

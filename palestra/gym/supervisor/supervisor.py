@@ -4,7 +4,7 @@ Owns: starting all at once, telling when all are healthy, ending all. Never touc
 
     with Ports() as ports:
         config = load_gym(GymSources(files=["gym.yaml"]), ports=ports)
-        async with Supervisor(config, ports, tell=print) as gym:
+        async with Supervisor(config, ports, report=print) as gym:
             await gym.ready()
             await gym.run()
 """
@@ -38,7 +38,7 @@ STATUS = {ProcessState.HEALTHY: "success", ProcessState.FAILED: "unknown_error"}
 
 
 class Supervisor:
-    """`tell` gets what a person wants to know, and what the servers print. Not restartable."""
+    """`report` gets what a person wants to know, and what the servers print. Not restartable."""
 
     def __init__(self, config: GymConfig, ports: ReservedPorts, report: Callable[[str], None]) -> None:
         if not config.servers:

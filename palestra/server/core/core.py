@@ -25,10 +25,10 @@ from palestra.server.core.telemetry.metrics import JournalState, Metrics, Reques
 from palestra.server.core.telemetry.observer import CallObserver
 from palestra.server.core.trace_archive import TraceArchive
 from palestra.server.core.training.futures import SAVING, RequestKind, TrainFuture
-from palestra.server.core.training.journal import RequestJournal
 from palestra.server.core.training.lost_models import LostModels
+from palestra.server.core.training.request_journal import RequestJournal
 from palestra.server.core.training.requests import TrainingRequests
-from palestra.server.core.workers.handle import WorkerHandle
+from palestra.server.core.workers.supervisor import WorkerSupervisor
 from palestra.store import Journal, Store
 from palestra.store.journal.acknowledged import AcknowledgedRequests
 from palestra.store.queries import models as model_rows
@@ -86,7 +86,7 @@ class Core:
             max_bytes=config.limits.max_adapter_bytes,
             is_held=lambda worker: self.training.dispatcher(worker).is_quarantined,
         )
-        self.workers: dict[str, WorkerHandle] = {}
+        self.workers: dict[str, WorkerSupervisor] = {}
         """Workers by each name under which a base model is served."""
         self.disks = DiskHealth(
             {
@@ -111,14 +111,14 @@ class Core:
         )
 
     @property
-    def all_workers(self) -> list[WorkerHandle]:
+    def all_workers(self) -> list[WorkerSupervisor]:
         return list(dict.fromkeys(self.workers.values()))
 
-    def names_of(self, worker: WorkerHandle) -> list[str]:
+    def names_of(self, worker: WorkerSupervisor) -> list[str]:
         """Returns the names under which a worker's base model is served."""
         return [name for name, one in self.workers.items() if one is worker]
 
-    def base(self, name: str) -> WorkerHandle | None:
+    def base(self, name: str) -> WorkerSupervisor | None:
         """Returns the worker of a base model; `name:variant` is served as `name`."""
         return self.workers.get(name) or self.workers.get(name.partition(":")[0])
 
@@ -147,7 +147,7 @@ class Core:
             future.wake()
         self.sampling.wake()
 
-    def _send_samples(self, worker: WorkerHandle) -> None:
+    def _send_samples(self, worker: WorkerSupervisor) -> None:
         self.sampling.send_waiting(worker)
         self.adapters.ask_again(worker)
 

@@ -12,7 +12,7 @@ from palestra.server.core.samples.requests import SamplingSession
 from palestra.server.core.sessions import TinkerSession
 from palestra.server.core.training.futures import RequestKind, TrainFuture
 from palestra.server.core.training.models import TrackedModel
-from palestra.server.core.workers.handle import WorkerHandle
+from palestra.server.core.workers.supervisor import WorkerSupervisor
 from palestra.types.engine import Operation
 from palestra.util.json_types import JsonObject
 
@@ -42,7 +42,7 @@ class Lookup:
         session.touch()
         return session
 
-    def base(self, base_model: str) -> WorkerHandle:
+    def base(self, base_model: str) -> WorkerSupervisor:
         worker = self._core.base(base_model)
         if worker is None:
             raise Refusal(
@@ -85,7 +85,7 @@ def is_over(session_id: str) -> Refusal:
     return Refusal(404, f"no such session, or it has ended: {session_id[:200]}")
 
 
-def why_down(worker: WorkerHandle) -> str:
+def why_down(worker: WorkerSupervisor) -> str:
     """Returns why an engine is not up. A caller that waits for one that has not been startable for long gets a Refusal;
     its requests stay, and their results can be read when it is back."""
     if worker.start_error is None:

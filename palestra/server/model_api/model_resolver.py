@@ -20,7 +20,7 @@ from palestra.server.core.owners.callers import Caller
 from palestra.server.core.paths import SCHEME, TinkerPath
 from palestra.server.core.samples.requests import SamplingSession
 from palestra.server.core.wire_errors import WireError
-from palestra.server.core.workers.handle import WorkerHandle
+from palestra.server.core.workers.supervisor import WorkerSupervisor
 from palestra.server.model_api.aliases import Aliases, check_name, target_gone, target_missing
 from palestra.server.model_api.errors import invalid, no_model
 from palestra.store.records import Alias
@@ -35,7 +35,7 @@ GONE_RETRY_S = 2.0  # a trainer that resumes takes seconds to tens of seconds
 class SamplingTarget:
     name: str
     """The name as the client gave it."""
-    worker: WorkerHandle
+    worker: WorkerSupervisor
     base_model: str | None = None
     model_path: str | None = None
     sampling_session_id: str | None = None

@@ -24,7 +24,7 @@ from palestra.server.core.telemetry.activity import (
     rate,
 )
 from palestra.server.core.training.models import TrackedModel
-from palestra.server.core.workers.handle import WorkerHandle
+from palestra.server.core.workers.supervisor import WorkerSupervisor
 from palestra.server.replicas.runner import ReplicaRunner
 from palestra.store.records import Rights
 
@@ -179,7 +179,7 @@ def _model(model: TrackedModel) -> TenantModel:
     )
 
 
-def _engine(core: Core, worker: WorkerHandle, now: ServerReading | None) -> EngineActivity:
+def _engine(core: Core, worker: WorkerSupervisor, now: ServerReading | None) -> EngineActivity:
     card = worker.card
     plain = EngineActivity(
         name=worker.name,

@@ -14,7 +14,7 @@ from typing import TypeVar
 from palestra.config.serve import ReplicasConfig
 from palestra.server.core.checkpoints.adapter_depot import AdapterDepot
 from palestra.server.core.telemetry.metrics import Metrics
-from palestra.server.core.workers.handle import RemoteWorker, WorkerHandle
+from palestra.server.core.workers.supervisor import RemoteWorker, WorkerSupervisor
 from palestra.server.core.workers.watchdog import WatchdogTimeouts
 from palestra.server.replicas.engine_replica import EngineReplica, ReplicaContext
 from palestra.server.replicas.own_replica import OwnReplica
@@ -27,7 +27,7 @@ R = TypeVar("R", bound=EngineReplica)
 class EngineRunner(ReplicaRunner):
     def __init__(
         self,
-        worker: WorkerHandle,
+        worker: WorkerSupervisor,
         settings: ReplicasConfig,
         metrics: Metrics,
         depot: AdapterDepot,

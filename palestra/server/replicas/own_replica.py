@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from palestra.server.core.workers.handle import RemoteWorker, WorkerHandle
 from palestra.server.core.workers.link import WorkerFrame
+from palestra.server.core.workers.supervisor import RemoteWorker, WorkerSupervisor
 from palestra.server.core.workers.watchdog import RestartReason, WatchdogTimeouts
 from palestra.server.replicas.engine_replica import EngineReplica, ReplicaContext
 from palestra.types.engine import Hello, ToWorker, WorkerConfig
@@ -27,7 +27,7 @@ class OwnReplica(EngineReplica):
         remote: RemoteWorker | None = None,
     ):
         super().__init__(number, f"replica {number} of {context.model}", context)
-        self.handle = WorkerHandle(
+        self.handle = WorkerSupervisor(
             self.where, config, self, log_file=log_file, patience=patience, write_wait_s=write_wait_s, remote=remote
         )
 
@@ -41,14 +41,14 @@ class OwnReplica(EngineReplica):
     def _send(self, message: ToWorker) -> None:
         self.handle.link.send(message)
 
-    def on_hello(self, worker: WorkerHandle, hello: Hello) -> None:
+    def on_hello(self, worker: WorkerSupervisor, hello: Hello) -> None:
         self.greet(hello)
 
-    def on_hello_again(self, worker: WorkerHandle, hello: Hello) -> None:
+    def on_hello_again(self, worker: WorkerSupervisor, hello: Hello) -> None:
         self.greet_again()
 
-    def on_message(self, worker: WorkerHandle, frame: WorkerFrame) -> None:
+    def on_message(self, worker: WorkerSupervisor, frame: WorkerFrame) -> None:
         self.receive(frame.message)
 
-    def on_exit(self, worker: WorkerHandle, ending: RestartReason) -> None:
+    def on_exit(self, worker: WorkerSupervisor, ending: RestartReason) -> None:
         self.lose(f"{self.where} ended ({ending})")

@@ -22,7 +22,7 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
-from palestra.server.core.workers.handle import PING_S
+from palestra.server.core.workers.supervisor import PING_S
 from palestra.server.core.workers.watchdog import RestartReason, Watchdog, WatchdogTimeouts
 from palestra.server.replicas.engine_replica import EngineReplica, ReplicaContext
 from palestra.server.replicas.engine_runner import EngineRunner

@@ -18,7 +18,7 @@ from palestra.server.core.checkpoints.adapter_depot import AdapterDepot, Adapter
 from palestra.server.core.errors import Refusal
 from palestra.server.core.samples.runners import SampleRunner
 from palestra.server.core.telemetry.metrics import Metrics
-from palestra.server.core.workers.handle import WorkerHandle
+from palestra.server.core.workers.supervisor import WorkerSupervisor
 from palestra.server.replicas.errors import ReplicaBusy, ReplicaError, ReplicaLost, ReplicaRefused, UnknownAdapter
 from palestra.server.replicas.replica import Replica
 from palestra.server.replicas.replica_set import ReplicaSet
@@ -48,7 +48,7 @@ BUSY_S = (0.25, 5.0)
 class ReplicaRunner(SampleRunner):
     def __init__(
         self,
-        worker: WorkerHandle,
+        worker: WorkerSupervisor,
         metrics: Metrics,
         depot: AdapterDepot,
         *,

@@ -15,7 +15,7 @@ from palestra.config.serve import ModelConfig
 from palestra.server.core.checkpoints.adapter_depot import AdapterDepot
 from palestra.server.core.errors import Refusal
 from palestra.server.core.telemetry.metrics import Metrics
-from palestra.server.core.workers.handle import WorkerError, WorkerHandle
+from palestra.server.core.workers.supervisor import WorkerError, WorkerSupervisor
 from palestra.server.replicas.errors import ReplicaError
 from palestra.server.replicas.runner import ReplicaRunner
 from palestra.server.vllm.params import ServedModelFacts, check_request
@@ -49,7 +49,7 @@ def refuse_unserved(card: ModelCard, lora: LoraConfig) -> None:
 class VllmRunner(ReplicaRunner):
     def __init__(
         self,
-        worker: WorkerHandle,
+        worker: WorkerSupervisor,
         model: ModelConfig,
         metrics: Metrics,
         depot: AdapterDepot,

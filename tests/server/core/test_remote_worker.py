@@ -21,10 +21,10 @@ from safetensors.numpy import load_file
 
 from palestra import __version__
 from palestra.server.core.workers.files import WorkerFiles
-from palestra.server.core.workers.handle import RemoteWorker, WorkerHandle, known_facts
 from palestra.server.core.workers.link import WorkerFrame, WorkerLink
 from palestra.server.core.workers.link_security import LinkNetwork
 from palestra.server.core.workers.places import LocalPlace, LocalWorker, environment_of
+from palestra.server.core.workers.supervisor import RemoteWorker, WorkerSupervisor, known_facts
 from palestra.server.core.workers.watchdog import RestartReason, WatchdogTimeouts
 from palestra.types import AdamParams, Datum, LoraConfig, TensorData
 from palestra.types.engine import (
@@ -102,18 +102,18 @@ class Everything:
         self.messages: list[Any] = []
         self.news = asyncio.Event()
 
-    def on_hello(self, worker: WorkerHandle, hello: Hello) -> None:
+    def on_hello(self, worker: WorkerSupervisor, hello: Hello) -> None:
         self.hellos.append(hello)
         self.news.set()
 
-    def on_hello_again(self, worker: WorkerHandle, hello: Hello) -> None:
+    def on_hello_again(self, worker: WorkerSupervisor, hello: Hello) -> None:
         return
 
-    def on_message(self, worker: WorkerHandle, frame: WorkerFrame) -> None:
+    def on_message(self, worker: WorkerSupervisor, frame: WorkerFrame) -> None:
         self.messages.append(frame.message)
         self.news.set()
 
-    def on_exit(self, worker: WorkerHandle, ending: RestartReason) -> None:
+    def on_exit(self, worker: WorkerSupervisor, ending: RestartReason) -> None:
         return
 
     async def until(self, find: Callable[[], Any]) -> Any:
@@ -152,7 +152,7 @@ class Machines:
             **options,
         )
         files = WorkerFiles(state, model, self.server / "checkpoints")
-        self.handle = WorkerHandle(
+        self.handle = WorkerSupervisor(
             "w",
             config,
             self.heard,

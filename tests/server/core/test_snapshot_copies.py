@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from palestra.server.core.checkpoints import snapshot_copies
 from palestra.server.core.checkpoints.snapshot_copies import SnapshotCopies
-from palestra.server.core.workers.handle import WorkerHandle
+from palestra.server.core.workers.supervisor import WorkerSupervisor
 from palestra.server.core.workers.watchdog import WatchdogTimeouts
 from palestra.store import Store
 from palestra.types.engine import SamplerSpooled, Snapshotted, WorkerConfig
@@ -33,7 +33,7 @@ def test_after_an_outage_samplers_are_copied_before_the_newer_snapshot_that_need
     copied: list[str] = []
 
     async def run(store: Store) -> None:
-        worker = WorkerHandle(
+        worker = WorkerSupervisor(
             "w",
             WorkerConfig(address=f"ipc://{tmp_path}/x.ipc", model="", state=str(state)),
             NOBODY,

@@ -16,7 +16,7 @@ from palestra.config.bundled import bundled_model
 from palestra.config.serve import ModelConfig, VllmConfig
 from palestra.server.core.checkpoints.adapter_depot import AdapterDepot
 from palestra.server.core.telemetry.metrics import Metrics
-from palestra.server.core.workers.handle import WorkerError, WorkerHandle
+from palestra.server.core.workers.supervisor import WorkerError, WorkerSupervisor
 from palestra.server.core.workers.watchdog import WatchdogTimeouts
 from palestra.server.vllm.process import AdapterSource
 from palestra.server.vllm.runner import VllmRunner
@@ -54,7 +54,7 @@ def start(folder: Path, **vllm: Any) -> list[dict[str, Any]]:
     model = ModelConfig(path=path, name=["ephebe"], sampler="vllm", vllm=settings)
 
     async def work() -> None:
-        worker = WorkerHandle(
+        worker = WorkerSupervisor(
             "ephebe",
             WorkerConfig(address=f"ipc://{folder}/x.ipc", model=str(path), state=str(folder / "worker-ephebe")),
             NOBODY,

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import structlog
 
-from palestra.server.core.workers.handle import WorkerHandle
+from palestra.server.core.workers.supervisor import WorkerSupervisor
 from palestra.types import LoraConfig
 from palestra.types.engine import (
     AdapterPart,
@@ -56,7 +56,7 @@ class DepotAdapter:
 
 @dataclass(slots=True, eq=False)
 class AdapterTransfer:
-    worker: WorkerHandle
+    worker: WorkerSupervisor
     weights: KeptSampler | SavedAdapter
     transfer_id: str = ""
     """Another one at each try: parts of earlier tries may still arrive."""
@@ -66,7 +66,7 @@ class AdapterTransfer:
 
 
 class AdapterDepot:
-    def __init__(self, folder: Path, *, max_bytes: int, is_held: Callable[[WorkerHandle], bool]):
+    def __init__(self, folder: Path, *, max_bytes: int, is_held: Callable[[WorkerSupervisor], bool]):
         self._folder, self._max_bytes, self._is_held = folder, max_bytes, is_held
         """`is_held` says whether a worker may be asked for nothing now."""
         shutil.rmtree(folder, ignore_errors=True)
@@ -76,7 +76,7 @@ class AdapterDepot:
         self._held: Counter[str] = Counter()
         self._transfers: dict[SampleWeights, AdapterTransfer] = {}
 
-    async def get(self, worker: WorkerHandle, weights: KeptSampler | SavedAdapter) -> DepotAdapter:
+    async def get(self, worker: WorkerSupervisor, weights: KeptSampler | SavedAdapter) -> DepotAdapter:
         """Returns an adapter whose file is here, after a transfer if need be. Raises AdapterUnavailable."""
         found = self._stored.get(self._known.get(weights, ""))
         if found is not None:
@@ -132,7 +132,7 @@ class AdapterDepot:
             if transfer.transfer_id == message.transfer_id:
                 transfer.parts.put_nowait(message)
 
-    def ask_again(self, worker: WorkerHandle) -> None:
+    def ask_again(self, worker: WorkerSupervisor) -> None:
         """Called when the worker is another one, or can be asked again."""
         for transfer in self._transfers.values():
             if transfer.worker is worker:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import structlog
 
-from palestra.server.core.workers.handle import WorkerHandle
+from palestra.server.core.workers.supervisor import WorkerSupervisor
 from palestra.store import Store
 from palestra.store.queries import snapshot_copies as rows
 from palestra.store.queries.settings import get_setting, put_setting
@@ -66,7 +66,9 @@ class SnapshotCopies:
     async def claim(self, owner: str) -> None:
         await asyncio.to_thread(self._storage.claim, f"{owner} snapshots")
 
-    async def open(self, workers: Collection[WorkerHandle], names_of: Callable[[WorkerHandle], list[str]]) -> None:
+    async def open(
+        self, workers: Collection[WorkerSupervisor], names_of: Callable[[WorkerSupervisor], list[str]]
+    ) -> None:
         """Fetches the snapshots of each worker whose last ones were taken by another server. Raises StorageError if the
         storage cannot be reached."""
         shutil.rmtree(self._links, ignore_errors=True)
@@ -89,7 +91,7 @@ class SnapshotCopies:
                 file.write(uuid.uuid4().hex.encode())
         return self._server_file.read_text()
 
-    async def _fetch(self, worker: WorkerHandle, names: set[str]) -> None:
+    async def _fetch(self, worker: WorkerSupervisor, names: set[str]) -> None:
         """Replaces what is on this disk: it is older, and so is a worker that still runs here."""
         await worker.end_earlier()
         folder = Path(worker.config.state)
@@ -134,7 +136,7 @@ class SnapshotCopies:
         copy = self._known.get(model_id)
         return NO_REQUEST if copy is None else copy.seq_id
 
-    def on_hello(self, worker: WorkerHandle, hello: Hello) -> None:
+    def on_hello(self, worker: WorkerSupervisor, hello: Hello) -> None:
         for spooled in hello.spooled:
             if spooled.sampler_id not in self._known:
                 self.on_spooled(worker, spooled)
@@ -142,13 +144,13 @@ class SnapshotCopies:
             if snapshot.seq_id > self.copied_seq(snapshot.model_id):
                 self.on_snapshotted(worker, snapshot)
 
-    def on_snapshotted(self, worker: WorkerHandle, message: Snapshotted) -> None:
+    def on_snapshotted(self, worker: WorkerSupervisor, message: Snapshotted) -> None:
         self._add(worker, message.model_id, message.file, message.seq_id)
 
-    def on_spooled(self, worker: WorkerHandle, message: SamplerSpooled) -> None:
+    def on_spooled(self, worker: WorkerSupervisor, message: SamplerSpooled) -> None:
         self._add(worker, message.sampler_id, message.file, NO_REQUEST)
 
-    def _add(self, worker: WorkerHandle, item: str, file: str, seq_id: int) -> None:
+    def _add(self, worker: WorkerSupervisor, item: str, file: str, seq_id: int) -> None:
         job = CopyJob(item, worker.name, file, seq_id, self._links / uuid.uuid4().hex)
         source = Path(worker.config.state) / file
         try:

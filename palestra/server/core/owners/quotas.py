@@ -3,7 +3,7 @@
 A limit that passes by waiting is answered with 429, which clients retry; one that does not with 403; the tokens of a
 day with 402, at which Tinker's SDK pauses for an hour and tells its user why, while other clients stop.
 
-Owns: the limits, and how they are refused. Never touches: counting (`usage`, `pending_quota`), rows (`store.quotas`).
+Owns: the limits, and how they are refused. Never touches: counting (`usage`, `fair_quota`), rows (`store.queries`).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from palestra.server.core.errors import Refusal
-from palestra.server.core.owners.pending_quota import FairQuota
+from palestra.server.core.owners.fair_quota import FairQuota
 from palestra.server.core.owners.quotas import OwnerQuotas
 from palestra.server.core.owners.usage import UsageAccount, tokens_in
 from palestra.server.core.paths import SampleRequestId, TinkerPath
@@ -30,7 +30,7 @@ from palestra.server.core.telemetry.observer import CallObserver
 from palestra.server.core.training.futures import RequestKind, SampleFuture
 from palestra.server.core.training.requests import outcome_name
 from palestra.server.core.training.routing_records import RoutingRecords
-from palestra.server.core.workers.handle import WorkerHandle
+from palestra.server.core.workers.supervisor import WorkerSupervisor
 from palestra.store import Store
 from palestra.types import SampleRequest, SampleResult
 from palestra.types.engine import (
@@ -66,7 +66,7 @@ class SamplingSession:
     owner: str
     base_model: str
     weights: SampleWeights
-    worker: WorkerHandle
+    worker: WorkerSupervisor
     model_path: str | None = None
     futures: dict[int, SampleFuture] = field(default_factory=dict)
     pending: int = 0
@@ -115,7 +115,7 @@ class SamplingRequests:
         self.pending: dict[str, SampleFuture] = {}
         self._observer, self._quota, self._keep_results_s = observer, FairQuota(max_pending), keep_results_s
         self._quotas, self._usage = quotas, usage
-        self.runners: dict[WorkerHandle, SampleRunner] = {}
+        self.runners: dict[WorkerSupervisor, SampleRunner] = {}
         """The runner of each base model."""
         self.routing = RoutingRecords(max_routing_bytes)
         self._deaths: dict[str, int] = {}
@@ -160,7 +160,7 @@ class SamplingRequests:
         """A client's own number names its sample also after a restart; ours begin again with every start."""
         return SampleRequestId(self.boot if seq_id >= FIRST_OWN else ANY_BOOT, sampler.sampler_id, seq_id)
 
-    def _send(self, worker: WorkerHandle, future: SampleFuture) -> None:
+    def _send(self, worker: WorkerSupervisor, future: SampleFuture) -> None:
         runner = self.runners[worker]
         if future.message is not None and not future.is_sent and runner.is_ready:
             future.is_sent = True
@@ -281,7 +281,7 @@ class SamplingRequests:
 
     # Worker exits and starts
 
-    def on_exit(self, worker: WorkerHandle) -> None:
+    def on_exit(self, worker: WorkerSupervisor) -> None:
         """Handles the death of a worker. A sample that was running at several deaths is not tried again: it may be
         their cause."""
         if not self.runners[worker].dies_with_worker:
@@ -302,14 +302,14 @@ class SamplingRequests:
                 self._take(future.request_id)
                 self._fail(future, f"the engine died {deaths} times during this sample")
 
-    def on_hello(self, worker: WorkerHandle, sampler_ids: Iterable[str]) -> None:
+    def on_hello(self, worker: WorkerSupervisor, sampler_ids: Iterable[str]) -> None:
         known = {s.sampler_id for s in self.samplers.values() if isinstance(s.weights, KeptSampler)}
         strays = [s for s in sampler_ids if s not in known]
         if strays:
             worker.link.send(DropSamplers(sampler_ids=strays))
         self.send_waiting(worker)
 
-    def send_waiting(self, worker: WorkerHandle) -> None:
+    def send_waiting(self, worker: WorkerSupervisor) -> None:
         for future in self.pending.values():
             if self._is_of(future, worker):
                 self._send(worker, future)
@@ -318,7 +318,7 @@ class SamplingRequests:
         """Returns the number of an owner's samples that wait or run."""
         return self._quota.used(owner)
 
-    def waiting(self, worker: WorkerHandle) -> int:
+    def waiting(self, worker: WorkerSupervisor) -> int:
         """Returns the number of samples that have not begun, as far as it is known."""
         runner = self.runners[worker]
         if runner.is_ready:
@@ -330,7 +330,7 @@ class SamplingRequests:
         samplers = (sampler for sampler in self.samplers.values() if sampler.pending)
         return {sampler.weights.folder for sampler in samplers if isinstance(sampler.weights, SavedAdapter)}
 
-    def _is_of(self, future: SampleFuture, worker: WorkerHandle) -> bool:
+    def _is_of(self, future: SampleFuture, worker: WorkerSupervisor) -> bool:
         sampler = self.samplers.get(future.sampler_id)
         return sampler is not None and sampler.worker is worker
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from palestra.server.core.workers.handle import WorkerHandle
+from palestra.server.core.workers.supervisor import WorkerSupervisor
 from palestra.types import LoraConfig, SampleRequest
 from palestra.types.engine import CancelSample, DropSamplers, KeepSampler, Operation, SampleWeights, Stats
 
@@ -78,7 +78,7 @@ class WorkerRunner(SampleRunner):
 
     dies_with_worker = True
 
-    def __init__(self, worker: WorkerHandle, is_held: Callable[[WorkerHandle], bool]):
+    def __init__(self, worker: WorkerSupervisor, is_held: Callable[[WorkerSupervisor], bool]):
         self._worker, self._is_held = worker, is_held
         """`is_held` says whether samples have to wait because of training."""
         self._waiting = 0

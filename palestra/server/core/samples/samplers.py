@@ -15,7 +15,7 @@ from palestra.server.core.owners.callers import Caller
 from palestra.server.core.paths import SamplerId, TinkerPath
 from palestra.server.core.samples.requests import FIRST_OWN, SamplingSession, weights_of
 from palestra.server.core.training.futures import RequestKind, SampleFuture
-from palestra.server.core.workers.handle import WorkerHandle
+from palestra.server.core.workers.supervisor import WorkerSupervisor
 from palestra.store.queries import samplers as sampler_rows
 from palestra.store.records import SamplerRow as SamplerRow
 from palestra.types import SampleRequest
@@ -47,7 +47,7 @@ class SamplingSessions:
         """Stores a sampler and returns the stored row: another one, if its id was taken."""
         return await self._core.store.write(lambda c: sampler_rows.insert_sampler(c, row))
 
-    async def add(self, row: SamplerRow, worker: WorkerHandle) -> SamplingSession:
+    async def add(self, row: SamplerRow, worker: WorkerSupervisor) -> SamplingSession:
         if row.session_id not in self._core.sessions.active:  # it ended while the row was written
             await self._core.store.write(lambda c: sampler_rows.drop_samplers(c, [row.sampler_id]))
             raise is_over(row.session_id)

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from palestra.server.core.training.futures import TrainFuture
-from palestra.server.core.training.journal import RequestJournal
 from palestra.server.core.training.models import TrackedModel
-from palestra.server.core.workers.handle import WorkerHandle
+from palestra.server.core.training.request_journal import RequestJournal
+from palestra.server.core.workers.supervisor import WorkerSupervisor
 from palestra.types.engine import OwnModel, Skip, Train, encode_message
 
 SUSPECT_DEATHS = 2  # one death may have any cause; a quarantine only costs time, so it need not be certain
@@ -26,10 +26,10 @@ GIVE_UP_DEATHS = 3
 class WorkerDispatcher:
     def __init__(
         self,
-        worker: WorkerHandle,
+        worker: WorkerSupervisor,
         ledger: RequestJournal,
         models: Mapping[str, TrackedModel],
-        on_lifted: Callable[[WorkerHandle], None],
+        on_lifted: Callable[[WorkerSupervisor], None],
     ):
         self.worker = worker
         self.is_quarantined = False

@@ -8,16 +8,16 @@ Owns: recovery after a restart of server or worker. Never touches: later request
 from __future__ import annotations
 
 from palestra.server.core.training.futures import LOADING, TrainFuture
-from palestra.server.core.training.journal import (
+from palestra.server.core.training.models import TrackedModel
+from palestra.server.core.training.request_journal import (
     JournaledIdentity,
     JournaledRequest,
     JournaledResult,
     SettledNumbers,
     loaded_folder,
 )
-from palestra.server.core.training.models import TrackedModel
 from palestra.server.core.training.requests import TrainingRequests
-from palestra.server.core.workers.handle import WorkerHandle
+from palestra.server.core.workers.supervisor import WorkerSupervisor
 from palestra.store.journal.journal import Position
 from palestra.types.engine import DropModel, Hello, ModelState, encode_message
 
@@ -91,7 +91,7 @@ class Recovery:
 
     # When a worker starts
 
-    def on_hello(self, worker: WorkerHandle, hello: Hello) -> None:
+    def on_hello(self, worker: WorkerSupervisor, hello: Hello) -> None:
         training = self.training
         states = {state.model_id: state for state in hello.models}
         for model_id in states.keys() - training.models.keys():

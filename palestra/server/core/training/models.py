@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 
 from palestra.server.core.training.futures import TrainFuture
-from palestra.server.core.workers.handle import WorkerHandle
+from palestra.server.core.workers.supervisor import WorkerSupervisor
 from palestra.store.journal.journal import Position
 from palestra.types import LoraConfig
 
@@ -24,7 +24,7 @@ class TrackedModel:
     owner: str
     base_model: str
     lora: LoraConfig
-    worker: WorkerHandle
+    worker: WorkerSupervisor
     snapshot_seq: int = -1
     """Everything up to this number is in each of the worker's snapshots, in their copies if there are to be any, and
     may have been deleted from the journal."""

@@ -3,7 +3,7 @@
 submit → journal → in seq order → worker → result → hook of its kind → client; journal → worker may forget
 
 Owns: what happens to a request and when. Never touches: HTTP, what operations mean, the journal's format
-(`journal`).
+(`request_journal`).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import structlog
 
 from palestra.server.core.background import Background
 from palestra.server.core.errors import Refusal, not_kept
-from palestra.server.core.owners.pending_quota import FairQuota
+from palestra.server.core.owners.fair_quota import FairQuota
 from palestra.server.core.owners.quotas import OwnerQuotas
 from palestra.server.core.owners.usage import UsageAccount
 from palestra.server.core.paths import MAX_SEQ, TrainRequestId
 from palestra.server.core.telemetry.observer import CallObserver
 from palestra.server.core.training.dispatch import GIVE_UP_DEATHS, WorkerDispatcher
 from palestra.server.core.training.futures import LOADING, RequestKind, TrainFuture, digest_of
-from palestra.server.core.training.journal import RequestJournal
 from palestra.server.core.training.lost_models import LostModels
 from palestra.server.core.training.models import MAX_AHEAD, TrackedModel
-from palestra.server.core.workers.handle import WorkerHandle
+from palestra.server.core.training.request_journal import RequestJournal
+from palestra.server.core.workers.supervisor import WorkerSupervisor
 from palestra.store.errors import JournalError
 from palestra.store.journal.acknowledged import AcknowledgedRequests
 from palestra.types.engine import (
@@ -67,7 +67,7 @@ class TrainingRequests:
         quotas: OwnerQuotas,
         usage: UsageAccount,
         save_snapshot_seq: SaveSnapshotSeq,
-        on_lifted: Callable[[WorkerHandle], None],
+        on_lifted: Callable[[WorkerSupervisor], None],
         *,
         gap_wait_s: float,
         keep_results_s: float,
@@ -84,7 +84,7 @@ class TrainingRequests:
         self.copied_seq: Callable[[str], float] = lambda _: inf
         """Up to which number the snapshots of a model were copied for other servers, if they have to be."""
         self._observer, self._save_snapshot_seq, self._on_lifted = observer, save_snapshot_seq, on_lifted
-        self._dispatchers: dict[WorkerHandle, WorkerDispatcher] = {}
+        self._dispatchers: dict[WorkerSupervisor, WorkerDispatcher] = {}
         self._gap_wait_s, self._keep_results_s = gap_wait_s, keep_results_s
         self._quota = FairQuota(max_pending_bytes)
         self._quotas, self._usage = quotas, usage
@@ -229,7 +229,7 @@ class TrainingRequests:
 
     # In order
 
-    def dispatcher(self, worker: WorkerHandle) -> WorkerDispatcher:
+    def dispatcher(self, worker: WorkerSupervisor) -> WorkerDispatcher:
         if worker not in self._dispatchers:
             self._dispatchers[worker] = WorkerDispatcher(worker, self.ledger, self.models, self._on_lifted)
         return self._dispatchers[worker]
@@ -284,7 +284,7 @@ class TrainingRequests:
 
     # Results
 
-    def on_trained(self, worker: WorkerHandle, message: Trained, frame: bytes) -> None:
+    def on_trained(self, worker: WorkerSupervisor, message: Trained, frame: bytes) -> None:
         self.dispatcher(worker).landed(message.request_id)
         future = self.futures.get(message.request_id)
         if future is None or future.result_at is not None:
@@ -295,7 +295,7 @@ class TrainingRequests:
             future.is_finishing = True
             self.writing.run(self._finish(worker, future, message, frame))
 
-    async def _finish(self, worker: WorkerHandle, future: TrainFuture, message: Trained, frame: bytes) -> None:
+    async def _finish(self, worker: WorkerSupervisor, future: TrainFuture, message: Trained, frame: bytes) -> None:
         hook = self.hooks.get(future.kind)
         if hook is not None:
             try:
@@ -398,7 +398,7 @@ class TrainingRequests:
 
     # Worker exits
 
-    def on_exit(self, worker: WorkerHandle, *, is_blameless: bool = False) -> None:
+    def on_exit(self, worker: WorkerSupervisor, *, is_blameless: bool = False) -> None:
         """`is_blameless`: it was asked to end."""
         guilty = self.dispatcher(worker).on_exit(is_blameless=is_blameless)
         if guilty is None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from palestra.server.core.core import Core
 from palestra.server.core.training.journal_replay import Recovery
-from palestra.server.core.workers.handle import WorkerHandle
 from palestra.server.core.workers.link import WorkerFrame
+from palestra.server.core.workers.supervisor import WorkerSupervisor
 from palestra.server.core.workers.watchdog import RestartReason
 from palestra.types.engine import (
     AdapterPart,
@@ -31,7 +31,7 @@ class WorkerMessages:
         self._adapters, self._copies = core.adapters, core.copies
         self._recovery = Recovery(core.training)
 
-    def on_hello(self, worker: WorkerHandle, hello: Hello) -> None:
+    def on_hello(self, worker: WorkerSupervisor, hello: Hello) -> None:
         self._metrics.worker_hello(worker.name, adopted=worker.is_adopted)
         self._recovery.on_hello(worker, hello)
         if self._copies is not None:
@@ -39,14 +39,14 @@ class WorkerMessages:
         self._sampling.on_hello(worker, hello.sampler_ids)
         self._adapters.ask_again(worker)
 
-    def on_hello_again(self, worker: WorkerHandle, hello: Hello) -> None:
+    def on_hello_again(self, worker: WorkerSupervisor, hello: Hello) -> None:
         """Handles a second Hello: the connection was interrupted, and what was sent meanwhile is sent again."""
         self._recovery.on_hello(worker, hello)
         if self._copies is not None:
             self._copies.on_hello(worker, hello)
         self._adapters.ask_again(worker)
 
-    def on_message(self, worker: WorkerHandle, frame: WorkerFrame) -> None:
+    def on_message(self, worker: WorkerSupervisor, frame: WorkerFrame) -> None:
         match frame.message:
             case Streamed():
                 self._sampling.on_streamed(frame.message)
@@ -69,7 +69,7 @@ class WorkerMessages:
                 self._metrics.worker_stats(worker.name, frame.message)
                 self._sampling.runners[worker].on_stats(frame.message)
 
-    def _on_kept(self, worker: WorkerHandle, request_id: str) -> None:
+    def _on_kept(self, worker: WorkerSupervisor, request_id: str) -> None:
         """Handles frozen weights; a replay also brings back samplers that were dropped meanwhile."""
         future, runner = self._training.futures.get(request_id), self._sampling.runners[worker]
         sampler_id = future.reply.get("sampling_session_id", "") if future is not None else ""
@@ -78,7 +78,7 @@ class WorkerMessages:
         elif sampler_id:
             runner.prepare(self._sampling.samplers[sampler_id].weights)
 
-    def on_exit(self, worker: WorkerHandle, ending: RestartReason) -> None:
+    def on_exit(self, worker: WorkerSupervisor, ending: RestartReason) -> None:
         self._metrics.worker_gone(worker.name)
         self._metrics.worker_restarted(worker.name, ending)
         self._training.on_exit(worker, is_blameless=ending is RestartReason.MOVED)

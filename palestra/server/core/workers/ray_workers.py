@@ -18,9 +18,9 @@ from palestra import __version__
 from palestra.config.serve import ModelConfig, RayConfig, ServeConfig
 from palestra.placement.ray_cluster import ClusterNode, cluster_nodes, connect, disconnect, own_address
 from palestra.server.core.workers.files import WorkerFiles
-from palestra.server.core.workers.handle import RemoteWorker, WorkerError, known_facts
 from palestra.server.core.workers.link_security import LinkNetwork
 from palestra.server.core.workers.ray_place import RayPlace
+from palestra.server.core.workers.supervisor import RemoteWorker, WorkerError, known_facts
 from palestra.types.engine import WorkerConfig
 from palestra.util.hugging_face import hub_id_of
 from palestra.util.model_fingerprint import model_fingerprint
