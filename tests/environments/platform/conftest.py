@@ -31,18 +31,23 @@ NAMES = [f"{app}-{template.name}" for app, template in TEMPLATES]
 
 
 FEW = 1
-"""Tasks of a template for every day: building their worlds takes most of the time of these tests."""
+"""Tasks of a template for every day: building their worlds takes most of the time of these tests, so they are of one
+world."""
 
 
 def tasks_of(app: str, template: TaskTemplate, count: int = FEW, first: int = 0) -> list[PlatformTask]:
     if count <= FEW:
-        return list(_in_first_world(app, template.name, template.difficulty, count, first))
+        return tasks_of_one_world(app, template, count, first)
     return [make_task(TaskKey(app, template.name, template.difficulty, n)) for n in range(first, first + count)]
 
 
+def tasks_of_one_world(app: str, template: TaskTemplate, count: int, first: int = 0) -> list[PlatformTask]:
+    """Tasks that are drawn in the app's world 0, which is built once."""
+    return list(_made_once(app, template.name, template.difficulty, count, first))
+
+
 @functools.cache
-def _in_first_world(app: str, name: str, difficulty: str, count: int, first: int) -> tuple[PlatformTask, ...]:
-    """Tasks of the world with number 0, so that all templates of an app share it."""
+def _made_once(app: str, name: str, difficulty: str, count: int, first: int) -> tuple[PlatformTask, ...]:
     keys = (TaskKey(app, name, difficulty, number) for number in itertools.count(first))
     return tuple(map(make_task, itertools.islice((key for key in keys if first_world(key) == 0), count)))
 
