@@ -127,12 +127,12 @@ def test_undone_is_not_done_and_done_again_is():
 
 
 def test_a_way_around_is_worth_as_much():
-    """Only where things end up counts."""
+    """Only where things end up counts. Of tasks that few worlds allow, two are enough."""
     for name, argument, stop, count in (
-        ("move_only", "folder", "Archive", 10),
+        ("move_only", "folder", "Archive", 2),
         ("respond_invite", "response", "declined", 10),
         ("rule_and_apply", "folder", "Trash", 10),
-        ("resolve_clash", "start", "2026-01-05T10:00", 2),  # few worlds have a clash
+        ("resolve_clash", "start", "2026-01-05T10:00", 2),
     ):
         for task in tasks_of_one_world("mail", TEMPLATES[name], count):
             calls, _ = solved(task)
