@@ -42,6 +42,7 @@ SHARING = {
     "tests/gym/models": "ephebe",
     "tests/server/agentjet": "keyed",
     "tests/server/episodes": "keyed",
+    "tests/server/pages": "keyed",
     "tests/episodes/client": "keyed",
     "tests/cli/test_episodes.py": "keyed",
     "tests/server": "server",

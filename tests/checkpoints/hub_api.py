@@ -37,13 +37,17 @@ class Hub:
     """Its state. `on_upload` is what happens to large files: they are kept, refused, or never finished."""
 
     def __init__(self) -> None:
+        self.is_hanging = threading.Event()
+        self.release = threading.Event()
+        self.url = ""
+        self.forget()
+
+    def forget(self) -> None:
+        """It is empty, as at the start."""
         self.repositories: dict[str, Repository] = {}
         self.objects: dict[str, bytes] = {}
         self.uploads: list[str] = []
         self.on_upload = "keep"
-        self.is_hanging = threading.Event()
-        self.release = threading.Event()
-        self.url = ""
 
     def answer(self, method: str, path: str, token: str, body: bytes) -> tuple[int, Any, dict[str, str]]:
         path = path.partition("?")[0]

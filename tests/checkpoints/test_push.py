@@ -6,12 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 import yaml
 from click.testing import CliRunner
-from msgspec import Struct
 
 from palestra.checkpoints import CheckpointError, export
 from palestra.checkpoints.card import write_card
@@ -20,6 +19,7 @@ from palestra.checkpoints.push import prepared
 from palestra.cli import main
 from palestra.runs import Run
 from tests.checkpoints.hub_api import Hub, serving_hub
+from tests.commands import CommandProcess, Done, command_process
 
 CONFIG = {
     "kind": "grpo",
@@ -38,65 +38,42 @@ CONFIG = {
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
-    with serving_hub() as hub:
-        yield hub
-
-
-@pytest.fixture
 def run(run: Run) -> Run:
     facts = {"packages": {"palestra": "0.1.0", "torch": "2.13.0", "secret-package": "1"}}
     run.config_file.write_text(json.dumps({"config": CONFIG, "kind": "grpo", "facts": facts}))
     return run
 
 
-def settings(hub: Hub | None, token: str | None = "hf_writer", **more: str) -> dict[str, str]:
+def settings(hub: Hub | None, **more: str) -> dict[str, str]:
     endpoint = hub.url if hub else "http://127.0.0.1:9"
     known = {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_HOME": "/nowhere/hf"}
-    return os.environ | known | ({"HF_TOKEN": token} if token else {}) | more
+    return known | more
 
 
-COMMANDS = """
-import json, os, sys
-from click.testing import CliRunner
-from palestra.cli import main
-
-results = []
-for arguments, token in json.load(sys.stdin):
-    os.environ.pop("HF_TOKEN", None)
-    os.environ |= {"HF_TOKEN": token} if token else {}
-    done = CliRunner().invoke(main, ["checkpoint", "push", *arguments])
-    results.append([done.exit_code, done.stdout, done.stderr])
-print(json.dumps(results), file=sys.__stdout__)
-"""
+@pytest.fixture(scope="module")
+def shared_hub() -> Iterator[Hub]:
+    with serving_hub() as hub:
+        yield hub
 
 
-class Done(Struct):
-    code: int
-    stdout: str
-    stderr: str
+@pytest.fixture
+def hub(shared_hub: Hub) -> Hub:
+    shared_hub.forget()
+    return shared_hub
 
 
-def pushes(hub: Hub | None, *commands: Sequence[object], token: str | None = "hf_writer", **more: str) -> list[Done]:
-    """Commands one after the other in a process of its own: huggingface_hub reads its settings once."""
-    return pushes_as(hub, *((token, command) for command in commands), **more)
+@pytest.fixture(scope="module")
+def process(shared_hub: Hub) -> Iterator[CommandProcess]:
+    with command_process(**settings(shared_hub)) as process:
+        yield process
 
 
-def pushes_as(hub: Hub | None, *commands: tuple[str | None, Sequence[object]], **more: str) -> list[Done]:
-    typed = json.dumps([(list(map(str, command)), token) for token, command in commands])
-    done = subprocess.run(
-        [sys.executable, "-c", COMMANDS],
-        input=typed,
-        capture_output=True,
-        text=True,
-        check=True,
-        env=settings(hub, None, **more),
-    )
-    return [Done(*one) for one in json.loads(done.stdout)]
+def push(process: CommandProcess, *arguments: object, token: str | None = "hf_writer") -> Done:
+    return process.run("checkpoint", "push", *arguments, env={"HF_TOKEN": token})
 
 
-def test_a_checkpoint_is_published_with_a_card_and_loads_from_what_was_uploaded(run, hub, tmp_path, micro_model):
-    (done,) = pushes(hub, [f"{run.path}@best", "hf:org/cups", "--base-name", "org/base", "--json"])
+def test_a_checkpoint_is_published_with_a_card_and_loads_from_what_was_uploaded(run, hub, process, tmp_path):
+    done = push(process, f"{run.path}@best", "hf:org/cups", "--base-name", "org/base", "--json")
     assert done.code == 0, done.stderr
     facts, made = json.loads(done.stdout), hub.repositories["org/cups"]
     assert (facts["repository"], facts["checkpoint"], facts["commit"]) == ("org/cups", "first@4", "c" * 40)
@@ -166,72 +143,58 @@ def test_a_dry_run_prints_card_and_files_and_needs_no_hub(run, monkeypatch):
         assert part in done.stdout
 
 
-def test_what_cannot_be_published_is_one_clear_line(run, hub):
-    place = [run.path, "hf:org/cups"]
-    told = pushes_as(
-        hub,
-        (None, place),
-        ("hf_expired", place),
-        ("hf_reader", place),
-        ("hf_stranger", place),
-        ("hf_writer", [run.path, "hf:guarded/cups"]),
-        ("hf_writer", [run.path, "org/cups"]),
-        ("hf_writer", [run.path, "hf:org/--"]),
-    )
-    parts = [
-        "there is no token for",
-        "does not accept the token; set HF_TOKEN",
-        "the token may only read; set HF_TOKEN",
-        "stranger cannot write to org",
-        "no right to write to guarded/cups (You don't have the rights to create",
-        "write hf:ORGANISATION/NAME",
-        "cannot be the name of a repository",
-    ]
-    for done, part in zip(told, parts, strict=True):
-        check_line(done, part)
+def test_what_cannot_be_published_is_one_clear_line(run, hub, process):
+    for token, target, part in (
+        (None, "hf:org/cups", "there is no token for"),
+        ("hf_expired", "hf:org/cups", "does not accept the token; set HF_TOKEN"),
+        ("hf_reader", "hf:org/cups", "the token may only read; set HF_TOKEN"),
+        ("hf_stranger", "hf:org/cups", "stranger cannot write to org"),
+        ("hf_writer", "hf:guarded/cups", "no right to write to guarded/cups (You don't have the rights to create"),
+        ("hf_writer", "org/cups", "write hf:ORGANISATION/NAME"),
+        ("hf_writer", "hf:org/--", "cannot be the name of a repository"),
+    ):
+        check_line(push(process, run.path, target, token=token), part)
     assert hub.repositories == {}
 
 
-def test_without_a_network_nothing_is_uploaded(run, hub):
-    (done,) = pushes(None, [run.path, "hf:org/cups"])
-    check_line(done, "does not answer: is there a network?")
-    (done,) = pushes(hub, [run.path, "hf:org/cups"], HF_HUB_OFFLINE="1")
-    check_line(done, "HF_HUB_OFFLINE is set")
+@pytest.mark.parametrize(
+    ("offline", "part"), [("0", "does not answer: is there a network?"), ("1", "HF_HUB_OFFLINE is set")]
+)
+def test_without_a_network_nothing_is_uploaded(run, offline, part):
+    with command_process(**settings(None, HF_HUB_OFFLINE=offline)) as process:
+        check_line(push(process, run.path, "hf:org/cups"), part)
 
 
-def test_a_repository_with_files_is_only_changed_if_asked(run, hub):
-    made, refused, updated = pushes(
-        hub,
-        [f"{run.path}@2", "hf:org/cups", "--public"],
-        [run.path, "hf:org/cups"],
-        [run.path, "hf:org/cups", "--update"],
-    )
-    assert (made.code, updated.code) == (0, 0)
+def test_a_repository_with_files_is_only_changed_if_asked(run, hub, process):
+    assert push(process, f"{run.path}@2", "hf:org/cups", "--public").code == 0
+    refused = push(process, run.path, "hf:org/cups")
     check_line(refused, "exists and has files; choose another name, or add a commit to it with --update")
+    assert push(process, run.path, "hf:org/cups", "--update").code == 0
     made = hub.repositories["org/cups"]
     assert (made.is_private, made.messages) == (False, ["Weights of first@2", "Weights of first@6"])
 
 
 @pytest.mark.slow
-def test_an_upload_that_broke_off_is_repeated_without_sending_all_again(run, hub):
-    hub.on_upload = "refuse"
+def test_an_upload_that_broke_off_is_repeated_without_sending_all_again(run):
     place = [f"{run.path}@best", "hf:org/cups"]
-    (done,) = pushes(hub, place)
-    check_line(done, "broke off (the storage is full); repeat the command")
-    assert hub.repositories["org/cups"].files.keys() == {".gitattributes"}
-    hub.on_upload = "hang"
-    command = [sys.executable, "-m", "palestra.cli", "checkpoint", "push", *place]
-    process = subprocess.Popen(command, env=settings(hub), stdout=subprocess.DEVNULL)
-    assert hub.is_hanging.wait(60)
-    process.kill()
-    process.wait()
-    hub.on_upload = "keep"
-    first = list(hub.uploads)
-    (done,) = pushes(hub, place)
-    assert done.code == 0, done.stderr
-    assert "adapter_model.safetensors" in hub.repositories["org/cups"].files
-    assert len(hub.uploads) == len(set(hub.uploads)) == 2
-    assert hub.uploads[: len(first)] == first
+    with serving_hub() as hub, command_process(**settings(hub)) as process:
+        hub.on_upload = "refuse"
+        check_line(push(process, *place), "broke off (the storage is full); repeat the command")
+        assert hub.repositories["org/cups"].files.keys() == {".gitattributes"}
+        hub.on_upload = "hang"
+        command = [sys.executable, "-m", "palestra.cli", "checkpoint", "push", *place]
+        environment = os.environ | settings(hub, HF_TOKEN="hf_writer")
+        killed = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+        assert hub.is_hanging.wait(60)
+        killed.kill()
+        killed.wait()
+        hub.on_upload = "keep"
+        first = list(hub.uploads)
+        done = push(process, *place)
+        assert done.code == 0, done.stderr
+        assert "adapter_model.safetensors" in hub.repositories["org/cups"].files
+        assert len(hub.uploads) == len(set(hub.uploads)) == 2
+        assert hub.uploads[: len(first)] == first
 
 
 def check_line(done: Done, part: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from math import prod
@@ -58,8 +59,17 @@ def test_30b_a3b_trains_and_samples_in_40_gb_with_4_bits(tmp_path):
     assert facts["active_parameters"] < 0.12 * facts["parameters"]
 
 
-@pytest.mark.parametrize("name", [None, pytest.param("int8", marks=pytest.mark.slow), "nf4", "mxfp4"])
-@pytest.mark.parametrize("family", ["qwen3", pytest.param("qwen3_5", marks=pytest.mark.slow), "qwen3_moe", "gpt_oss"])
+FAMILIES, NAMES = ("qwen3", "qwen3_5", "qwen3_moe", "gpt_oss"), (None, "int8", "nf4", "mxfp4")
+EVERY_DAY = {("qwen3", None), ("qwen3", "nf4"), ("qwen3_moe", "nf4"), ("gpt_oss", "mxfp4")}
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        pytest.param(*case, marks=[] if case in EVERY_DAY else [pytest.mark.slow])
+        for case in itertools.product(FAMILIES, NAMES)
+    ],
+)
 def test_planned_weights_are_those_that_are_loaded(random_model, family, name):
     folder = random_model(family, shape="tiny")
     with WeightFiles(folder) as files:

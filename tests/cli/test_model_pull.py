@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.test_cli import palestra
+
 COMMIT = "a" * 40
 
 
@@ -77,12 +79,13 @@ def run(tmp_path: Path, endpoint: str, *arguments: str, **more: str) -> subproce
     return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | settings)
 
 
-def test_a_model_is_fetched_and_then_known_by_its_id(hub, tmp_path):
+def test_a_model_is_fetched_and_then_known_by_its_id(hub, tmp_path, monkeypatch):
     done = run(tmp_path, hub, "pull", "here/model", "--json")
     assert done.returncode == 0, done.stderr
     folder = Path(json.loads(done.stdout)["folder"])
     assert (folder / "model.safetensors").is_file()
-    shown = run(tmp_path, "http://127.0.0.1:9", "info", "here/model", "--json", HF_HUB_OFFLINE="1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    shown = palestra("model", "info", "here/model", "--json")
     assert json.loads(shown.stdout)["family"] == "qwen3"
 
 

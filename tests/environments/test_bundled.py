@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from functools import cache
+from types import ModuleType
 
 import pytest
 from hypothesis import given
@@ -14,6 +16,7 @@ from palestra.environments.bundled.arithmetic import Arithmetic, answer, is_held
 from palestra.environments.bundled.seeded_random import last_integer
 from palestra.environments.bundled.stockroom import Stockroom
 from palestra.environments.bundled.stockroom_tasks import ITEMS, SYSTEM, Kind, call_text
+from palestra.types.rollouts import Task
 from tests.properties import examples
 
 CUPS = {"kind": "difference", "items": ["cups", "pens"], "stock": {"cups": 62, "pens": 25, "hats": 11}}
@@ -49,6 +52,12 @@ def run_stockroom(extras, *actions):
     return env, [env.step(action) for action in actions]
 
 
+@cache
+def listed(module: ModuleType, split: str) -> list[Task]:
+    """All tasks of a split: each is made when it is asked for, and there are ten thousand."""
+    return list(module.tasks(split))
+
+
 # --- both
 
 
@@ -58,7 +67,7 @@ def test_tasks_are_the_same_each_time_and_their_ids_unique(module):
         tasks = module.tasks(split)
         assert len(tasks) >= (10_000 if split == "train" else 256)
         assert list(tasks[:300]) == list(module.tasks(split)[:300])
-        assert len({task.id for task in tasks}) == len(tasks)
+        assert len({task.id for task in listed(module, split)}) == len(tasks)
         assert tasks[-1] == tasks[len(tasks) - 1]
         assert list(tasks[3:5]) == [tasks[3], tasks[4]]
         with pytest.raises(IndexError):
@@ -69,7 +78,7 @@ def test_tasks_are_the_same_each_time_and_their_ids_unique(module):
 
 @pytest.mark.parametrize("module", [arithmetic, stockroom_tasks])
 def test_no_question_of_the_evaluation_is_trained_on(module):
-    request = {split: {task.prompt[-1]["content"] for task in module.tasks(split)} for split in ("train", "eval")}
+    request = {split: {task.prompt[-1]["content"] for task in listed(module, split)} for split in ("train", "eval")}
     assert not request["train"] & request["eval"]
     # ... nor with its two parts changed round
     turned = {" ".join(sorted(text.split())) for text in request["train"]} & {
@@ -105,14 +114,14 @@ def test_arithmetic_questions_stay_in_their_ranges():
         ((7, "*", 18), 3),
     ]
     assert all(arithmetic.difficulty(*problem) == level for problem, level in levels)
-    kinds = Counter(task.id.partition("-")[0] for task in arithmetic.tasks("train"))
+    kinds = Counter(task.id.partition("-")[0] for task in listed(arithmetic, "train"))
     assert kinds["add"] == 6_000
     assert kinds["subtract"] == 4_500
     assert kinds["multiply"] > 1_300
 
 
 def test_the_right_number_wins_every_arithmetic_task():
-    for task in arithmetic.tasks("eval"):
+    for task in listed(arithmetic, "eval"):
         env = Arithmetic({}, task.extras)
         output = env.step(arithmetic.solve(task))
         assert (output["reward"], output["done"], output["observations"]) == (1.0, True, [])
@@ -202,7 +211,7 @@ def test_stockroom_words():
 
 
 def test_stockroom_tasks_are_mixed_and_cannot_be_guessed():
-    tasks = stockroom_tasks.tasks("train")
+    tasks = listed(stockroom_tasks, "train")
     kinds = Counter(task.extras["kind"] for task in tasks)
     for kind, percent in stockroom_tasks.SHARES:
         assert abs(kinds[kind] / len(tasks) - percent / 100) < 0.02
@@ -217,7 +226,7 @@ def test_stockroom_tasks_are_mixed_and_cannot_be_guessed():
 
 
 def test_perfect_play_wins_every_stockroom_task():
-    for task in stockroom_tasks.tasks("eval"):
+    for task in listed(stockroom_tasks, "eval"):
         said = stockroom_tasks.solve(task)
         env, outputs = run_stockroom(task.extras, *said)
         assert [output["done"] for output in outputs] == [False] * (len(said) - 1) + [True]
@@ -335,7 +344,7 @@ def test_the_stockroom_gives_nothing_to_attackers(attack):
 
 
 def test_guessing_is_worth_next_to_nothing():
-    tasks = stockroom_tasks.tasks("eval")
+    tasks = listed(stockroom_tasks, "eval")
     answers = Counter(stockroom_tasks.solve(task)[-1] for task in tasks)
     guess, right = answers.most_common(1)[0]
     assert right / len(tasks) < 0.04

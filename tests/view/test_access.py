@@ -13,9 +13,8 @@ API = "/api/v1/runs"
 
 
 @pytest.fixture
-def keyed(root) -> TestClient:
-    app = create_app(Catalogue(root), Access(key="a-long-key"))
-    return TestClient(app, base_url="http://view.example:8400", follow_redirects=False)
+def keyed(root, open_client) -> TestClient:
+    return open_client(root, Access(key="a-long-key"), base_url="http://view.example:8400", follow_redirects=False)
 
 
 @pytest.mark.parametrize("host", ["localhost:8400", "127.0.0.1", "[::1]:8400", "here.localhost"])
@@ -117,9 +116,8 @@ def test_a_login_leads_nowhere_else(keyed, target):
     assert keyed.post("/login", data={"key": "a-long-key", "next": target}).headers["location"] == "./"
 
 
-def test_behind_a_proxy_its_name_is_let_through(root):
-    app = create_app(Catalogue(root), Access(hosts=("runs.example",)))
-    client = TestClient(app, base_url="https://runs.example")
+def test_behind_a_proxy_its_name_is_let_through(root, open_client):
+    client = open_client(root, Access(hosts=("runs.example",)), base_url="https://runs.example")
     assert client.get(API).status_code == 200
     assert client.get(API, headers={"host": "evil.example"}).status_code == 403
 

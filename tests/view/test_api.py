@@ -26,8 +26,8 @@ from tests.view.folders import ACCIDENTS, write_run
 API = "/api/v1"
 
 
-def test_runs_are_listed_starred_first_then_newest(client, root):
-    write_run(root, "second")
+@pytest.mark.usefixtures("second")
+def test_runs_are_listed_starred_first_then_newest(client):
     client.post(f"{API}/runs/first/labels", json={"tag": "star"})
     page = client.get(f"{API}/runs").json()
     assert [(row["name"], row["is_starred"]) for row in page["runs"]] == [("first", True), ("second", False)]
@@ -50,8 +50,8 @@ def test_runs_are_listed_starred_first_then_newest(client, root):
         ("a<b", []),
     ],
 )
-def test_a_filter_finds_every_word_somewhere(client, root, text, names):
-    write_run(root, "second")
+@pytest.mark.usefixtures("second")
+def test_a_filter_finds_every_word_somewhere(client, text, names):
     client.post(f"{API}/runs/second/labels", json={"tag": "good"})
     assert [row["name"] for row in client.get(f"{API}/runs", params={"filter": text}).json()["runs"]] == names
 
@@ -67,13 +67,13 @@ def test_a_row_follows_the_files(client, root):
     assert detail["resume"].startswith("palestra train --resume ")
 
 
-def test_charts_and_series_have_the_same_numbers(client):
+def test_charts_and_series_have_the_same_numbers(client, root):
     board = client.get(f"{API}/runs/first/charts").json()
     (reward, *_) = board["rows"][0]["charts"]
     series = client.get(f"{API}/runs/first/series", params={"name": "reward/mean"}).json()
     assert series["lines"][0]["values"] == reward["series"]["lines"][0]["values"]
     assert series["lines"][0]["values"] == pytest.approx([0.21, 0.22, 0.23, 0.24])
-    assert board["position"] == RunReader(client.app.state.catalogue.root / "first").metrics_file.stat().st_size
+    assert board["position"] == RunReader(root / "first").metrics_file.stat().st_size
 
 
 def test_a_config_is_compared_with_another(client, root):
@@ -159,8 +159,8 @@ PAGES = ("", "/charts", "/config", "/log", "/events", "/checkpoints")
 
 
 @pytest.mark.parametrize("accident", ACCIDENTS, ids=lambda one: one.__name__)
+@pytest.mark.usefixtures("second")
 def test_a_damaged_run_is_shown_as_far_as_it_can_be_read(client, root, accident):
-    write_run(root, "second")
     accident(root / "first")
     rows = {row["name"]: row for row in client.get(f"{API}/runs").json()["runs"]}
     assert rows.keys() == {"first", "second"}

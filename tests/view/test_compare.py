@@ -65,11 +65,11 @@ def test_a_choice_that_cannot_be_compared_says_why(client, names, status):
     assert client.get(f"{API}/compare", params={"run": names}).status_code == status
 
 
-def test_rows_are_kept_beside_the_runs_and_made_anew_when_files_change(client, root):
+def test_rows_are_kept_beside_the_runs_and_made_anew_when_files_change(client, open_client, root):
     assert client.get(f"{API}/runs").json()["total"] == 1
     kept = sqlite3.connect(root / FILE).execute("SELECT name FROM runs").fetchall()
     assert kept == [("first",)]
-    again = TestClient(create_app(Catalogue(root)), base_url="http://localhost")
+    again = open_client(root)
     again.post(f"{API}/runs/first/labels", json={"tag": "new"})
     assert again.get(f"{API}/runs").json()["runs"][0]["tags"] == ["new"]
 
@@ -86,10 +86,10 @@ def test_a_kept_row_says_the_same_as_the_files(root):
     assert Catalogue(root).find() == first
 
 
-def test_a_broken_index_changes_nothing(client, root):
+def test_a_broken_index_changes_nothing(client, open_client, root):
     expected = client.get(f"{API}/runs").json()
     (root / FILE).write_bytes(b"not a database at all, but long enough to look like one" * 40)
-    assert TestClient(create_app(Catalogue(root)), base_url="http://localhost").get(f"{API}/runs").json() == expected
+    assert open_client(root).get(f"{API}/runs").json() == expected
 
 
 def test_a_folder_that_cannot_be_written_is_shown_all_the_same(client, root):
@@ -141,12 +141,12 @@ def test_tables_are_kept_in_memory_by_their_bytes(root):
         assert (catalogue.metrics(runs[0]) is tables[0]) == is_kept
 
 
-def test_a_kept_row_that_cannot_be_read_is_made_anew(client, root):
+def test_a_kept_row_that_cannot_be_read_is_made_anew(client, open_client, root):
     expected = client.get(f"{API}/runs").json()
     for row in (b'{"name": "first"}', b"nonsense", None):
         with sqlite3.connect(root / FILE) as index:
             index.execute("UPDATE runs SET row = ?", (row,))
-        again = TestClient(create_app(Catalogue(root)), base_url="http://localhost")
+        again = open_client(root)
         assert again.get(f"{API}/runs").json() == expected
 
 

@@ -11,7 +11,6 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
-from starlette.testclient import TestClient
 
 from palestra.gym.call_counts import MAX_PATHS, OTHERS, CallCounts
 from palestra.gym.errors import GymError
@@ -24,6 +23,7 @@ from palestra.view.app import create_app
 from palestra.view.runs.catalogue import Catalogue
 from tests.gym.servers.conftest import serving
 from tests.view.browser import opened_browser, opened_page, served, why_not
+from tests.view.conftest import OpenClient
 
 ROW = {"responses_create_params": {"input": "guess"}}
 
@@ -55,8 +55,10 @@ def head() -> Iterator[str]:
             yield f"http://127.0.0.1:{port}"
 
 
-def test_calls_within_the_process_and_over_http_are_counted_with_their_failures(root: Path, head: str):
-    client = TestClient(create_app(Catalogue(root), gym=head), base_url="http://localhost")
+def test_calls_within_the_process_and_over_http_are_counted_with_their_failures(
+    open_client: OpenClient, root: Path, head: str
+):
+    client = open_client(root, gym=head)
     gym = client.get("/api/v1/gym").json()
     assert (gym["problem"], gym["is_ready"]) == ("", False)
     assert (gym["rollouts"], gym["rollouts_failed"], gym["rollouts_running"]) == (4, 1, 0)
@@ -73,8 +75,8 @@ def test_calls_within_the_process_and_over_http_are_counted_with_their_failures(
 
 
 @pytest.mark.parametrize("head", ["http://127.0.0.1:1", "http://[", "nowhere"])
-def test_a_gym_that_is_away_is_a_page_with_the_command_to_type(root: Path, head: str):
-    client = TestClient(create_app(Catalogue(root), gym=head), base_url="http://localhost")
+def test_a_gym_that_is_away_is_a_page_with_the_command_to_type(open_client: OpenClient, root: Path, head: str):
+    client = open_client(root, gym=head)
     assert client.get("/api/v1/gym").json()["problem"]
     page = client.get("/gym").text
     assert "palestra gym run" in page
@@ -119,7 +121,7 @@ def test_the_page_follows_the_gym(root: Path):
             row.get_by_text("model_unreachable").wait_for()
 
 
-def test_servers_of_others_are_listed_without_counts(root: Path):
+def test_servers_of_others_are_listed_without_counts(open_client: OpenClient, root: Path):
     async def other(_: Request) -> JSONResponse:
         return JSONResponse({"calls": 40})
 
@@ -128,9 +130,7 @@ def test_servers_of_others_are_listed_without_counts(root: Path):
         with served(
             Starlette(routes=[Route("/server_instances", lambda _: JSONResponse([instance, "no server"]))])
         ) as head:
-            client = TestClient(
-                create_app(Catalogue(root), gym=f"http://127.0.0.1:{head}"), base_url="http://localhost"
-            )
+            client = open_client(root, gym=f"http://127.0.0.1:{head}")
             (server,) = client.get("/api/v1/gym").json()["servers"]
             assert (server["name"], server["state"], server["calls"], server["pid"]) == (
                 "theirs",

@@ -24,8 +24,8 @@ def test_the_list_shows_runs_with_their_curves(client):
     assert "<html" not in fragment
 
 
-def test_an_empty_folder_shows_the_command_to_type(tmp_path):
-    client = TestClient(create_app(Catalogue(tmp_path)), base_url="http://localhost")
+def test_an_empty_folder_shows_the_command_to_type(tmp_path, open_client):
+    client = open_client(tmp_path)
     assert f"palestra train demo runs={tmp_path}" in client.get("/").text
 
 
@@ -63,9 +63,9 @@ def test_a_missing_run_is_a_page_that_says_so(client):
 
 
 @pytest.mark.parametrize("page", ["", "/config", "/log", "/events", "/checkpoints"])
-def test_text_of_models_stays_text(tmp_path, page):
+def test_text_of_models_stays_text(tmp_path, open_client, page):
     write_run(tmp_path, text=HOSTILE, card={"license": HOSTILE})
-    client = TestClient(create_app(Catalogue(tmp_path)), base_url="http://localhost")
+    client = open_client(tmp_path)
     shown = client.get(f"/runs/first{page}").text
     assert "<script>alert" not in shown
     assert "<img src=x" not in shown

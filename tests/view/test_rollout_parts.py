@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,17 +25,28 @@ from tests.environments.fleet.conftest import PUT, an_env, put_call
 from tests.environments.fleet.scripted import DONE
 from tests.training.records import make_config, make_rollout, make_turn
 from tests.view.browser import opened_browser, opened_page, serious_findings, served, why_not
+from tests.view.conftest import OpenClient
 from tests.view.folders import HOSTILE
 
 API = "/api/v1/runs/one"
 
 
-def write_group(root: Path, rollouts: list[Rollout], **extras: Any) -> TestClient:
+def write_group(root: Path, rollouts: list[Rollout], **extras: Any) -> None:
     """A run with one group in its first step."""
     task = Task(id=rollouts[0].task, environment=rollouts[0].environment, prompt=[], extras=extras)
     with RunFolder.create(root, "one", make_config()) as folder:
         folder.write_rollouts(1, [Group(id="g", task=task, step=1, rollouts=rollouts)])
-    return TestClient(create_app(Catalogue(root)), base_url="http://localhost")
+
+
+@pytest.fixture
+def client_of(tmp_path: Path, open_client: OpenClient) -> Callable[..., TestClient]:
+    """`client_of(rollouts)`: a client of a dashboard with such a run."""
+
+    def show(rollouts: list[Rollout], **extras: Any) -> TestClient:
+        write_group(tmp_path, rollouts, **extras)
+        return open_client(tmp_path)
+
+    return show
 
 
 def page_of(client: TestClient, rollout_id: str = "g-0") -> str:
@@ -46,15 +58,15 @@ def page_of(client: TestClient, rollout_id: str = "g-0") -> str:
 @pytest.mark.parametrize(
     ("extras", "level"), [({"level": "mail-1"}, "mail-1"), ({"difficulty": 3}, "3"), ({"level": "", "answer": 1}, None)]
 )
-def test_rollouts_have_the_level_that_their_task_names(tmp_path, extras, level):
-    client = write_group(tmp_path, [make_rollout()], **extras)
+def test_rollouts_have_the_level_that_their_task_names(client_of, extras, level):
+    client = client_of([make_rollout()], **extras)
     record = client.get(f"{API}/rollout", params={"step": 1, "id": "g-0"}).json()["record"]
     assert record["level"] == level
     assert ("<dt>level</dt>" in page_of(client)) == (level is not None)
 
 
-def test_levels_are_a_facet_and_a_field_of_conditions(tmp_path):
-    client = write_group(tmp_path, [make_rollout(f"g-{i}") for i in range(4)])
+def test_levels_are_a_facet_and_a_field_of_conditions(tmp_path, client_of):
+    client = client_of([make_rollout(f"g-{i}") for i in range(4)])
     file = RunReader(tmp_path / "one").step_file(Part.ROLLOUTS, 1)
     (records,) = [RunReader(tmp_path / "one").read_rollouts(1)]
     write_records(file, [{**one, "level": level} for one, level in zip(records, ("1", "1", "2", None), strict=True)])
@@ -66,9 +78,9 @@ def test_levels_are_a_facet_and_a_field_of_conditions(tmp_path):
         assert chosen["total"] == value["count"], value["where"]
 
 
-def test_turns_are_drawn_in_the_order_of_play_where_times_were_recorded(tmp_path):
+def test_turns_are_drawn_in_the_order_of_play_where_times_were_recorded(client_of):
     turns = [make_turn(sample_s=0.25, env_s=0.5), make_turn(sample_s=0.125, env_s=0.0)]
-    client = write_group(tmp_path, [make_rollout("g-0", turns=turns), make_rollout("g-1")])
+    client = client_of([make_rollout("g-0", turns=turns), make_rollout("g-1")])
     page = page_of(client)
     for title in ("turn 1: sampling 0.25 s", "turn 1: environment 0.5 s", "turn 2: sampling 0.125 s"):
         assert title in page
@@ -76,7 +88,7 @@ def test_turns_are_drawn_in_the_order_of_play_where_times_were_recorded(tmp_path
     assert "Not recorded turn by turn" in page_of(client, "g-1")
 
 
-def test_a_platform_task_shows_the_rows_it_changed_and_the_verdict(tmp_path):
+def test_a_platform_task_shows_the_rows_it_changed_and_the_verdict(client_of):
     async def verdict() -> dict[str, Any]:
         with ThreadPoolExecutor(1) as pool:
             session = EnvSession(an_env(PUT, max_turns=5), pool, 30.0)
@@ -88,7 +100,7 @@ def test_a_platform_task_shows_the_rows_it_changed_and_the_verdict(tmp_path):
         return found
 
     rollout = make_rollout(task=PUT, environment="fleet_task", verdict=asyncio.run(verdict()))
-    client = write_group(tmp_path, [rollout])
+    client = client_of([rollout])
     shown = client.get(f"{API}/rollout", params={"step": 1, "id": "g-0"}).json()
     assert (shown["verdict"]["score"], shown["verdict"]["met"]) == (1.0, ["changes"])
     assert [one["kind"] for one in shown["verdict"]["changes"]] == ["insert"]
@@ -108,17 +120,17 @@ def test_a_platform_task_shows_the_rows_it_changed_and_the_verdict(tmp_path):
         {"score": "high"},
     ],
 )
-def test_verdicts_of_any_form_are_shown_as_text(tmp_path, verdict):
-    page = page_of(write_group(tmp_path, [make_rollout(verdict=verdict)]))
+def test_verdicts_of_any_form_are_shown_as_text(client_of, verdict):
+    page = page_of(client_of([make_rollout(verdict=verdict)]))
     assert "What the verifier saw and said" in page
     assert "<script>alert" not in page
     assert "\x1b" not in page
 
 
-def test_a_coding_task_shows_the_diff_and_what_the_verifier_printed(tmp_path):
+def test_a_coding_task_shows_the_diff_and_what_the_verifier_printed(client_of):
     patch = f"--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-old\n+{HOSTILE}\n" + "+more\n" * 1000
     verdict = {"patch": patch, "printed": "1 passed"}
-    client = write_group(tmp_path, [make_rollout(task="1-fix-typo", environment="coding", verdict=verdict)])
+    client = client_of([make_rollout(task="1-fix-typo", environment="coding", verdict=verdict)])
     page = page_of(client)
     assert '<div class="patch-removed">-old</div>' in page
     assert '<div class="patch-place">@@ -1 +1 @@</div>' in page
@@ -128,15 +140,15 @@ def test_a_coding_task_shows_the_diff_and_what_the_verifier_printed(tmp_path):
 
 
 @pytest.mark.parametrize("times", [3, [[1]], [["a", 2]], [[1, None]], None])
-def test_times_that_are_none_are_not_drawn(tmp_path, times):
-    client = write_group(tmp_path, [make_rollout()])
+def test_times_that_are_none_are_not_drawn(tmp_path, client_of, times):
+    client = client_of([make_rollout()])
     run = RunReader(tmp_path / "one")
     write_records(run.step_file(Part.ROLLOUTS, 1), [{**run.read_rollouts(1)[0], "turn_times": times}])
     assert "Not recorded turn by turn" in page_of(client)
 
 
-def test_the_command_plays_the_task_again(tmp_path):
-    client = write_group(tmp_path, [make_rollout(task="it's <b>one</b>", environment="stockroom")])
+def test_the_command_plays_the_task_again(tmp_path, client_of):
+    client = client_of([make_rollout(task="it's <b>one</b>", environment="stockroom")])
     again = client.get(f"{API}/rollout", params={"step": 1, "id": "g-0"}).json()["again"]
     words = shlex.split(again["command"])
     assert words[:3] == ["palestra", "eval", str(tmp_path / "one" / "config.json")]

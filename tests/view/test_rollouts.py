@@ -8,13 +8,11 @@ import re
 from typing import Any
 
 import pytest
-from starlette.testclient import TestClient
 
 from palestra.runs.reader import Part, RunReader
 from palestra.runs.record_files import write_records
 from palestra.runs.writer import RunFolder
 from palestra.training.batches.grpo_batch import build_batch
-from palestra.view.app import create_app
 from palestra.view.rollouts.messages import PieceKind, show_messages
 from palestra.view.rollouts.rollout_list import MAX_SCANNED_BYTES, Order, RolloutQuery, list_rollouts
 from palestra.view.rollouts.step_cache import StepCache
@@ -77,12 +75,12 @@ def test_without_a_step_all_are_searched_newest_first(client):
 
 
 def test_a_search_ends_where_long_texts_would_fill_the_memory(tmp_path):
-    with RunFolder.create(tmp_path, "first", make_config(steps=3)) as run:
-        for step in (1, 2, 3):
-            long = [make_rollout(f"g{step}-{i}", 0.0, error="x" * MAX_SCANNED_BYTES) for i in range(2)]
+    with RunFolder.create(tmp_path, "first", make_config(steps=2)) as run:
+        for step in (1, 2):
+            long = [make_rollout(f"g{step}-{i}", 0.0, error="x" * (MAX_SCANNED_BYTES // 2)) for i in range(2)]
             run.write_rollouts(step, [group_of(f"g{step}", long)])
     found = list_rollouts(Catalogue(tmp_path), "first", RolloutQuery(where="reward=0"))
-    assert ([group.step for group in found.groups], found.is_cut) == ([3], True)
+    assert ([group.step for group in found.groups], found.is_cut) == ([2], True)
 
 
 def test_steps_are_kept_by_their_bytes_until_their_files_change(tmp_path):
@@ -116,7 +114,7 @@ ODD: tuple[Any, ...] = (MISSING, None, "odd", True, 10**400, ["odd", None], {"od
 
 
 @pytest.mark.parametrize("value", ODD, ids=lambda value: "missing" if value is MISSING else str(value)[:10])
-def test_records_of_other_versions_are_shown_as_far_as_they_say_something(tmp_path, value):
+def test_records_of_other_versions_are_shown_as_far_as_they_say_something(tmp_path, open_client, value):
     """Each rollout has another field that is not there, or is not what it is today."""
     write_run(tmp_path, steps=1)
     run = RunReader(tmp_path / "first")
@@ -125,7 +123,7 @@ def test_records_of_other_versions_are_shown_as_far_as_they_say_something(tmp_pa
     for at, field in enumerate(name for name in whole if name not in ("id", "step")):
         records.append(changed({**whole, "id": f"r-{at}"}, field, value))
     write_records(run.step_file(Part.ROLLOUTS, 1), records)
-    client = TestClient(create_app(Catalogue(tmp_path)), base_url="http://localhost")
+    client = open_client(tmp_path)
     assert client.get("/runs/first/rollouts").status_code == 200
     for order in Order:
         assert rollouts(client, order=order)["total"] == len(records)
@@ -137,7 +135,7 @@ def test_records_of_other_versions_are_shown_as_far_as_they_say_something(tmp_pa
 
 
 @pytest.mark.parametrize("value", ODD, ids=lambda value: "missing" if value is MISSING else str(value)[:10])
-def test_tokens_of_other_versions_are_shown_or_said_to_be_unreadable(tmp_path, value):
+def test_tokens_of_other_versions_are_shown_or_said_to_be_unreadable(tmp_path, open_client, value):
     write_run(tmp_path, steps=1)
     run = RunReader(tmp_path / "first")
     whole = run.read_tokens(1)[0]
@@ -146,7 +144,7 @@ def test_tokens_of_other_versions_are_shown_or_said_to_be_unreadable(tmp_path, v
     odd += [{**whole, "turns": [changed(turn, field, value), turn]} for field in turn]
     records = [{**record, "id": f"r-{at}"} for at, record in enumerate(odd)]
     write_records(run.step_file(Part.TOKENS, 1), records)
-    client = TestClient(create_app(Catalogue(tmp_path)), base_url="http://localhost")
+    client = open_client(tmp_path)
     for record in records:
         answer = client.get(f"{API}/tokens", params={"step": 1, "id": record["id"]})
         assert answer.status_code in (200, 422), record
@@ -156,24 +154,24 @@ def test_tokens_of_other_versions_are_shown_or_said_to_be_unreadable(tmp_path, v
 
 
 @pytest.mark.parametrize("rewards", [[i / 40 for i in range(41)], [i / 3 for i in range(41)], [1e15 / 7, *range(40)]])
-def test_many_rewards_are_put_into_equal_bins(tmp_path, rewards):
+def test_many_rewards_are_put_into_equal_bins(tmp_path, open_client, rewards):
     config = make_config(steps=1)
     with RunFolder.create(tmp_path, "first", config) as run:
         groups = [make_group("g", rewards)]
         run.write_rollouts(1, groups, build_batch(groups, config).sequences)
-    client = TestClient(create_app(Catalogue(tmp_path)), base_url="http://localhost")
+    client = open_client(tmp_path)
     bins = rollouts(client, step=1)["rewards"]
     assert (len(bins), sum(one["count"] for one in bins)) == (12, 41)
     for one in bins:
         assert rollouts(client, step=1, where=one["where"])["total"] == one["count"]
 
 
-def test_a_bar_finds_rewards_that_no_short_number_is_equal_to(tmp_path):
+def test_a_bar_finds_rewards_that_no_short_number_is_equal_to(tmp_path, open_client):
     config = make_config(steps=1)
     with RunFolder.create(tmp_path, "first", config) as run:
         groups = [make_group("g", [1 / 3, 2 / 3, 1 / 3, -1 / 7])]
         run.write_rollouts(1, groups, build_batch(groups, config).sequences)
-    client = TestClient(create_app(Catalogue(tmp_path)), base_url="http://localhost")
+    client = open_client(tmp_path)
     for one in rollouts(client, step=1)["rewards"]:
         assert rollouts(client, step=1, where=one["where"])["total"] == one["count"]
 
@@ -187,7 +185,7 @@ def test_a_rollout_has_its_conversation_and_its_group(client):
     assert found["token_rows"] == ["g1a-1"]
 
 
-def test_advantages_and_the_trainers_logprobs_and_entropies_are_kept_with_a_step(tmp_path):
+def test_advantages_and_the_trainers_logprobs_and_entropies_are_kept_with_a_step(tmp_path, open_client):
     config = make_config(steps=1)
     with RunFolder.create(tmp_path, "first", config) as run:
         groups = [make_group("g", [1.0, 0.0])]
@@ -200,7 +198,7 @@ def test_advantages_and_the_trainers_logprobs_and_entropies_are_kept_with_a_step
         assert [one["advantage"] for one in run.read_rollouts(1)] == pytest.approx(trained)
         run.write_rollouts(2, groups)
         assert {one["advantage"] for one in run.read_rollouts(2)} == {None}
-    client = TestClient(create_app(Catalogue(tmp_path)), base_url="http://localhost")
+    client = open_client(tmp_path)
     tokens = client.get(f"{API}/tokens", params={"step": 1, "id": "g-0"}).json()
     assert tokens["ids"] == [1, 2, 10, 11, 12]
     assert tokens["origins"] == [0, 0, 2, 2, 2]
@@ -252,9 +250,9 @@ def test_a_test_case_is_python_with_the_answers(client):
 
 
 @pytest.mark.parametrize("text", ["smile \U0001f642", "null, true", "a\u202eb\x00\n'''"])
-def test_a_test_case_has_every_character(tmp_path, text):
+def test_a_test_case_has_every_character(tmp_path, open_client, text):
     write_run(tmp_path, text=text)
-    client = TestClient(create_app(Catalogue(tmp_path)), base_url="http://localhost")
+    client = open_client(tmp_path)
     case = client.get(f"{API}/test-case", params={"step": 1, "id": "g1a-0"}).text
     found: dict[str, Any] = {}
     exec(case, found)  # noqa: S102 (our own text)
@@ -263,9 +261,9 @@ def test_a_test_case_has_every_character(tmp_path, text):
     assert "\u202e" not in case
 
 
-def test_hostile_conversations_stay_text(tmp_path):
+def test_hostile_conversations_stay_text(tmp_path, open_client):
     write_run(tmp_path, text=HOSTILE)
-    client = TestClient(create_app(Catalogue(tmp_path)), base_url="http://localhost")
+    client = open_client(tmp_path)
     for page in (
         "rollouts?step=1",
         "rollouts?every=1",

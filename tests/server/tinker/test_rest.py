@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -10,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from starlette.types import Receive, Scope, Send
 
 from palestra.config.serve import ServeConfig
 from palestra.server.app import create_app
 from palestra.server.core.sessions import TinkerSession as LiveSession
+from palestra.server.http.logs import RequestLog
 from palestra.server.services import ServerServices
 from palestra.store import FileJournal, Store
 from palestra.store.queries import checkpoints as checkpoint_rows
@@ -30,10 +33,29 @@ BASE = "Qwen/Qwen3-8B"
 FILES = {"adapter_config.json": b'{"r": 4}', "adapter_model.safetensors": b"\x00weights" * 100}
 
 
+_routes: list[FastAPI] = []
+
+
+def with_shared_routes(app: RequestLog) -> RequestLog:
+    """The same application with the routes of the first one, as they are resolved in a tenth of a second; they find
+    the state of the application that was asked."""
+    around = app.app.app
+    own = around.app
+    if not _routes:
+        _routes.append(own)
+
+    async def with_own_state(scope: Scope, receive: Receive, send: Send) -> None:
+        _routes[0].state = own.state
+        await _routes[0](scope, receive, send)
+
+    around.app = with_own_state
+    return app
+
+
 class World:
     """A server without engines, and what the tests put into its store."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, portal: BlockingPortal):
         self.config = ServeConfig(state=folder / "state")
         self.config.state.mkdir(parents=True)
         self.store = Store.open(self.config.database)
@@ -41,7 +63,7 @@ class World:
             FileJournal.open(self.config.state / "journal" / name) for name in ("requests", "results")
         )
         self.services = ServerServices(self.config, self.store, self.journals, "a secret")
-        self.app = create_app(self.services)
+        self.app, self._portal = with_shared_routes(create_app(self.services)), portal
         self._clock = time.time() - 1000
 
     def close(self) -> None:
@@ -50,7 +72,7 @@ class World:
                 await journal.close()
             await self.store.close()
 
-        asyncio.run(close())
+        self._portal.call(close)
 
     def key(self, name: str, right: Rights = Rights.TRAINER, owner: str | None = None) -> str:
         return self.store.write_now(
@@ -59,7 +81,9 @@ class World:
 
     def client(self, key: str | None = "tml-any") -> TestClient:
         headers = {} if key is None else {"X-API-Key": key}
-        return TestClient(self.app, base_url="http://127.0.0.1:8000", headers=headers, raise_server_exceptions=False)
+        client = TestClient(self.app, base_url="http://127.0.0.1:8000", headers=headers, raise_server_exceptions=False)
+        client.portal = self._portal
+        return client
 
     def tick(self) -> float:
         self._clock += 1
@@ -132,9 +156,16 @@ class World:
         return save.key.path
 
 
+@pytest.fixture(scope="module")
+def portal() -> Iterator[BlockingPortal]:
+    """The event loop of all servers."""
+    with start_blocking_portal() as portal:
+        yield portal
+
+
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World(tmp_path)
+def world(tmp_path: Path, portal: BlockingPortal) -> Iterator[World]:
+    world = World(tmp_path, portal)
     yield world
     world.close()
 
@@ -145,9 +176,9 @@ def api(world: World) -> TestClient:
 
 
 @pytest.fixture(scope="module")
-def empty_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+def empty_api(tmp_path_factory: pytest.TempPathFactory, portal: BlockingPortal) -> Iterator[TestClient]:
     """Of a server without anything, for requests that are refused."""
-    world = World(tmp_path_factory.mktemp("empty"))
+    world = World(tmp_path_factory.mktemp("empty"), portal)
     yield world.client()
     world.close()
 
