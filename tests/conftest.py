@@ -38,7 +38,7 @@ RandomModel = Callable[..., Path]
 
 SHARING = {
     "tests/server/model_api": "ephebe",
-    "tests/training": "ephebe",
+    "tests/training": "training",
     "tests/gym/models": "ephebe",
     "tests/server/agentjet": "keyed",
     "tests/server/episodes": "keyed",
