@@ -14,6 +14,12 @@ def hybrid(get_bench, request):
     return get_bench(request.param)
 
 
+one_every_day = pytest.mark.parametrize(
+    "hybrid", ["qwen3_5", pytest.param("nemotron_h", marks=pytest.mark.slow)], indirect=True
+)
+"""For what is about slots, whatever the states in them are."""
+
+
 def tokens_of(result: SampleResult) -> list[list[int]]:
     return [s.tokens for s in result.sequences]
 
@@ -50,6 +56,7 @@ def test_adapters_do_not_share_states(hybrid):
         hybrid.scramble(adapters[1], seed=3)  # its old snapshots must not be found
 
 
+@one_every_day
 def test_more_samples_than_slots_are_served_in_turns(hybrid, monkeypatch):
     request = hybrid.request(hybrid.tokens(70), n=5, max_tokens=12)
     plenty = hybrid.sampler().generate([request])[0]
@@ -60,6 +67,7 @@ def test_more_samples_than_slots_are_served_in_turns(hybrid, monkeypatch):
     hybrid.check_nothing_left(sampler)
 
 
+@one_every_day
 @pytest.mark.parametrize("runs_ahead", [False, True])
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
 def test_step_that_fails_advances_nobody_twice(hybrid, monkeypatch, steps, runs_ahead):
