@@ -47,6 +47,7 @@ SHARING = {
     "tests/cli/test_episodes.py": "keyed",
     "tests/server": "server",
     "tests/store": "databases",
+    "tests/agents/test_agent_": "coding",
 }
 """What the tests below these paths share, which is started once: they run in one test process."""
 

@@ -7,14 +7,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
+from palestra.cli import main
 from palestra.model.loading.puppet import Cue
 from palestra.sandbox import backend
 from tests.agents.conftest import PuppetServer
@@ -76,14 +78,14 @@ class CodingRun:
         return self.server.http().get(f"/episodes/v1/runs/{self.name}").raise_for_status().json()
 
     def command(self, tasks: Path, *words: str) -> list[str]:
-        """`palestra agent play` for this run."""
+        """Arguments of `palestra agent play` for this run."""
         own = ["agent", "play", "--tasks", str(tasks), "--run", self.name, "--server", self.server.url, "--key", KEY]
-        return [sys.executable, "-m", "palestra.cli", *own, *words]
+        return [*own, *words]
 
     @contextmanager
     def playing(self, folder: Path, tasks: Path, *words: str, **env: str) -> Iterator[subprocess.Popen[str]]:
         process = subprocess.Popen(
-            self.command(tasks, *words),
+            [sys.executable, "-m", "palestra.cli", *self.command(tasks, *words)],
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -97,11 +99,11 @@ class CodingRun:
             process.communicate()
 
     def play(self, folder: Path, tasks: Path, *words: str, **env: str) -> str:
-        """Plays until nothing waits; returns what the player printed."""
-        with self.playing(folder, tasks, "--idle", "1", *words, **env) as process:
-            said, _ = process.communicate(timeout=240)
-            assert process.returncode == 0, said
-            return said
+        """Plays in this process until nothing waits; returns what the player printed."""
+        with chdir(folder):
+            done = CliRunner().invoke(main, self.command(tasks, "--idle", "1", *words), env=env)
+        assert done.exit_code == 0, done.output
+        return done.output
 
     def records(self, folder: Path) -> Mapping[str, str]:
         """The files that were kept of the one episode."""

@@ -72,6 +72,16 @@ def puppet_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PuppetSe
         yield server
 
 
+@pytest.fixture(scope="session")
+def coding_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PuppetServer]:
+    """For the runs of `coding_run`, which have names of their own."""
+    from tests.agents.coding_run import SCRIPT, needs_wall
+
+    needs_wall()
+    with serving(SCRIPT, tmp_path_factory.mktemp("coding"), 8192) as server:
+        yield server
+
+
 @pytest.fixture
 def stage(puppet_server: PuppetServer) -> Stage:
     return Stage(puppet_server)

@@ -6,25 +6,20 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
+from palestra.cli import main
 from palestra.evaluation.comparison import compare_evaluations
 from palestra.runs.reader import Part, RunReader
-from tests.agents.coding_run import DAWDLES, REFUSES, SCRIPT, SHIRKS, SOLVES, needs_wall, write_tasks
-from tests.agents.conftest import PuppetServer, serving
+from tests.agents.coding_run import DAWDLES, REFUSES, SHIRKS, SOLVES, write_tasks
+from tests.agents.conftest import PuppetServer
 from tests.server.conftest import KEY
 from tests.waiting import until
-
-
-@pytest.fixture(scope="module")
-def coding_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PuppetServer]:
-    needs_wall()
-    with serving(SCRIPT, tmp_path_factory.mktemp("coding"), 8192) as server:
-        yield server
 
 
 @pytest.fixture
@@ -32,9 +27,10 @@ def tasks(tmp_path: Path) -> Path:
     return write_tasks(tmp_path / "tasks")
 
 
-def palestra(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "palestra.cli", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+def palestra(folder: Path, *words: str) -> Result:
+    """The command in this process, in a folder."""
+    with chdir(folder):
+        return CliRunner().invoke(main, words)
 
 
 def at(server: PuppetServer) -> list[str]:
@@ -53,7 +49,7 @@ def test_an_agent_is_evaluated_on_a_folder_of_tasks_and_compared_with_itself(
 ) -> None:
     short = ["agent.timeout_s=4", "agent.on_timeout=0.0", "--samples", "2", "--json"]
     done = palestra(tmp_path, "eval", str(tasks), "--agent", "shell", *at(coding_server), "--name", "one", *short)
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     metrics = json.loads(done.stdout)["metrics"]
     assert (metrics["eval/tasks"], metrics["eval/rollouts"], metrics["eval/success"]) == (4, 8, 0.25)
     assert metrics["eval/pass_at_2"] == 0.25
@@ -76,7 +72,7 @@ def test_an_agent_is_evaluated_on_a_folder_of_tasks_and_compared_with_itself(
 
     words = ["eval", str(tasks), "--agent", "shell", *at(coding_server), "--name", "other", "--tasks", "2"]
     other = palestra(tmp_path, *words, "agent.timeout_s=4", "agent.on_timeout=0.0", "agent.on_refusal=-1")
-    assert other.returncode == 0, other.stderr
+    assert other.exit_code == 0, other.stderr
     compared = compare_evaluations(*(RunReader(tmp_path / "runs" / name) for name in ("one", "other")))
     assert compared is not None
     assert (compared.tasks, compared.worse, compared.better) == (2, 1, 0)
@@ -96,7 +92,7 @@ def test_a_killed_evaluation_of_an_agent_plays_only_what_is_left(
         process.wait()
     before = {json.loads(line)["id"] for line in ended.read_text().splitlines()}
     done = palestra(tmp_path, "eval", "--resume", "killed", "agent.timeout_s=4", "--key", KEY, "--json")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout)["metrics"]["eval/rollouts"] == 4
     results = list((tmp_path / "runs" / "killed" / "agent").glob("*/result.json"))
     assert len(before) == 3
@@ -105,6 +101,6 @@ def test_a_killed_evaluation_of_an_agent_plays_only_what_is_left(
 
 def test_what_cannot_be_played_is_refused_before_anything_is_started(tasks: Path, tmp_path: Path) -> None:
     without = palestra(tmp_path, "eval", str(tasks), "--model", "puppet", "--server", "http://127.0.0.1:9")
-    assert without.returncode == 2
+    assert without.exit_code == 2
     assert "--agent shell" in without.stderr
     assert not (tmp_path / "runs").exists()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,23 +14,14 @@ from palestra.cli import main
 from tests.agents.coding_run import (
     DAWDLES,
     REFUSES,
-    SCRIPT,
     SHIRKS,
     SOLVES,
     CodingRun,
     agents_alive,
-    needs_wall,
     write_tasks,
 )
-from tests.agents.conftest import PuppetServer, serving
+from tests.agents.conftest import PuppetServer
 from tests.waiting import until
-
-
-@pytest.fixture(scope="module")
-def coding_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PuppetServer]:
-    needs_wall()
-    with serving(SCRIPT, tmp_path_factory.mktemp("coding"), 8192) as server:
-        yield server
 
 
 @pytest.fixture

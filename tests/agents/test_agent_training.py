@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +16,14 @@ from palestra.config.train import GrpoConfig, load_train_config
 from palestra.environments.coding import entry_tasks
 from palestra.runs.reader import RunReader, RunStatus
 from palestra.training.rollouts.agent_rollouts import trained_branches
-from tests.agents.coding_run import DAWDLES, REFUSES, SCRIPT, SHIRKS, CodingRun, agents_alive, needs_wall, write_tasks
-from tests.agents.conftest import PuppetServer, serving
+from tests.agents.coding_run import DAWDLES, REFUSES, SHIRKS, CodingRun, agents_alive, write_tasks
+from tests.agents.conftest import PuppetServer
 from tests.server.conftest import KEY
-from tests.training.trainers import finish, kill, start, wait_for_steps
+from tests.training.trainers import finish, kill, start, train, wait_for_steps
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(400)
 BASE: dict[str, Any] = {"environments": [{"name": "coding"}], "rollouts": "agent"}
-
-
-@pytest.fixture(scope="module")
-def coding_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PuppetServer]:
-    needs_wall()
-    with serving(SCRIPT, tmp_path_factory.mktemp("coding"), 8192) as server:
-        yield server
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +67,9 @@ def test_a_run_with_an_agent_gets_its_rewards_and_trains_on_what_was_sampled(
     coding_server: PuppetServer, tmp_path: Path, steps: int
 ) -> None:
     config = write_config(tmp_path, coding_server, DAWDLES, steps=steps)
-    finish(start(tmp_path, config, "--name", "whole"))
+    with chdir(tmp_path):
+        status, said = train(config, "--name", "whole", "--display", "lines")
+    assert status == 0, said
     run = RunReader(tmp_path / "runs" / "whole")
     assert run.status() is RunStatus.DONE
     rows = run.read_metrics()

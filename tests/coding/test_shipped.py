@@ -15,7 +15,7 @@ from palestra.sandbox import sandbox
 from tests.sandbox.needs import needs_local
 
 TASKS = read_tasks(SHIPPED)
-EVERY_DAY = {"1-wrong-operator", "2-line-counter", "4-json-pointer"}
+EVERY_DAY = {"2-line-counter", "4-json-pointer"}
 CHEATS = {
     "doing nothing": "true",
     "reading, editing and replacing the tests": """

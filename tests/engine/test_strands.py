@@ -46,7 +46,7 @@ def test_a_request_of_one_micro_batch_has_the_bits_of_the_direct_sum(make_desk):
     assert np.array_equal(gradient(one, "a"), gradient(eight, "a"))
 
 
-@pytest.mark.parametrize("strands", [2, 8])
+@pytest.mark.parametrize("strands", [pytest.param(2, marks=pytest.mark.slow), 8])
 def test_strands_agree_with_the_direct_sum(make_desk, strands):
     one, many = make_desk(1), make_desk(strands)
     for desk in (one, many):

@@ -393,7 +393,7 @@ def test_an_owner_with_one_model_gets_half_of_the_turns_beside_one_with_a_hundre
     desk.table.next = lambda: lead.append(model := begin()) or model
     for name in hers:
         desk.train(name, desk.a_pass(2, length=64))  # two micro-batches: nobody else fits in
-    long = desk.train(his, desk.a_pass(40, length=64))
+    long = desk.train(his, desk.a_pass(16, length=64))
     while not any(m.request_id == long for m in desk.sent):
         desk.training.quantum()
     owners = [model.owner for model in lead]

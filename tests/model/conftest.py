@@ -5,6 +5,7 @@ The few places that look inside adapters are here, so that a change of their lay
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -169,7 +170,7 @@ class Bench:
     def peft(self, adapter: Adapter, folder: Path) -> Any:
         """This adapter in PEFT, trainable, by way of the files of `save_adapter`."""
         save_adapter(adapter, folder, form="peft")
-        return open_peft(self.model.folder, folder)
+        return wrap_in_peft(copy.deepcopy(self.reference()), folder)
 
 
 def _unembed(model: Model, hidden: Tensor, plan: LoraPlan) -> Tensor:
@@ -186,6 +187,10 @@ def open_transformers(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def open_peft(base: Path, folder: Path) -> Any:
+    return wrap_in_peft(open_transformers(base), folder)
+
+
+def wrap_in_peft(base: Any, folder: Path) -> Any:
     import peft
 
     # PEFT refuses the last projection of a Mamba, since kernels, which are not in use here, would not see its adapter.
@@ -193,7 +198,7 @@ def open_peft(base: Path, folder: Path) -> Any:
     with warnings.catch_warnings(), no_refusal as patch:
         warnings.simplefilter("ignore")  # PEFT doubts adapters on tied embeddings
         patch.setattr(peft.tuners.tuners_utils, "_check_lora_target_modules_mamba", lambda *a: None)
-        return peft.PeftModel.from_pretrained(open_transformers(base), str(folder), is_trainable=True)
+        return peft.PeftModel.from_pretrained(base, str(folder), is_trainable=True)
 
 
 @pytest.fixture(scope="session")

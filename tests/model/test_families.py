@@ -125,6 +125,8 @@ POSITIONS_ONLY = {
     *("qwen2-windows-old", "qwen2-windows-off", "llama-sharded"),
 }
 """They differ from others in how positions and files are read, which their logits show: gradients take the same way."""
+LIKE_ANOTHER = {"qwen2-tied", "llama-tied", "qwen3_5-tied", "llama-biases", "mistral-full", "qwen3-wide-heads"}
+"""Gradients of their families, and of Qwen3 with these changes, are compared every day; their logits are, too."""
 
 
 def each_case(slow: set[str]) -> pytest.MarkDecorator:
@@ -143,7 +145,7 @@ def test_packed_logits_equal_transformers_one_by_one(get_bench, case):
         assert (ours - truth).abs().max() < 1e-4
 
 
-@each_case(SLOW | POSITIONS_ONLY)
+@each_case(SLOW | POSITIONS_ONLY | LIKE_ANOTHER)
 def test_gradients_equal_peft(get_bench, case, tmp_path):
     bench = get_bench(**CASES[case])
     adapter = bench.adapter(rank=4, noise=0.1)

@@ -163,7 +163,7 @@ MIXES = {
 
 
 # The same examples every time: another rounding at the very edge of a draw would be another token.
-@pytest.mark.parametrize("model", ["qwen3", "qwen3_5", "gpt_oss"])
+@pytest.mark.parametrize("model", ["qwen3", "qwen3_5", pytest.param("gpt_oss", marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("small_chunks")
 @examples(15, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(**MIXES)

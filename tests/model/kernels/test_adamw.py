@@ -10,9 +10,9 @@ from tests.model.training.test_optimizer import check_equal, for_adapter, schedu
 
 
 def test_steps_equal_torchs_adamw(bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    adapter = bench.adapter(noise=0)
+    adapter = bench.adapter(rank=2, noise=0)
     parameters, optimizer = torch_twin(bench, adapter, AdamParams())
-    for step in range(6):
+    for step in range(4):
         bench.trainer.forward_backward(bench.items([adapter], [15, 8]))
         torch_step(parameters, optimizer, bench.gradient(adapter), schedule(step))
         with monkeypatch.context() as patch:

@@ -85,7 +85,7 @@ def test_rows_of_no_span_touch_nothing():
     assert torch.equal(now[1, 2], x[1])
 
 
-@pytest.mark.parametrize("seed", [0, 1], ids=["", "bias"])
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 1], ids=["", "bias"])
 def test_gradients_of_packed_sequences(seed: int, assert_close: Close):
     from palestra.model.kernels.causal_conv import causal_conv
 

@@ -93,16 +93,16 @@ def test_the_nucleus_is_the_smallest_set_that_is_likely_enough(values: list[floa
 
 @pytest.mark.parametrize("value", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)])
 def test_a_row_that_is_not_a_number_ends_and_leaves_the_others_alone(logits: torch.Tensor, value: float) -> None:
-    rows = [row(i, top_p=0.9) for i in range(6)]
-    before = draw(logits, rows).read()
-    ruined = logits.clone()
-    ruined[2, 5] = value
+    rows = [row(i, top_p=0.9) for i in range(3)]
+    before = draw(logits[2:5], rows).read()
+    ruined = logits[2:5].clone()
+    ruined[1, 5] = value
     after = draw(ruined, rows).read()
-    for i in (0, 1, 3, 4, 5):
+    for i in (0, 2):
         assert (after.tokens[i], after.logprobs[i]) == (before.tokens[i], before.logprobs[i])
-    assert 0 <= after.tokens[2] < VOCAB
+    assert 0 <= after.tokens[1] < VOCAB
 
 
 def test_a_top_p_of_nearly_nothing_leaves_the_best(logits: torch.Tensor) -> None:
-    rows = [row(i, top_p=1e-50) for i in range(6)]
-    assert draw(logits, rows).read().tokens == logits.argmax(-1).tolist()
+    rows = [row(i, top_p=1e-50) for i in range(2)]
+    assert draw(logits[2:4], rows).read().tokens == logits[2:4].argmax(-1).tolist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -26,8 +27,11 @@ CONFIGS = (
 RUNS = ((0, 3), (1, 20), (2, 1), (3, 17), (0, 5), (4, 9))
 """Adapter and rows; the first adapter comes twice."""
 FIRST_ROW, N_ROWS = 2, 60
-SITES: tuple[SiteName, ...] = ((0, "qkv"), (1, "down"), UNEMBED)
-"""Of one part and of several; all or few adapters have them."""
+SITES = [
+    pytest.param((0, "qkv"), id="all adapters, three parts"),
+    pytest.param((1, "down"), id="most adapters", marks=pytest.mark.slow),
+    pytest.param(UNEMBED, id="one adapter"),
+]
 
 
 def batch(spec: ModelSpec, dtype: torch.dtype, device: str) -> tuple[list[Adapter], list[RowRun]]:
@@ -45,8 +49,9 @@ def batch(spec: ModelSpec, dtype: torch.dtype, device: str) -> tuple[list[Adapte
     return adapters, runs
 
 
+@pytest.mark.parametrize("name", SITES)
 def test_mixed_adapters_forward_and_backward(
-    random_model: Callable[..., Path], device: str, dtype: torch.dtype, assert_close: Close
+    random_model: Callable[..., Path], name: SiteName, device: str, dtype: torch.dtype, assert_close: Close
 ) -> None:
     from palestra.model.lora.tiles import TiledLora
 
@@ -54,22 +59,20 @@ def test_mixed_adapters_forward_and_backward(
     plain_adapters, plain_runs = batch(spec, torch.float32, device)
     adapters, runs = batch(spec, dtype, device)
     plain, tiled = BucketedLora(plain_runs, device), TiledLora(runs, device)
-    every_site = plain_adapters[-1].stack.layout.sites
-    for name in SITES:
-        site = every_site[name]
-        n_out = sum(part.out_size for part in site.parts)
-        x, dx = (torch.randn(N_ROWS, site.in_size, device=device, dtype=dtype) for _ in range(2))
-        y, dy = (torch.randn(N_ROWS, n_out, device=device, dtype=dtype) for _ in range(2))
-        expected_y, expected_dx, applied = y.float(), dx.float(), y.clone()
-        expected_inner, inner = plain.inner(x.float(), name), tiled.inner(x, name)
-        plain.add(expected_y, expected_inner, name)
-        tiled.apply(applied, x, name)
-        tiled.add(y, inner, name)
-        assert torch.equal(applied, y), "with chunks computed apart and together"
-        plain.backward(dy.float(), x.float(), expected_inner, expected_dx, name)
-        tiled.backward(dy, x, inner, dx, name)
-        assert_close(y, expected_y)
-        assert_close(dx, expected_dx)
+    site = plain_adapters[-1].stack.layout.sites[name]
+    n_out = sum(part.out_size for part in site.parts)
+    x, dx = (torch.randn(N_ROWS, site.in_size, device=device, dtype=dtype) for _ in range(2))
+    y, dy = (torch.randn(N_ROWS, n_out, device=device, dtype=dtype) for _ in range(2))
+    expected_y, expected_dx, applied = y.float(), dx.float(), y.clone()
+    expected_inner, inner = plain.inner(x.float(), name), tiled.inner(x, name)
+    plain.add(expected_y, expected_inner, name)
+    tiled.apply(applied, x, name)
+    tiled.add(y, inner, name)
+    assert torch.equal(applied, y), "with chunks computed apart and together"
+    plain.backward(dy.float(), x.float(), expected_inner, expected_dx, name)
+    tiled.backward(dy, x, inner, dx, name)
+    assert_close(y, expected_y)
+    assert_close(dx, expected_dx)
     for found, expected in zip(adapters, plain_adapters, strict=True):
         assert_close(found.row("grads"), expected.row("grads"))
 

@@ -163,9 +163,10 @@ def test_a_sequence_gets_the_same_bits_in_any_batch(spec, before, length, after,
 
 @of_each_kind
 def test_a_sequence_cut_on_the_grid_has_the_same_bits(spec):
-    packed, whole, cut = rows(100, spec), state_of(1, spec), state_of(1, spec)
-    expected = by_chunks(packed, [100], [0], whole, spec)
-    parts = [slice(0, CHUNK), slice(CHUNK, 100)]
+    n = CHUNK + 9
+    packed, whole, cut = rows(n, spec), state_of(1, spec), state_of(1, spec)
+    expected = by_chunks(packed, [n], [0], whole, spec)
+    parts = [slice(0, CHUNK), slice(CHUNK, n)]
     found = [by_chunks(tuple(x[p] for x in packed), [p.stop - p.start], [0], cut, spec) for p in parts]
     assert torch.equal(torch.cat(found), expected)
     assert torch.equal(cut, whole)

@@ -186,9 +186,9 @@ def test_scores_survive_preemption_and_company(bench):
         {"target_prompt_logprobs": encode(targets(bench, 59, 3, from_row=20))},
         {"prompt_alt_tokens_k": 2, "temperature": 0.0},
     ]
-    wishes = [bench.request(p, n=3, max_tokens=40, **e) for p, e in zip(prompts, extra, strict=True)]
+    wishes = [bench.request(p, n=2, max_tokens=20, **e) for p, e in zip(prompts, extra, strict=True)]
     alone = [bench.sampler().generate([w])[0] for w in wishes]
-    sampler = bench.sampler(page_size=4, cache_tokens=160, prefill_tokens=11)
+    sampler = bench.sampler(page_size=4, cache_tokens=96, prefill_tokens=11)
     for a, b in zip(alone, sampler.generate(wishes), strict=True):
         assert [s.tokens for s in a.sequences] == [s.tokens for s in b.sequences]
         assert [x is None for x in a.prompt_logprobs or []] == [x is None for x in b.prompt_logprobs or []]

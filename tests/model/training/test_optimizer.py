@@ -58,7 +58,9 @@ def schedule(step: int) -> AdamParams:
     )
 
 
-@pytest.mark.parametrize("params", [AdamParams(), None], ids=["defaults", "schedule"])
+@pytest.mark.parametrize(
+    "params", [pytest.param(AdamParams(), marks=pytest.mark.slow), None], ids=["defaults", "schedule"]
+)
 def test_twenty_steps_equal_torchs_adamw(bench, params):
     adapter = bench.adapter(noise=0)
     parameters, optimizer = torch_twin(bench, adapter, AdamParams())
