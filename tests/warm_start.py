@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import termios
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -65,15 +66,16 @@ class WarmProcess:
 
 
 class ClientProcess(WarmProcess):
-    """One whose output is a file."""
+    """One whose output is a file without a name."""
 
-    def __init__(self, reports: IO[bytes], log: Path) -> None:
+    def __init__(self, reports: IO[bytes], output: IO[bytes]) -> None:
         super().__init__(reports)
-        self.log = log
+        self._output = output
 
     def said(self) -> str:
         """So far."""
-        return self.log.read_text(errors="replace")
+        file = self._output.fileno()
+        return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
 
     def communicate(self, timeout: float | None = None) -> tuple[str, None]:
         self.wait(timeout)
@@ -104,10 +106,10 @@ def start_palestra(*args: str, output: IO[bytes], cwd: Path, env: Mapping[str, s
     return WarmProcess(_request(_parent_of_commands(), args, [None, output, output], cwd, env))
 
 
-def start_client(*args: str, log: Path, cwd: Path) -> ClientProcess:
+def start_client(*args: str, cwd: Path) -> ClientProcess:
     """The same for trainers, workers and others that talk to a server."""
-    with log.open("wb") as output:
-        return ClientProcess(_request(_parent_of_clients(), args, [None, output, output], cwd, os.environ), log)
+    output = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - read as long as the process is known
+    return ClientProcess(_request(_parent_of_clients(), args, [None, output, output], cwd, os.environ), output)
 
 
 def start_in_terminal(*args: str, screen: IO[bytes], env: Mapping[str, str]) -> WarmProcess:

@@ -252,7 +252,7 @@ def test_a_worker_of_another_machine_plays_and_says_what_it_does_not_know(ephebe
     known = Task(id="s", environment="arithmetic", prompt=prompt, extras={"answer": 2})
     unknown = Task(id="u", environment="os:system", prompt=prompt)
     tags = {"max_tokens": "4", "temperature": "0.5", "top_p": "1.0", "top_k": "-1"}
-    process = start_client(*command, log=tmp_path / "worker.log", cwd=tmp_path)
+    process = start_client(*command, cwd=tmp_path)
     try:
         until(lambda: "does not exist yet; waiting" in process.said(), told=process.said)
         with EpisodeClient(ephebe_url, KEY) as client:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,6 @@ FEW = {"groups_per_step": 2}
 TOOLS = {"environments": [{"name": "stockroom"}]}
 """Rollouts of several turns, which take a few times as long."""
 
-_numbers = count()
-
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Maps are merged, anything else replaced."""
@@ -44,8 +41,7 @@ def train(*arguments: str) -> tuple[int, str]:
 
 
 def start(folder: Path, *arguments: str) -> ClientProcess:
-    log = folder / f"trainer{next(_numbers)}.log"
-    return start_client("train", *arguments, "--display", "lines", log=log, cwd=folder)
+    return start_client("train", *arguments, "--display", "lines", cwd=folder)
 
 
 def finish(process: ClientProcess) -> str:
