@@ -6,14 +6,13 @@ import fcntl
 import os
 import re
 import struct
-import subprocess
-import sys
 import termios
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from threading import Thread
 
 from tests.waiting import until
+from tests.warm_start import WarmProcess, start_in_terminal
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
 END_S = 60.0
@@ -22,7 +21,7 @@ END_S = 60.0
 class Terminal:
     """`terminal.type("hello")`, `terminal.see("> ")`: waits until the text has come after what was seen before."""
 
-    def __init__(self, process: subprocess.Popen[bytes], screen: int) -> None:
+    def __init__(self, process: WarmProcess, screen: int) -> None:
         self.process, self._screen = process, screen
         self.raw = ""
         """All that was written, with escapes."""
@@ -69,17 +68,9 @@ def palestra_in_terminal(*args: object, environment: Mapping[str, str] | None = 
     screen, inner = os.openpty()
     fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
     own = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS")}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "palestra.cli", *map(str, args)],
-        stdin=inner,
-        stdout=inner,
-        stderr=inner,
-        env={**own, "TERM": "xterm-256color", **(environment or {})},
-        start_new_session=True,
-        # One system call, so that Ctrl-C in the terminal is the program's signal.
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
-    )
-    os.close(inner)
+    with os.fdopen(inner, "r+b", buffering=0) as stream:
+        env = {**own, "TERM": "xterm-256color", **(environment or {})}
+        process = start_in_terminal(*map(str, args), screen=stream, env=env)
     terminal = Terminal(process, screen)
     try:
         yield terminal

@@ -1,14 +1,15 @@
 """`palestra` commands and engines in processes that begin as copies of one which has imported what they need.
 
-The imports of a server take 1.5 s of CPU and those of an engine 2 s, and the tests start fifty of each. What runs is
-the command as a user runs it, in a process of its own that can be killed, stopped and waited for; only its imports were
-made before. Servers that are started here start their engines here too, unless there is a GPU, or a test has changed
-what an interpreter does when it starts.
+The imports of a server take 1.5 s of CPU and those of an engine or a trainer 2 s, and the tests start fifty of each.
+What runs is the command as a user runs it, in a process of its own that can be killed, stopped and waited for; only its
+imports were made before. Servers that are started here start their engines here too, unless there is a GPU, or a test
+has changed what an interpreter does when it starts. What clients start (a run's own server) starts as ever.
 """
 
 from __future__ import annotations
 
 import atexit
+import fcntl
 import functools
 import gc
 import importlib
@@ -19,11 +20,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import termios
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 COMMANDS = ("palestra.cli.__main__", "palestra.cli.server.serve", "palestra.server.main", "uvloop")
+CLIENTS = ("palestra.cli.__main__", "palestra.training.launch", "palestra.cli.train", "palestra.cli.chat.loop")
 ENGINES = ("palestra.engine.__main__", "palestra.engine.torch_backend", "palestra.engine.worker")
 ENGINE_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 READ_AT_START = ("PYTHONPATH", "TRITON_INTERPRET")
@@ -61,6 +65,23 @@ class WarmProcess:
         self.send_signal(signal.SIGKILL)
 
 
+class ClientProcess(WarmProcess):
+    """One whose output is a file without a name."""
+
+    def __init__(self, reports: IO[bytes], output: IO[bytes]) -> None:
+        super().__init__(reports)
+        self._output = output
+
+    def said(self) -> str:
+        """So far."""
+        file = self._output.fileno()
+        return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        self.wait(timeout)
+        return self.said(), None
+
+
 class WarmEngines:
     """Starts engines as copies of one process."""
 
@@ -74,15 +95,26 @@ class WarmEngines:
         """As `spawn_blocking([sys.executable, "-m", "palestra.engine"], …)`."""
         is_usual = all(env.get(name) == value for name, value in self._usual.items())
         if is_usual and not Path("/dev/nvidiactl").exists():  # CUDA is never begun in a copy
-            return _request(self._parent, (), output, Path.cwd(), env)
+            return WarmProcess(_request(self._parent, (), [None, output, output], Path.cwd(), env))
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, start_new_session=True
         )
 
 
 def start_palestra(*args: str, output: IO[bytes], cwd: Path, env: Mapping[str, str]) -> WarmProcess:
-    """As `subprocess.Popen([sys.executable, "-m", "palestra.cli", *args], …)`, without a stdin."""
-    return _request(_parent_of_commands(), args, output, cwd, env)
+    """As `subprocess.Popen([sys.executable, "-m", "palestra.cli", *args], …)`, without a stdin; for servers."""
+    return WarmProcess(_request(_parent_of_commands(), args, [None, output, output], cwd, env))
+
+
+def start_client(*args: str, cwd: Path) -> ClientProcess:
+    """The same for trainers, workers and others that talk to a server."""
+    output = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - read as long as the process is known
+    return ClientProcess(_request(_parent_of_clients(), args, [None, output, output], cwd, os.environ), output)
+
+
+def start_in_terminal(*args: str, screen: IO[bytes], env: Mapping[str, str]) -> WarmProcess:
+    """The same with a terminal as its own: Ctrl-C in it is the command's signal."""
+    return WarmProcess(_request(_parent_of_clients(), args, [screen] * 3, Path.cwd(), env, has_terminal=True))
 
 
 def start_engine(*, output: IO[bytes], env: Mapping[str, str]) -> WarmProcess | subprocess.Popen[bytes]:
@@ -91,27 +123,41 @@ def start_engine(*, output: IO[bytes], env: Mapping[str, str]) -> WarmProcess | 
 
 
 def _request(
-    parent: socket.socket, args: Sequence[str], output: IO[bytes], cwd: Path, env: Mapping[str, str]
-) -> WarmProcess:
-    request = json.dumps({"args": args, "cwd": str(cwd), "env": dict(env)}).encode()
+    parent: socket.socket,
+    args: Sequence[str],
+    streams: Sequence[IO[bytes] | None],
+    cwd: Path,
+    env: Mapping[str, str],
+    *,
+    has_terminal: bool = False,
+) -> IO[bytes]:
+    """Starts a process with these for its stdin, stdout and stderr. Returns what `WarmProcess` reads."""
+    request = {"args": args, "cwd": str(cwd), "env": dict(env), "has_terminal": has_terminal}
     reports, reporting = os.pipe()
     with Path(os.devnull).open("rb") as nothing:
-        socket.send_fds(parent, [request], [nothing.fileno(), output.fileno(), output.fileno(), reporting])
+        fds = [(stream or nothing).fileno() for stream in streams]
+        socket.send_fds(parent, [json.dumps(request).encode()], [*fds, reporting])
     os.close(reporting)
-    return WarmProcess(os.fdopen(reports, "rb", buffering=0))
+    return os.fdopen(reports, "rb", buffering=0)
 
 
 @functools.cache
 def _parent_of_commands() -> socket.socket:
     """The parent of all commands that this test process starts; it ends with the test process."""
     engines = _parent_of_engines()
-    return _start_parent(str(engines.fileno()), pass_fds=[engines.fileno()])
+    return _start_parent("commands", str(engines.fileno()), pass_fds=[engines.fileno()])
+
+
+@functools.cache
+def _parent_of_clients() -> socket.socket:
+    """The parent of the trainers and chats that this test process starts."""
+    return _start_parent("clients")
 
 
 @functools.cache
 def _parent_of_engines() -> socket.socket:
     """The parent of the engines that this test process and its servers start."""
-    return _start_parent(env=os.environ | ENGINE_ENVIRONMENT)
+    return _start_parent("engines", env=os.environ | ENGINE_ENVIRONMENT)
 
 
 def _start_parent(*args: str, env: Mapping[str, str] = os.environ, pass_fds: Sequence[int] = ()) -> socket.socket:
@@ -134,12 +180,13 @@ def _start_parent(*args: str, env: Mapping[str, str] = os.environ, pass_fds: Seq
 
 
 def main() -> None:
-    engines = None
-    if len(sys.argv) > 1:
-        os.set_inheritable(int(sys.argv[1]), False)
-        engines = WarmEngines(socket.socket(fileno=int(sys.argv[1])))
-    for name in COMMANDS if engines else ENGINES:
+    kind, *more = sys.argv[1:]
+    for name in {"commands": COMMANDS, "clients": CLIENTS, "engines": ENGINES}[kind]:
         importlib.import_module(name)
+    if kind == "commands":
+        os.set_inheritable(int(more[0]), False)
+        engines = WarmEngines(socket.socket(fileno=int(more[0])))
+        sys.modules["palestra.server.core.workers.places"].spawn_blocking = engines.start  # type: ignore[attr-defined]
     gc.freeze()
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
@@ -162,16 +209,11 @@ def main() -> None:
             for fd in (woken, wakes, *pipes.values()):
                 os.close(fd)
             _become(json.loads(message), fds)
-            sys.exit(_run_command(engines) if engines else _run_engine())
+            sys.exit(_run_engine() if kind == "engines" else sys.modules["palestra.cli.__main__"].run())
         pipes[pid] = fds.pop()
         os.write(pipes[pid], b"%d\n" % pid)
         for fd in fds:
             os.close(fd)
-
-
-def _run_command(engines: WarmEngines) -> None:
-    sys.modules["palestra.server.core.workers.places"].spawn_blocking = engines.start  # type: ignore[attr-defined]
-    sys.modules["palestra.cli.__main__"].run()
 
 
 def _run_engine() -> int:
@@ -201,9 +243,14 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
         if number < 3:
             os.dup2(fd, number)
         os.close(fd)
+    if request["has_terminal"]:
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        sys.stdin, sys.stdout, sys.stderr = (open(fd, mode, closefd=False) for fd, mode in enumerate("rww"))  # noqa: SIM115
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
+    sys.path[0] = request["cwd"]  # as with `python -m`
     sys.argv = ["palestra", *request["args"]]
 
 

@@ -111,7 +111,8 @@ class Model:
 
 
 class Bystander:
-    """Another tenant that trains all the time, the same short run again and again: its losses must never change."""
+    """Another tenant that trains, a step for each `go_on`, the same short run again and again: its losses must never
+    change."""
 
     STEPS = 4
 
@@ -119,7 +120,8 @@ class Bystander:
         self.api = api
         self.runs = 0
         self.odd: list[str] = []
-        self._ended = threading.Event()
+        self._is_ended = False
+        self._steps = threading.Semaphore(self.STEPS)
         self.expected = self._run()
         self._thread = threading.Thread(target=self._work, daemon=True)
 
@@ -128,17 +130,22 @@ class Bystander:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
+        self._is_ended = True
+        self._steps.release()
         self._thread.join()
         self.check()
         assert self.runs, "the bystander never came to an end of its run"
+
+    def go_on(self) -> None:
+        """One more step, beside whatever follows."""
+        self._steps.release()
 
     def check(self) -> None:
         assert not self.odd, self.odd
 
     def _work(self) -> None:
         try:
-            while not self._ended.is_set():
+            while not self._is_ended:
                 losses = self._run()
                 if len(losses) == self.STEPS:
                     self.runs += 1
@@ -152,7 +159,8 @@ class Bystander:
         model = self.api.model(session)
         losses = []
         for step in range(self.STEPS):
-            if self._ended.wait(0.05 * (self.runs > 0)):
+            self._steps.acquire()
+            if self._is_ended:
                 break
             submitted = model.send_pass(datum(seed=step), datum(seed=step + 100, length=20))
             stepped = model.step(1e-2)

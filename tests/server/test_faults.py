@@ -131,9 +131,9 @@ KILLS = {
 }
 
 
-@pytest.fixture(params=["files", "database"])
+@pytest.fixture(params=["files", pytest.param("database", marks=pytest.mark.slow)])
 def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[str]]:
-    """Settings of a server whose journal is in files, or in PostgreSQL."""
+    """Settings of a server whose journal is in files, or in PostgreSQL, as every day in `test_standby`."""
     if request.param == "files":
         yield []
         return

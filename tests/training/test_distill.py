@@ -1,4 +1,4 @@
-"""On-policy distillation: advantages that transformers agrees with, a KL that falls, refusals, resume."""
+"""On-policy distillation: advantages that others agree with, a KL that falls, refusals, resume."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tinker
 import torch
 
 from palestra.config import ConfigError
@@ -38,7 +39,7 @@ def taught(ephebe_url: str, tmp_path_factory: pytest.TempPathFactory) -> RunFold
     from palestra.training.launch import train as run
     from palestra.training.listener import Silence
 
-    settings = {"server": ephebe_url, "runs": str(tmp_path_factory.mktemp("taught")), "name": "taught", "steps": 4}
+    settings = {"server": ephebe_url, "runs": str(tmp_path_factory.mktemp("taught")), "name": "taught", "steps": 2}
     config = load_train_config([], [], merged(SMALL, {**settings, "rollout": FEW, "optimizer": {"lr": 1e-2}}))
     with RunFolder.create(config.runs, "taught", config) as folder:
         asyncio.run(run(config, folder, Silence()))
@@ -59,19 +60,33 @@ def make_config(**settings: Any) -> DistillConfig:
 # Advantages
 
 
-def teacher_scores(tokens: list[int]) -> list[float]:
-    """The base model's logprobs of all tokens but the first, by transformers."""
+def scores_of_the_server(url: str, sequences: list[list[int]]) -> list[list[float]]:
+    """The base model's logprobs of all tokens but the first, by the SDK; its own tests compare them to transformers."""
+    service = tinker.ServiceClient(base_url=url, api_key="tml-any")
+    sampler = service.create_sampling_client(base_model="ephebe")
+    asked = [sampler.compute_logprobs(tinker.ModelInput.from_ints(tokens)) for tokens in sequences]
+    found = [future.result() for future in asked]
+    service.close("success").result()
+    return [[one for one in scores[1:] if one is not None] for scores in found]
 
+
+def scores_of_transformers(url: str, sequences: list[list[int]]) -> list[list[float]]:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(bundled_model("ephebe"), dtype=torch.float32)
-    with torch.no_grad():
-        scores = model(torch.tensor([tokens[:-1]])).logits[0].log_softmax(-1)
-    return scores.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
+    found = []
+    for tokens in sequences:
+        with torch.no_grad():
+            scores = model(torch.tensor([tokens[:-1]])).logits[0].log_softmax(-1)
+        found.append(scores.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist())
+    return found
 
 
-def test_advantages_are_the_negative_reverse_kl_that_transformers_computes(run_training, taught):
-    """The student is the trained model, the teacher the base model, whose scores transformers can tell."""
+@pytest.mark.parametrize(
+    "scores_of", [scores_of_the_server, pytest.param(scores_of_transformers, marks=pytest.mark.slow)]
+)
+def test_advantages_are_the_negative_reverse_kl(run_training, taught, ephebe_url, scores_of):
+    """The student is the trained model, the teacher the base model, whose scores others can tell."""
     run = run_training(
         "student",
         **merged(DISTILL, {"teachers": [{"model": "ephebe"}], "steps": 1}),
@@ -81,10 +96,11 @@ def test_advantages_are_the_negative_reverse_kl_that_transformers_computes(run_t
     )
     rows = run.read_tokens(1)
     assert len(rows) == 16
+    expected_scores = scores_of(ephebe_url, [row["prompt"] + row["turns"][0]["tokens"] for row in rows[:6]])
     kl = []
-    for row in rows[:6]:
+    for row, scores in zip(rows[:6], expected_scores, strict=True):
         (turn,) = row["turns"]
-        scores = teacher_scores(row["prompt"] + turn["tokens"])[-len(turn["tokens"]) :]
+        scores = scores[-len(turn["tokens"]) :]
         kl += [own - other for own, other in zip(turn["logprobs"], scores, strict=True)]
         expected = [0.0] * len(row["prompt"]) + [-0.5 * d for d in kl[-len(scores) :]]
         assert row["advantages"] == pytest.approx(expected, abs=2e-4)

@@ -6,8 +6,6 @@ import json
 import math
 import random
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -28,6 +26,8 @@ from palestra.training.rollouts.rollout_loop import RolloutSettings
 from palestra.training.rollouts.sync_collector import TrainingError
 from tests.training.test_resume import servers_of
 from tests.training.trainers import FEW, SMALL, finish, kill, merged, start, wait_for_steps
+from tests.waiting import until
+from tests.warm_start import start_client
 
 SUMS = {"environments": [{"name": "arithmetic"}], "rollouts": "episodes"}
 KEY = "tml-local"
@@ -245,17 +245,16 @@ def dry_run(folder: Path, code: int, **settings: Any) -> str:
     return " ".join(done.output.split())
 
 
-def test_a_worker_of_another_machine_plays_and_says_what_it_does_not_know(ephebe_url):
+def test_a_worker_of_another_machine_plays_and_says_what_it_does_not_know(ephebe_url, tmp_path):
     """`palestra episode play` as a child; it is there before its run."""
-    command = [sys.executable, "-m", "palestra.cli", "episode", "play", "--server", ephebe_url, "--run", "worker"]
+    command = ("episode", "play", "--server", ephebe_url, "--run", "worker")
     prompt = [{"role": "user", "content": "1 + 1?"}]
     known = Task(id="s", environment="arithmetic", prompt=prompt, extras={"answer": 2})
     unknown = Task(id="u", environment="os:system", prompt=prompt)
     tags = {"max_tokens": "4", "temperature": "0.5", "top_p": "1.0", "top_k": "-1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = start_client(*command, cwd=tmp_path)
     try:
-        assert process.stdout is not None
-        assert any("does not exist yet; waiting" in line for line in iter(process.stdout.readline, ""))
+        until(lambda: "does not exist yet; waiting" in process.said(), told=process.said)
         with EpisodeClient(ephebe_url, KEY) as client:
             run = client.run("worker", model="ephebe")
             run.register([NewGroup(group_id="g", task=known, size=2, tags=tags)])

@@ -20,6 +20,7 @@ from palestra.environments.gym.rows import gym_tasks
 from palestra.runs.reader import RunReader, RunStatus
 from palestra.training.rollouts.sync_collector import TrainingError
 from tests.training.trainers import SMALL, finish, kill, merged, start, wait_for_steps
+from tests.warm_start import ClientProcess
 
 MATH, GAME = "math_with_judge_simple_agent", "guess_number_gymnasium_agent"
 FILES = [
@@ -118,7 +119,7 @@ def test_mistakes_are_told_before_anything_starts(
     assert error in done.output
 
 
-def of_run(process: subprocess.Popen[str], module: str) -> list[psutil.Process]:
+def of_run(process: ClientProcess, module: str) -> list[psutil.Process]:
     """Processes below it that run this module or command."""
     children = psutil.Process(process.pid).children(recursive=True)
     return [one for one in children if module in " ".join(one.cmdline())]

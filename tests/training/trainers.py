@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ from click.testing import CliRunner
 
 from palestra.cli import main
 from tests.waiting import until
+from tests.warm_start import ClientProcess, start_client
 
 SMALL = {
     "environments": [{"name": "arithmetic"}],
@@ -41,18 +40,17 @@ def train(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "palestra.cli", "train", *arguments, "--display", "lines"]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def start(folder: Path, *arguments: str) -> ClientProcess:
+    return start_client("train", *arguments, "--display", "lines", cwd=folder)
 
 
-def finish(process: subprocess.Popen[str]) -> str:
+def finish(process: ClientProcess) -> str:
     said, _ = process.communicate(timeout=110)
     assert process.returncode == 0, said
     return said
 
 
-def wait_for_steps(folder: Path, name: str, steps: int, process: subprocess.Popen[str]) -> None:
+def wait_for_steps(folder: Path, name: str, steps: int, process: ClientProcess) -> None:
     file = folder / "runs" / name / "metrics.jsonl"
 
     def has_come_so_far() -> bool:
@@ -62,8 +60,6 @@ def wait_for_steps(folder: Path, name: str, steps: int, process: subprocess.Pope
     until(has_come_so_far, timeout_s=100)
 
 
-def kill(process: subprocess.Popen[str]) -> None:
+def kill(process: ClientProcess) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert process.stdout is not None
-    process.stdout.close()

@@ -151,8 +151,11 @@ class Started:
             one.close()
 
 
-def test_it_ends_with_its_gym() -> None:
-    with Started(start=1) as server:
+def test_a_setting_that_its_config_class_ignores_is_told_and_it_ends_with_its_gym() -> None:
+    with Started(start=1, strat=2, datasets=[]) as server:
+        assert server.process.stderr is not None
+        said = server.process.stderr.readline()
+        assert b"TallyConfig does not know the setting 'strat'; did you mean start?" in said
         with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/", timeout=60) as answer:
             assert answer.read() == b'{"status":"ok"}'
         assert server.process.stdin is not None
@@ -166,13 +169,6 @@ def test_a_config_that_does_not_fit_is_told_and_not_tried_again() -> None:
         assert server.process.returncode == 78
         assert b"start" in said
         assert b"valid integer" in said
-
-
-def test_a_setting_that_its_config_class_ignores_is_told() -> None:
-    with Started(start=1, strat=2, datasets=[]) as server:
-        assert server.process.stderr is not None
-        said = server.process.stderr.readline()
-    assert b"TallyConfig does not know the setting 'strat'; did you mean start?" in said
 
 
 def test_what_nemo_gym_would_have_brought_is_found_in_what_is_imported(tmp_path: Path, monkeypatch) -> None:

@@ -104,7 +104,7 @@ def test_equal_calls_of_two_attempts_share_nothing(alice: Api) -> None:
 def test_a_retry_of_one_attempt_is_not_answered_with_anothers_call(alice: Api) -> None:
     alice.register(size=2)
     left, retried = alice.claim(max_n=2)
-    body = {"model": "x", "messages": TWO, "max_tokens": 300, "ignore_eos": True}
+    body = {"model": "x", "messages": TWO, "max_tokens": 120, "ignore_eos": True}
     headers = {"x-stainless-retry-count": "0"}
     http = alice.server.http(key=left["api_key"])
     with pytest.raises(httpx.ReadTimeout):
@@ -241,6 +241,7 @@ def test_a_lease_lives_on_beats_and_on_calls(alice: Api) -> None:
         while time.monotonic() < until:
             assert alice.beat(beaten)[0]["can_continue"]
             say(client, TWO, max_tokens=1)
+            time.sleep(0.1)
     assert [alice.end(lease)["status"] for lease in (beaten, called)] == ["accepted", "accepted"]
 
 

@@ -21,8 +21,15 @@ class Stock(BaseModel):
     count: int = Field(ge=0, le=99)
 
 
-@pytest.mark.parametrize("run", ["plain", "streamed"])
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    ("route", "run"),
+    [
+        ("responses", "streamed"),
+        ("chat", "plain"),
+        pytest.param("responses", "plain", marks=pytest.mark.slow),
+        pytest.param("chat", "streamed", marks=pytest.mark.slow),
+    ],
+)
 def test_an_agent_uses_its_tools_and_all_it_said_is_one_trajectory(ephebe: Ephebe, route: str, run: str) -> None:
     from tests.server.model_api import stock_agent
 

@@ -110,13 +110,13 @@ def test_a_call_that_is_under_way_finishes_on_the_weights_it_began_with(
     old_weights, new_weights = (last_turn(ephebe, ask(client, one))["weights"] for one in (old, new))
     put(ephebe, "busy", old)
     with ThreadPoolExecutor(1) as thread:
-        long = thread.submit(ask, client, "busy", max_tokens=400, extra_body={"ignore_eos": True})
+        long = thread.submit(ask, client, "busy", max_tokens=250, extra_body={"ignore_eos": True})
         ephebe.until(lambda: f"{QUEUE}1.0" in ephebe.metrics() or long.done())
         put(ephebe, "busy", new)
         assert not long.done()
         assert last_turn(ephebe, ask(client, "busy"))["weights"] == new_weights
         assert last_turn(ephebe, long.result())["weights"] == old_weights
-    assert long.result().usage.completion_tokens == 400
+    assert long.result().usage.completion_tokens == 250
 
 
 def test_a_run_that_ends_under_a_call_costs_a_retry(ephebe: Ephebe) -> None:
@@ -125,7 +125,7 @@ def test_a_run_that_ends_under_a_call_costs_a_retry(ephebe: Ephebe) -> None:
     model = service.create_lora_training_client(base_model=MODEL, rank=4)
     sampler = session_id(model.save_weights_and_get_sampling_client())
     put(ephebe, "ending", sampler)
-    endless = {"max_tokens": 600, "extra_body": {"ignore_eos": True}}
+    endless = {"max_tokens": 350, "extra_body": {"ignore_eos": True}}
     with ThreadPoolExecutor(2) as threads, ephebe.openai() as once, once.with_options(max_retries=1) as twice:
         failing, going_on = (threads.submit(ask, client, "ending", **endless) for client in (once, twice))
         ephebe.until(lambda: f"{QUEUE}2.0" in ephebe.metrics())

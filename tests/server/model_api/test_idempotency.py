@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +16,8 @@ import pytest
 from tests.server.conftest import KEY
 from tests.server.model_api.conftest import MODEL, Ephebe
 
-LONG = 250  # tokens: half a second or more
+LONG = 120  # tokens: a quarter of a second or more
+QUEUE = 'palestra_queue_depth{base_model="ephebe",kind="sample"} '
 
 
 def body(text: str, max_tokens: int = LONG) -> dict[str, Any]:
@@ -61,7 +64,8 @@ def test_a_retry_does_not_take_the_answer_of_a_call_that_is_waited_for(ephebe: E
     given = body("Waited for")
     with ThreadPoolExecutor(2) as threads:
         waiting = threads.submit(post, ephebe, given, x_stainless_retry_count="0")
-        time.sleep(0.2)
+        ephebe.until(lambda: f"{QUEUE}1.0" in ephebe.metrics() or waiting.done())
+        assert not waiting.done()
         other = post(ephebe, given, x_stainless_retry_count="1")
         assert waiting.result()["id"] != other["id"]
 
@@ -70,7 +74,8 @@ def test_the_same_idempotency_key_is_the_same_call(ephebe: Ephebe) -> None:
     given = body("Keyed")
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(post, ephebe, given, idempotency_key="a")
-        time.sleep(0.2)
+        ephebe.until(lambda: f"{QUEUE}1.0" in ephebe.metrics() or first.done())
+        assert not first.done()
         same = post(ephebe, given, idempotency_key="a")
         other = post(ephebe, given | {"max_tokens": 4}, idempotency_key="a")
     assert first.result() == same
@@ -88,7 +93,11 @@ def test_an_answer_that_was_read_is_not_kept(ephebe: Ephebe) -> None:
 def test_a_client_that_never_comes_back_stops_the_sampling(ephebe: Ephebe) -> None:
     given = body("Gone", 1900)
     send_and_leave(ephebe, given, 0.2, x_stainless_retry_count="0")
-    ephebe.until(lambda: 'palestra_queue_depth{base_model="ephebe",kind="sample"} 0.0' in ephebe.metrics())
+    os.kill(ephebe.worker_pid, signal.SIGSTOP)  # it does not come to its end by itself
+    try:
+        ephebe.until(lambda: f"{QUEUE}0.0" in ephebe.metrics())
+    finally:
+        os.kill(ephebe.worker_pid, signal.SIGCONT)
 
 
 @pytest.mark.slow

@@ -264,7 +264,7 @@ def test_a_stream_says_what_the_plain_answer_says(families: Families, call: dict
     given = {**call, "messages": HELLO, "tools": CLOSED, "tool_choice": "required"}
     thoughts: list[str] = []
     with families.openai() as client:
-        for seed in range(6):
+        for seed in range(3):
             plain = client.chat.completions.create(**given, seed=seed).choices[0]
             with client.chat.completions.stream(**given, seed=seed) as stream:
                 streamed = stream.get_final_completion().choices[0]
@@ -321,7 +321,7 @@ def test_a_prompt_that_closes_the_thought_is_answered_without_one(families: Fami
 def test_strict_tools_are_called_by_their_schemas_or_not_at_all(families: Families, call: dict[str, Any]) -> None:
     strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in CLOSED]
     with families.openai() as client:
-        given = {**call, "messages": HELLO, "tools": strict, "n": 12, "seed": 3, "max_tokens": 300}
+        given = {**call, "messages": HELLO, "tools": strict, "n": 8, "seed": 3, "max_tokens": 150}
         choices = client.chat.completions.create(**given).choices
     ended = [_said(choice.message) for choice in choices if choice.finish_reason != "length"]
     for _, content, calls in ended:

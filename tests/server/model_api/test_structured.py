@@ -115,7 +115,7 @@ def test_required_tools_are_called_by_their_schemas(chat):
         tool("stock", {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}),
     ]
     answer = chat(
-        "Hi.", tools=tools, tool_choice="required", n=6, max_tokens=400, temperature=1.2, seed=2, extra_body=NO_THOUGHT
+        "Hi.", tools=tools, tool_choice="required", n=6, max_tokens=150, temperature=1.2, seed=2, extra_body=NO_THOUGHT
     )
     for number, choice in enumerate(answer.choices):
         if choice.finish_reason == "length":
@@ -154,7 +154,7 @@ def test_allowed_tools_are_the_only_ones(chat):
     for mode in ("required", "auto"):
         choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": some}}
         answer = chat(
-            "Hi.", tools=tools, tool_choice=choice, n=4, max_tokens=300, logit_bias={CALL: 100}, extra_body=NO_THOUGHT
+            "Hi.", tools=tools, tool_choice=choice, n=4, max_tokens=120, logit_bias={CALL: 100}, extra_body=NO_THOUGHT
         )
         names = {name for i in range(4) for name, _ in calls_of(answer, i)}
         assert names

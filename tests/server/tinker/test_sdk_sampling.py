@@ -136,7 +136,7 @@ def test_top_k_of_one_is_greedy(base):
 
 
 def test_many_samples_at_once_are_all_answered(base):
-    futures = [base.sample(INPUT, 1, params(4, seed=n)) for n in range(300)]
+    futures = [base.sample(INPUT, 1, params(4, seed=n)) for n in range(100)]
     assert all(len(f.result().sequences[0].tokens) == 4 for f in futures)
 
 
