@@ -11,10 +11,10 @@ from tests.training.trainers import FEW, TOOLS
 
 LEARNING = {"rollout": {"group_size": 8, "groups_per_step": 8}, "eval": {"every": 8, "tasks": 96}, "steps": 8}
 QUICKLY = {
-    "rollout": {"group_size": 4, "groups_per_step": 4, "max_tokens": 24},
-    "optimizer": {"lr": 5e-3},
-    "eval": {"every": 5, "tasks": 96},
-    "steps": 5,
+    "rollout": {"group_size": 8, "groups_per_step": 4, "max_tokens": 24},
+    "optimizer": {"lr": 4e-3},
+    "eval": {"every": 6, "tasks": 96},
+    "steps": 6,
 }
 HEALTH = [
     *("reward/mean", "reward/p10", "reward/p90", "kl/sampler_trainer", "kl/base", "mismatch/logprob_abs_max"),

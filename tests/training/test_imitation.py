@@ -96,8 +96,9 @@ def test_a_setting_of_imitation_that_does_not_exist_is_named():
 @pytest.mark.parametrize("stage", ["imitation", "grpo"])
 def test_killed_in_either_stage_it_resumes_on_the_undisturbed_curve(tmp_path: Path, stage: str):
     """Trainer and server both die: what was imitated is on the disk."""
-    rollout = {"group_size": 4, "groups_per_step": 4, "max_tokens": 48, "max_context": 256}
-    saved = settings(data=[str(SUMS)], steps=6, batch_size=4) | {"environments": [{"name": "arithmetic"}], "steps": 4}
+    rollout = {"group_size": 8, "groups_per_step": 4, "max_tokens": 48, "max_context": 256}
+    sums = {"data": [str(SUMS)], "steps": 6, "batch_size": 4, "optimizer": {"lr": 1e-3}}  # GRPO must have some left
+    saved = settings(**sums) | {"environments": [{"name": "arithmetic"}], "steps": 4}
     saved |= {"rollout": rollout, "optimizer": {"lr": 2e-3}, "eval": {"every": 0}, "checkpoint": {"every": 2}}
     (tmp_path / "run.json").write_text(json.dumps(saved))
     finish(start(tmp_path, "run.json", "--name", "whole"))
