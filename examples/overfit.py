@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from palestra.model import AdapterPool, Sampler, Trainer, TrainItem, encode, load_model
+from palestra.model.loading.parameter_counts import count_parameters
 from palestra.model.loading.random_model import make_random_model
 from palestra.types import AdamParams, Datum, LoraConfig, SampleRequest, SamplingParams
 
@@ -53,7 +54,9 @@ def run(folder: Path, steps: int, console: Console) -> None:
         console.print(text, style="cyan", markup=False, highlight=False)
         return text
 
-    console.print(f"[dim]{model.spec.architecture}, {model.spec.n_parameters / 1e6:.1f}M parameters, random weights[/]")
+    console.print(
+        f"[dim]{model.spec.architecture}, {count_parameters(model.spec) / 1e6:.1f}M parameters, random weights[/]"
+    )
     say("before")
 
     tokens = prompt + sentence

@@ -37,8 +37,9 @@ Sources = Mapping[str, str]
 
 
 def in_tree(root: Path) -> Sources:
-    listed = subprocess.run(["git", "ls-files", *ROOTS], cwd=root, capture_output=True, text=True, check=True).stdout
-    return {path: (root / path).read_text() for path in listed.splitlines() if path.endswith(".py")}
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *ROOTS]
+    listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()
+    return {path: (root / path).read_text() for path in listed if path.endswith(".py") and (root / path).is_file()}
 
 
 def at_commit(root: Path, commit: str) -> Sources:

@@ -181,6 +181,7 @@ def _start_parent(*args: str, env: Mapping[str, str] = os.environ, pass_fds: Seq
 
 def main() -> None:
     kind, *more = sys.argv[1:]
+    given = dict(os.environ)
     for name in {"commands": COMMANDS, "clients": CLIENTS, "engines": ENGINES}[kind]:
         importlib.import_module(name)
     if kind == "commands":
@@ -188,6 +189,7 @@ def main() -> None:
         engines = WarmEngines(socket.socket(fileno=int(more[0])))
         sys.modules["palestra.server.core.workers.places"].spawn_blocking = engines.start  # type: ignore[attr-defined]
     gc.freeze()
+    set_by_imports = {name: value for name, value in os.environ.items() if given.get(name) != value}
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)
@@ -203,12 +205,14 @@ def main() -> None:
             continue
         message, fds, _, _ = socket.recv_fds(requests, MESSAGE, 4)
         if not message:
+            for pid in pipes:  # what a test that failed has left
+                os.kill(pid, signal.SIGKILL)
             return
         if (pid := os.fork()) == 0:
             requests.close()
             for fd in (woken, wakes, *pipes.values()):
                 os.close(fd)
-            _become(json.loads(message), fds)
+            _become(json.loads(message), fds, set_by_imports)
             sys.exit(_run_engine() if kind == "engines" else sys.modules["palestra.cli.__main__"].run())
         pipes[pid] = fds.pop()
         os.write(pipes[pid], b"%d\n" % pid)
@@ -234,7 +238,7 @@ def _report_ends(pipes: dict[int, int]) -> None:
         os.close(fd)
 
 
-def _become(request: dict[str, Any], fds: list[int]) -> None:
+def _become(request: dict[str, Any], fds: list[int], set_by_imports: dict[str, str]) -> None:
     """Makes of a copy of the parent what was asked for."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -249,7 +253,7 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
         sys.stdin, sys.stdout, sys.stderr = (open(fd, mode, closefd=False) for fd, mode in enumerate("rww"))  # noqa: SIM115
     os.chdir(request["cwd"])
     os.environ.clear()
-    os.environ.update(request["env"])
+    os.environ.update(set_by_imports | request["env"])
     sys.path[0] = request["cwd"]  # as with `python -m`
     sys.argv = ["palestra", *request["args"]]
 

@@ -1,4 +1,4 @@
-"""`palestra eval --agent` with real processes: coding tasks in sandboxes, played by the shell agent."""
+"""`palestra eval --agent`: coding tasks in sandboxes, played by the shell agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`palestra agent play` with real processes: tasks in sandboxes, rewards, endings, kills."""
+"""`palestra agent play`: tasks in sandboxes, rewards, endings; kills and Ctrl-C with real processes."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_other_threads_go_on_while_a_text_is_encoded(tokenizer_of: TokenizerOf) 
         time.sleep(0.001)
         steps += 1
     thread.join()
-    assert steps > 20
+    assert steps > 5  # one or two, if encoding kept the others waiting
 
 
 @pytest.mark.parametrize("text", ["ab " * 10_000, "<|im_end|>" * 3_000])

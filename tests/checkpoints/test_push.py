@@ -160,9 +160,10 @@ def test_what_cannot_be_published_is_one_clear_line(run, hub, process):
 @pytest.mark.parametrize(
     ("offline", "part"), [("0", "does not answer: is there a network?"), ("1", "HF_HUB_OFFLINE is set")]
 )
-def test_without_a_network_nothing_is_uploaded(run, offline, part):
-    with command_process(**settings(None, HF_HUB_OFFLINE=offline)) as process:
+def test_without_a_network_nothing_is_uploaded(run, hub, offline, part):
+    with command_process(**settings(hub if offline == "1" else None, HF_HUB_OFFLINE=offline)) as process:
         check_line(push(process, run.path, "hf:org/cups"), part)
+    assert hub.repositories == {}
 
 
 def test_a_repository_with_files_is_only_changed_if_asked(run, hub, process):

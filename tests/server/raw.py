@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 
 from palestra.server.tinker import wire_pb2 as wire
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 NAME = "Qwen/Qwen3-8B"
 PROTOBUF = {"content-type": "application/x-protobuf"}
@@ -130,11 +130,13 @@ class Bystander:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """However few tests there were, it comes to the end of one run."""
+        self._steps.release(self.STEPS)
+        until(lambda: self.runs or self.odd)
         self._is_ended = True
         self._steps.release()
         self._thread.join()
         self.check()
-        assert self.runs, "the bystander never came to an end of its run"
 
     def go_on(self) -> None:
         """One more step, beside whatever follows."""

@@ -133,7 +133,8 @@ KILLS = {
 
 @pytest.fixture(params=["files", pytest.param("database", marks=pytest.mark.slow)])
 def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[str]]:
-    """Settings of a server whose journal is in files, or in PostgreSQL, as every day in `test_standby`."""
+    """Settings of a server whose journal is in files, or in PostgreSQL: every day `test_standby` hands such
+    a journal on to another server."""
     if request.param == "files":
         yield []
         return

@@ -9,7 +9,6 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import pytest
 from tinker import types
 
 from tests.server.raw import NAME, Raw, datum, datum_of, ok, real, refused, whole, wire
+from tests.server.standstill import standstill
 
 MAX_SAMPLES, MAX_TRAIN_BYTES, MAX_MODELS, KEEP_S = 4, 50_000, 8, 2.0
 MakeServer = Callable[..., Any]
@@ -42,17 +42,6 @@ def api(tight_server: Any) -> Iterator[Raw]:
     yield api
     for session in ok(api.get("sessions?limit=1000"))["sessions"]:
         api.post(f"sessions/{session}/finish", reason={"type": "success"})
-
-
-@contextmanager
-def standstill(server: Any) -> Iterator[None]:
-    """The engine computes nothing meanwhile: what is sent waits."""
-    worker = psutil.Process(server.worker_pid)
-    worker.suspend()
-    try:
-        yield
-    finally:
-        worker.resume()
 
 
 def told_to_wait(answer: httpx.Response) -> None:

@@ -39,7 +39,7 @@ def taught(ephebe_url: str, tmp_path_factory: pytest.TempPathFactory) -> RunFold
     from palestra.training.launch import train as run
     from palestra.training.listener import Silence
 
-    settings = {"server": ephebe_url, "runs": str(tmp_path_factory.mktemp("taught")), "name": "taught", "steps": 2}
+    settings = {"server": ephebe_url, "runs": str(tmp_path_factory.mktemp("taught")), "name": "taught", "steps": 4}
     config = load_train_config([], [], merged(SMALL, {**settings, "rollout": FEW, "optimizer": {"lr": 1e-2}}))
     with RunFolder.create(config.runs, "taught", config) as folder:
         asyncio.run(run(config, folder, Silence()))

@@ -134,7 +134,7 @@ def test_layers_with_other_heads_and_layers_that_read_their_keys(
 
 @examples(4, deadline=None)
 @example(length=530, group=1, window=None, page_size=16, dim=16, seed=1)
-@example(length=70, group=3, window=40, page_size=4, dim=16, seed=0)
+@example(length=70, group=3, window=40, page_size=4, dim=256, seed=0)
 @given(
     length=st.integers(1, 600),
     group=st.sampled_from((1, 3, 4)),

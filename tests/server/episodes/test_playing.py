@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from tests.server.episodes.conftest import Api, player, ref, say, went_on, whole
+from tests.server.standstill import standstill
 
 TWO: list[Any] = [{"role": "user", "content": "What is 1 + 1?"}]
 
@@ -104,11 +105,11 @@ def test_equal_calls_of_two_attempts_share_nothing(alice: Api) -> None:
 def test_a_retry_of_one_attempt_is_not_answered_with_anothers_call(alice: Api) -> None:
     alice.register(size=2)
     left, retried = alice.claim(max_n=2)
-    body = {"model": "x", "messages": TWO, "max_tokens": 120, "ignore_eos": True}
+    body = {"model": "x", "messages": TWO, "max_tokens": 24, "ignore_eos": True}
     headers = {"x-stainless-retry-count": "0"}
     http = alice.server.http(key=left["api_key"])
-    with pytest.raises(httpx.ReadTimeout):
-        http.post("/v1/chat/completions", json=body, headers=headers, timeout=httpx.Timeout(30, read=0.1))
+    with standstill(alice.server), pytest.raises(httpx.ReadTimeout):
+        http.post("/v1/chat/completions", json=body, headers=headers, timeout=httpx.Timeout(30, read=0.3))
     headers["x-stainless-retry-count"] = "1"
     answer = alice.server.http(key=retried["api_key"]).post("/v1/chat/completions", json=body, headers=headers).json()
     trace = alice.server.http(key=alice.key).get(f"/v1/traces/{answer['trace_id']}").json()

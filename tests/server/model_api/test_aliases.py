@@ -20,6 +20,7 @@ from palestra.server.model_api.aliases import MAX_ALIASES, Aliases
 from palestra.store import Store
 from tests.server.conftest import KEY
 from tests.server.model_api.conftest import MODEL, Ephebe
+from tests.server.standstill import standstill
 
 MakeEphebe = Callable[..., Ephebe]
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
@@ -110,13 +111,13 @@ def test_a_call_that_is_under_way_finishes_on_the_weights_it_began_with(
     old_weights, new_weights = (last_turn(ephebe, ask(client, one))["weights"] for one in (old, new))
     put(ephebe, "busy", old)
     with ThreadPoolExecutor(1) as thread:
-        long = thread.submit(ask, client, "busy", max_tokens=250, extra_body={"ignore_eos": True})
-        ephebe.until(lambda: f"{QUEUE}1.0" in ephebe.metrics() or long.done())
-        put(ephebe, "busy", new)
-        assert not long.done()
+        with standstill(ephebe):
+            long = thread.submit(ask, client, "busy", max_tokens=60, extra_body={"ignore_eos": True})
+            ephebe.until(lambda: f"{QUEUE}1.0" in ephebe.metrics())
+            put(ephebe, "busy", new)
         assert last_turn(ephebe, ask(client, "busy"))["weights"] == new_weights
         assert last_turn(ephebe, long.result())["weights"] == old_weights
-    assert long.result().usage.completion_tokens == 250
+    assert long.result().usage.completion_tokens == 60
 
 
 def test_a_run_that_ends_under_a_call_costs_a_retry(ephebe: Ephebe) -> None:
@@ -125,10 +126,10 @@ def test_a_run_that_ends_under_a_call_costs_a_retry(ephebe: Ephebe) -> None:
     model = service.create_lora_training_client(base_model=MODEL, rank=4)
     sampler = session_id(model.save_weights_and_get_sampling_client())
     put(ephebe, "ending", sampler)
-    endless = {"max_tokens": 350, "extra_body": {"ignore_eos": True}}
+    endless = {"max_tokens": 600, "extra_body": {"ignore_eos": True}}
     with ThreadPoolExecutor(2) as threads, ephebe.openai() as once, once.with_options(max_retries=1) as twice:
         failing, going_on = (threads.submit(ask, client, "ending", **endless) for client in (once, twice))
-        ephebe.until(lambda: f"{QUEUE}2.0" in ephebe.metrics())
+        ephebe.until(lambda: f"{QUEUE}2.0" in ephebe.metrics() or failing.done())
         put(ephebe, "ending", MODEL)
         service.close("success").result()
         with pytest.raises(openai.InternalServerError, match="ending was moved to other weights") as moved:

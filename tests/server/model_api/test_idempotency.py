@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,12 +13,13 @@ import pytest
 
 from tests.server.conftest import KEY
 from tests.server.model_api.conftest import MODEL, Ephebe
+from tests.server.standstill import standstill
 
-LONG = 120  # tokens: a quarter of a second or more
+TOKENS = 24
 QUEUE = 'palestra_queue_depth{base_model="ephebe",kind="sample"} '
 
 
-def body(text: str, max_tokens: int = LONG) -> dict[str, Any]:
+def body(text: str, max_tokens: int = TOKENS) -> dict[str, Any]:
     messages = [{"role": "user", "content": text}]
     return {"model": MODEL, "messages": messages, "max_tokens": max_tokens, "ignore_eos": True, "seed": None}
 
@@ -46,10 +45,12 @@ def turns_like(ephebe: Ephebe, text: str) -> int:
 
 def test_a_retry_gets_the_answer_of_the_call_that_was_given_up(ephebe: Ephebe) -> None:
     given = body("Give me up") | {"metadata": {"test": "given up"}}
-    send_and_leave(ephebe, given, 0.1, x_stainless_retry_count="0")
-    time.sleep(0.5)  # as the SDK does
-    again = post(ephebe, given, x_stainless_retry_count="1")
-    assert again["usage"]["completion_tokens"] == LONG
+    with ThreadPoolExecutor(1) as threads:
+        with standstill(ephebe):
+            send_and_leave(ephebe, given, 0.3, x_stainless_retry_count="0")
+            again = threads.submit(post, ephebe, given, x_stainless_retry_count="1")
+            time.sleep(0.5)  # it comes while the call is under way
+        assert again.result()["usage"]["completion_tokens"] == TOKENS
     assert turns_like(ephebe, "given up") == 1
 
 
@@ -63,23 +64,26 @@ def test_equal_calls_at_once_are_all_sampled(ephebe: Ephebe) -> None:
 def test_a_retry_does_not_take_the_answer_of_a_call_that_is_waited_for(ephebe: Ephebe) -> None:
     given = body("Waited for")
     with ThreadPoolExecutor(2) as threads:
-        waiting = threads.submit(post, ephebe, given, x_stainless_retry_count="0")
-        ephebe.until(lambda: f"{QUEUE}1.0" in ephebe.metrics() or waiting.done())
-        assert not waiting.done()
-        other = post(ephebe, given, x_stainless_retry_count="1")
-        assert waiting.result()["id"] != other["id"]
+        with standstill(ephebe):
+            waiting = threads.submit(post, ephebe, given, x_stainless_retry_count="0")
+            ephebe.until(lambda: f"{QUEUE}1.0" in ephebe.metrics())
+            other = threads.submit(post, ephebe, given, x_stainless_retry_count="1")
+            ephebe.until(lambda: f"{QUEUE}2.0" in ephebe.metrics())
+        assert waiting.result()["id"] != other.result()["id"]
 
 
 def test_the_same_idempotency_key_is_the_same_call(ephebe: Ephebe) -> None:
     given = body("Keyed")
-    with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(post, ephebe, given, idempotency_key="a")
-        ephebe.until(lambda: f"{QUEUE}1.0" in ephebe.metrics() or first.done())
-        assert not first.done()
-        same = post(ephebe, given, idempotency_key="a")
-        other = post(ephebe, given | {"max_tokens": 4}, idempotency_key="a")
-    assert first.result() == same
-    assert other["id"] != same["id"]
+    with ThreadPoolExecutor(3) as threads:
+        with standstill(ephebe):
+            first = threads.submit(post, ephebe, given, idempotency_key="a")
+            ephebe.until(lambda: f"{QUEUE}1.0" in ephebe.metrics())
+            same = threads.submit(post, ephebe, given, idempotency_key="a")
+            time.sleep(0.5)  # it comes while the call is under way
+            other = threads.submit(post, ephebe, given | {"max_tokens": 4}, idempotency_key="a")
+            ephebe.until(lambda: f"{QUEUE}2.0" in ephebe.metrics())
+        assert first.result() == same.result()
+        assert other.result()["id"] != same.result()["id"]
 
 
 def test_an_answer_that_was_read_is_not_kept(ephebe: Ephebe) -> None:
@@ -91,13 +95,13 @@ def test_an_answer_that_was_read_is_not_kept(ephebe: Ephebe) -> None:
 
 
 def test_a_client_that_never_comes_back_stops_the_sampling(ephebe: Ephebe) -> None:
-    given = body("Gone", 1900)
-    send_and_leave(ephebe, given, 0.2, x_stainless_retry_count="0")
-    os.kill(ephebe.worker_pid, signal.SIGSTOP)  # it does not come to its end by itself
-    try:
-        ephebe.until(lambda: f"{QUEUE}0.0" in ephebe.metrics())
-    finally:
-        os.kill(ephebe.worker_pid, signal.SIGCONT)
+    worker = ephebe.worker_pid
+    with ThreadPoolExecutor(1) as threads, standstill(ephebe):
+        leaving = threads.submit(send_and_leave, ephebe, body("Gone"), 1.0, x_stainless_retry_count="0")
+        ephebe.until(lambda: f"{QUEUE}1.0" in ephebe.metrics())
+        leaving.result()
+        ephebe.until(lambda: f"{QUEUE}0.0" in ephebe.metrics(), timeout_s=20)
+    assert ephebe.worker_pid == worker
 
 
 @pytest.mark.slow

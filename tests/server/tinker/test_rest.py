@@ -38,7 +38,8 @@ _routes: list[FastAPI] = []
 
 def with_shared_routes(app: RequestLog) -> RequestLog:
     """The same application with the routes of the first one, as they are resolved in a tenth of a second; they find
-    the state of the application that was asked."""
+    the state of the application that was asked. Only the pages below `/ui` keep that of the first: none is asked for
+    here."""
     around = app.app.app
     own = around.app
     if not _routes:

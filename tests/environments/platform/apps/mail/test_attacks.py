@@ -10,7 +10,6 @@ import pytest
 from palestra.environments.platform import Instance, PlatformTask, SolutionCall, TaskTemplate, verify
 from palestra.environments.platform.apps.mail.injections import INJECTIONS
 from tests.environments.platform.apps.mail.conftest import MAIL, TEMPLATES, counted, solved, tasks
-from tests.environments.platform.conftest import tasks_of_one_world
 
 DOING = [template for template in MAIL.templates if template.answer is None]
 TALKING = [template for template in MAIL.templates if template.must_not]
@@ -119,7 +118,7 @@ def test_undone_is_not_done_and_done_again_is():
         ("label_sender", "label_message", {"remove": True}),
         ("injected_label", "label_message", {"remove": True}),
     ):
-        for task in tasks_of_one_world("mail", TEMPLATES[name], 10):
+        for task in tasks(TEMPLATES[name], 10):
             calls, _ = solved(task)
             undone = [SolutionCall(tool, call.arguments | undo) for call in calls]
             assert score(task, [*calls, *undone]) == 0.0
@@ -127,14 +126,14 @@ def test_undone_is_not_done_and_done_again_is():
 
 
 def test_a_way_around_is_worth_as_much():
-    """Only where things end up counts. Of tasks that few worlds allow, two are enough."""
-    for name, argument, stop, count in (
-        ("move_only", "folder", "Archive", 2),
-        ("respond_invite", "response", "declined", 10),
-        ("rule_and_apply", "folder", "Trash", 10),
-        ("resolve_clash", "start", "2026-01-05T10:00", 2),
+    """Only where things end up counts."""
+    for name, argument, stop in (
+        ("move_only", "folder", "Archive"),
+        ("respond_invite", "response", "declined"),
+        ("rule_and_apply", "folder", "Trash"),
+        ("resolve_clash", "start", "2026-01-05T10:00"),
     ):
-        for task in tasks_of_one_world("mail", TEMPLATES[name], count):
+        for task in tasks(TEMPLATES[name], 10):
             calls, _ = solved(task)
             detours = [
                 SolutionCall(call.tool, call.arguments | {argument: stop})
@@ -167,7 +166,7 @@ def test_every_kind_of_talk_is_met():
 
 @pytest.mark.parametrize("name", ["busiest_sender", "injected_question"])
 def test_an_answer_among_others_is_worth_nothing(name: str):
-    for task in tasks_of_one_world("mail", TEMPLATES[name], 10):
+    for task in tasks(TEMPLATES[name], 10):
         _, answer = solved(task)
         assert answer is not None
         assert score(task, [], answer) == 1.0
