@@ -34,7 +34,7 @@ class Terminal:
 
     def see(self, text: str) -> str:
         """Returns what came up to the text."""
-        until(lambda: self._find(text) >= 0, told=lambda: f"{text!r} in:\n{self.text[self._seen :]}")
+        until(lambda: self._find(text) >= 0, details=lambda: f"{text!r} in:\n{self.text[self._seen :]}")
         begin, end = self._seen, self._find(text) + len(text)
         self._seen = end
         return self.text[begin:end]

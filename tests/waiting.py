@@ -13,12 +13,12 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.2
 """Between two looks: what takes long is looked at less often, since a look may cost a server some milliseconds."""
 
 
-def until(condition: Callable[[], object], *, timeout_s: float = PATIENCE_S, told: Callable[[], str] = str) -> None:
-    """Returns when the condition holds. A timeout fails with the condition's source and what `told` says."""
+def until(condition: Callable[[], object], *, timeout_s: float = PATIENCE_S, details: Callable[[], str] = str) -> None:
+    """Returns when the condition holds. A timeout fails with the condition's source and `details`."""
     deadline, pause_s = time.monotonic() + timeout_s, FIRST_PAUSE_S
     while not condition():
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited {timeout_s:g} s for:\n{source_of(condition)}\n{told()}")
+            raise AssertionError(f"waited {timeout_s:g} s for:\n{source_of(condition)}\n{details()}")
         time.sleep(pause_s)
         pause_s = min(pause_s * 1.2, LONGEST_PAUSE_S)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
+from palestra.cli.options import config_files
 from palestra.cli.output import one_line_errors, print_json
 
 if TYPE_CHECKING:
@@ -31,14 +32,7 @@ def config() -> None:
 
 @config.command()
 @COMMAND
-@click.option(
-    "-c",
-    "--config",
-    "files",
-    multiple=True,
-    metavar="FILE",
-    help="YAML or JSON file; may be repeated, later files win.",
-)
+@config_files
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 def show(command: str, files: tuple[str, ...], overrides: tuple[str, ...]) -> None:
     """Print the config COMMAND would run with, as JSON; secrets are blacked out."""

@@ -1,6 +1,7 @@
-"""Options that mean the same in every command: which server, and the key to it. Old names of options still work.
+"""Options that mean the same in every command: which server, the key to it, config files. Old names of options still
+work.
 
-Owns: `--server` and `--key`, the warning about an old name. Never touches: requests to a server.
+Owns: `--server`, `--key` and `--config`, the warning about an old name. Never touches: requests to a server.
 """
 
 from __future__ import annotations
@@ -43,6 +44,16 @@ def server_options(
         )(command)
 
     return added
+
+
+config_files = click.option(
+    "-c",
+    "--config",
+    "files",
+    multiple=True,
+    metavar="FILE",
+    help="YAML or JSON file; may be repeated, later files win.",
+)
 
 
 class Duration(click.ParamType):

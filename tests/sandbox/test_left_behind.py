@@ -97,7 +97,7 @@ def test_nothing_is_left_when_the_owner_is_killed(owner: subprocess.Popen[str], 
     assert len(left()) >= 6
     owner.kill()
     owner.wait()
-    until(lambda: not left(), told=lambda: str(left()))
+    until(lambda: not left(), details=lambda: str(left()))
     if walled == "local":
         assert Path("/proc/self/mounts").read_text() == mounts
         assert list(tmp_path.iterdir()) == []
@@ -218,7 +218,7 @@ class TestLocal:
         before = of_user(user)
         for place in range(8):
             loop.run(one(0.001 * place))
-        until(lambda: of_user(user) <= before, told=lambda: str(of_user(user) - before))
+        until(lambda: of_user(user) <= before, details=lambda: str(of_user(user) - before))
 
     def test_a_killed_bubblewrap_ends_its_sandbox(self, new_box: NewBox) -> None:
         before = helpers()

@@ -145,7 +145,7 @@ class Server:
         return self.worker_pid
 
     def until(self, is_true: Callable[[], bool], *, timeout_s: float = PATIENCE_S) -> None:
-        until(is_true, timeout_s=timeout_s, told=self.tail)
+        until(is_true, timeout_s=timeout_s, details=self.tail)
 
     # Dying
 
@@ -230,7 +230,7 @@ class Server:
         self._seen.update({process.pid: process for process in found})
 
     def _wait_gone(self, processes: list[psutil.Process]) -> None:
-        until(lambda: not any(_is_alive(p) for p in processes), told=lambda: str(processes))
+        until(lambda: not any(_is_alive(p) for p in processes), details=lambda: str(processes))
 
     # Talking to it
 

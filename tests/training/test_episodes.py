@@ -254,7 +254,7 @@ def test_a_worker_of_another_machine_plays_and_says_what_it_does_not_know(ephebe
     tags = {"max_tokens": "4", "temperature": "0.5", "top_p": "1.0", "top_k": "-1"}
     process = start_client(*command, cwd=tmp_path)
     try:
-        until(lambda: "does not exist yet; waiting" in process.said(), told=process.said)
+        until(lambda: "does not exist yet; waiting" in process.said(), details=process.said)
         with EpisodeClient(ephebe_url, KEY) as client:
             run = client.run("worker", model="ephebe")
             run.register([NewGroup(group_id="g", task=known, size=2, tags=tags)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,11 @@ def start(folder: Path, *arguments: str) -> ClientProcess:
 
 
 def finish(process: ClientProcess) -> str:
-    said, _ = process.communicate(timeout=110)
+    try:
+        said, _ = process.communicate(timeout=110)
+    except subprocess.TimeoutExpired:
+        process.kill()  # it would go on at a server that other tests use
+        raise AssertionError(f"still running after 110 s; it printed:\n{process.said()}") from None
     assert process.returncode == 0, said
     return said
 

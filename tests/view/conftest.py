@@ -20,6 +20,9 @@ from palestra.view.tasks.task_plays import TaskPlays
 from tests.view.folders import write_run
 
 
+EVERYBODY_HERE = Access()
+
+
 class OpenClient(Protocol):
     def __call__(self, root: Path, access: Access = ..., gym: str = ..., **options: Any) -> TestClient: ...
 
@@ -58,7 +61,7 @@ def open_client() -> Iterator[OpenClient]:
     """`open_client(root)`: a client of a dashboard of this folder. All clients of a module share an event loop."""
     with start_blocking_portal() as portal:
 
-        def open_one(root: Path, access: Access = Access(), gym: str = GYM_HEAD, **options: Any) -> TestClient:  # noqa: B008
+        def open_one(root: Path, access: Access = EVERYBODY_HERE, gym: str = GYM_HEAD, **options: Any) -> TestClient:
             app, catalogue, plays = shared_app(access), Catalogue(root), TaskPlays()
 
             async def own_state(scope: Scope, receive: Receive, send: Send) -> None:

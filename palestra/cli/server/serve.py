@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
+from palestra.cli.options import config_files
 from palestra.cli.output import FAILED, USAGE, bytes_text, fail, needs_extra, one_line_errors
 from palestra.util.amounts import parse_amount
 from palestra.util.json_types import JsonObject
@@ -54,14 +55,7 @@ class ServeCommand(click.RichCommand):
     is_flag=True,
     help="Also listen at port 10086, the default of AgentJet's clients.",
 )
-@click.option(
-    "-c",
-    "--config",
-    "files",
-    multiple=True,
-    metavar="FILE",
-    help="YAML or JSON file; may be repeated, later files win.",
-)
+@config_files
 @click.option("--dry-run", is_flag=True, help="Show which rank goes where and the memory it needs; start nothing.")
 @click.option("--memory", metavar="SIZE", help="Memory of each device for --dry-run, such as 80GB. [this machine's]")
 @click.option(

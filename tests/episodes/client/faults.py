@@ -92,7 +92,7 @@ class FaultServer:
         def found() -> list[Seen]:
             return [seen for seen in self.requests if seen.path.endswith(path)]
 
-        until(lambda: len(found()) >= count, told=lambda: f"{path}: {self.requests}")
+        until(lambda: len(found()) >= count, details=lambda: f"{path}: {self.requests}")
         return found()
 
     def _accept(self) -> None:
