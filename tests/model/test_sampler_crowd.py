@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from palestra.model.sampling import token_draws
 from palestra.model.sampling.token_draws import DrawRow, uniforms
 from palestra.types import SampleResult
 from tests.model.conftest import GEMMA4
@@ -43,6 +44,15 @@ def crowd_of(bench, n: int = 12):
         )
         for i, length in enumerate(lengths)
     ]
+
+
+def test_draws_that_rounding_could_move_have_the_same_bits_in_any_crowd(bench, monkeypatch):
+    """Here all of them: what decides such a draw is computed without the crowd."""
+    monkeypatch.setattr(token_draws, "ROUNDING", 1.0)
+    adapter, mine = bench.adapter(), bench.request(bench.tokens(30), n=2, seed=5)
+    (alone,) = bench.sampler().generate([mine], adapter)
+    among = bench.sampler().generate([*crowd_of(bench), mine], adapter)[-1]
+    assert [(s.tokens, s.logprobs) for s in among.sequences] == [(s.tokens, s.logprobs) for s in alone.sequences]
 
 
 def test_seeded_request_gives_the_same_tokens_alone_and_in_a_crowd(bench):

@@ -6,7 +6,7 @@ Owns: softmax at each row's temperature, the inverse of its cumulative sum. Neve
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -20,12 +20,21 @@ from palestra.model.transfers import to_device
 DRAW_BLOCK = 64  # the inverse CDF looks for a block of the vocabulary first, then inside it
 
 
+class DrawnRows(NamedTuple):
+    """A token for each row."""
+
+    tokens: Tensor
+    margins: Tensor | None
+    """How much probability lies between the draw and the nearest border of its token; None where the draw does not
+    depend on rounding."""
+
+
 class Distributions(Protocol):
     def logprobs(self, tokens: Tensor) -> Tensor:
         """float32 [rows], of one token each."""
         ...
 
-    def draw(self, u: Tensor) -> Tensor:
+    def draw(self, u: Tensor) -> DrawnRows:
         """The token at which the cumulative probability passes u (float64 [rows]), in vocabulary order."""
         ...
 
@@ -59,7 +68,7 @@ class _PlainDistributions:
     def logprobs(self, tokens: Tensor) -> Tensor:
         return self.logp.gather(1, tokens[:, None]).squeeze(1)
 
-    def draw(self, u: Tensor) -> Tensor:
+    def draw(self, u: Tensor) -> DrawnRows:
         return inverse_cdf(self.logp.exp(), u)
 
     def top(self, k: int) -> tuple[Tensor, Tensor]:
@@ -79,17 +88,17 @@ class _KernelDistributions:
     def logprobs(self, tokens: Tensor) -> Tensor:
         return self.logits.gather(1, tokens[:, None]).squeeze(1).float() / self.temperatures - self.sums
 
-    def draw(self, u: Tensor) -> Tensor:
+    def draw(self, u: Tensor) -> DrawnRows:
         from palestra.model.kernels.draw import draw_tokens
 
-        return draw_tokens(self.logits, self.sums, self.temperatures, u)
+        return DrawnRows(draw_tokens(self.logits, self.sums, self.temperatures, u), None)
 
     def top(self, k: int) -> tuple[Tensor, Tensor]:
         values, ids = self.logits.topk(k, -1)
         return values.float() / self.temperatures[:, None] - self.sums[:, None], ids
 
 
-def inverse_cdf(probabilities: Tensor, u: Tensor) -> Tensor:
+def inverse_cdf(probabilities: Tensor, u: Tensor) -> DrawnRows:
     """The token at which the cumulative probability passes u, in vocabulary order."""
     missing = -probabilities.shape[1] % DRAW_BLOCK
     blocks = (pad(probabilities, (0, missing)) if missing else probabilities).unflatten(1, (-1, DRAW_BLOCK))
@@ -100,4 +109,7 @@ def inverse_cdf(probabilities: Tensor, u: Tensor) -> Tensor:
     inside = blocks.gather(1, block[..., None].expand(-1, 1, DRAW_BLOCK)).squeeze(1).double().cumsum(-1)
     # The block's own running sum may round to less than its share of the total: stay below its end.
     rest = torch.minimum(target - before, inside[:, -1:] * (1 - 1e-12))
-    return (block.squeeze(1) * DRAW_BLOCK + (inside <= rest).sum(-1)).clamp_max_(probabilities.shape[1] - 1)
+    place = (inside <= rest).sum(-1, keepdim=True).clamp_max_(DRAW_BLOCK - 1)
+    begin = torch.where(place > 0, inside.gather(1, (place - 1).clamp_min(0)), 0.0)
+    margins = torch.minimum(rest - begin, inside.gather(1, place) - rest).squeeze(1)
+    return DrawnRows((block * DRAW_BLOCK + place).squeeze(1).clamp_max_(probabilities.shape[1] - 1), margins)

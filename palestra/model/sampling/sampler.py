@@ -28,13 +28,14 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from palestra.model.attention.backends import has_kernels, paged_attention
+from palestra.model.attention.backends import has_kernels, packed_attention, paged_attention
 from palestra.model.attention.kv_cache import KVCache, row_positions
 from palestra.model.decoder import Decoder
 from palestra.model.errors import DataError
 from palestra.model.lora.adapters import Adapter, AdapterPool
 from palestra.model.lora.layout import UNEMBED
 from palestra.model.lora.linear import LoraPlan, merge_runs
+from palestra.model.mixers.packed_recurrence import packed_recurrence
 from palestra.model.mlp.routing import Routing
 from palestra.model.sampling.grammars import CompiledGrammar, Grammars
 from palestra.model.sampling.kv_page_pool import PagePool
@@ -424,7 +425,8 @@ class Sampler:
             else:
                 own = logits[to_device(taken, device)]
             top = max(s.request.spec.topk_logprobs for s in part)
-            draws.append((part, draw(own, [s.draw for s in part], top=top)))
+            alone = partial(self._logits_alone, part) if self._can_compute_alone else None
+            draws.append((part, draw(own, [s.draw for s in part], top=top, logits_alone=alone)))
         for sample in samples:
             if len(sample.seq.tokens) + 1 < sample.seq.max_len:
                 self.scheduler.append(sample.seq)
@@ -433,6 +435,27 @@ class Sampler:
                 self.scheduler.finish(sample.seq)
         tokens = draws[0][1].tokens if len(draws) == 1 else torch.cat([d.tokens for _, d in draws])
         return UnreadTokens(draws, {sample.seq.uid: i for i, sample in enumerate(samples)}, tokens)
+
+    @property
+    def _can_compute_alone(self) -> bool:
+        """Whether rounding depends on batch mates, and this process has the whole model and all tokens."""
+        decoder = self.decoder
+        is_rounded_by_batch = decoder.device.type == "cpu" and decoder.dtype == torch.float32
+        return is_rounded_by_batch and not (self.runs_ahead or decoder.tensor or decoder.sharded)
+
+    def _logits_alone(self, samples: Seq[RunningSequence], number: int) -> Tensor:
+        """Logits of a sequence's next token, without batch mates and cache: always the same bits."""
+        decoder, seq = self.decoder, samples[number].seq
+        device, n = decoder.device, len(seq.tokens)
+        hidden = decoder(
+            to_device(seq.tokens, device, np.int64),
+            torch.arange(n, device=device),
+            packed_attention([n], decoder.spec, device, decoder.dtype),
+            LoraPlan.of([(self._adapter(seq), n)], device=device),
+            packed_recurrence([n], decoder.spec, device, decoder.dtype),
+            routing=None if self.routing is None else Routing(),
+        )
+        return self._logits(seq, hidden[-1:])
 
     def _settle(self, output: StepOutput) -> None:
         """Reads what was drawn last."""

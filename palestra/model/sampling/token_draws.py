@@ -7,7 +7,7 @@ Owns: the distribution of one step. Never touches: scheduling, stop rules.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,12 +17,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from palestra.model import kernels
-from palestra.model.sampling.distributions import Distributions, distributions
+from palestra.model.sampling.distributions import Distributions, DrawnRows, distributions
 from palestra.model.transfers import Readback, to_device
 from palestra.types import SamplingParams
 from palestra.types.sampling import SEED_STEP, SEEDS
 
 COLDEST = 1e-6  # below this, logits over temperature leave the range of floats; it is greedy long before
+ROUNDING = 1e-5
+"""A draw this near to another token could be moved by rounding, which on a CPU depends on the other rows of a batch.
+Ten times the difference seen in cumulative probabilities (1e-6)."""
 FIRST_CANDIDATES = 128  # top-p looks at these before it sorts the whole vocabulary
 
 
@@ -79,11 +82,23 @@ class DeviceDraws:
         return DrawnTokens(tokens, logprobs, raw, top_ids, top_logprobs)
 
 
-def draw(logits: Tensor, rows: Sequence[DrawRow], *, top: int = 0) -> DeviceDraws:
+def draw(
+    logits: Tensor,
+    rows: Sequence[DrawRow],
+    *,
+    top: int = 0,
+    logits_alone: Callable[[int], Tensor] | None = None,
+) -> DeviceDraws:
     """One token per row of logits. Reported log-probabilities are the model's own at the row's temperature (raw ones
-    too, on request): before penalties, bias, masks, top-k, top-p and min-p."""
+    too, on request): before penalties, bias, masks, top-k, top-p and min-p.
+
+    `logits_alone(i)`: logits of row i, [1, vocabulary], computed without the other rows. They decide draws that
+    rounding could move, so that a token never depends on who shares its batch."""
     model = distributions(logits, _temperatures(rows))
-    tokens = _draw_tokens(logits, model, rows)
+    tokens, margins = _draw_tokens(logits, model, rows)
+    if logits_alone is not None and margins is not None and (unclear := (margins < ROUNDING).nonzero()[:, 0]).numel():
+        settled = torch.cat([logits_alone(i) for i in unclear.tolist()])
+        return draw(logits.index_copy(0, unclear, settled), rows, top=top)
     chosen = raw_chosen = model.logprobs(tokens)
     likeliest = model.top(top) if top else None
     is_raw = [row.raw and row.params.temperature not in (0.0, 1.0) for row in rows]
@@ -97,7 +112,7 @@ def draw(logits: Tensor, rows: Sequence[DrawRow], *, top: int = 0) -> DeviceDraw
     return DeviceDraws(tokens, chosen, raw_chosen, likeliest)
 
 
-def _draw_tokens(logits: Tensor, model: Distributions, rows: Sequence[DrawRow]) -> Tensor:
+def _draw_tokens(logits: Tensor, model: Distributions, rows: Sequence[DrawRow]) -> DrawnRows:
     """Rows that draw from the model itself never take another way because of the others."""
     changed = [i for i, row in enumerate(rows) if not row.is_plain or row.allowed is not None or _is_unripe(row)]
     if not changed:
@@ -105,22 +120,40 @@ def _draw_tokens(logits: Tensor, model: Distributions, rows: Sequence[DrawRow]) 
     if len(changed) == len(rows):
         return _draw_changed(logits, rows)
     index = to_device(changed, logits.device)
-    return _choose(model, logits, rows).index_copy(0, index, _draw_changed(logits[index], [rows[i] for i in changed]))
+    tokens, margins = _choose(model, logits, rows)
+    own, own_margins = _draw_changed(logits[index], [rows[i] for i in changed])
+    if margins is not None and own_margins is not None:
+        margins = margins.index_copy(0, index, own_margins)
+    return DrawnRows(tokens.index_copy(0, index, own), margins)
 
 
-def _draw_changed(logits: Tensor, rows: Sequence[DrawRow]) -> Tensor:
+def _draw_changed(logits: Tensor, rows: Sequence[DrawRow]) -> DrawnRows:
     best = _shape(logits.float(), rows)
     filtered = _filter(best / to_device(_temperatures(rows), logits.device, np.float32)[:, None], rows)
     return _choose(distributions(filtered, [1.0] * len(rows)), best, rows)
 
 
-def _choose(model: Distributions, logits: Tensor, rows: Sequence[DrawRow]) -> Tensor:
+def _choose(model: Distributions, logits: Tensor, rows: Sequence[DrawRow]) -> DrawnRows:
     """By chance, or the best where the temperature is 0."""
     greedy = [p.temperature <= 0 for p in _params(rows)]
     if all(greedy):
-        return logits.argmax(-1)
-    tokens = model.draw(uniforms(rows, logits.device))
-    return torch.where(to_device(greedy, logits.device), logits.argmax(-1), tokens) if any(greedy) else tokens
+        return _best(logits)
+    drawn = model.draw(uniforms(rows, logits.device))
+    if not any(greedy):
+        return drawn
+    is_greedy, best = to_device(greedy, logits.device), _best(logits)
+    margins = None
+    if drawn.margins is not None and best.margins is not None:
+        margins = torch.where(is_greedy, best.margins, drawn.margins)
+    return DrawnRows(torch.where(is_greedy, best.tokens, drawn.tokens), margins)
+
+
+def _best(logits: Tensor) -> DrawnRows:
+    tokens = logits.argmax(-1)
+    if kernels.can_run_on(logits.device):
+        return DrawnRows(tokens, None)
+    first, second = logits.float().topk(2, -1).values.unbind(-1)
+    return DrawnRows(tokens, (first - second).double())
 
 
 def draw_many(logits: Tensor, temperature: float, u: Tensor) -> Tensor:

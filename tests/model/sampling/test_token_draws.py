@@ -42,6 +42,32 @@ def drawn_tokens(logits: torch.Tensor, n: int = 400, **params) -> set[int]:
 # The draw itself
 
 
+def test_margins_are_the_distance_to_the_nearest_border():
+    u = torch.tensor([0.1, 0.24, 0.26, 0.9], dtype=torch.float64)
+    drawn = inverse_cdf(torch.tensor([[0.25, 0.5, 0.25]]).expand(4, -1), u)
+    assert drawn.tokens.tolist() == [0, 0, 1, 2]
+    assert drawn.margins is not None
+    np.testing.assert_allclose(drawn.margins, [0.1, 0.01, 0.01, 0.1], atol=1e-7)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_only_draws_that_rounding_could_move_are_decided_by_the_row_alone(temperature: float):
+    """Of two likeliest tokens the second is ahead by less than rounding in row 1; in row 0 nothing is close."""
+    u = uniforms([row()]).item()
+    border = torch.tensor([u + 1e-7, 1 - u - 1e-7]).log() if temperature else torch.tensor([1.0, 1.0 + 1e-7])
+    logits = torch.stack([torch.tensor([9.0, 0.0]), border])
+    asked = []
+
+    def alone(number: int) -> torch.Tensor:
+        asked.append(number)
+        return torch.tensor([[-9.0, 9.0]])
+
+    rows = [row(temperature=temperature)] * 2
+    found = draw_on_device(logits, rows, logits_alone=alone).read()
+    assert (found.tokens, asked) == ([0, 1], [1])
+    assert found.logprobs[1] == pytest.approx(0.0, abs=1e-6)
+
+
 @examples(100)
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 1000), st.integers(0, 50))
 def test_a_sample_of_many_draws_what_it_would_draw_alone(seed: int, sample: int, position: int):
@@ -66,7 +92,7 @@ def test_inverse_cdf_is_the_exact_categorical(probabilities):
     n = 512
     for shift in (0.0, 0.5, 0.999):  # 0: the edges themselves, each belongs to what comes after it
         u = (torch.arange(n, dtype=torch.float64) + shift) / n
-        found = inverse_cdf(torch.tensor([probabilities]).expand(n, -1), u).tolist()
+        found = inverse_cdf(torch.tensor([probabilities]).expand(n, -1), u).tokens.tolist()
         assert found == sorted(found)
         assert Counter(found) == {i: int(p * n) for i, p in enumerate(probabilities) if p}
 
@@ -79,7 +105,7 @@ def test_inverse_cdf_is_the_exact_categorical(probabilities):
 def test_tokens_without_probability_are_never_drawn(weights, u):
     probabilities = torch.tensor([weights], dtype=torch.float64)
     probabilities = (probabilities / probabilities.sum()).float()
-    token = inverse_cdf(probabilities, torch.tensor([u], dtype=torch.float64)).item()
+    token = inverse_cdf(probabilities, torch.tensor([u], dtype=torch.float64)).tokens.item()
     assert probabilities[0, token] > 0
 
 
@@ -87,7 +113,7 @@ def test_tokens_without_probability_are_never_drawn(weights, u):
 @given(seed=st.integers(0, 1000), u=st.floats(0, 1, exclude_max=True), size=st.sampled_from([1, 63, 64, 65, 500]))
 def test_inverse_cdf_equals_a_plain_running_sum(seed, u, size):
     p = np.random.default_rng(seed).dirichlet(np.full(size, 0.3)).astype(np.float32)
-    token = inverse_cdf(torch.from_numpy(p)[None], torch.tensor([u], dtype=torch.float64)).item()
+    token = inverse_cdf(torch.from_numpy(p)[None], torch.tensor([u], dtype=torch.float64)).tokens.item()
     ends = np.cumsum(p.astype(np.float64))
     low, high = ends[token] - p[token], ends[token]
     assert low - 1e-6 <= u * ends[-1] <= high + 1e-6
@@ -362,9 +388,8 @@ def test_penalties_and_bias_equal_a_plain_version(seed, prompt, generated, repet
     n = 40
     drawn = draw(logits.expand(n, -1), [row(seed=s, temperature=0.8, **params) for s in range(n)]).tokens
     scaled = torch.softmax(torch.tensor(requested, dtype=torch.float64) / 0.8, -1).float()
-    expected = inverse_cdf(
-        scaled.expand(n, -1), uniforms([row(seed=s, generated=generated) for s in range(n)])
-    ).tolist()
+    u = uniforms([row(seed=s, generated=generated) for s in range(n)])
+    expected = inverse_cdf(scaled.expand(n, -1), u).tokens.tolist()
     assert sum(a != b for a, b in zip(drawn, expected, strict=True)) <= 1
 
 

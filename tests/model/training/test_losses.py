@@ -133,6 +133,19 @@ def test_clipping_really_happens_in_these_tests(name):
     assert 0 < different.sum() < len(lp)
 
 
+@pytest.mark.parametrize("name", [name for name in DEFAULTS if name != "cross_entropy"])
+def test_the_last_bits_of_a_samplers_logprobs_do_not_reach_the_gradient(name):
+    lp, x = random_inputs(name, 0)
+    lp = lp.astype(np.float32)
+    found = []
+    for seed in range(3):
+        rounding = np.random.default_rng(seed).uniform(-4e-6, 4e-6, len(lp)).astype(np.float32)
+        found.append(value_and_gradient(name, lp, x | {"logprobs": lp + rounding}, None, dtype=torch.float32))
+    for value, gradient in found[1:]:
+        assert (value.tobytes(), gradient.tobytes()) == (found[0][0].tobytes(), found[0][1].tobytes())
+    np.testing.assert_array_equal(found[0][1], -x["advantages"].astype(np.float32))  # a ratio of 1
+
+
 @pytest.mark.parametrize("masked", ["all", "some", "none"])
 def test_gspo_averages_over_its_mask(masked):
     lp, x = random_inputs("gspo", 3)
