@@ -30,6 +30,7 @@ from palestra.config.environment_entries import EnvironmentEntry, check_coding, 
 from palestra.config.errors import ConfigError
 from palestra.config.judges import JudgeConfig, check_judges
 from palestra.config.load import Layers, merge_layers, validate
+from palestra.config.update_guard import UpdateGuardConfig
 from palestra.config.webhook import WebhookConfig
 from palestra.types import MAX_TEMPERATURE
 from palestra.types.gym import is_gym
@@ -116,6 +117,9 @@ class DataConfig(Config):
     """Groups whose rewards are all equal teach nothing: play others instead, drop them, or keep them."""
     max_refills: NonNegativeInt = 2
     """Rounds of playing other groups, each for those still missing."""
+    min_informative_groups: NonNegativeInt | None = None
+    """A step with fewer groups whose rewards differ keeps its gradient for the next one instead of an optimizer step.
+    Default: a quarter of `rollout.groups_per_step`, rounded up."""
 
 
 class PenaltyConfig(Config):
@@ -145,8 +149,8 @@ class AlgorithmConfig(Config):
     loss_config: dict[str, float] = Field(default={})
     """Settings of the loss, such as clip_low_threshold and clip_high_threshold of ppo."""
     normalize: Literal["tokens", "sequences", "none"] = "tokens"
-    """Losses are sums: divide the advantages by the number of tokens in the batch; by the tokens of each sequence, then
-    by the number of sequences; or not at all."""
+    """Losses are sums: divide the advantages by the number of tokens that were played for the step; by the tokens of
+    each sequence, then by the number of sequences that were played; or not at all. Groups without variance count."""
     minibatches: PositiveInt = 1
     """Optimizer steps in one training step."""
     replay_routing: bool = False
@@ -310,6 +314,7 @@ class GrpoConfig(RunConfig):
     """Chooses tasks by how often they are solved. None: all are played, in their order."""
     penalty: PenaltyConfig = PenaltyConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    update_guard: UpdateGuardConfig = UpdateGuardConfig()
     eval: EvalConfig = EvalConfig()
     early_stop: EarlyStop | None = None
     asynchronous: AsyncConfig = AsyncConfig()
@@ -324,6 +329,14 @@ class GrpoConfig(RunConfig):
     @property
     def learns_from_rewards(self) -> bool:
         return True
+
+    @property
+    def min_informative_groups(self) -> int:
+        """Number of informative groups below which a step keeps its gradient."""
+        if self.data.zero_variance == "keep":
+            return 0
+        stated = self.data.min_informative_groups
+        return -(-self.rollout.groups_per_step // 4) if stated is None else stated
 
     @model_validator(mode="after")
     def _fits(self) -> GrpoConfig:

@@ -40,6 +40,8 @@ class EventKind(StrEnum):
     STOP = "stop"
     """Somebody has asked the run to end after its step, and it does."""
     WARNING = "warning"
+    UNDONE = "undone"
+    """An update moved the policy too far and was undone."""
     ERROR = "error"
     END = "end"
 

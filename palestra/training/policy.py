@@ -75,9 +75,10 @@ class Policy(Protocol):
     """A model in training. Every method raises PolicyError."""
 
     async def update(
-        self, batch: Sequence[TrainSequence], loss: str, loss_config: dict[str, float], adam: AdamParams
+        self, batch: Sequence[TrainSequence], loss: str, loss_config: dict[str, float], adam: AdamParams | None
     ) -> PolicyUpdate:
-        """Makes one optimizer step. For cross_entropy the advantages are the weights."""
+        """Makes one optimizer step; without `adam`, adds to the gradient of the next one. For cross_entropy the
+        advantages are the weights."""
         ...
 
     async def forward(self, batch: Sequence[TrainSequence]) -> PolicyUpdate:
@@ -97,8 +98,13 @@ class Policy(Protocol):
         model by its name at the server."""
         ...
 
-    async def save(self, name: str) -> str:
-        """Saves weights and optimizer, and returns the address to start from again."""
+    async def save(self, name: str, *, ttl_s: int | None = None) -> str:
+        """Saves weights and optimizer, and returns the address to start from again. With `ttl_s` the server forgets
+        them after this time, and an earlier state of this name is replaced."""
+        ...
+
+    async def restore(self, address: str) -> None:
+        """Continues from weights and optimizer that were saved; a gradient that was accumulated is dropped."""
         ...
 
     async def delete(self, address: str) -> None: ...

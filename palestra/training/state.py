@@ -41,6 +41,8 @@ class DifficultyState(msgspec.Struct, kw_only=True):
 class RunState(msgspec.Struct, kw_only=True):
     step: int = 0
     """Number of steps done; also the version of the weights."""
+    kept_steps: int = 0
+    """Number of them that kept their gradient instead of an optimizer step: schedules do not count these."""
     position: int = 0
     """Position in the order of tasks or data."""
     pending: list[int] = []

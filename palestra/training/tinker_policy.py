@@ -131,15 +131,16 @@ class TinkerPolicy:
                     await service.close(status)
 
     async def update(
-        self, batch: Sequence[TrainSequence], loss: str, loss_config: dict[str, float], adam: AdamParams
+        self, batch: Sequence[TrainSequence], loss: str, loss_config: dict[str, float], adam: AdamParams | None
     ) -> PolicyUpdate:
         data = [self._datum(sequence, loss) for sequence in batch]
         with translated(PolicyError, "the training step failed"):
             # Both are sent before either is awaited: the engine continues with the second without waiting for us.
             passed = await self._model.forward_backward_async(data, loss, loss_config or None)  # pyright: ignore[reportArgumentType]
-            stepped = await self._model.optim_step_async(to_adam(adam))
-            output, step = await asyncio.gather(passed.result_async(), stepped.result_async())
-        metrics = {**output.metrics, **(step.metrics or {})}
+            stepped = None if adam is None else await self._model.optim_step_async(to_adam(adam))
+            output = await passed.result_async()
+            step = None if stepped is None else await stepped.result_async()
+        metrics = {**output.metrics, **((step and step.metrics) or {})}
         return PolicyUpdate(metrics=metrics, logprobs=logprobs_of(output), entropies=entropies_of(output))
 
     def _datum(self, sequence: TrainSequence, loss: str) -> types.Datum:
@@ -194,9 +195,14 @@ class TinkerPolicy:
     async def sampler_of(self, model: str) -> TinkerSampler:
         return await create_sampler(self._service, model)
 
-    async def save(self, name: str) -> str:
+    async def save(self, name: str, *, ttl_s: int | None = None) -> str:
         with translated(PolicyError, f"the checkpoint {name} could not be written"):
-            return (await (await self._model.save_state_async(name)).result_async()).path
+            saved = await self._model.save_state_async(name, ttl_seconds=ttl_s, overwrite=ttl_s is not None)
+            return (await saved.result_async()).path
+
+    async def restore(self, address: str) -> None:
+        with translated(PolicyError, f"the weights could not be returned to {address}"):
+            self._model = await self._service.create_training_client_from_state_with_optimizer_async(address)
 
     async def delete(self, address: str) -> None:
         with translated(PolicyError, f"{address} could not be deleted"):

@@ -16,7 +16,7 @@ class Shelf:
     def __init__(self) -> None:
         self.kept: list[str] = []
 
-    async def save(self, name: str) -> str:
+    async def save(self, name: str, *, ttl_s: int | None = None) -> str:
         self.kept.append(f"tinker://x/weights/{name}")
         return self.kept[-1]
 

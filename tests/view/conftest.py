@@ -19,7 +19,6 @@ from palestra.view.runs.catalogue import Catalogue
 from palestra.view.tasks.task_plays import TaskPlays
 from tests.view.folders import write_run
 
-
 EVERYBODY_HERE = Access()
 
 

@@ -77,8 +77,7 @@ def build_batch(
     if config.penalty.kl and base_logprobs is not None:
         add_kl_penalty(sequences, base_logprobs, config.penalty.kl)
     minibatches = split(sequences, config.algorithm.minibatches, chosen.salt)
-    for minibatch in minibatches:
-        normalize(minibatch, config)
+    normalize(minibatches, config, chosen.played)
     return TrainingBatch(
         minibatches=minibatches,
         dropped=dict(chosen.dropped),
@@ -89,6 +88,12 @@ def build_batch(
 def trainable_rows(groups: Sequence[Group], config: GrpoConfig) -> list[Branch]:
     """Returns the rows that `build_batch` will use, for which the base model's logprobs are worth computing."""
     return [row for row, _ in _choose(groups, config).used]
+
+
+def scorable_rows(groups: Sequence[Group], config: GrpoConfig) -> list[Branch]:
+    """Returns all rows with sampled tokens whose logprobs are known, those that teach nothing too."""
+    rows = [row for rollout in _by_id(groups) if not rollout.stop.is_failure for row in rollout.rows]
+    return [row for row in rows if _why_no_row(row, config) in (None, DropReason.OVERLONG)]
 
 
 def is_zero_variance(group: Group, config: GrpoConfig) -> bool:
@@ -128,22 +133,28 @@ def split(sequences: Sequence[TrainSequence], parts: int, salt: str) -> list[lis
     return [minibatch for minibatch in dealt if minibatch]
 
 
-def normalize(minibatch: Sequence[TrainSequence], config: GrpoConfig) -> None:
-    """Scales the advantages: the engine sums the loss over tokens, and the scale turns this sum into the configured
-    mean."""
-    count = len(minibatch)
-    sampled = [sum(sequence.mask) for sequence in minibatch]
-    match config.algorithm.normalize:
-        case "none":
-            return
-        case "sequences":
-            divisors = [length * count for length in sampled]
-        case "tokens" if config.algorithm.advantage is AdvantageKind.DR_GRPO:
-            divisors = [config.rollout.max_tokens * count] * count
-        case "tokens":
-            divisors = [sum(sampled)] * count
-    for sequence, divisor in zip(minibatch, divisors, strict=True):
+def normalize(minibatches: Sequence[Sequence[TrainSequence]], config: GrpoConfig, played: Played) -> None:
+    """Scales the advantages: the engine sums the loss over tokens, and the scale turns this sum into a mean over what
+    was played, of which each minibatch has an equal share. So one informative group of twelve gives a twelfth of the
+    gradient."""
+    if config.algorithm.normalize == "none":
+        return
+    for sequence in (sequence for minibatch in minibatches for sequence in minibatch):
+        if config.algorithm.normalize == "sequences":
+            divisor = sum(sequence.mask) * played.sequences / len(minibatches)
+        elif config.algorithm.advantage is AdvantageKind.DR_GRPO:
+            divisor = config.rollout.max_tokens * played.sequences / len(minibatches)
+        else:
+            divisor = played.tokens / len(minibatches)
         sequence.advantages = [advantage / divisor for advantage in sequence.advantages]
+
+
+class Played(Struct):
+    """The size of what was played and graded for a step, whether or not it is trained on."""
+
+    sequences: int = 0
+    tokens: int = 0
+    """Number of sampled tokens."""
 
 
 class _Choice(Struct):
@@ -152,10 +163,21 @@ class _Choice(Struct):
     used: list[tuple[Branch, float]] = []
     """Rows with their advantages."""
     dropped: Counter[DropReason] = field(default_factory=Counter)
+    played: Played = field(default_factory=Played)
+
+
+def _in_order(groups: Sequence[Group]) -> list[Group]:
+    return sorted(groups, key=lambda group: (group.step, group.id))
+
+
+def _by_id(groups: Sequence[Group]) -> list[Rollout]:
+    return [
+        rollout for group in _in_order(groups) for rollout in sorted(group.rollouts, key=lambda rollout: rollout.index)
+    ]
 
 
 def _choose(groups: Sequence[Group], config: GrpoConfig) -> _Choice:
-    ordered = sorted(groups, key=lambda group: (group.step, group.id))
+    ordered = _in_order(groups)
     chosen = _Choice(f"{config.seed}/{'/'.join(group.id for group in ordered)}")
     rewards_G = [_rewards(group, config) for group in ordered]
     if config.algorithm.shuffle_rewards:
@@ -164,6 +186,9 @@ def _choose(groups: Sequence[Group], config: GrpoConfig) -> _Choice:
         compared = _by_agent(group, rewards, config)
         is_used = config.data.zero_variance == "keep" or _can_teach(compared)
         advantages = {agent: _advantages(values, config) for agent, values in compared.items()} if is_used else {}
+        for row in (row for rollout in group.rollouts if rollout.id in rewards for row in rollout.rows):
+            chosen.played.sequences += 1
+            chosen.played.tokens += row.response_length
         for rollout in sorted(group.rollouts, key=lambda rollout: rollout.index):
             _add(chosen, rollout, advantages, config)
     return chosen

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from copy import deepcopy
 from typing import Protocol
 
 from msgspec import Struct
@@ -15,10 +16,11 @@ from palestra.config.train import EarlyStop, GrpoConfig
 from palestra.runs.reader import RunStatus
 from palestra.runs.writer import EventKind
 from palestra.training.batches.grpo_batch import TrainingBatch, build_batch, to_sequence, trainable_rows
+from palestra.training.guarded_update import AppliedUpdate, PolicyUpdater
 from palestra.training.listener import Stage, StageClock
 from palestra.training.loops.advice import advise, teaches_nothing
 from palestra.training.loops.evaluation import Evaluator
-from palestra.training.loops.lr_schedule import adam_at, learning_rate
+from palestra.training.loops.lr_schedule import adam_at
 from palestra.training.loops.step_metrics import Aggregate, step_metrics
 from palestra.training.policy import PolicyError, PolicySampler, PolicyUpdate, SamplingError
 from palestra.training.rollouts.async_collector import StreamingCollector
@@ -28,6 +30,7 @@ from palestra.training.rollouts.sync_collector import Collector, TrainingError
 from palestra.training.row_scores import Teachers, score_rows
 from palestra.training.session import TrainingSession
 from palestra.training.state import RunState
+from palestra.types import AdamParams
 from palestra.types.rollouts import Group
 from palestra.util.suggest import did_you_mean
 
@@ -63,6 +66,9 @@ class GrpoLoop:
     def __init__(self, config: GrpoConfig, session: TrainingSession, parts: GrpoParts) -> None:
         self._config, self._session, self._parts = config, session, parts
         self._policy, self._state, self._listener = session.policy, session.state, session.listener
+        self._updater = PolicyUpdater(config, session.policy, session.listener)
+        self._resumable: RunState | None = None
+        """The state before the first of the steps whose gradient is kept; None if there is none."""
         self._base: PolicySampler | None = None
         self._is_warned = False
         """Whether it was already reported that there is nothing to learn."""
@@ -95,16 +101,18 @@ class GrpoLoop:
             own_logprobs = await self._own_logprobs(groups)
             batch = build_batch(groups, self._config, base_logprobs, own_logprobs, teacher_logprobs)
         with clock.of(Stage.UPDATE):
-            updates = await self._update(batch, version)
+            adam = adam_at(self._config.optimizer, version - self._state.kept_steps, self._config.steps)
+            applied = await self._update(groups, batch, adam)
         with clock.of(Stage.SYNC):
             sampler = await self._policy.publish(version + 1)
         self._state.step = version + 1
+        self._state.kept_steps += applied.is_kept
         self._parts.requests.observe(groups)
         self._state.position, self._state.pending = self._parts.requests.position, collector.pending
         metrics = step_metrics(
             groups,
             batch,
-            updates,
+            applied.updates,
             config=self._config,
             version=version,
             seconds={**clock.seconds, "total": clock.total},
@@ -112,10 +120,10 @@ class GrpoLoop:
             teacher_logprobs=teacher_logprobs,
             aggregate=self._parts.aggregate,
         )
-        metrics["optim/lr"] = learning_rate(self._config.optimizer, version, self._config.steps)
+        metrics |= {"optim/lr": adam.learning_rate, **applied.metrics()}
         for take_metrics in self._parts.reporters:
             metrics |= take_metrics()
-        await self._record(groups, batch, updates, metrics)
+        await self._record(groups, batch, applied.updates, metrics)
         if teaches_nothing(batch):
             self._warn(advise(groups, batch, self._config))
         return sampler
@@ -161,14 +169,27 @@ class GrpoLoop:
         scored = await self._policy.forward([to_sequence(row, 0.0, limit) for row in rows])
         return {row.id: [0.0, *own] for row, own in zip(rows, scored.logprobs, strict=True)}
 
-    async def _update(self, batch: TrainingBatch, step: int) -> list[PolicyUpdate]:
-        algorithm = self._config.algorithm
-        adam = adam_at(self._config.optimizer, step, self._config.steps)
-        updates: list[PolicyUpdate] = []
-        for minibatch in batch.minibatches:
-            updates.append(await self._policy.update(minibatch, algorithm.loss, algorithm.loss_config, adam))
-            self._listener.stage(Stage.UPDATE, len(updates), len(batch.minibatches))
-        return updates
+    async def _update(self, groups: list[Group], batch: TrainingBatch, adam: AdamParams) -> AppliedUpdate:
+        if not self._updater.has_kept_gradient:
+            self._resumable = deepcopy(self._state)
+        applied = await self._updater.update(groups, batch, adam, self._state.step)
+        if not self._updater.has_kept_gradient:
+            self._resumable = None
+        if applied.undone:
+            self._report_undone(applied)
+        return applied
+
+    def _report_undone(self, applied: AppliedUpdate) -> None:
+        step, bound = self._state.step + 1, self._config.update_guard.max_kl
+        found = ", ".join(f"{kl:.2g}" for kl in applied.undone)
+        outcome = (
+            "the step was skipped" if applied.is_skipped else f"repeated at 1/{2 ** len(applied.undone)} of its size"
+        )
+        text = f"step {step}: the update was undone (KL {found} per token, {bound:g} allowed); {outcome}"
+        self._session.run.event(
+            EventKind.UNDONE, step=step, kl=applied.undone, skipped=applied.is_skipped, message=text
+        )
+        self._listener.note(text)
 
     async def _record(
         self, groups: list[Group], batch: TrainingBatch, updates: list[PolicyUpdate], metrics: dict[str, float]
@@ -181,7 +202,8 @@ class GrpoLoop:
         session.run.write_rollouts(done, groups, kept, scored, entropies)
         session.run.write_metrics(done, metrics)
         await session.track(done, metrics)
-        if self._is_due(self._config.checkpoint.every):
+        is_last = done == self._config.steps
+        if self._is_due(self._config.checkpoint.every) and (is_last or not self._updater.has_kept_gradient):
             await self._save()
         self._listener.step(done, metrics)
 
@@ -197,7 +219,10 @@ class GrpoLoop:
         self._listener.note(text)
 
     async def _save(self) -> None:
-        """Saves a checkpoint with the cursor, before the server may forget the groups up to it."""
+        """Saves a checkpoint with the cursor, before the server may forget the groups up to it. A run that ends while a
+        gradient is kept is saved as it was before: the weights are the same, and the steps since are played again."""
+        if self._resumable is not None and self._state.step < self._config.steps:
+            self._state = self._session.state = self._resumable
         ledger = self._parts.ledger
         if ledger is not None:
             self._state.cursor = ledger.settled(self._state)
