@@ -36,6 +36,8 @@ KL_JUMP, KL_FLOOR = 5.0, 1e-3  # the guard undoes an update at about ten times t
 NORM_JUMP = 5.0
 MOST_IDLE, MOST_IDLE_ASYNC = 0.9, 0.5  # a synchronous run waits whenever it plays
 DROPPED_METRIC = "batch/dropped_"
+ABSURD = 1e100
+"""No metric is so large; arithmetic with what is in a damaged file must not overflow."""
 ERRORS = 2.0
 """Standard errors that a difference of two evaluations must exceed."""
 
@@ -61,7 +63,7 @@ class Curves:
         if (column := self.table.columns.get(name)) is None:
             return []
         pairs = zip(self.table.steps[-count:], column[-count:], strict=True)
-        return [(step, value) for step, value in pairs if not math.isnan(value)]
+        return [(step, value) for step, value in pairs if abs(value) < ABSURD]
 
     def recent(self, name: str, count: int = RECENT) -> list[float]:
         return [value for _, value in self.points(name, count)]
@@ -106,14 +108,14 @@ def evaluations(curves: Curves) -> list[Evaluated]:
     return [
         Evaluated(step, success, evaluation_error(success, error, tasks))
         for step, success, error, tasks in zip(curves.table.steps, *columns, strict=True)
-        if not math.isnan(success)
+        if 0 <= success <= 1
     ]
 
 
 def evaluation_error(success: float, error: float, tasks: float) -> float:
     """The standard error over tasks, the binomial one where a run has none. It is half a task at least, since that of
     equal results is computed as 0."""
-    if math.isnan(tasks):
+    if not tasks > 0:
         return error
     return max(math.sqrt(success * (1 - success) / tasks) if math.isnan(error) else error, 0.5 / tasks)
 
@@ -252,9 +254,9 @@ def few_informative_groups(curves: Curves) -> Finding | None:
 
 def failed_rollouts(curves: Curves) -> Finding | None:
     failed, total = sum(curves.recent("rollouts/failed")), sum(curves.recent("rollouts/total"))
-    if failed <= MOST_FAILED * total:
+    if failed <= MOST_FAILED * max(1.0, total):
         return None
-    return Finding("rollouts/failed", failed, f"{failed / total:.0%} of the last rollouts failed")
+    return Finding("rollouts/failed", failed, f"{failed / max(1.0, total):.0%} of the last rollouts failed")
 
 
 def truncated(curves: Curves) -> Finding | None:

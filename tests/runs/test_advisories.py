@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from palestra.config import dump_config
 from palestra.runs import advisories, metric_table
@@ -17,6 +19,7 @@ from palestra.runs.advisory_guidance import DROPPED, GUIDANCE, IDLE_ASYNC, TOO_E
 from palestra.runs.metric_table import MetricTable, read_table
 from palestra.runs.record_files import read_added_blocks
 from palestra.runs.writer import RunFolder
+from tests.properties import examples
 from tests.training.records import make_config
 
 Row = dict[str, float]
@@ -42,6 +45,7 @@ GOOD: Row = {
     "time/idle_share": 0.6,
     "time/total_s": 1.0,
 }
+NAMES = [*GOOD, "eval/success", "eval/success_stderr", "eval/tasks"]
 GROUPS = {"rollout": {"groups_per_step": 12}}
 
 
@@ -139,6 +143,13 @@ def test_a_healthy_run_has_no_advisories(tmp_path):
 def test_a_run_without_metrics_has_no_advisories(tmp_path):
     assert advise(tmp_path, []) == {}
     assert find_advisories(MetricTable(tmp_path / "none.jsonl"), {}) == []
+
+
+@examples(200)
+@given(st.lists(st.dictionaries(st.sampled_from(NAMES), st.floats(allow_nan=False, allow_infinity=False)), max_size=70))
+def test_whatever_is_in_the_file_can_be_judged(tmp_path_factory: pytest.TempPathFactory, rows: list[Row]):
+    for one in advise(tmp_path_factory.getbasetemp(), rows).values():
+        assert one.message
 
 
 def test_the_recorded_collapse_is_named(tmp_path):
