@@ -1,4 +1,4 @@
-"""Whether runs hold what they have learned: shipped configs at several learning rates and seeds, judged by their last step.
+"""Whether runs hold what they have learned: shipped configs at several learning rates and seeds.
 
     python benchmarks/stability.py --quick
     python benchmarks/stability.py --rows benchmarks/results/stability-cpu.jsonl
@@ -7,8 +7,8 @@
 A cell is one run of a config, a recipe, a learning rate (as a multiple of the config's) and a seed, in a process of its
 own; as many run at once as there are slots. It has collapsed if its last weights solve 10 points less than its best
 ones, or not 20 points more than the untrained model. Choosing the best weights and ending early are off. In every
-second seed the first adapter is changed by 1e-6, which stands for another machine's rounding. Rows are kept by a hash of the
-resolved config, so that the same command goes on where it stopped, and a changed recipe is run anew.
+second seed the first adapter is changed by 1e-6, which stands for another machine's rounding. Rows are kept by a hash
+of the resolved config, so that the same command goes on where it stopped, and a changed recipe is run anew.
 Owns: which cells there are, the verdict, the table. Never touches: the runs (`peers/stability_cell`).
 """
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import rich_click as click
+from msgspec import to_builtins
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
@@ -21,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from palestra.config.train import RunConfig
+from palestra.runs.advisories import Advisory
 from palestra.training.listener import RunListener, Silence, Stage
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -48,8 +50,9 @@ def open_display(kind: str, name: str, config: RunConfig) -> Iterator[RunListene
     if kind == "auto":
         kind = "board" if sys.stdout.isatty() else "lines"
     if kind == "board":
-        board = LiveDisplay(name, config)
-        with Live(board, console=Console(), refresh_per_second=4):
+        console = Console()
+        board = LiveDisplay(name, config, console)
+        with Live(board, console=console, refresh_per_second=4):
             yield board
     else:
         yield {"lines": StepLines(config.steps), "json": JsonLines(), "none": Silence()}[kind]
@@ -89,12 +92,15 @@ class JsonLines(Silence):
     def note(self, text: str) -> None:
         click.echo(text, err=True)
 
+    def advise(self, advisory: Advisory) -> None:
+        click.echo(json.dumps({"step": advisory.step, "advisory": to_builtins(advisory)}))
+
 
 class LiveDisplay:
-    """A display that is redrawn a few times a second from the events of the run."""
+    """A display that is redrawn a few times a second from the events of the run; advisories stay above it."""
 
-    def __init__(self, name: str, config: RunConfig) -> None:
-        self._name, self._config = name, config
+    def __init__(self, name: str, config: RunConfig, console: Console) -> None:
+        self._name, self._config, self._console = name, config, console
         self._begin = time.monotonic()
         self._stages: dict[Stage, tuple[int, int]] = {}
         self._rewards: deque[tuple[float, float, float]] = deque(maxlen=SPARK_WIDTH)
@@ -121,6 +127,9 @@ class LiveDisplay:
 
     def note(self, text: str) -> None:
         self._note = text
+
+    def advise(self, advisory: Advisory) -> None:
+        self._console.print(Text(advisory.warning, "yellow"))
 
     def __rich__(self) -> RenderableType:
         return Group(

@@ -153,6 +153,8 @@ def run(config: RunConfig, folder: RunFolder, display: str, *, with_parent: bool
         click.echo(f"error: {error}\n{again}", err=True)
         return UNREACHABLE if isinstance(error, ServerUnreachable) else FAILED
     if display != "json":
+        for text in last_warnings(folder):
+            click.echo(f"warning: {text}")
         click.echo(closing_words(folder, summary))
     return 0
 
@@ -179,3 +181,12 @@ def closing_words(folder: RunFolder, summary: JsonObject) -> str:
         f"everything is in {folder.path}; to look: palestra run show {short_name(folder)}, "
         f"or in the browser: {view_command(folder)}"
     )
+
+
+def last_warnings(folder: RunFolder) -> list[str]:
+    """What is wrong with the run at its end, in short: its advisories were printed in full when they began."""
+    from palestra.runs.advisories import find_advisories
+    from palestra.runs.metric_table import read_table
+
+    found = find_advisories(read_table(folder.metrics_file), folder.read_about()["config"])
+    return [one.observation for one in found]

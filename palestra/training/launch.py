@@ -15,6 +15,7 @@ from palestra.chat import ChatError, ChatTokenizer
 from palestra.config.train import DistillConfig, DpoConfig, GrpoConfig, RunConfig, SftConfig
 from palestra.data.errors import DatasetError
 from palestra.environments.errors import JudgeError
+from palestra.runs.advisories import RunAdvisor
 from palestra.runs.reader import IMITATION, RunError, RunStatus
 from palestra.runs.writer import EventKind, RunFolder
 from palestra.training.aliases import RunAlias
@@ -125,7 +126,8 @@ async def open_session(config: RunConfig, run: RunFolder, listener: RunListener)
         policy = await stack.enter_async_context(TinkerPolicy.open(url, name, start, alias, replay_routing=replays))
         run.change_config(config)  # only now: a resume that cannot begin must not change what is saved
         trackers = stack.enter_context(reporting_the_end(open_trackers(config.trackers, run)))
-        yield TrainingSession(policy, tokenizer, run, checkpoints, state or RunState(), listener, trackers, url)
+        state, advisor = state or RunState(), RunAdvisor(run)
+        yield TrainingSession(policy, tokenizer, run, checkpoints, state, listener, trackers, url, advisor)
 
 
 async def first_weights(config: RunConfig, run: RunFolder, listener: RunListener, url: str) -> str | None:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import Protocol
 
+from palestra.runs.advisories import Advisory
+
 
 class Stage(StrEnum):
     COLLECT = "collect"
@@ -35,9 +37,13 @@ class RunListener(Protocol):
         """Reports something that a person should know."""
         ...
 
+    def advise(self, advisory: Advisory) -> None:
+        """Reports that something goes wrong, once for each kind of advisory."""
+        ...
+
 
 class Silence:
-    """Ignores all reports."""
+    """Ignores all reports. Who listens to notes hears advisories as notes."""
 
     def stage(self, stage: Stage, done: int, total: int) -> None: ...
 
@@ -46,6 +52,9 @@ class Silence:
     def evaluated(self, step: int, metrics: dict[str, float]) -> None: ...
 
     def note(self, text: str) -> None: ...
+
+    def advise(self, advisory: Advisory) -> None:
+        self.note(advisory.warning)
 
 
 class StageClock:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from msgspec import Struct
 
 from palestra.chat import ChatTokenizer
+from palestra.runs.advisories import RunAdvisor
 from palestra.runs.writer import EventKind, RunFolder
 from palestra.training.listener import RunListener
 from palestra.training.policy import Policy
@@ -28,6 +29,12 @@ class TrainingSession(Struct):
     trackers: Trackers
     url: str
     """Address of the server."""
+    advisor: RunAdvisor
+
+    def advise(self) -> None:
+        """Reports what the metrics that were written last say is going wrong."""
+        for advisory in self.advisor.take_new():
+            self.listener.advise(advisory)
 
     async def track(self, step: int, metrics: dict[str, float]) -> None:
         """Sends metrics to the trackers in another thread, because they may use the network."""

@@ -11,6 +11,8 @@ from rich.console import Console
 from palestra.cli import progress_display
 from palestra.cli.progress_display import LiveDisplay, open_display, sparkline
 from palestra.config.train import GrpoConfig
+from palestra.runs.advisories import Advisory
+from palestra.runs.advisory_guidance import AdvisoryKind
 from palestra.training.listener import Stage
 
 CONFIG = GrpoConfig.model_validate({"environments": [{"name": "stockroom"}], "steps": 10})
@@ -24,6 +26,26 @@ STEP = {
 }
 
 
+ADVISORY = Advisory(
+    kind=AdvisoryKind.TRUNCATED,
+    metric="rollouts/truncated_share",
+    value=0.5,
+    step=4,
+    text="Many answers are cut",
+    cause="they are long",
+    remedy="raise rollout.max_tokens (now 8)",
+    settings=["rollout.max_tokens"],
+)
+WARNING = (
+    "warning after step 4: Many answers are cut (rollouts/truncated_share 0.5). Usual cause: they are long. "
+    "Try: raise rollout.max_tokens (now 8)."
+)
+
+
+def open_board(name: str) -> LiveDisplay:
+    return LiveDisplay(name, CONFIG, Console(file=io.StringIO(), width=200))
+
+
 def shown(board: LiveDisplay) -> str:
     console = Console(file=io.StringIO(), width=120)
     console.print(board)
@@ -31,7 +53,7 @@ def shown(board: LiveDisplay) -> str:
 
 
 def test_the_board_shows_reward_with_spread_phases_speed_and_what_is_left():
-    board = LiveDisplay("mine [bold]", CONFIG)
+    board = open_board("mine [bold]")
     board.stage(Stage.COLLECT, 8, 16)
     board.step(4, STEP)
     board.evaluated(4, {"eval/success": 0.75})
@@ -45,7 +67,7 @@ def test_the_board_shows_reward_with_spread_phases_speed_and_what_is_left():
 
 
 def test_a_resumed_run_counts_only_its_own_steps_for_what_is_left():
-    board = LiveDisplay("mine", CONFIG)
+    board = open_board("mine")
     board.step(9, STEP)
     assert "about 0:02 left" in shown(board)
 
@@ -71,6 +93,21 @@ def test_lines_and_json_where_there_is_no_terminal(capsys):
     with open_display("json", "mine", CONFIG) as listener:
         listener.step(1, STEP)
     assert json.loads(capsys.readouterr().out) == {"step": 1, **STEP}
+
+
+def test_an_advisory_is_a_line_a_record_or_stays_above_the_board(capsys):
+    with open_display("lines", "mine", CONFIG) as listener:
+        listener.advise(ADVISORY)
+    assert capsys.readouterr().out == f"{WARNING}\n"
+    with open_display("json", "mine", CONFIG) as listener:
+        listener.advise(ADVISORY)
+    said = json.loads(capsys.readouterr().out)
+    assert (said["step"], said["advisory"]["kind"], said["advisory"]["value"]) == (4, "truncated", 0.5)
+    console = Console(file=io.StringIO(), width=200)
+    board = LiveDisplay("mine", CONFIG, console)
+    board.advise(ADVISORY)
+    board.stage(Stage.COLLECT, 1, 2)  # clears notes
+    assert console.file.getvalue() == f"{WARNING}\n"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("values", "drawn"), [((0.0, 0.5, 1.0), "▁▅█"), ((2.0,), "█"), ((-1.0, 1.0), "▁█")])

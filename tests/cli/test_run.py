@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 
 from palestra.cli.run.commands import run
 from palestra.cli.run.common import sparkline
+from palestra.runs.advisories import RunAdvisor
 from palestra.runs.reader import RunStatus
 from palestra.runs.writer import EventKind, RunFolder
 from palestra.training.batches.grpo_batch import build_batch
@@ -125,6 +126,24 @@ def test_a_run_is_shown_with_its_course_and_its_warnings():
     response = answer("show", "runs/fast")
     assert response["summary"]["best"]["reward/mean"]["step"] == 4
     assert (response["summary"]["status"], response["config"]["optimizer"]["lr"]) == ("done", 1e-4)
+
+
+def test_a_run_whose_evaluation_fell_does_not_just_say_done():
+    fallen = [{"eval/success": 0.9, "eval/success_stderr": 0.02}, {"eval/success": 0.4, "eval/success_stderr": 0.03}]
+    with RunFolder.create("runs", "fallen", make_config()) as folder:
+        advisor = RunAdvisor(folder)
+        for step, row in enumerate(fallen, 1):
+            folder.write_metrics(step, row)
+            advisor.take_new()
+        folder.finish(RunStatus.DONE)
+    lines = call("show", "fallen").stdout.splitlines()
+    (warning,) = [line for line in lines if "below its best" in line]  # its event does not say it again
+    assert warning.startswith("warning: The evaluation is below its best, 0.9 after step 1")
+    assert "(eval/success 0.4)" in warning
+    assert "lower optimizer.lr (now 0.0001)" in warning
+    (advisory,) = answer("show", "fallen")["advisories"]
+    assert (advisory["kind"], advisory["metric"], advisory["value"]) == ("evaluation_fell", "eval/success", 0.4)
+    assert answer("show", "fast")["advisories"] == []
 
 
 def test_a_run_that_has_just_begun_can_be_shown():

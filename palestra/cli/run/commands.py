@@ -91,18 +91,20 @@ def list_(tags: tuple[str, ...], note: str | None, root: Path, as_json: bool) ->
 def show(which: str, root: Path, as_json: bool) -> None:
     """Show how RUN, a name or a folder, was started and its state."""
     with run_errors():
+        from palestra.runs.advisories import read_advisories
         from palestra.runs.facts import summarize
+        from palestra.runs.metric_table import read_table
         from palestra.runs.overview import model_name
         from palestra.runs.reader import RunStatus
 
         found = find(which, root)
         about, metrics, events = found.read_about(), found.read_metrics(), found.read_events()
         status, summary = found.status(), {**found.read_summary(), **summarize(metrics, events)}
-        labels = found.read_labels()
+        labels, advisories = found.read_labels(), read_advisories(found, read_table(found.metrics_file))
         resume = resume_command(found) if status.can_resume else None
     if as_json:
         record = {**about, "path": str(found.path), "summary": {**summary, "status": status}, "events": events}
-        print_json({**record, "resume": resume, **to_builtins(labels)})
+        print_json({**record, "resume": resume, "advisories": to_builtins(advisories), **to_builtins(labels)})
         return
     facts, config = about["facts"], about["config"]
     environments = ", ".join(entry["name"] for entry in config.get("environments", []))
@@ -125,6 +127,10 @@ def show(which: str, root: Path, as_json: bool) -> None:
     if found.is_asked_to_stop and status is RunStatus.RUNNING:
         click.echo("it was asked to stop, and ends after its step")
     print_course(metrics)
+    for one in advisories:
+        click.echo(f"warning: {safe_text(one.message, keep='')}")
+    shown = {one.kind for one in advisories}
+    events = [event for event in events if event.get("advisory") not in shown]
     for event in [event for event in events if event["event"] in WORTH_TELLING][-5:]:
         record = event.get("message") or event.get("error") or event.get("status") or ""
         click.echo(f"{time_text(event['time'])}  {event['event']}  {safe_text(str(record), keep='')}".rstrip())

@@ -64,6 +64,7 @@ async def _record(config: RunConfig, session: TrainingSession, metrics: Metrics)
     if _is_due(config.checkpoint.every, done, config.steps):
         await session.save()
     session.listener.step(done, metrics)
+    session.advise()
 
 
 async def _look(session: TrainingSession, evaluate: Callable[[], Awaitable[Metrics]]) -> None:
@@ -71,6 +72,7 @@ async def _look(session: TrainingSession, evaluate: Callable[[], Awaitable[Metri
     session.run.write_metrics(done, metrics)
     await session.track(done, metrics)
     session.listener.evaluated(done, metrics)
+    session.advise()
     session.state.evaluated = done
     await session.save_evaluation()
 

@@ -18,7 +18,6 @@ from palestra.runs.writer import EventKind
 from palestra.training.batches.grpo_batch import TrainingBatch, build_batch, to_sequence, trainable_rows
 from palestra.training.guarded_update import AppliedUpdate, PolicyUpdater
 from palestra.training.listener import Stage, StageClock
-from palestra.training.loops.advice import advise, teaches_nothing
 from palestra.training.loops.evaluation import Evaluator
 from palestra.training.loops.lr_schedule import adam_at
 from palestra.training.loops.step_metrics import Aggregate, step_metrics
@@ -70,8 +69,6 @@ class GrpoLoop:
         self._resumable: RunState | None = None
         """The state before the first of the steps whose gradient is kept; None if there is none."""
         self._base: PolicySampler | None = None
-        self._is_warned = False
-        """Whether it was already reported that there is nothing to learn."""
 
     async def run(self) -> RunStatus:
         async with AsyncExitStack() as stack:
@@ -124,8 +121,6 @@ class GrpoLoop:
         for take_metrics in self._parts.reporters:
             metrics |= take_metrics()
         await self._record(groups, batch, applied.updates, metrics)
-        if teaches_nothing(batch):
-            self._warn(advise(groups, batch, self._config))
         return sampler
 
     async def _collect(self, collector: GroupCollector, sampler: PolicySampler) -> list[Group]:
@@ -206,17 +201,7 @@ class GrpoLoop:
         if self._is_due(self._config.checkpoint.every) and (is_last or not self._updater.has_kept_gradient):
             await self._save()
         self._listener.step(done, metrics)
-
-    def _warn(self, advice: str) -> None:
-        """Shows the advice in full the first time only, since a run that learns nothing may repeat it for all its
-        steps."""
-        done, run = self._state.step, self._session.run
-        text = f"step {done} has nothing to train on"
-        if not self._is_warned:
-            text += f": {advice}. Its rollouts: palestra rollout list {run.path} --step {done}"
-            run.event(EventKind.WARNING, step=done, message=text)
-            self._is_warned = True
-        self._listener.note(text)
+        session.advise()
 
     async def _save(self) -> None:
         """Saves a checkpoint with the cursor, before the server may forget the groups up to it. A run that ends while a
@@ -239,6 +224,7 @@ class GrpoLoop:
         self._session.run.write_eval(done, groups, metrics)
         await self._session.track(done, metrics)
         self._listener.evaluated(done, metrics)
+        self._session.advise()
         is_over = rule is not None and should_stop(rule, metrics, self._state)
         self._state.evaluated = done
         await self._session.save_evaluation(is_last=is_over)

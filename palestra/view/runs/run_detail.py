@@ -11,6 +11,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from palestra.runs.advisories import Advisory, read_advisories
 from palestra.runs.control import resume_command
 from palestra.runs.facts import flatten
 from palestra.runs.metric_table import MetricTable
@@ -19,7 +20,6 @@ from palestra.runs.record_files import RunError
 from palestra.runs.saved_checkpoints import best_of, list_checkpoints
 from palestra.util.json_types import JsonObject
 from palestra.view.runs.catalogue import Catalogue, ListedRun
-from palestra.view.runs.run_warnings import RunWarning, find_warnings
 
 LOG_LINES = 500
 LOG_BYTES = 2 << 20  # how much of a log's end is looked at
@@ -37,7 +37,7 @@ class RunDetail(Struct, frozen=True):
     """Whether it was asked to end after its step."""
     resume: str | None
     """The command that goes on with it, if it has ended early."""
-    warnings: list[RunWarning]
+    warnings: list[Advisory]
     rollout_steps: list[int]
     eval_steps: list[int]
 
@@ -90,7 +90,7 @@ def read_run(catalogue: Catalogue, name: str) -> RunDetail:
         attempts=max(map(_attempt, events), default=1),
         is_stopping=run.is_asked_to_stop and status is RunStatus.RUNNING,
         resume=resume_command(run) if status.can_resume and "kind" in about else None,
-        warnings=find_warnings(table, status, run.path),
+        warnings=read_advisories(run, table),
         rollout_steps=run.steps(Part.ROLLOUTS),
         eval_steps=run.steps(Part.EVAL),
     )
