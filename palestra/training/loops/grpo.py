@@ -15,8 +15,10 @@ from palestra.config.train import EarlyStop, GrpoConfig
 from palestra.runs.reader import RunStatus
 from palestra.runs.writer import EventKind
 from palestra.training.batches.grpo_batch import TrainingBatch, build_batch, to_sequence, trainable_rows
+from palestra.training.custom_functions import custom_loss
 from palestra.training.listener import Stage, StageClock
 from palestra.training.loops.advice import advise, teaches_nothing
+from palestra.training.loops.entropy_target import adapt_entropy_bonus, entropy_bonus
 from palestra.training.loops.evaluation import Evaluator
 from palestra.training.loops.lr_schedule import adam_at, learning_rate
 from palestra.training.loops.step_metrics import Aggregate, step_metrics
@@ -63,6 +65,7 @@ class GrpoLoop:
     def __init__(self, config: GrpoConfig, session: TrainingSession, parts: GrpoParts) -> None:
         self._config, self._session, self._parts = config, session, parts
         self._policy, self._state, self._listener = session.policy, session.state, session.listener
+        self._custom_loss = custom_loss(config.algorithm)
         self._base: PolicySampler | None = None
         self._is_warned = False
         """Whether it was already reported that there is nothing to learn."""
@@ -93,7 +96,8 @@ class GrpoLoop:
             base_logprobs = await self._score(groups)
             teacher_logprobs = await self._score_by_teachers(groups)
             own_logprobs = await self._own_logprobs(groups)
-            batch = build_batch(groups, self._config, base_logprobs, own_logprobs, teacher_logprobs)
+            bonus = entropy_bonus(self._config.algorithm.entropy, self._state)
+            batch = build_batch(groups, self._config, base_logprobs, own_logprobs, teacher_logprobs, bonus)
         with clock.of(Stage.UPDATE):
             updates = await self._update(batch, version)
         with clock.of(Stage.SYNC):
@@ -113,6 +117,9 @@ class GrpoLoop:
             aggregate=self._parts.aggregate,
         )
         metrics["optim/lr"] = learning_rate(self._config.optimizer, version, self._config.steps)
+        if bonus or self._config.algorithm.entropy.target is not None:
+            metrics["entropy/bonus"] = bonus
+        adapt_entropy_bonus(self._config.algorithm.entropy, self._state, metrics)
         for take_metrics in self._parts.reporters:
             metrics |= take_metrics()
         await self._record(groups, batch, updates, metrics)
@@ -151,22 +158,23 @@ class GrpoLoop:
         return await teachers.score(groups, rows, self._config.data.max_sequence_length, self._listener)
 
     async def _own_logprobs(self, groups: list[Group]) -> dict[str, list[float]] | None:
-        """Returns the trainer's own logprobs if the sampler's cannot be used. Tinker's logprobs are those at the
-        sampling temperature, its losses compare with those at temperature 1. Where the two differ, the ratio would be
-        wrong for every token."""
-        rows = [row for row in trainable_rows(groups, self._config) if row.temperature != 1.0]
+        """Returns the trainer's own logprobs of all rows if corrections compare them with the sampler's, otherwise of
+        those for which the sampler's cannot be used. Tinker's logprobs are those at the sampling temperature, its
+        losses compare with those at temperature 1. Where the two differ, the ratio would be wrong for every token."""
+        is_corrected = self._config.algorithm.correction.is_on
+        rows = [row for row in trainable_rows(groups, self._config) if is_corrected or row.temperature != 1.0]
         if not rows:
-            return None
+            return {} if is_corrected else None
         limit = self._config.data.max_sequence_length
         scored = await self._policy.forward([to_sequence(row, 0.0, limit) for row in rows])
         return {row.id: [0.0, *own] for row, own in zip(rows, scored.logprobs, strict=True)}
 
     async def _update(self, batch: TrainingBatch, step: int) -> list[PolicyUpdate]:
-        algorithm = self._config.algorithm
+        algorithm, loss = self._config.algorithm, self._custom_loss or self._config.algorithm.loss
         adam = adam_at(self._config.optimizer, step, self._config.steps)
         updates: list[PolicyUpdate] = []
         for minibatch in batch.minibatches:
-            updates.append(await self._policy.update(minibatch, algorithm.loss, algorithm.loss_config, adam))
+            updates.append(await self._policy.update(minibatch, loss, algorithm.loss_config, adam))
             self._listener.stage(Stage.UPDATE, len(updates), len(batch.minibatches))
         return updates
 
