@@ -23,6 +23,8 @@ from palestra.types.rollouts import Rollout, RolloutStop, TrainSequence, Turn
 if TYPE_CHECKING:
     from torch import Tensor
 
+__all__ = ["AdvantageFunction", "FunctionError", "LossFunction", "LossSequence", "Rollout"]
+
 
 class FunctionError(ValueError):
     """A function of the user's cannot be used; the message names it and says what is wrong."""
@@ -155,6 +157,8 @@ def _function(setting: str, name: str, keywords: tuple[str, ...] = ()) -> Callab
         function = import_named(name, "function")
     except NamedImportError as error:
         raise FunctionError(f"{setting} {name!r}: {error}") from error
+    if inspect.iscoroutinefunction(function):
+        raise FunctionError(f"{setting} {name!r} is async; write it as a plain function")
     try:
         inspect.signature(function).bind(None, None, **dict.fromkeys(keywords))
     except TypeError as error:
@@ -175,8 +179,11 @@ def _call(where: str, function: Callable[..., Any], *args: object, **kwargs: obj
 
 
 def _numbers(where: str, metrics: Mapping[Any, Any]) -> dict[str, float]:
+    import torch
+
     try:
-        found = {str(name): float(value) for name, value in metrics.items()}
+        with torch.no_grad():  # a tensor that has a gradient is a number, too
+            found = {str(name): float(torch.as_tensor(value)) for name, value in metrics.items()}
     except (TypeError, ValueError, RuntimeError):
         raise FunctionError(f"{where} must return numbers as metrics, not {shown(metrics)}") from None
     if not all(map(math.isfinite, found.values())):

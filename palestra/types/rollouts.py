@@ -112,6 +112,8 @@ class Branch(Struct, kw_only=True):
 
 
 class Rollout(Struct, kw_only=True):
+    """One play of a task: the turns that the policy sampled, and what came of them."""
+
     id: str
     group: str
     index: int
