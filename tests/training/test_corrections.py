@@ -181,7 +181,8 @@ ALL_ON = {"truncate": 2.0, "token_mask": [0.2, 5.0], "sequence_mask": [0.5, 2.0]
 
 
 def test_a_run_on_policy_corrects_nothing(run_training):
-    run = run_training("corrected", steps=1, rollout=FEW, algorithm={"correction": ALL_ON})
+    algorithm = {"loss": "ppo", "loss_config": {"dual_clip": 3.0}, "correction": ALL_ON}
+    run = run_training("corrected", steps=1, rollout=FEW, algorithm=algorithm)
     (row,) = run.read_metrics()
     assert row["correction/ratio_mean"] == pytest.approx(1, abs=1e-4)
     assert row["correction/effective_sample_size"] == pytest.approx(1, abs=1e-4)
@@ -201,3 +202,15 @@ def test_at_another_temperature_corrections_mask_the_tokens_it_drew_too_often(ru
     sampled = sum(len(turn["tokens"]) for record in used for turn in record["turns"])
     trained = sum(bool(one) for record in used for one in record["advantages"])
     assert trained == round(sampled * (1 - row["correction/masked_share"]))
+
+
+@pytest.mark.slow
+def test_samples_of_older_weights_are_weighed_by_their_ratio(run_training):
+    algorithm = {"correction": {"truncate": 2.0}}
+    run = run_training("stale", steps=4, asynchronous={"enabled": True, "max_staleness": 1}, algorithm=algorithm)
+    stale = [row for row in run.read_metrics() if row["staleness/mean"] > 0 and "correction/ratio_mean" in row]
+    assert stale
+    for row in stale:
+        assert row["correction/effective_sample_size"] < 1
+        assert row["mismatch/logprob_abs_max"] > 1e-3
+        assert row["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
