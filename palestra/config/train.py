@@ -24,6 +24,7 @@ from palestra.config.agents import AgentRollouts
 from palestra.config.base import Config, Dataset, Folder
 from palestra.config.bundled import EPHEBE
 from palestra.config.card import CardConfig
+from palestra.config.correction import CorrectionConfig, EntropyConfig
 from palestra.config.difficulty import DifficultyConfig
 from palestra.config.distillation import DistillationConfig, TeacherConfig, teacher_by_environment
 from palestra.config.environment_entries import EnvironmentEntry, check_coding, check_gyms
@@ -43,6 +44,16 @@ PLATFORM = "platform:"
 
 def _conversations(source: str) -> str:
     return source if source.startswith(PLATFORM) else str(Path(source).expanduser().absolute())
+
+
+def _function_name(name: str) -> str:
+    if not all(part.strip() for part in name.partition(":")):
+        raise ValueError(f"or a function of your own, as package.module:function, which {name!r} is not")
+    return name
+
+
+FunctionName = Annotated[str, AfterValidator(_function_name)]
+"""`package.module:function`."""
 
 
 class AdvantageKind(StrEnum):
@@ -141,13 +152,18 @@ class PenaltyConfig(Config):
 class AlgorithmConfig(Config):
     """How rewards become a gradient: advantages, loss, normalisation."""
 
-    advantage: AdvantageKind = AdvantageKind.GRPO
+    advantage: AdvantageKind | FunctionName = AdvantageKind.GRPO
     """How a rollout is compared with its group: grpo divides by the group's standard deviation, mean_baseline does
-    not, leave_one_out compares with the others' mean, dr_grpo also divides the loss by a constant length."""
-    loss: Literal["importance_sampling", "ppo", "cispo", "dro", "gspo"] = "importance_sampling"
-    """The policy-gradient loss, as Tinker names them."""
+    not, leave_one_out compares with the others' mean, dr_grpo also divides the loss by a constant length. Or a function
+    of one's own, `package.module:function`."""
+    loss: Literal["importance_sampling", "ppo", "cispo", "dro", "gspo"] | FunctionName = "importance_sampling"
+    """The policy-gradient loss, as Tinker names them. Or a function of one's own, `package.module:function`, which runs
+    in the trainer's process."""
     loss_config: dict[str, float] = Field(default={})
-    """Settings of the loss, such as clip_low_threshold and clip_high_threshold of ppo."""
+    """Settings of the loss, such as clip_low_threshold and clip_high_threshold of ppo, or keyword arguments of one's
+    own function."""
+    correction: CorrectionConfig = CorrectionConfig()
+    entropy: EntropyConfig = EntropyConfig()
     normalize: Literal["tokens", "sequences", "none"] = "tokens"
     """Losses are sums: divide the advantages by the number of tokens that were played for the step; by the tokens of
     each sequence, then by the number of sequences that were played; or not at all. Groups without variance count."""

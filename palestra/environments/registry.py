@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import copy
 import importlib
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from palestra.environments.errors import UnknownEnvironment
-from palestra.environments.guarded_calls import place_of, words
+from palestra.environments.named_imports import NamedImportError, import_named
 from palestra.util.json_types import JsonMapping, JsonObject
 from palestra.util.suggest import nearest
 
@@ -130,28 +128,10 @@ def _skyrl_spec(env_id: str) -> EnvSpec:
 
 
 def _import(path: str, env_id: str) -> Callable[..., Any]:
-    module_name, _, attribute = path.partition(":")
-    where = f"environment {env_id!r}"
-    if not all(part.isidentifier() for part in module_name.split(".")):
-        raise UnknownEnvironment(f"{where}: {module_name!r} is not a module name")
-    if (here := str(Path.cwd())) not in sys.path:
-        # finds a script beside the config; the path of a command does not include the current folder
-        sys.path.append(here)
     try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise UnknownEnvironment(
-            f"{where}: no module {error.name!r} here\n  its folder should be the current one, or in PYTHONPATH"
-        ) from error
-    except (Exception, SystemExit) as error:
-        raised = f"{words(error)}{place_of(error, __file__)}"
-        raise UnknownEnvironment(f"{where}: importing {module_name} raised {raised}") from error
-    found = getattr(module, attribute, None)
-    if not callable(found):
-        file = getattr(module, "__file__", None) or module_name  # a folder without __init__.py has none
-        near = _did_you_mean(attribute, [name for name, value in vars(module).items() if isinstance(value, type)])
-        raise UnknownEnvironment(f"{where}: no class {attribute!r} in {file}{near}")
-    return found
+        return import_named(path, "class")
+    except NamedImportError as error:
+        raise UnknownEnvironment(f"environment {env_id!r}: {error}") from error
 
 
 def _unknown(env_id: str) -> UnknownEnvironment:

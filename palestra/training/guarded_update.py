@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from palestra.config.train import GrpoConfig
 from palestra.training.batches.grpo_batch import TrainingBatch, is_zero_variance, scorable_rows, to_sequence
+from palestra.training.custom_functions import custom_loss
 from palestra.training.listener import RunListener, Stage
 from palestra.training.policy import Policy, PolicyUpdate
 from palestra.types import AdamParams
@@ -66,6 +67,7 @@ class AppliedUpdate(Struct, kw_only=True):
 class PolicyUpdater:
     def __init__(self, config: GrpoConfig, policy: Policy, listener: RunListener) -> None:
         self._config, self._policy, self._listener = config, policy, listener
+        self._loss = custom_loss(config.algorithm) or config.algorithm.loss
         self._kept: list[TrainingBatch] = []
         """Batches whose gradients the server holds since the last optimizer step."""
         self._kept_rows: list[Branch] = []
@@ -122,8 +124,8 @@ class PolicyUpdater:
         return [await self._pass(batch, number, None) for number in range(len(batch.minibatches))]
 
     async def _pass(self, batch: TrainingBatch, number: int, adam: AdamParams | None) -> PolicyUpdate:
-        algorithm = self._config.algorithm
-        update = await self._policy.update(batch.minibatches[number], algorithm.loss, algorithm.loss_config, adam)
+        config = self._config.algorithm.loss_config
+        update = await self._policy.update(batch.minibatches[number], self._loss, config, adam)
         self._listener.stage(Stage.UPDATE, number + 1, len(batch.minibatches))
         return update
 

@@ -19,6 +19,7 @@ from palestra.runs.advisories import RunAdvisor
 from palestra.runs.reader import IMITATION, RunError, RunStatus
 from palestra.runs.writer import EventKind, RunFolder
 from palestra.training.aliases import RunAlias
+from palestra.training.custom_functions import FunctionError, check_functions
 from palestra.training.guard import guarded, until_unreachable, wait_reachable
 from palestra.training.listener import RunListener
 from palestra.training.loops.dpo import check_dpo, run_dpo
@@ -38,7 +39,7 @@ from palestra.training.webhook import report_end
 from palestra.util.json_types import JsonObject
 
 RUN_ERRORS = (
-    *(SetupError, ChatError, DatasetError, JudgeError, PolicyError, SamplingError),
+    *(SetupError, FunctionError, ChatError, DatasetError, JudgeError, PolicyError, SamplingError),
     *(StateError, TrainingError, RunError),
 )
 """Errors that may end a run and are not bugs of Palestra."""
@@ -69,6 +70,7 @@ def check(config: RunConfig) -> None:
     tokenizer = ChatTokenizer.load(folder)
     match config:
         case GrpoConfig():
+            check_functions(config.algorithm)
             with open_environments(config) as environments:
                 environments.tasks("train")
                 environments.tasks("eval")

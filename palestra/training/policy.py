@@ -10,6 +10,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from palestra.training.custom_functions import CustomLoss
 from palestra.types import AdamParams, SampledSequence, SamplingParams
 from palestra.types.rollouts import TrainSequence
 
@@ -69,16 +70,22 @@ class PolicyUpdate(Struct, kw_only=True):
     entropies: list[list[float]] = []
     """Like `logprobs`: the entropy of the distribution from which each token was to be predicted, NaN where nothing was
     learned. Empty if the server does not report it."""
+    custom: dict[str, float] = {}
+    """Metrics of a loss of one's own."""
 
 
 class Policy(Protocol):
     """A model in training. Every method raises PolicyError."""
 
     async def update(
-        self, batch: Sequence[TrainSequence], loss: str, loss_config: dict[str, float], adam: AdamParams | None
+        self,
+        batch: Sequence[TrainSequence],
+        loss: str | CustomLoss,
+        loss_config: dict[str, float],
+        adam: AdamParams | None,
     ) -> PolicyUpdate:
         """Makes one optimizer step; without `adam`, adds to the gradient of the next one. For cross_entropy the
-        advantages are the weights."""
+        advantages are the weights. Raises FunctionError if a loss of one's own fails."""
         ...
 
     async def forward(self, batch: Sequence[TrainSequence]) -> PolicyUpdate:

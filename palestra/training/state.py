@@ -61,6 +61,8 @@ class RunState(msgspec.Struct, kw_only=True):
     """Checkpoints that the names of teachers meant when the run began, such as RUN@12 for RUN@best."""
     difficulty: DifficultyState = msgspec.field(default_factory=DifficultyState)
     """Empty unless the config chooses tasks by their difficulty."""
+    entropy_bonus: float | None = None
+    """Coefficient of the entropy bonus as it was adapted so far; None if the config has no target for the entropy."""
 
 
 class RunCheckpoints:

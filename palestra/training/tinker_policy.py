@@ -11,10 +11,12 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TypedDict
 
+import msgspec
 import tinker
 from tinker import types
 
 from palestra.training.aliases import RunAlias, api_key
+from palestra.training.custom_functions import CustomLoss
 from palestra.training.policy import PolicyError, PolicyStart, PolicyUpdate, SamplingError
 from palestra.types import AdamParams, SampledSequence, SamplingParams, StopReason
 from palestra.types.rollouts import SequenceSource, TrainSequence
@@ -131,8 +133,23 @@ class TinkerPolicy:
                     await service.close(status)
 
     async def update(
-        self, batch: Sequence[TrainSequence], loss: str, loss_config: dict[str, float], adam: AdamParams | None
+        self,
+        batch: Sequence[TrainSequence],
+        loss: str | CustomLoss,
+        loss_config: dict[str, float],
+        adam: AdamParams | None,
     ) -> PolicyUpdate:
+        own_metrics: dict[str, float] = {}
+        custom: dict[str, float] = {}
+        if isinstance(loss, CustomLoss):
+            # The engine's cross entropy is the sum of -weight * logprob: with the negative gradient as weights it has
+            # the gradient of any loss. (The SDK's forward_backward_custom does the same, but after an error in the
+            # function its client refuses every further call, and the last weights could not be saved.)
+            scored = await self.forward(batch)
+            found = await asyncio.to_thread(loss.differentiate, batch, scored.logprobs)
+            batch = [weighted(one, gradient) for one, gradient in zip(batch, found.gradients, strict=True)]
+            own_metrics, custom = {"loss:sum": found.loss}, found.metrics
+            loss, loss_config = "cross_entropy", {}
         data = [self._datum(sequence, loss) for sequence in batch]
         with translated(PolicyError, "the training step failed"):
             # Both are sent before either is awaited: the engine continues with the second without waiting for us.
@@ -140,8 +157,9 @@ class TinkerPolicy:
             stepped = None if adam is None else await self._model.optim_step_async(to_adam(adam))
             output = await passed.result_async()
             step = None if stepped is None else await stepped.result_async()
-        metrics = {**output.metrics, **((step and step.metrics) or {})}
-        return PolicyUpdate(metrics=metrics, logprobs=logprobs_of(output), entropies=entropies_of(output))
+        metrics = {**output.metrics, **((step and step.metrics) or {}), **own_metrics}
+        logprobs, entropies = logprobs_of(output), entropies_of(output)
+        return PolicyUpdate(metrics=metrics, logprobs=logprobs, entropies=entropies, custom=custom)
 
     def _datum(self, sequence: TrainSequence, loss: str) -> types.Datum:
         datum = to_datum(sequence, loss)
@@ -252,6 +270,11 @@ def to_datum(sequence: TrainSequence, loss: str) -> types.Datum:
     else:
         inputs |= {"logprobs": sequence.logprobs[1:], "advantages": sequence.advantages[1:]}
     return types.Datum(model_input=types.ModelInput.from_ints(sequence.tokens[:-1]), loss_fn_inputs=inputs)  # pyright: ignore[reportArgumentType]
+
+
+def weighted(sequence: TrainSequence, gradient: Sequence[float]) -> TrainSequence:
+    """Returns a sequence by which cross entropy has this gradient by the logprobs of `tokens[1:]`."""
+    return msgspec.structs.replace(sequence, advantages=[0.0, *(-one for one in gradient)])
 
 
 def with_provenance(datum: types.Datum, sequence: TrainSequence) -> types.Datum:

@@ -112,6 +112,8 @@ class Branch(Struct, kw_only=True):
 
 
 class Rollout(Struct, kw_only=True):
+    """One play of a task: the turns that the policy sampled, and what came of them."""
+
     id: str
     group: str
     index: int
@@ -215,9 +217,12 @@ class TrainSequence(Struct, kw_only=True):
     mask: list[bool]
     """True for tokens sampled by the policy, which the loss uses."""
     logprobs: list[float]
-    """0 for tokens that were not sampled."""
+    """What the loss compares with: the sampler's, or the trainer's own. 0 for tokens that were not sampled."""
     advantages: list[float]
     """0 for masked tokens."""
+    sampler_logprobs: list[float] = []
+    """The sampler's, if `logprobs` are the trainer's own and off-policy corrections compare the two; otherwise
+    empty."""
     rollout: str = ""
     """Id of the rollout, or of its branch."""
     sources: list[SequenceSource] = []

@@ -43,6 +43,7 @@ PACKAGES = {
     "palestra.runs": "Runs and their checkpoints",
     "palestra.runs.reader": "Reading run folders",
     "palestra.sandbox": "Sandboxes for agents and programs of others",
+    "palestra.training.custom_functions": "Advantages and losses of one's own",
 }
 PAGES = "reference/python"
 IMPORT = re.compile(r"^(?:from (palestra[\w.]*) import ([\w, ]+)|import (palestra[\w.]+))", re.MULTILINE)

@@ -54,6 +54,8 @@ class Loss:
             if key not in self.defaults:
                 known = ", ".join(self.defaults) or "none"
                 raise DataError(f"loss {self.name.value!r} has no setting {key!r}; it knows: {known}")
+        if config.get(DUAL_CLIP, 0.0) and config[DUAL_CLIP] <= 1:
+            raise DataError(f"loss {self.name.value!r}: setting {DUAL_CLIP!r} must be above 1, or 0 to be off")
         return {**self.defaults, **config}
 
 
@@ -119,19 +121,25 @@ def _like(bound: Tensor | float, ratio: Tensor) -> Tensor:
 
 
 def _clipped_surrogate(log_ratio: Tensor, scale: Tensor | float, x: Inputs, c: Config) -> Tensor:
-    """-min(r A, clip(r) A) with r = scale * exp(log_ratio)."""
+    """-min(r A, clip(r) A) with r = scale * exp(log_ratio); with dual clip, where A < 0, -max(that min, dual_clip * A):
+    clip alone leaves the pull on a token unbounded that has become likelier although its advantage is negative."""
     advantages = x["advantages"]
     with torch.no_grad():
         ratio = scale * log_ratio.exp()
         clipped = _clip(ratio, x, c) * advantages
         # Inside the bounds both branches are the same number: take the plain one, so the gradient is exact there.
         plain = ratio * advantages <= clipped
+        if dual_clip := c.get(DUAL_CLIP):
+            bound = dual_clip * advantages
+            is_beyond = (advantages < 0) & (torch.where(plain, ratio * advantages, clipped) < bound)
+            clipped, plain = torch.where(is_beyond, bound, clipped), plain & ~is_beyond
     # A ratio too large for floats has no gradient once it is clipped: keep it out of the exponential.
     kept = torch.where(plain, log_ratio, 0.0)
     return -torch.where(plain, scale * kept.exp() * advantages, clipped)
 
 
 CLIPS = ("clip_low_threshold", "clip_high_threshold")
+DUAL_CLIP = "dual_clip"
 _RL = ("logprobs", "advantages")
 _PPO_CLIPS = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
 _N = LossName
@@ -141,7 +149,7 @@ LOSSES: dict[str, Loss] = {
     for loss in (
         Loss(_N.CROSS_ENTROPY, _cross_entropy, "weights", optional=("weights",)),
         Loss(_N.IMPORTANCE_SAMPLING, _importance_sampling, "advantages", _RL),
-        Loss(_N.PPO, _ppo, "advantages", _RL, CLIPS, _PPO_CLIPS),
+        Loss(_N.PPO, _ppo, "advantages", _RL, CLIPS, {**_PPO_CLIPS, DUAL_CLIP: 0.0}),
         Loss(_N.CISPO, _cispo, "advantages", _RL, CLIPS, {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}),
         Loss(_N.DRO, _dro, "advantages", _RL, defaults={"beta": 0.05}),
         Loss(

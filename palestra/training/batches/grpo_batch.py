@@ -16,8 +16,10 @@ from msgspec import Struct, field
 
 from palestra.config.train import AdvantageKind, DistillConfig, GrpoConfig
 from palestra.training.batches.advantages import are_equal, group_advantages, is_usable
+from palestra.training.batches.corrections import CorrectionSummary, apply_corrections
 from palestra.training.batches.distillation import add_teacher_advantages
-from palestra.training.batches.shaping import add_kl_penalty, shaped_reward, total_length
+from palestra.training.batches.shaping import add_entropy_bonus, add_kl_penalty, shaped_reward, total_length
+from palestra.training.custom_functions import custom_advantage
 from palestra.types.rollouts import Branch, Group, Rollout, SequenceSource, TrainSequence
 
 
@@ -46,6 +48,8 @@ class TrainingBatch(Struct, kw_only=True):
     """Number of rollouts by reason."""
     truncated: int = 0
     """Number of rows that were cut at `max_sequence_length`."""
+    correction: CorrectionSummary | None = None
+    """None if there are no off-policy corrections, or nothing to correct."""
 
     @property
     def sequences(self) -> list[TrainSequence]:
@@ -58,30 +62,42 @@ def build_batch(
     base_logprobs: Mapping[str, Sequence[float]] | None = None,
     own_logprobs: Mapping[str, Sequence[float]] | None = None,
     teacher_logprobs: Mapping[str, Sequence[float]] | None = None,
+    entropy_bonus: float = 0.0,
 ) -> TrainingBatch:
     """Builds the batch. `base_logprobs` has, for each row that could be used, the logprobs of all its tokens under the
     base model (the first is 0). `own_logprobs` has the trainer's logprobs of the first `max_sequence_length` tokens;
-    where present they are used instead of the sampler's. `teacher_logprobs` are like `base_logprobs`, for
-    distillation."""
+    where present they are used instead of the sampler's, and corrections compare the two. `teacher_logprobs` are like
+    `base_logprobs`, for distillation. `entropy_bonus` is the coefficient of this step."""
+    correction = config.algorithm.correction
     if config.penalty.kl and base_logprobs is None:
         raise ValueError("penalty.kl is set, so build_batch needs the base model's logprobs")
     chosen = _choose(groups, config)
     limit = config.data.max_sequence_length
     sequences = [to_sequence(row, advantage, limit) for row, advantage in chosen.used]
     for sequence in sequences:
-        if own_logprobs is not None and (found := own_logprobs.get(sequence.rollout)) is not None:
+        found = (own_logprobs or {}).get(sequence.rollout)
+        if found is None and correction.is_on:
+            raise ValueError("algorithm.correction is set, so build_batch needs the trainer's own logprobs of all rows")
+        if found is not None:
+            if correction.is_on:
+                sequence.sampler_logprobs = sequence.logprobs
             pairs = zip(found, sequence.mask, strict=True)
             sequence.logprobs = [own if sampled else 0.0 for own, sampled in pairs]
     if isinstance(config, DistillConfig):
         add_teacher_advantages(sequences, teacher_logprobs or {}, config.distillation)
     if config.penalty.kl and base_logprobs is not None:
         add_kl_penalty(sequences, base_logprobs, config.penalty.kl)
+    if entropy_bonus:
+        add_entropy_bonus(sequences, entropy_bonus)
+    # Corrections come last: what they mask is to stay at 0, and the sign of an advantage is known only now.
+    summary = apply_corrections(sequences, correction) if correction.is_on else None
     minibatches = split(sequences, config.algorithm.minibatches, chosen.salt)
     normalize(minibatches, config, chosen.played)
     return TrainingBatch(
         minibatches=minibatches,
         dropped=dict(chosen.dropped),
         truncated=sum(total_length(row) > limit for row, _ in chosen.used),
+        correction=summary,
     )
 
 
@@ -185,7 +201,7 @@ def _choose(groups: Sequence[Group], config: GrpoConfig) -> _Choice:
     for group, rewards in zip(ordered, rewards_G, strict=True):
         compared = _by_agent(group, rewards, config)
         is_used = config.data.zero_variance == "keep" or _can_teach(compared)
-        advantages = {agent: _advantages(values, config) for agent, values in compared.items()} if is_used else {}
+        advantages = {agent: _advantages(group, one, config) for agent, one in compared.items()} if is_used else {}
         for row in (row for rollout in group.rollouts if rollout.id in rewards for row in rollout.rows):
             chosen.played.sequences += 1
             chosen.played.tokens += row.response_length
@@ -230,8 +246,12 @@ def _can_teach(compared: Mapping[str, Rewards]) -> bool:
     return any(not are_equal(list(values.values())) for values in compared.values())
 
 
-def _advantages(rewards: Rewards, config: GrpoConfig) -> dict[str, float]:
-    return dict(zip(rewards, group_advantages(list(rewards.values()), config.algorithm.advantage), strict=True))
+def _advantages(group: Group, rewards: Rewards, config: GrpoConfig) -> dict[str, float]:
+    values, kind = list(rewards.values()), config.algorithm.advantage
+    if isinstance(kind, AdvantageKind):
+        return dict(zip(rewards, group_advantages(values, kind), strict=True))
+    custom, rollouts = custom_advantage(kind), {rollout.id: rollout for rollout in group.rollouts}
+    return dict(zip(rewards, custom.advantages(values, [rollouts[name] for name in rewards]), strict=True))
 
 
 def _rewards(group: Group, config: GrpoConfig) -> dict[str, float]:

@@ -1,7 +1,7 @@
-"""Penalties that are subtracted from a reward, or from a token's advantage, before training.
+"""Penalties and bonuses that change a reward, or a token's advantage, before training.
 
-Owns: penalties for length, format, cut answers and KL. Never touches: the raw reward, which stays in the record as it
-was given.
+Owns: penalties for length, format, cut answers and KL, the entropy bonus. Never touches: the raw reward, which stays
+in the record as it was given.
 """
 
 from __future__ import annotations
@@ -47,13 +47,30 @@ def add_kl_penalty(
     over all sampled tokens of the batch. This is the form of Tinker's cookbook: subtracting the mean makes the penalty
     a comparison of tokens, so that it does not push all probabilities down at once.
     """
-    divergences_B = [divergence(sequence, base_logprobs) for sequence in sequences]
-    count = sum(map(len, divergences_B))
+    _favour_low(sequences, [divergence(sequence, base_logprobs) for sequence in sequences], coefficient)
+
+
+def add_entropy_bonus(sequences: Sequence[TrainSequence], coefficient: float) -> None:
+    """Keeps the policy exploring: adds coefficient x (mean - logprob) to the advantage of each sampled token.
+
+    The gradient of the entropy -E[log p] is E[(-log p) d log p]: a policy gradient in which a token's reward is its
+    negative logprob. The mean over all sampled tokens of the batch is its baseline.
+    """
+    logprobs_B = [
+        [logprob for logprob, sampled in zip(sequence.logprobs, sequence.mask, strict=True) if sampled]
+        for sequence in sequences
+    ]
+    _favour_low(sequences, logprobs_B, coefficient)
+
+
+def _favour_low(sequences: Sequence[TrainSequence], values: Sequence[Sequence[float]], coefficient: float) -> None:
+    """Adds coefficient x (mean - value) to the advantage of each sampled token; `values` has those of each sequence."""
+    count = sum(map(len, values))
     if not count:
         return
-    mean = math.fsum(d for divergences in divergences_B for d in divergences) / count
-    for sequence, divergences in zip(sequences, divergences_B, strict=True):
-        remaining = iter(divergences)
+    mean = math.fsum(value for own in values for value in own) / count
+    for sequence, own in zip(sequences, values, strict=True):
+        remaining = iter(own)
         sequence.advantages = [
             advantage + coefficient * (mean - next(remaining)) if sampled else 0.0
             for advantage, sampled in zip(sequence.advantages, sequence.mask, strict=True)

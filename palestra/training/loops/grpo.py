@@ -18,6 +18,7 @@ from palestra.runs.writer import EventKind
 from palestra.training.batches.grpo_batch import TrainingBatch, build_batch, to_sequence, trainable_rows
 from palestra.training.guarded_update import AppliedUpdate, PolicyUpdater
 from palestra.training.listener import Stage, StageClock
+from palestra.training.loops.entropy_target import adapt_entropy_bonus, entropy_bonus
 from palestra.training.loops.evaluation import Evaluator
 from palestra.training.loops.lr_schedule import adam_at
 from palestra.training.loops.step_metrics import Aggregate, step_metrics
@@ -33,6 +34,8 @@ from palestra.types import AdamParams
 from palestra.types.rollouts import Group
 from palestra.util.suggest import did_you_mean
 
+ROUNDING = 2e-5
+"""Logprobs closer than this are equal; the engine's losses say the same."""
 BASE_SAMPLE = 16
 """Number of rows of a step that the base model scores if only the report needs it."""
 
@@ -96,7 +99,8 @@ class GrpoLoop:
             base_logprobs = await self._score(groups)
             teacher_logprobs = await self._score_by_teachers(groups)
             own_logprobs = await self._own_logprobs(groups)
-            batch = build_batch(groups, self._config, base_logprobs, own_logprobs, teacher_logprobs)
+            bonus = entropy_bonus(self._config.algorithm.entropy, self._state)
+            batch = build_batch(groups, self._config, base_logprobs, own_logprobs, teacher_logprobs, bonus)
         with clock.of(Stage.UPDATE):
             adam = adam_at(self._config.optimizer, version - self._state.kept_steps, self._config.steps)
             applied = await self._update(groups, batch, adam)
@@ -118,6 +122,9 @@ class GrpoLoop:
             aggregate=self._parts.aggregate,
         )
         metrics |= {"optim/lr": adam.learning_rate, **applied.metrics()}
+        if bonus or self._config.algorithm.entropy.target is not None:
+            metrics["entropy/bonus"] = bonus
+        adapt_entropy_bonus(self._config.algorithm.entropy, self._state, metrics)
         for take_metrics in self._parts.reporters:
             metrics |= take_metrics()
         await self._record(groups, batch, applied.updates, metrics)
@@ -154,15 +161,28 @@ class GrpoLoop:
         return await teachers.score(groups, rows, self._config.data.max_sequence_length, self._listener)
 
     async def _own_logprobs(self, groups: list[Group]) -> dict[str, list[float]] | None:
-        """Returns the trainer's own logprobs if the sampler's cannot be used. Tinker's logprobs are those at the
-        sampling temperature, its losses compare with those at temperature 1. Where the two differ, the ratio would be
-        wrong for every token."""
-        rows = [row for row in trainable_rows(groups, self._config) if row.temperature != 1.0]
+        """Returns the trainer's own logprobs of all rows if corrections compare them with the sampler's, otherwise of
+        those for which the sampler's cannot be used. Tinker's logprobs are those at the sampling temperature, its
+        losses compare with those at temperature 1. Where the two differ, the ratio would be wrong for every token.
+        Minibatches after the first train weights that have moved: they need logprobs without the sampler's rounding."""
+        algorithm = self._config.algorithm
+        is_corrected = algorithm.correction.is_on
+        has_moved = algorithm.minibatches > 1 and not self._config.asynchronous.enabled
+        rows = [
+            row
+            for row in trainable_rows(groups, self._config)
+            if is_corrected or has_moved or row.temperature != 1.0
+        ]
         if not rows:
-            return None
-        limit = self._config.data.max_sequence_length
-        scored = await self._policy.forward([to_sequence(row, 0.0, limit) for row in rows])
-        return {row.id: [0.0, *own] for row, own in zip(rows, scored.logprobs, strict=True)}
+            return {} if is_corrected else None
+        sequences = [to_sequence(row, 0.0, self._config.data.max_sequence_length) for row in rows]
+        scored = await self._policy.forward(sequences)
+        found = {row.id: [0.0, *own] for row, own in zip(rows, scored.logprobs, strict=True)}
+        if not is_corrected:
+            for row, sequence in zip(rows, sequences, strict=True):
+                if row.temperature == 1.0:
+                    found[row.id] = unrounded(sequence.logprobs, found[row.id])
+        return found
 
     async def _update(self, groups: list[Group], batch: TrainingBatch, adam: AdamParams) -> AppliedUpdate:
         if not self._updater.has_kept_gradient:
@@ -233,6 +253,11 @@ class GrpoLoop:
     def _is_due(self, every: int) -> bool:
         done = self._state.step
         return done == self._config.steps or (every > 0 and done % every == 0)
+
+
+def unrounded(sampler: Sequence[float], trainer: Sequence[float]) -> list[float]:
+    """Returns the trainer's logprobs where the sampler's differ by rounding alone, and the sampler's elsewhere."""
+    return [own if abs(own - drawn) < ROUNDING else drawn for drawn, own in zip(sampler, trainer, strict=True)]
 
 
 def should_stop(rule: EarlyStop, metrics: dict[str, float], state: RunState) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from palestra.config.train import GrpoConfig
 from palestra.environments.text import mean_of_numbers
 from palestra.training.batches.advantages import is_usable, mean_and_std
+from palestra.training.batches.corrections import importance_ratio
 from palestra.training.batches.grpo_batch import DropReason, TrainingBatch, is_zero_variance
 from palestra.training.batches.shaping import divergence, shaped_reward
 from palestra.training.policy import PolicyUpdate
@@ -29,7 +30,6 @@ SOURCE, LEVEL = "data_source", "level"
 
 # The engine's defaults: where a ratio counts as clipped unless the run's loss_config says otherwise.
 CLIPS = {"ppo": (0.8, 1.2), "cispo": (0.0, 4.0), "gspo": (0.8, 1.2)}
-LARGEST_LOG_RATIO = 50.0  # a larger one would only say "far apart", and its exp may overflow
 
 
 def mean_by_name(_: str, reported: Sequence[Mapping[str, float | str]]) -> Metrics:
@@ -59,6 +59,7 @@ def step_metrics(
         **label_metrics(groups, "env", "reward", _reward),
         **staleness_metrics(rollouts, version),
         **batch_metrics(batch),
+        **correction_metrics(batch),
         **policy_metrics(batch, updates, config),
         **base_metrics(batch, base_logprobs),
         **teacher_metrics(groups, batch, teacher_logprobs or {}),
@@ -173,25 +174,63 @@ def batch_metrics(batch: TrainingBatch) -> Metrics:
     }
 
 
+def correction_metrics(batch: TrainingBatch) -> Metrics:
+    if (found := batch.correction) is None:
+        return {}
+    return {
+        "correction/masked_share": found.masked_share,
+        "correction/masked_sequences_share": found.masked_sequences_share,
+        "correction/truncated_share": found.truncated_share,
+        "correction/effective_sample_size": found.effective_sample_size,
+        "correction/ratio_mean": found.ratio_mean,
+    }
+
+
 def policy_metrics(batch: TrainingBatch, updates: Sequence[PolicyUpdate], config: GrpoConfig) -> Metrics:
-    """Compares the sampler's logprobs with the trainer's, on sampled tokens. d = trainer - sampler."""
+    """Compares the trainer's logprobs with the sampler's, and with those that the loss compares with, on sampled
+    tokens."""
     scored = [logprobs for update in updates for logprobs in update.logprobs]
+    gaps_B = _logprob_gaps(batch, scored, [sequence.logprobs for sequence in batch.sequences])
+    found = _ratio_metrics(gaps_B, config)
+    if config.algorithm.correction.is_on:
+        gaps_B = _logprob_gaps(batch, scored, [sequence.sampler_logprobs for sequence in batch.sequences])
+    found |= _mismatch_metrics([gap for gaps in gaps_B for gap in gaps])
+    if found and config.algorithm.replay_routing:
+        replayed = sum(update.metrics.get("routing_replayed:sum", 0.0) for update in updates)
+        found["policy/routing_replayed"] = replayed / sum(len(sequence.tokens) - 1 for sequence in batch.sequences)
+    return found
+
+
+def _logprob_gaps(
+    batch: TrainingBatch, scored: Sequence[Sequence[float]], others: Sequence[Sequence[float]]
+) -> list[list[float]]:
+    """Returns d = trainer - other for the sampled tokens of each sequence."""
     gaps_B: list[list[float]] = []
-    for sequence, logprobs in zip(batch.sequences, scored, strict=True):
-        pairs = zip(sequence.mask[1:], logprobs, sequence.logprobs[1:], strict=True)
-        gaps_B.append([trainer - sampler for sampled, trainer, sampler in pairs if sampled])
-    count = sum(map(len, gaps_B))
-    gaps_B = [[gap for gap in gaps if math.isfinite(gap)] for gaps in gaps_B]
-    gaps = [gap for gaps in gaps_B for gap in gaps]
+    for sequence, logprobs, other in zip(batch.sequences, scored, others, strict=True):
+        pairs = zip(sequence.mask[1:], logprobs, other[1:], strict=True)
+        gaps_B.append([trainer - compared for sampled, trainer, compared in pairs if sampled])
+    return gaps_B
+
+
+def _mismatch_metrics(all_gaps: Sequence[float]) -> Metrics:
+    gaps = [gap for gap in all_gaps if math.isfinite(gap)]
     if not gaps:
-        return {"mismatch/not_finite": float(count)} if count else {}
-    ratios = [_ratio(gap) for gap in gaps]
-    found = {
-        "mismatch/not_finite": float(count - len(gaps)),
+        return {"mismatch/not_finite": float(len(all_gaps))} if all_gaps else {}
+    return {
+        "mismatch/not_finite": float(len(all_gaps) - len(gaps)),
         "mismatch/logprob_abs_mean": average([abs(gap) for gap in gaps]),
         "mismatch/logprob_abs_max": max(abs(gap) for gap in gaps),
         "kl/sampler_trainer": -average(gaps),
-        "kl/sampler_trainer_k3": average([ratio - 1.0 - gap for ratio, gap in zip(ratios, gaps, strict=True)]),
+        "kl/sampler_trainer_k3": average([importance_ratio(gap) - 1.0 - gap for gap in gaps]),
+    }
+
+
+def _ratio_metrics(all_gaps: Sequence[Sequence[float]], config: GrpoConfig) -> Metrics:
+    gaps_B = [[gap for gap in gaps if math.isfinite(gap)] for gaps in all_gaps]
+    ratios = [importance_ratio(gap) for gaps in gaps_B for gap in gaps]
+    if not ratios:
+        return {}
+    found = {
         "policy/ratio_mean": average(ratios),
         "policy/ratio_max": max(ratios),
         "policy/ratio_min": min(ratios),
@@ -200,11 +239,8 @@ def policy_metrics(batch: TrainingBatch, updates: Sequence[PolicyUpdate], config
     if loss in CLIPS:
         low = config.algorithm.loss_config.get("clip_low_threshold", CLIPS[loss][0])
         high = config.algorithm.loss_config.get("clip_high_threshold", CLIPS[loss][1])
-        judged = [_ratio(average(gaps)) for gaps in gaps_B if gaps] if loss == "gspo" else ratios
+        judged = [importance_ratio(average(gaps)) for gaps in gaps_B if gaps] if loss == "gspo" else ratios
         found["policy/clip_fraction"] = average([float(not low <= ratio <= high) for ratio in judged])
-    if config.algorithm.replay_routing:
-        replayed = sum(update.metrics.get("routing_replayed:sum", 0.0) for update in updates)
-        found["policy/routing_replayed"] = replayed / sum(len(sequence.tokens) - 1 for sequence in batch.sequences)
     return found
 
 
@@ -234,7 +270,8 @@ def teacher_metrics(
 
 
 def update_metrics(updates: Sequence[PolicyUpdate]) -> Metrics:
-    """Returns what the engine reported: losses are summed over the minibatches, gradient norms averaged."""
+    """Returns what the engine and a loss of one's own reported: losses are summed over the minibatches, gradient norms
+    and the metrics of such a loss averaged."""
     found: Metrics = {}
     losses = [update.metrics["loss:sum"] for update in updates if "loss:sum" in update.metrics]
     norms = [update.metrics["grad_norm"] for update in updates if "grad_norm" in update.metrics]
@@ -242,6 +279,8 @@ def update_metrics(updates: Sequence[PolicyUpdate]) -> Metrics:
         found["loss/sum"] = math.fsum(losses)
     if norms:
         found |= {"optim/grad_norm": average(norms), "optim/grad_norm_max": max(norms)}
+    for name in sorted({name for update in updates for name in update.custom}):
+        found[f"custom/{metric_name(name)}"] = average([one.custom[name] for one in updates if name in one.custom])
     return found
 
 
@@ -290,7 +329,3 @@ def _token_count(logprobs: Mapping[str, Sequence[float]] | None) -> int:
 
 def _reward(rollout: Rollout) -> float:
     return rollout.reward if rollout.reward is not None else 0.0
-
-
-def _ratio(log_ratio: float) -> float:
-    return math.exp(max(-LARGEST_LOG_RATIO, min(LARGEST_LOG_RATIO, log_ratio)))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from palestra.model import TrainItem, encode
+from palestra.model.errors import DataError
 from palestra.model.training.losses import LOSSES
 from palestra.types import AdamParams, Datum, LossName
 
@@ -16,7 +17,7 @@ CLIPPED = ["ppo", "cispo", "gspo"]
 DEFAULTS = {
     "cross_entropy": {},
     "importance_sampling": {},
-    "ppo": {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
+    "ppo": {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2, "dual_clip": 0.0},
     "cispo": {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0},
     "dro": {"beta": 0.05},
     "gspo": {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
@@ -27,7 +28,8 @@ OTHER = {
     "dro": {"beta": 0.7},
     "gspo": {"clip_low_threshold": 0.97, "clip_high_threshold": 1.01},
 }
-CASES = [(name, None) for name in DEFAULTS] + list(OTHER.items())
+DUAL = {"dual_clip": 1.5}
+CASES = [*((name, None) for name in DEFAULTS), *OTHER.items(), ("ppo", DUAL)]
 every_loss = pytest.mark.parametrize(("name", "config"), CASES, ids=lambda v: v if isinstance(v, str) else "")
 ROWS = [7, 1, 12, 5]
 
@@ -66,7 +68,9 @@ def plain_loss(name: str, lp: np.ndarray, fixed: np.ndarray, x: dict, c: dict, r
                 losses.append(-math.exp(lp[i] - q) * advantage)
             elif name == "ppo":
                 ratio = math.exp(lp[i] - q)
-                losses.append(-min(ratio * advantage, clip(ratio, x, c, i) * advantage))
+                surrogate = min(ratio * advantage, clip(ratio, x, c, i) * advantage)
+                is_bounded = advantage < 0 and c.get("dual_clip")
+                losses.append(-max(surrogate, c["dual_clip"] * advantage) if is_bounded else -surrogate)
             elif name == "cispo":
                 losses.append(-clip(math.exp(fixed[i] - q), x, c, i) * lp[i] * advantage)
             elif name == "dro":
@@ -144,6 +148,28 @@ def test_the_last_bits_of_a_samplers_logprobs_do_not_reach_the_gradient(name):
     for value, gradient in found[1:]:
         assert (value.tobytes(), gradient.tobytes()) == (found[0][0].tobytes(), found[0][1].tobytes())
     np.testing.assert_array_equal(found[0][1], -x["advantages"].astype(np.float32))  # a ratio of 1
+
+
+def test_dual_clip_bounds_the_pull_on_tokens_that_got_likelier_despite_a_negative_advantage():
+    lp = np.log([0.8, 0.8, 0.3, 0.3])
+    x = {"logprobs": np.log([0.2, 0.2, 0.2, 0.2]), "advantages": np.array([-1.0, 1.0, -1.0, 1.0])}
+    loss = LOSSES["ppo"]
+    inputs = {k: torch.tensor(v) for k, v in x.items()}
+    found = {}
+    for bound in (0.0, 3.0):
+        leaf = torch.tensor(lp).requires_grad_()
+        value = loss.value(leaf, inputs, loss.settle({"dual_clip": bound}), [4])
+        (gradient,) = torch.autograd.grad(value.sum(), leaf)
+        found[bound] = (value.tolist(), gradient.tolist())
+    # Ratios 4, 4, 1.5, 1.5: only the first is beyond 3 with a negative advantage.
+    assert found[0.0] == (pytest.approx([4.0, -1.2, 1.5, -1.2]), pytest.approx([4.0, 0.0, 1.5, 0.0]))
+    assert found[3.0] == (pytest.approx([3.0, -1.2, 1.5, -1.2]), pytest.approx([0.0, 0.0, 1.5, 0.0]))
+
+
+@pytest.mark.parametrize("bound", [1.0, 0.5, -3.0])
+def test_a_dual_clip_that_is_not_above_one_is_refused(bound):
+    with pytest.raises(DataError, match="'dual_clip' must be above 1, or 0 to be off"):
+        LOSSES["ppo"].settle({"dual_clip": bound})
 
 
 @pytest.mark.parametrize("masked", ["all", "some", "none"])

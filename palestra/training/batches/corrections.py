@@ -1,0 +1,101 @@
+"""Off-policy corrections: weights for tokens to which sampler and trainer give different probabilities.
+
+For each sampled token r = p_trainer / p_sampler, both before the update. Its advantage A becomes w * A:
+
+    w = min(r, truncate)     truncated importance sampling (TIS); r itself if nothing is truncated
+    w = 0                    r outside `token_mask` (IcePop)
+                             the geometric mean of r over the sequence outside `sequence_mask`
+                             |p_trainer - p_sampler| > `divergence`, and A moves p_trainer further away: A > 0 and
+                             r > 1, or A < 0 and r < 1 (DPPO with the binary total variation)
+
+The loss then compares with the trainer's own log-probabilities, so that its ratio begins at 1 and clipping bounds the
+update alone. Never touches: the engine; a weight is a factor of the advantage, so any Tinker server does the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from palestra.config.correction import CorrectionConfig
+from palestra.types.rollouts import TrainSequence
+
+LARGEST_LOG_RATIO = 50.0  # a larger one would only say "far apart", and its exp may overflow
+
+
+class CorrectionSummary(Struct, frozen=True):
+    """What the corrections of a batch did to its sampled tokens."""
+
+    masked_share: float
+    masked_sequences_share: float
+    """Share of sequences that were masked as a whole."""
+    truncated_share: float
+    effective_sample_size: float
+    """Of the weights w of n tokens, as a share: (sum w)^2 / (n sum w^2)."""
+    ratio_mean: float
+    """Mean ratio, before it was truncated or masked."""
+
+
+class _TokenWeights(Struct):
+    """The sampled tokens of one sequence."""
+
+    ratios: list[float]
+    weights: list[float]
+    is_masked: bool
+    """Whether the sequence is masked as a whole."""
+
+
+def apply_corrections(sequences: Sequence[TrainSequence], config: CorrectionConfig) -> CorrectionSummary | None:
+    """Multiplies the advantages by the weights of their tokens. Returns None if no token was sampled."""
+    found = [_correct(sequence, config) for sequence in sequences]
+    ratios = [ratio for one in found for ratio in one.ratios]
+    weights = [weight for one in found for weight in one.weights]
+    if not weights:
+        return None
+    count, squares = len(weights), math.fsum(weight * weight for weight in weights)
+    limit = math.inf if config.truncate is None else config.truncate
+    return CorrectionSummary(
+        masked_share=weights.count(0.0) / count,
+        masked_sequences_share=sum(one.is_masked for one in found) / len(found),
+        truncated_share=sum(ratio > limit for ratio in ratios) / count,
+        effective_sample_size=math.fsum(weights) ** 2 / (count * squares) if squares else 0.0,
+        ratio_mean=math.fsum(ratios) / count,
+    )
+
+
+def importance_ratio(log_ratio: float) -> float:
+    return math.exp(max(-LARGEST_LOG_RATIO, min(LARGEST_LOG_RATIO, log_ratio)))
+
+
+def _correct(sequence: TrainSequence, config: CorrectionConfig) -> _TokenWeights:
+    sampled = [place for place, is_sampled in enumerate(sequence.mask) if is_sampled]
+    gaps = [sequence.logprobs[place] - sequence.sampler_logprobs[place] for place in sampled]
+    # A broken model may give no number: such a token is masked, and counts as one that the trainer would never draw.
+    ratios = [importance_ratio(gap) if math.isfinite(gap) else 0.0 for gap in gaps]
+    found = _TokenWeights(ratios, [], _is_sequence_masked([gap for gap in gaps if math.isfinite(gap)], config))
+    for place, gap, ratio in zip(sampled, gaps, found.ratios, strict=True):
+        is_masked = (
+            found.is_masked
+            or not math.isfinite(gap)
+            or (config.token_mask is not None and not config.token_mask[0] <= ratio <= config.token_mask[1])
+            or (config.divergence is not None and _diverges(sequence, place, config.divergence))
+        )
+        weight = 0.0 if is_masked else ratio if config.truncate is None else min(ratio, config.truncate)
+        sequence.advantages[place] = sequence.advantages[place] * weight if weight else 0.0
+        found.weights.append(weight)
+    return found
+
+
+def _is_sequence_masked(gaps: Sequence[float], config: CorrectionConfig) -> bool:
+    if config.sequence_mask is None or not gaps:
+        return False
+    low, high = config.sequence_mask
+    return not low <= importance_ratio(math.fsum(gaps) / len(gaps)) <= high
+
+
+def _diverges(sequence: TrainSequence, place: int, bound: float) -> bool:
+    trainer, sampler = sequence.logprobs[place], sequence.sampler_logprobs[place]
+    moves_away = sequence.advantages[place] * (trainer - sampler) > 0
+    return moves_away and abs(math.exp(trainer) - math.exp(sampler)) > bound
