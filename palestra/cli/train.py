@@ -177,5 +177,17 @@ def closing_words(folder: RunFolder, summary: JsonObject) -> str:
     return (
         f"{summary['status']} after step {summary['last_step']} and {summary['seconds']:.0f} s: {', '.join(figures)}\n"
         f"everything is in {folder.path}; to look: palestra run show {short_name(folder)}, "
-        f"or in the browser: {view_command(folder)}"
+        f"or in the browser: {view_command(folder)}{selection_words(folder, summary)}"
     )
+
+
+def selection_words(folder: RunFolder, summary: JsonObject) -> str:
+    """The last line, about the checkpoint that the run's name and alias mean from now on."""
+    if (selected := summary.get("selected")) is None:
+        return ""
+    step, metric = selected["step"], selected["metric"]
+    why = "the last" if metric is None else f"the best by {metric} ({selected['value']:.3f})"
+    last = summary["last"].get(metric)
+    if last is not None and step != summary["last_step"]:
+        why += f"; the last step has {last:.3f}"
+    return f"\nselected: step {step}, {why}; to export it: palestra checkpoint export {short_name(folder)} DIR"

@@ -16,6 +16,7 @@ from palestra.config.train import DistillConfig, DpoConfig, GrpoConfig, RunConfi
 from palestra.data.errors import DatasetError
 from palestra.environments.errors import JudgeError
 from palestra.runs.reader import IMITATION, RunError, RunStatus
+from palestra.runs.saved_checkpoints import CheckpointError, SelectedCheckpoint, find_selected, values_by_step
 from palestra.runs.writer import EventKind, RunFolder
 from palestra.training.aliases import RunAlias
 from palestra.training.guard import guarded, until_unreachable, wait_reachable
@@ -53,9 +54,10 @@ async def train(config: RunConfig, run: RunFolder, listener: RunListener) -> Jso
         stopped = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
         run.event(EventKind.ERROR, error=f"{type(error).__name__}: {error}")
         status = RunStatus.STOPPED if stopped else RunStatus.FAILED
-        report_end(config, run, run.finish(status, error=str(error) or type(error).__name__))
+        facts: JsonObject = {"error": str(error) or type(error).__name__, **selection_facts(run)}
+        report_end(config, run, run.finish(status, **facts))
         raise
-    summary = run.finish(status)
+    summary = run.finish(status, **selection_facts(run))
     await asyncio.to_thread(report_end, config, run, summary)
     return summary
 
@@ -111,7 +113,7 @@ async def open_session(config: RunConfig, run: RunFolder, listener: RunListener)
         else:
             await wait_reachable(url, config.server_patience_s, listener.note)
             stack.enter_context(guarded(until_unreachable(url, config.server_patience_s), ServerUnreachable))
-        checkpoints = RunCheckpoints(run.path / "checkpoints", config.checkpoint.keep)
+        checkpoints = open_checkpoints(config, run)
         state = checkpoints.newest()
         adapter_settings = {"rank": config.model.rank, "seed": config.seed, "train_unembed": config.model.train_unembed}
         if state is None:
@@ -125,7 +127,32 @@ async def open_session(config: RunConfig, run: RunFolder, listener: RunListener)
         policy = await stack.enter_async_context(TinkerPolicy.open(url, name, start, alias, replay_routing=replays))
         run.change_config(config)  # only now: a resume that cannot begin must not change what is saved
         trackers = stack.enter_context(reporting_the_end(open_trackers(config.trackers, run)))
-        yield TrainingSession(policy, tokenizer, run, checkpoints, state or RunState(), listener, trackers, url)
+        try:
+            yield TrainingSession(policy, tokenizer, run, checkpoints, state or RunState(), listener, trackers, url)
+        finally:
+            selected = selected_checkpoint(run)
+            policy.select(selected.saved.address if selected is not None and selected.metric is not None else None)
+
+
+def open_checkpoints(config: RunConfig, run: RunFolder) -> RunCheckpoints:
+    rule = config.checkpoint
+    values = values_by_step(run, rule.keep_best) if rule.keep_best is not None else {}
+    return RunCheckpoints(run.path / "checkpoints", rule.keep, rule.keep_best, values)
+
+
+def selected_checkpoint(run: RunFolder) -> SelectedCheckpoint | None:
+    """The checkpoint that the run stands for when it has ended; None if there is none that can be read."""
+    try:
+        return find_selected(run)
+    except CheckpointError:
+        return None
+
+
+def selection_facts(run: RunFolder) -> JsonObject:
+    """What the summary says about the selected checkpoint."""
+    if (selected := selected_checkpoint(run)) is None:
+        return {}
+    return {"selected": {"step": selected.saved.step, "metric": selected.metric, "value": selected.value}}
 
 
 async def first_weights(config: RunConfig, run: RunFolder, listener: RunListener, url: str) -> str | None:

@@ -72,7 +72,7 @@ async def _look(session: TrainingSession, evaluate: Callable[[], Awaitable[Metri
     await session.track(done, metrics)
     session.listener.evaluated(done, metrics)
     session.state.evaluated = done
-    await session.save_evaluation()
+    await session.save_evaluation(metrics, session.save)
 
 
 def _is_due(every: int, done: int, steps: int) -> bool:

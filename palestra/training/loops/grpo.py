@@ -216,7 +216,7 @@ class GrpoLoop:
         self._listener.evaluated(done, metrics)
         is_over = rule is not None and should_stop(rule, metrics, self._state)
         self._state.evaluated = done
-        await self._session.save_evaluation(is_last=is_over)
+        await self._session.save_evaluation(metrics, self._save, is_last=is_over)
         return is_over
 
     def _is_due(self, every: int) -> bool:
