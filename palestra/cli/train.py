@@ -18,6 +18,7 @@ import rich_click as click
 from palestra.cli.options import server_options
 from palestra.cli.output import FAILED, INTERRUPTED, UNREACHABLE, USAGE, fail, needs_extra, one_line_errors
 from palestra.runs.control import resume_command, short_name, view_command
+from palestra.runs.saved_checkpoints import selection_text
 from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -185,9 +186,7 @@ def selection_words(folder: RunFolder, summary: JsonObject) -> str:
     """The last line, about the checkpoint that the run's name and alias mean from now on."""
     if (selected := summary.get("selected")) is None:
         return ""
-    step, metric = selected["step"], selected["metric"]
-    why = "the last" if metric is None else f"the best by {metric} ({selected['value']:.3f})"
-    last = summary["last"].get(metric)
-    if last is not None and step != summary["last_step"]:
-        why += f"; the last step has {last:.3f}"
-    return f"\nselected: step {step}, {why}; to export it: palestra checkpoint export {short_name(folder)} DIR"
+    last, text = summary["last"].get(selected["metric"]), selection_text(selected)
+    if last is not None and selected["step"] != summary["last_step"]:
+        text += f"; the last step has {last:.3f}"
+    return f"\nselected: {text}; to export it: palestra checkpoint export {short_name(folder)} DIR"

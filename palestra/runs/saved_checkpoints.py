@@ -1,7 +1,7 @@
 """Checkpoints that a run has saved: which there are, how good each was, where its files are.
 
-Owns: choosing one by step, or the best, the last or the selected one. Never touches: weights; the server that has them, which
-`palestra.checkpoints` reads.
+Owns: choosing one by step, or the best, the last or the selected one. Never touches: weights; the server that has
+them, which `palestra.checkpoints` reads.
 """
 
 from __future__ import annotations
@@ -117,10 +117,10 @@ class SelectedCheckpoint(Struct, frozen=True):
     """Metric of which it has the best value; None if it is the last one."""
     value: float | None = None
 
-    def __str__(self) -> str:
-        if self.metric is None:
-            return f"step {self.saved.step}, the last"
-        return f"step {self.saved.step}, the best {self.metric} ({self.value:.3f})"
+    @property
+    def facts(self) -> JsonObject:
+        """What the run's summary has about it, as `selected`."""
+        return {"step": self.saved.step, "metric": self.metric, "value": self.value}
 
 
 def checkpoint_names(run: RunReader) -> list[str]:
@@ -172,7 +172,7 @@ def find_checkpoint(run: RunReader, which: str = "last") -> SavedCheckpoint:
 
 
 def best_kept(run: RunReader, found: Sequence[SavedCheckpoint]) -> SavedCheckpoint:
-    """The best of a run's checkpoints `found`, by `checkpoint.keep_best` or the first of SCORES that any of them has."""
+    """The best of a run's checkpoints `found`, by `checkpoint.keep_best` or the first of SCORES that any has."""
     names = _score_names(run.read_about().get("config", {}))
     return best_of(found, {one.step: one.scores for one in found}, names)
 
@@ -191,6 +191,12 @@ def selected_of(run: RunReader, found: Sequence[SavedCheckpoint]) -> SelectedChe
     if metric is None or (step := best_step(values, metric)) is None:
         return SelectedCheckpoint(found[-1])
     return SelectedCheckpoint(next(one for one in found if one.step == step), metric, values[step])
+
+
+def selected_step(run: RunReader, found: Sequence[SavedCheckpoint]) -> int | None:
+    """The step of the selected one of `found`; None while the run goes on, or if there are none."""
+    is_over = bool(found) and run.status() is not RunStatus.RUNNING
+    return selected_of(run, found).saved.step if is_over else None
 
 
 def find_best(run: RunReader, metric: str) -> SavedCheckpoint:
@@ -240,6 +246,12 @@ def best_step(values: Mapping[int, float], metric: str) -> int | None:
 def values_by_step(run: RunReader, metric: str) -> dict[int, float]:
     """The values of a metric at all steps of a run that have one."""
     return {row["step"]: value for row in run.read_metrics() for value in _numbers(row, [metric]).values()}
+
+
+def selection_text(facts: JsonObject) -> str:
+    """Says what was selected and why, from the `selected` of a summary."""
+    why = "the last" if facts["metric"] is None else f"the best by {facts['metric']} ({facts['value']:.3f})"
+    return f"step {facts['step']}, {why}"
 
 
 def is_loss(metric: str) -> bool:

@@ -150,9 +150,8 @@ def selected_checkpoint(run: RunFolder) -> SelectedCheckpoint | None:
 
 def selection_facts(run: RunFolder) -> JsonObject:
     """What the summary says about the selected checkpoint."""
-    if (selected := selected_checkpoint(run)) is None:
-        return {}
-    return {"selected": {"step": selected.saved.step, "metric": selected.metric, "value": selected.value}}
+    selected = selected_checkpoint(run)
+    return {} if selected is None else {"selected": selected.facts}
 
 
 async def first_weights(config: RunConfig, run: RunFolder, listener: RunListener, url: str) -> str | None:
