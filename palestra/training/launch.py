@@ -19,6 +19,7 @@ from palestra.runs.reader import IMITATION, RunError, RunStatus
 from palestra.runs.saved_checkpoints import CheckpointError, SelectedCheckpoint, find_selected, values_by_step
 from palestra.runs.writer import EventKind, RunFolder
 from palestra.training.aliases import RunAlias
+from palestra.training.auto_lr import with_learning_rates
 from palestra.training.guard import guarded, until_unreachable, wait_reachable
 from palestra.training.listener import RunListener
 from palestra.training.loops.dpo import check_dpo, run_dpo
@@ -49,7 +50,7 @@ async def train(config: RunConfig, run: RunFolder, listener: RunListener) -> Jso
     that ends the run early is recorded and then raised."""
     try:
         async with open_session(config, run, listener) as session:
-            status = await loop_of(config, session)
+            status = await loop_of(session.config, session)
     except BaseException as error:
         stopped = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
         run.event(EventKind.ERROR, error=f"{type(error).__name__}: {error}")
@@ -113,6 +114,7 @@ async def open_session(config: RunConfig, run: RunFolder, listener: RunListener)
         else:
             await wait_reachable(url, config.server_patience_s, listener.note)
             stack.enter_context(guarded(until_unreachable(url, config.server_patience_s), ServerUnreachable))
+        config = await with_learning_rates(config, config.server, listener)
         checkpoints = open_checkpoints(config, run)
         state = checkpoints.newest()
         adapter_settings = {"rank": config.model.rank, "seed": config.seed, "train_unembed": config.model.train_unembed}
@@ -128,7 +130,17 @@ async def open_session(config: RunConfig, run: RunFolder, listener: RunListener)
         run.change_config(config)  # only now: a resume that cannot begin must not change what is saved
         trackers = stack.enter_context(reporting_the_end(open_trackers(config.trackers, run)))
         try:
-            yield TrainingSession(policy, tokenizer, run, checkpoints, state or RunState(), listener, trackers, url)
+            yield TrainingSession(
+                config=config,
+                policy=policy,
+                tokenizer=tokenizer,
+                run=run,
+                checkpoints=checkpoints,
+                state=state or RunState(),
+                listener=listener,
+                trackers=trackers,
+                url=url,
+            )
         finally:
             selected = selected_checkpoint(run)
             policy.select(selected.saved.address if selected is not None and selected.metric is not None else None)

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from msgspec import Struct
 
 from palestra.chat import ChatTokenizer
+from palestra.config.train import RunConfig
 from palestra.runs.writer import EventKind, RunFolder
 from palestra.training.listener import RunListener
 from palestra.training.model_folders import SetupError
@@ -24,6 +25,8 @@ GRADED = {"eval/success", "eval/loss"}
 
 
 class TrainingSession(Struct):
+    config: RunConfig
+    """The run's config, with a number as its learning rate."""
     policy: Policy
     tokenizer: ChatTokenizer
     run: RunFolder

@@ -179,7 +179,7 @@ def run_scripted(run: RunFolder, config: RunConfig, store: WeightStore, values: 
     """The loop of SFT and DPO on a run's folder, where evaluations have these values."""
     checkpoints = open_checkpoints(config, run)
     state = checkpoints.newest() or RunState()
-    parts = (store, None, run, checkpoints, state, Moments(store), open_trackers([], run), "")
+    parts = (config, store, None, run, checkpoints, state, Moments(store), open_trackers([], run), "")
     session = TrainingSession(*cast(Any, parts))
 
     async def evaluate() -> Metrics:
