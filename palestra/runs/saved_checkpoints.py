@@ -6,14 +6,14 @@ them, which `palestra.checkpoints` reads.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
+from palestra.runs.best_step import best_step
 from palestra.runs.export_form import ExportForm
 from palestra.runs.reader import RunReader, RunStatus
 from palestra.runs.record_files import RunError
@@ -236,13 +236,6 @@ def best_of(
     return next((one for one in found if one.step == step), found[-1])
 
 
-def best_step(values: Mapping[int, float], metric: str) -> int | None:
-    """The step with the best value of the metric, the newest of equal ones; None if no step has a finite one."""
-    sign = -1.0 if is_loss(metric) else 1.0
-    finite = [step for step, value in values.items() if math.isfinite(value)]
-    return max(finite, key=lambda step: (sign * values[step], step), default=None)
-
-
 def values_by_step(run: RunReader, metric: str) -> dict[int, float]:
     """The values of a metric at all steps of a run that have one."""
     return {row["step"]: value for row in run.read_metrics() for value in _numbers(row, [metric]).values()}
@@ -252,11 +245,6 @@ def selection_text(facts: JsonObject) -> str:
     """Says what was selected and why, from the `selected` of a summary."""
     why = "the last" if facts["metric"] is None else f"the best by {facts['metric']} ({facts['value']:.3f})"
     return f"step {facts['step']}, {why}"
-
-
-def is_loss(metric: str) -> bool:
-    """Whether less of it is better."""
-    return "loss" in metric.split("/")
 
 
 def own_folder(root: Path, address: str) -> Path | None:

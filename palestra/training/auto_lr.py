@@ -143,5 +143,6 @@ def shape_in(folder: Path) -> ModelShape | None:
 
 
 def shape_of(hidden_size: object, architecture: object) -> ModelShape | None:
-    is_known = isinstance(hidden_size, int) and hidden_size > 0
-    return ModelShape(hidden_size, str(architecture)) if is_known else None
+    if not isinstance(hidden_size, int) or hidden_size <= 0:
+        return None
+    return ModelShape(hidden_size, str(architecture))

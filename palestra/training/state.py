@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from palestra.runs.saved_checkpoints import best_step
+from palestra.runs.best_step import best_step
 from palestra.runs.writer import write_json
 from palestra.training.policy import Policy, PolicyError
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from palestra.config.train import load_train_config
+from palestra.config.train import GrpoConfig, load_train_config
 from palestra.runs.writer import RunFolder
 from palestra.training.auto_lr import ModelShape, RateKind, auto_rate, served_shape, with_learning_rates
 from palestra.training.launch import train
@@ -68,9 +68,10 @@ def test_files_tell_the_size_where_the_server_does_not(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(shape))
     model = {"name": "org/absent", "tokenizer": str(tmp_path)}
     imitation = {"data": ["x.jsonl"], "optimizer": {"warmup_steps": 3}}
-    config = load_train_config([], [], {**GRPO, "model": model, "imitation": imitation})
-    notes = Notes()
+    config, notes = load_train_config([], [], {**GRPO, "model": model, "imitation": imitation}), Notes()
+    assert isinstance(config, GrpoConfig)
     found = asyncio.run(with_learning_rates(config, NOWHERE, notes))
+    assert found.imitation is not None
     assert (found.optimizer.lr, found.imitation.optimizer.lr) == (4.7e-5, 4.7e-4)
     assert found.imitation.optimizer.warmup_steps == 3
     assert [note.partition(" (")[0] for note in notes.said] == [

@@ -18,6 +18,7 @@ from palestra.config import ConfigError
 from palestra.config.bundled import BUNDLED, EPHEBE
 from palestra.config.train import RunConfig, load_train_config
 from palestra.runs.reader import RunReader, RunStatus
+from palestra.runs.record_files import read_lines
 from palestra.runs.saved_checkpoints import find_selected
 from palestra.runs.writer import RunFolder
 from palestra.training.aliases import AliasClient
@@ -94,6 +95,19 @@ def test_weights_may_be_selected_and_kept_by_age_alone(ephebe_url, tmp_path):
     assert (saved_steps(run), run.read_summary()["selected"]["step"]) == ([1, 2], 2)
     run = play(an_sft_config(ephebe_url, *settings, "checkpoint.keep_best=null"), tmp_path, "unkept")
     assert (saved_steps(run), run.read_summary()["selected"]) == ([2], {"step": 2, "metric": None, "value": None})
+
+
+def test_a_run_that_only_gets_worse_ends_as_it_began_and_can_go_on_from_there(ephebe_url, tmp_path):
+    config = an_sft_config(ephebe_url, *RUINOUS[2:], "steps=1", "optimizer.lr=0.6", "alias=null")
+    run = play(config, tmp_path, "worst")
+    assert (saved_steps(run), run.read_summary()["selected"]["step"]) == ([0, 1], 0)
+    (run.path / "checkpoints" / "step_000001.json").unlink()  # as if killed before it was written
+    before = run.read_metrics()
+    with RunFolder.open(run.path) as again:
+        asyncio.run(train(config, again, Silence()))
+    assert [row["step"] for row in read_lines(run.metrics_file) if row["attempt"] == 2] == [1, 1]
+    assert run.read_metrics()[1]["eval/loss"] == pytest.approx(before[1]["eval/loss"], rel=1e-5)
+    assert run.read_summary()["selected"]["step"] == 0
 
 
 def test_grpo_selects_by_success_and_keeps_the_newest_of_equals(run_training):
