@@ -36,7 +36,7 @@ from palestra.util import processes
 
 HERE = Path(__file__).parent
 TASKS = ("arithmetic", "stockroom", "demo", "examples/shell_agent.yaml", "gym-arithmetic", "keys")
-COMMON = ("early_stop=null", "keep_tokens=false")
+COMMON = ("early_stop=null", "checkpoint.select=last", "checkpoint.keep_best=null", "keep_tokens=false")
 """Judged are the weights of the last step."""
 RECIPES: dict[str, tuple[str, ...]] = {
     "ours": (),

@@ -1,7 +1,8 @@
 """`make demo`: a small agent learns to use tools, on your CPU, in a few minutes.
 
 Starts a server with the bundled model, lets it play the stockroom, trains it by GRPO on its own successes and failures,
-and shows the same task before and after. Ends with 1 if it did not learn.
+and shows the same task before and after. What is judged are the weights that the run has selected, the best of its
+evaluations. Ends with 1 if it did not learn.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from palestra.cli.progress_display import open_display
 from palestra.config.bundled import find_config_file
 from palestra.config.train import GrpoConfig, load_train_config
 from palestra.runs.control import view_command
+from palestra.runs.learning_verdict import judge_run
 from palestra.runs.reader import Part, RunReader
 from palestra.runs.writer import RunFolder
 from palestra.training.launch import RUN_ERRORS, tokenizer_folder, train
 from palestra.util.safe_text import safe_text
 
-LEAST_GAIN, LEAST_SUCCESS = 0.4, 0.85
 STYLES = {"system": "dim", "user": "cyan", "assistant": "bold"}
 
 
@@ -52,7 +53,7 @@ def main() -> int:
         except RUN_ERRORS as error:
             console.print(f"[red]error:[/red] {error}", soft_wrap=True)
             return 1
-        return tell(console, run, config)
+        return tell(console, run)
 
 
 def parse_args() -> argparse.Namespace:
@@ -66,20 +67,13 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def tell(console: Console, run: RunFolder, config: GrpoConfig) -> int:
+def tell(console: Console, run: RunFolder) -> int:
     """What came of it; 0 if it learned."""
-    evals = [row for row in run.read_metrics() if "eval/success" in row]
-    first, last = evals[0], evals[-1]
-    before, after = first["eval/success"], last["eval/success"]
-    has_learned = after - before >= LEAST_GAIN and after > LEAST_SUCCESS
-    if (pair := failed_then_solved(run, first["step"], last["step"])) is not None:
+    verdict = judge_run(run)
+    if (pair := failed_then_solved(run, verdict.first_step, verdict.kept_step)) is not None:
         for title, record in zip(("before", "after"), pair, strict=True):
             console.print(Panel(transcript(record), title=f"{title}: reward {record['reward']:g}", title_align="left"))
-    verdict = "It has learned" if has_learned else "It has not learned enough"
-    tasks = f"{int(last['eval/tasks'])} tasks it never trained on"
-    console.print(
-        f"[bold]{verdict}:[/bold] {before:.0%} of {tasks} solved before, {after:.0%} after {last['step']} steps."
-    )
+    console.print(Text(str(verdict), "bold"))
     root = "" if run.path.parent == Path("runs").absolute() else f" --runs {run.path.parent}"
     console.print(
         f"Everything is in {run.path}\n\nTry next:\n"
@@ -90,7 +84,7 @@ def tell(console: Console, run: RunFolder, config: GrpoConfig) -> int:
         "  .venv/bin/palestra env play stockroom",
         soft_wrap=True,
     )
-    return 0 if has_learned else 1
+    return 0 if verdict.has_learned else 1
 
 
 def failed_then_solved(run: RunReader, first: int, last: int) -> tuple[dict[str, Any], dict[str, Any]] | None:

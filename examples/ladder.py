@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
 import sys
 from functools import partial
 from pathlib import Path
@@ -29,14 +28,14 @@ from palestra.cli.progress_display import open_display, sparkline
 from palestra.config import ConfigError
 from palestra.config.bundled import find_config_file
 from palestra.config.train import GrpoConfig, load_train_config
+from palestra.runs.learning_verdict import has_learned, has_risen, judge_run
 from palestra.runs.reader import RunReader, RunStatus
 from palestra.runs.writer import RunFolder
 from palestra.training.launch import RUN_ERRORS, check, tokenizer_folder, train
 
 LEVELS = ("0a", "0b", "0c", "0d")
-WANTED = {"0a": 0.9, "0b": 0.9, "0c": 0.9}
-"""At the end. Of 0d it must have become clearly more than by imitation: by two standard errors of the difference."""
-SIGMAS = 2.0
+FROM_REWARDS = "0d"
+"""The level that imitation hardly shows: it must rise by GRPO, too."""
 
 
 class Measured(NamedTuple):
@@ -44,6 +43,8 @@ class Measured(NamedTuple):
 
     when: str
     levels: dict[str, float]
+    is_kept: bool = False
+    """Whether it is of the weights that the run has selected."""
 
 
 class Ladder:
@@ -65,11 +66,12 @@ class Ladder:
     def measured(self) -> list[Measured]:
         """The untrained model, then the one that has imitated, then as it goes on."""
         untrained, *_ = self._evaluations("untrained")
-        imitated, *later = self._evaluations("keys")
+        trained = self._evaluations("keys")
+        names = ["imitation", *(f"GRPO {step}" for step, _ in trained[1:])]
+        kept = judge_run(RunReader(self.folder / "keys")).kept_step
         return [
             Measured("untrained", untrained[1]),
-            Measured("imitation", imitated[1]),
-            *(Measured(f"GRPO {step}", levels) for step, levels in later),
+            *(Measured(name, levels, step == kept) for name, (step, levels) in zip(names, trained, strict=True)),
         ]
 
     def _load(self, name: str, *overrides: str) -> GrpoConfig:
@@ -121,7 +123,8 @@ def main() -> int:
     else:
         console.print(table_of(curve))
         console.print(f"{each} tasks of each level, drawn at temperature {ladder.config.eval.temperature:g}.")
-        console.print("[bold]It is up.[/bold]" if is_there else "[bold]It has not got there.[/bold]")
+        kept = next(one.when for one in curve if one.is_kept)
+        console.print(f"[bold]{'It is up' if is_there else 'It has not got there'}[/bold], by the weights of: {kept}.")
         console.print(
             f"Everything is in {ladder.folder}; to look: palestra run show {ladder.folder / 'keys'}", soft_wrap=True
         )
@@ -140,10 +143,14 @@ def parse_args() -> argparse.Namespace:
 
 
 def got_there(curve: list[Measured], each: int) -> bool:
-    _, warmed, *_, last = curve
-    errors = [one.levels["0d"] * (1 - one.levels["0d"]) / each for one in (warmed, last)]
-    has_risen = last.levels["0d"] - warmed.levels["0d"] >= SIGMAS * math.sqrt(sum(errors))
-    return has_risen and all(last.levels[level] > least for level, least in WANTED.items())
+    """Whether the weights that were kept have learned every level that imitation shows, and of the other one clearly
+    more than by imitation."""
+    untrained, imitated, *_ = curve
+    kept = next(one for one in curve if one.is_kept)
+    shown = [level for level in LEVELS if level != FROM_REWARDS]
+    return has_risen(imitated.levels[FROM_REWARDS], kept.levels[FROM_REWARDS], each) and all(
+        has_learned(untrained.levels[level], kept.levels[level], each) for level in shown
+    )
 
 
 def table_of(curve: list[Measured]) -> Table:

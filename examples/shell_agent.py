@@ -27,13 +27,13 @@ from palestra.cli.progress_display import open_display, sparkline
 from palestra.coding.warm_up import write_warm_up
 from palestra.config.train import GrpoConfig, load_train_config
 from palestra.runs.control import view_command
+from palestra.runs.learning_verdict import judge_run
 from palestra.runs.reader import Part
 from palestra.runs.writer import RunFolder
 from palestra.training.launch import RUN_ERRORS, tokenizer_folder, train
 
 CONFIG = Path(__file__).with_suffix(".yaml")
 TRAINED, HELD_OUT = 1200, 96
-MOST_BEFORE, LEAST_AFTER = 0.2, 0.7
 
 
 def main() -> int:
@@ -79,23 +79,16 @@ def load_config(args: argparse.Namespace) -> GrpoConfig:
 
 def tell(console: Console, run: RunFolder) -> int:
     """What came of it; 0 if it learned."""
-    rows = run.read_metrics()
-    evals = [row for row in rows if "eval/success" in row]
-    first, last = evals[0], evals[-1]
-    before, after = (run.read_rollouts(row["step"], Part.EVAL) for row in (first, last))
+    verdict = judge_run(run)
+    before, after = (run.read_rollouts(step, Part.EVAL) for step in (verdict.first_step, verdict.kept_step))
     for title, record in zip(("before", "after"), failed_then_solved(before, after), strict=False):
         console.print(Panel(transcript(record), title=f"{title}: reward {record['reward']:g}", title_align="left"))
     console.print(table_of(before, after))
-    rewards = tuple(row["reward/mean"] for row in rows if "reward/mean" in row)
+    rewards = tuple(row["reward/mean"] for row in run.read_metrics() if "reward/mean" in row)
     console.print("rewards while training: " + " ".join(f"{one:.2f}" for one in rewards) + "  " + sparkline(rewards))
-    has_learned = first["eval/success"] < MOST_BEFORE and last["eval/success"] > LEAST_AFTER
-    console.print(
-        f"[bold]{'It has learned' if has_learned else 'It has not learned enough'}:[/bold] {first['eval/success']:.0%}"
-        f" of {len(after)} tasks it never trained on solved before, {last['eval/success']:.0%} after"
-        f" {last['step']} steps."
-    )
+    console.print(Text(str(verdict), "bold"))
     console.print(f"Everything is in {run.path}; to look: {view_command(run)}", soft_wrap=True)
-    return 0 if has_learned else 1
+    return 0 if verdict.has_learned else 1
 
 
 def failed_then_solved(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[dict[str, Any]]:

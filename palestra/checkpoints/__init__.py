@@ -6,6 +6,7 @@ from palestra.runs.saved_checkpoints import (
     SavedCheckpoint,
     find_checkpoint,
     list_checkpoints,
+    selected_step,
     split_name,
 )
 
@@ -15,5 +16,6 @@ __all__ = [
     "SavedCheckpoint",
     "find_checkpoint",
     "list_checkpoints",
+    "selected_step",
     "split_name",
 ]

@@ -29,7 +29,9 @@ SETTING = re.compile(r"[\w.]+=")
 
 @click.command()
 @click.argument("arguments", nargs=-1, metavar="[ENV|CONFIG|gym:NAME|FILE]... [KEY=VALUE]...")
-@click.option("--model", help="Model at the server, a model folder or Hugging Face id, or RUN, RUN@STEP, RUN@best.")
+@click.option(
+    "--model", help="Model at the server, a model folder or Hugging Face id, or RUN, RUN@STEP, RUN@best, RUN@last."
+)
 @server_options(
     help="Any model endpoint: ours, OpenAI's, Anthropic's, vLLM's. [one is started]",
     default=None,

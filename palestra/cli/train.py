@@ -18,6 +18,7 @@ import rich_click as click
 from palestra.cli.options import server_options
 from palestra.cli.output import FAILED, INTERRUPTED, UNREACHABLE, USAGE, fail, needs_extra, one_line_errors
 from palestra.runs.control import resume_command, short_name, view_command
+from palestra.runs.saved_checkpoints import selection_text
 from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ def closing_words(folder: RunFolder, summary: JsonObject) -> str:
     return (
         f"{summary['status']} after step {summary['last_step']} and {summary['seconds']:.0f} s: {', '.join(figures)}\n"
         f"everything is in {folder.path}; to look: palestra run show {short_name(folder)}, "
-        f"or in the browser: {view_command(folder)}"
+        f"or in the browser: {view_command(folder)}{selection_words(folder, summary)}"
     )
 
 
@@ -190,3 +191,13 @@ def last_warnings(folder: RunFolder) -> list[str]:
 
     found = find_advisories(read_table(folder.metrics_file), folder.read_about()["config"])
     return [one.observation for one in found]
+
+
+def selection_words(folder: RunFolder, summary: JsonObject) -> str:
+    """The last line, about the checkpoint that the run's name and alias mean from now on."""
+    if (selected := summary.get("selected")) is None:
+        return ""
+    last, text = summary["last"].get(selected["metric"]), selection_text(selected)
+    if last is not None and selected["step"] != summary["last_step"]:
+        text += f"; the last step has {last:.3f}"
+    return f"\nselected: {text}; to export it: palestra checkpoint export {short_name(folder)} DIR"

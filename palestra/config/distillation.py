@@ -20,9 +20,9 @@ class TeacherConfig(Config):
     """A model that scores what the student samples. Its tokenizer must be the student's."""
 
     model: str
-    """A checkpoint of a run (RUN, RUN@STEP or RUN@best), a `tinker://…` path at the student's server, or a base model:
-    by its name at that server, as a model folder, or as a Hugging Face id in the local cache. With `endpoint`: the name
-    of the model there."""
+    """A checkpoint of a run (RUN, RUN@STEP, RUN@best or RUN@last), a `tinker://…` path at the student's server, or a
+    base model: by its name at that server, as a model folder, or as a Hugging Face id in the local cache. With
+    `endpoint`: the name of the model there."""
     endpoint: str | None = Field(default=None, pattern=r"^https?://\S+$")
     """Address of an OpenAI-compatible endpoint whose completions return `prompt_logprobs`, such as
     http://127.0.0.1:8000/v1 of Palestra or vLLM."""

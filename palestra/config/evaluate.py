@@ -34,7 +34,7 @@ class EvaluationConfig(Config):
     """Fixes the seed of every sample."""
     model: str = EPHEBE
     """Name of the model at the server. Without `server`: a model folder, a Hugging Face id in the local cache, the
-    bundled `ephebe`, or the checkpoint of a training run: RUN, RUN@STEP or RUN@best."""
+    bundled `ephebe`, or the checkpoint of a training run: RUN, RUN@STEP, RUN@best or RUN@last."""
     server: str | None = Field(default=None, pattern=r"^https?://\S+$")
     """Address of a model endpoint, such as http://127.0.0.1:8000, https://api.openai.com/v1 or
     https://api.anthropic.com. None: one is started for this evaluation."""

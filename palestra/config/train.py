@@ -17,6 +17,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    field_validator,
     model_validator,
 )
 
@@ -179,8 +180,9 @@ class AlgorithmConfig(Config):
 class OptimizerConfig(Config):
     """AdamW and its learning-rate schedule."""
 
-    lr: PositiveFloat = 1e-4
-    """Learning rate."""
+    lr: PositiveFloat | Literal["auto"] = "auto"
+    """Learning rate. auto: chosen at the start by the kind of run and the model's hidden size, whatever the rank, and
+    saved as a number; see docs/training.md."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
     """Decay of the mean of gradients."""
     beta2: float = Field(default=0.95, ge=0, lt=1)
@@ -231,6 +233,28 @@ class CheckpointConfig(Config):
     """Steps between checkpoints. The last step is always saved."""
     keep: PositiveInt = 3
     """Number of newest checkpoints to keep; older ones are deleted from the server."""
+    keep_best: str | None = "eval/success"
+    """The metric of evaluations by which the best weights are kept beside the newest: the best so far are saved even if
+    `every` does not make them due, and deleted when better ones come. Of a loss, less is better. None: the newest are
+    kept and no others."""
+    select: Literal["best", "last"] = "best"
+    """The weights that a finished run stands for, as `final`, by its alias, and by its name in commands: the best by
+    `keep_best` if evaluations ran, or the last. A resume goes on from the last step in any case."""
+
+    @field_validator("keep_best")
+    @classmethod
+    def _is_of_evaluations(cls, metric: str | None) -> str | None:
+        if metric is not None and not metric.startswith("eval/"):
+            raise ValueError(f"{metric!r} is no metric of evaluations; name one that begins with eval/, or null")
+        return metric
+
+
+class SftCheckpointConfig(CheckpointConfig):
+    """When weights and optimizer of SFT are saved, and how many of them are kept."""
+
+    keep_best: str | None = "eval/loss"
+    """The metric of evaluations on `eval_data` by which the best weights are kept beside the newest. None: the newest
+    are kept and no others."""
 
 
 class AsyncConfig(Config):
@@ -291,8 +315,9 @@ class RunConfig(Config):
     server_patience_s: PositiveFloat = 120.0
     """If the server cannot be reached for this time, the run ends; it can be resumed."""
     alias: str | None = Field(default="policy", pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    """The `model` by which others sample the newest weights at the server's model endpoint, during the run and after
-    it. Runs that share a server each need their own. None: no alias. Ignored if the server has no aliases."""
+    """The `model` by which others sample the run's weights at the server's model endpoint: the newest during the run,
+    those of `checkpoint.select` after it. Runs that share a server each need their own. None: no alias. Ignored if the
+    server has no aliases."""
     model: TrainModel = TrainModel()
     optimizer: OptimizerConfig = OptimizerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -445,6 +470,7 @@ class SftConfig(RunConfig):
     """Learn from all turns of the assistant, or from the last one only."""
     eval_every: NonNegativeInt = 10
     """Steps between evaluations on `eval_data`; 0: never."""
+    checkpoint: SftCheckpointConfig = SftCheckpointConfig()  # pyright: ignore[reportIncompatibleVariableOverride] (configs are frozen)
 
 
 class DpoConfig(RunConfig):

@@ -3,8 +3,8 @@
 Owns: names, the servers that are started for models. Never touches: calls. What takes seconds to import (tinker, with
 torch) is imported where it is needed: a model at a server needs none of it.
 
-A name is a model at a given server; or the checkpoint of a training run (RUN, RUN@STEP, RUN@best), a `tinker://`
-address, a model folder, a Hugging Face id in the local cache, or the bundled model.
+A name is a model at a given server; or the checkpoint of a training run (RUN, RUN@STEP, RUN@best, RUN@last), a
+`tinker://` address, a model folder, a Hugging Face id in the local cache, or the bundled model.
 """
 
 from __future__ import annotations
@@ -109,6 +109,8 @@ class _Opener:
                 raise EndpointError(f"{name} is at a server; give its address with --server")
             return await self._at(place.may_run, name)
         if (saved := checkpoint_of(name, place)) is not None:
+            if not name.endswith(f"@{saved.step}"):
+                self._note(f"{name} is {saved.name}")
             return await self._checkpoint(saved)
         if place.may_run is not None and await _has_model(place.may_run, name, place.key):
             self._note(f"{name} is at {place.may_run}")

@@ -116,6 +116,7 @@ class TorchTrainer:
         self.card = ModelCard(
             folder=config.model,
             architecture=model.spec.architecture,
+            hidden_size=model.spec.hidden_size,
             vocab_size=model.spec.vocab_size,
             max_positions=model.spec.max_positions,
             parameters=count_parameters(model.spec),

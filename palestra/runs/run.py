@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from palestra.runs.reader import RunReader, find_run
-from palestra.runs.saved_checkpoints import SavedCheckpoint, find_best, find_checkpoint, list_checkpoints
+from palestra.runs.saved_checkpoints import SELECTED, SavedCheckpoint, find_best, find_checkpoint, list_checkpoints
 
 
 class Run(RunReader):
@@ -23,6 +23,11 @@ class Run(RunReader):
         ones. Without a metric: by the success, reward or loss of the evaluations if there were any, else by the reward
         or loss of the training steps. Raises CheckpointError if there is none."""
         return find_checkpoint(self, "best") if metric is None else find_best(self, metric)
+
+    def selected(self) -> SavedCheckpoint:
+        """The checkpoint that the run's name means in commands: the one that `checkpoint.select` chooses, or while the
+        run goes on the newest. Raises CheckpointNotFound if there is none yet."""
+        return find_checkpoint(self, SELECTED)
 
     def last(self) -> SavedCheckpoint:
         """The newest checkpoint. Raises CheckpointNotFound if there is none yet."""

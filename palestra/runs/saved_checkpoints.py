@@ -1,12 +1,11 @@
 """Checkpoints that a run has saved: which there are, how good each was, where its files are.
 
-Owns: choosing one by step, or the best or last one. Never touches: weights; the server that has them, which
-`palestra.checkpoints` reads.
+Owns: choosing one by step, or the best, the last or the selected one. Never touches: weights; the server that has
+them, which `palestra.checkpoints` reads.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,8 +13,9 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from palestra.runs.best_step import best_step
 from palestra.runs.export_form import ExportForm
-from palestra.runs.reader import RunReader
+from palestra.runs.reader import RunReader, RunStatus
 from palestra.runs.record_files import RunError
 from palestra.util.json_types import JsonObject
 from palestra.util.suggest import did_you_mean
@@ -24,6 +24,8 @@ SCORES = ("eval/success", "eval/reward_mean", "eval/loss", "reward/mean", "dpo/a
 """Metrics by which the best checkpoint is chosen: the first one that any checkpoint has."""
 ADDRESS = "tinker://"
 NAMED = re.compile(r"(.+)@(\d+|best|last)")
+SELECTED = "selected"
+"""Which checkpoint the name of a run means without an @."""
 
 
 class CheckpointError(RunError):
@@ -107,6 +109,20 @@ class SavedCheckpoint(Struct, frozen=True, kw_only=True):
         return push_saved(self, target, form, public=public, update=update, **names)
 
 
+class SelectedCheckpoint(Struct, frozen=True):
+    """The checkpoint that a run stands for when it has ended, and why."""
+
+    saved: SavedCheckpoint
+    metric: str | None = None
+    """Metric of which it has the best value; None if it is the last one."""
+    value: float | None = None
+
+    @property
+    def facts(self) -> JsonObject:
+        """What the run's summary has about it, as `selected`."""
+        return {"step": self.saved.step, "metric": self.metric, "value": self.value}
+
+
 def checkpoint_names(run: RunReader) -> list[str]:
     """Names of the checkpoints, as in `first@4`, oldest first; no file is read."""
     steps = (file.stem.removeprefix("step_") for file in sorted((run.path / "checkpoints").glob("step_*.json")))
@@ -116,7 +132,7 @@ def checkpoint_names(run: RunReader) -> list[str]:
 def list_checkpoints(run: RunReader) -> list[SavedCheckpoint]:
     """Oldest first. Works while the run goes on."""
     config: JsonObject = run.read_about().get("config", {})
-    metrics = {row["step"]: row for row in run.read_metrics()}
+    metrics, names = {row["step"]: row for row in run.read_metrics()}, _score_names(config)
     found = []
     for file in sorted((run.path / "checkpoints").glob("step_*.json")):
         try:
@@ -133,24 +149,54 @@ def list_checkpoints(run: RunReader) -> list[SavedCheckpoint]:
                 address=pointer.address,
                 server=server,
                 folder=None if server else own_folder(run.path / "engine" / "checkpoints", pointer.address),
-                scores=_numbers(metrics.get(pointer.step, {}), SCORES),
+                scores=_numbers(metrics.get(pointer.step, {}), names),
             )
         )
     return found
 
 
 def find_checkpoint(run: RunReader, which: str = "last") -> SavedCheckpoint:
-    """`which` is `last`, `best` or the number of a step."""
+    """`which` is `last`, `best`, `selected` (while the run goes on: the last one) or the number of a step."""
     found = _some_checkpoints(run)
+    if which == SELECTED:
+        return found[-1] if run.status() is RunStatus.RUNNING else selected_of(run, found).saved
     if which == "last":
         return found[-1]
     if which == "best":
-        return best_of(found, {one.step: one.scores for one in found})
+        return best_kept(run, found)
     for one in found:
         if str(one.step) == which:
             return one
     steps = ", ".join(str(one.step) for one in found)
     raise CheckpointNotFound(f"run {run.name} has no checkpoint {which!r}; it has last, best and the steps {steps}")
+
+
+def best_kept(run: RunReader, found: Sequence[SavedCheckpoint]) -> SavedCheckpoint:
+    """The best of a run's checkpoints `found`, by `checkpoint.keep_best` or the first of SCORES that any has."""
+    names = _score_names(run.read_about().get("config", {}))
+    return best_of(found, {one.step: one.scores for one in found}, names)
+
+
+def find_selected(run: RunReader) -> SelectedCheckpoint:
+    """The checkpoint that the run's `checkpoint.select` chooses of those that are kept. Raises CheckpointNotFound if
+    there is none."""
+    return selected_of(run, _some_checkpoints(run))
+
+
+def selected_of(run: RunReader, found: Sequence[SavedCheckpoint]) -> SelectedCheckpoint:
+    """The same of the run's checkpoints `found`, oldest first; there must be one."""
+    rule: JsonObject = run.read_about().get("config", {}).get("checkpoint") or {}
+    metric = rule.get("keep_best") if rule.get("select") == "best" else None  # older versions had no such rule
+    values = {one.step: one.scores[metric] for one in found if metric in one.scores}
+    if metric is None or (step := best_step(values, metric)) is None:
+        return SelectedCheckpoint(found[-1])
+    return SelectedCheckpoint(next(one for one in found if one.step == step), metric, values[step])
+
+
+def selected_step(run: RunReader, found: Sequence[SavedCheckpoint]) -> int | None:
+    """The step of the selected one of `found`; None while the run goes on, or if there are none."""
+    is_over = bool(found) and run.status() is not RunStatus.RUNNING
+    return selected_of(run, found).saved.step if is_over else None
 
 
 def find_best(run: RunReader, metric: str) -> SavedCheckpoint:
@@ -173,9 +219,9 @@ def _some_checkpoints(run: RunReader) -> list[SavedCheckpoint]:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Returns the run and which of its checkpoints: `first@4`, `first@best`; without an @ the last one."""
+    """Returns the run and which of its checkpoints: `first@4`, `first@best`; without an @ the selected one."""
     named = NAMED.fullmatch(name)
-    return (named[1], named[2]) if named else (name, "last")
+    return (named[1], named[2]) if named else (name, SELECTED)
 
 
 def best_of(
@@ -185,18 +231,20 @@ def best_of(
     metric = next((name for name in metrics if any(name in one for one in scores.values())), None)
     if metric is None:
         return found[-1]
-    sign = -1.0 if is_loss(metric) else 1.0
-
-    def rank(one: SavedCheckpoint) -> tuple[float, int]:
-        value = scores.get(one.step, {}).get(metric)
-        return (-math.inf if value is None else sign * value, one.step)
-
-    return max(found, key=rank)
+    values = {one.step: scores[one.step][metric] for one in found if metric in scores.get(one.step, {})}
+    step = best_step(values, metric)
+    return next((one for one in found if one.step == step), found[-1])
 
 
-def is_loss(metric: str) -> bool:
-    """Whether less of it is better."""
-    return "loss" in metric.split("/")
+def values_by_step(run: RunReader, metric: str) -> dict[int, float]:
+    """The values of a metric at all steps of a run that have one."""
+    return {row["step"]: value for row in run.read_metrics() for value in _numbers(row, [metric]).values()}
+
+
+def selection_text(facts: JsonObject) -> str:
+    """Says what was selected and why, from the `selected` of a summary."""
+    why = "the last" if facts["metric"] is None else f"the best by {facts['metric']} ({facts['value']:.3f})"
+    return f"step {facts['step']}, {why}"
 
 
 def own_folder(root: Path, address: str) -> Path | None:
@@ -204,6 +252,12 @@ def own_folder(root: Path, address: str) -> Path | None:
     model, kind, name = address.removeprefix(ADDRESS).split("/", 2)
     saves = list((root / model.replace(":", "_") / kind).glob(f"{name}@*"))
     return max(saves, key=lambda folder: int(folder.name.rpartition("@")[2]), default=None)
+
+
+def _score_names(config: JsonObject) -> list[str]:
+    """Metrics by which the checkpoints of a run with this config are compared, the most important first."""
+    kept_by = (config.get("checkpoint") or {}).get("keep_best")
+    return list(dict.fromkeys([*([kept_by] if kept_by else []), *SCORES]))
 
 
 def _numbers(row: JsonObject, names: Sequence[str]) -> dict[str, float]:

@@ -17,8 +17,10 @@ from palestra.data.errors import DatasetError
 from palestra.environments.errors import JudgeError
 from palestra.runs.advisories import RunAdvisor
 from palestra.runs.reader import IMITATION, RunError, RunStatus
+from palestra.runs.saved_checkpoints import CheckpointError, SelectedCheckpoint, find_selected, values_by_step
 from palestra.runs.writer import EventKind, RunFolder
 from palestra.training.aliases import RunAlias
+from palestra.training.auto_lr import with_learning_rates
 from palestra.training.custom_functions import FunctionError, check_functions
 from palestra.training.guard import guarded, until_unreachable, wait_reachable
 from palestra.training.listener import RunListener
@@ -50,14 +52,15 @@ async def train(config: RunConfig, run: RunFolder, listener: RunListener) -> Jso
     that ends the run early is recorded and then raised."""
     try:
         async with open_session(config, run, listener) as session:
-            status = await loop_of(config, session)
+            status = await loop_of(session.config, session)
     except BaseException as error:
         stopped = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
         run.event(EventKind.ERROR, error=f"{type(error).__name__}: {error}")
         status = RunStatus.STOPPED if stopped else RunStatus.FAILED
-        report_end(config, run, run.finish(status, error=str(error) or type(error).__name__))
+        facts: JsonObject = {"error": str(error) or type(error).__name__, **selection_facts(run)}
+        report_end(config, run, run.finish(status, **facts))
         raise
-    summary = run.finish(status)
+    summary = run.finish(status, **selection_facts(run))
     await asyncio.to_thread(report_end, config, run, summary)
     return summary
 
@@ -114,7 +117,8 @@ async def open_session(config: RunConfig, run: RunFolder, listener: RunListener)
         else:
             await wait_reachable(url, config.server_patience_s, listener.note)
             stack.enter_context(guarded(until_unreachable(url, config.server_patience_s), ServerUnreachable))
-        checkpoints = RunCheckpoints(run.path / "checkpoints", config.checkpoint.keep)
+        config = await with_learning_rates(config, config.server, listener)
+        checkpoints = open_checkpoints(config, run)
         state = checkpoints.newest()
         adapter_settings = {"rank": config.model.rank, "seed": config.seed, "train_unembed": config.model.train_unembed}
         if state is None:
@@ -128,8 +132,42 @@ async def open_session(config: RunConfig, run: RunFolder, listener: RunListener)
         policy = await stack.enter_async_context(TinkerPolicy.open(url, name, start, alias, replay_routing=replays))
         run.change_config(config)  # only now: a resume that cannot begin must not change what is saved
         trackers = stack.enter_context(reporting_the_end(open_trackers(config.trackers, run)))
-        state, advisor = state or RunState(), RunAdvisor(run)
-        yield TrainingSession(policy, tokenizer, run, checkpoints, state, listener, trackers, url, advisor)
+        try:
+            yield TrainingSession(
+                config=config,
+                policy=policy,
+                tokenizer=tokenizer,
+                run=run,
+                checkpoints=checkpoints,
+                state=state or RunState(),
+                listener=listener,
+                trackers=trackers,
+                url=url,
+                advisor=RunAdvisor(run),
+            )
+        finally:
+            selected = selected_checkpoint(run)
+            policy.select(selected.saved.address if selected is not None and selected.metric is not None else None)
+
+
+def open_checkpoints(config: RunConfig, run: RunFolder) -> RunCheckpoints:
+    rule = config.checkpoint
+    values = values_by_step(run, rule.keep_best) if rule.keep_best is not None else {}
+    return RunCheckpoints(run.path / "checkpoints", rule.keep, rule.keep_best, values)
+
+
+def selected_checkpoint(run: RunFolder) -> SelectedCheckpoint | None:
+    """The checkpoint that the run stands for when it has ended; None if there is none that can be read."""
+    try:
+        return find_selected(run)
+    except CheckpointError:
+        return None
+
+
+def selection_facts(run: RunFolder) -> JsonObject:
+    """What the summary says about the selected checkpoint."""
+    selected = selected_checkpoint(run)
+    return {} if selected is None else {"selected": selected.facts}
 
 
 async def first_weights(config: RunConfig, run: RunFolder, listener: RunListener, url: str) -> str | None:

@@ -79,6 +79,8 @@ class TeacherOpening:
             return base, await self._sampler(await self._server(base, state), teacher.model)
         # A run that is resumed must learn from the same weights, even if its teacher has become better meanwhile.
         self._session.state.teachers[teacher.model] = f"{saved.run}@{saved.step}"
+        if not teacher.model.endswith(f"@{saved.step}"):
+            self._session.listener.note(f"the teacher {teacher.model} is {saved.name}")
         base, reader = base_of(saved), RunReader(saved.run)
         if saved.server is None and reader.status() is RunStatus.RUNNING:
             raise SetupError(f"{reader.name} is still going, and its server is its own; wait for its end, or export it")

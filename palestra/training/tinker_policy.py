@@ -27,7 +27,7 @@ GOODBYE_S = 5.0
 SETTLE_S = 60.0
 ADDRESS, SAMPLER_WEIGHTS = "tinker://", "/sampler_weights/"
 FINAL = "final"
-"""Name of the last weights, saved for sampling."""
+"""Name of the weights that a run ends with, saved for sampling."""
 
 
 class TinkerServer(TypedDict):
@@ -100,6 +100,7 @@ class TinkerPolicy:
     ):
         self._service, self._model, self._base_model, self._server = service, model, base_model, server
         self._alias, self._replay_routing = alias, replay_routing
+        self._selected: str | None = None
 
     @classmethod
     @asynccontextmanager
@@ -196,16 +197,23 @@ class TinkerPolicy:
         save = self._model.save_weights_and_get_sampling_client_async
         return TinkerSampler(await save(record_stability_info=self._replay_routing), version)
 
+    def select(self, address: str | None) -> None:
+        """Chooses the saved state that the run ends with; None: the weights as they are at the end."""
+        self._selected = address
+
     async def _settle(self, patience_s: float) -> None:
         """Moves the alias to a checkpoint, which stays; sampling sessions end with the run."""
         if self._alias is None:
             return
         try:
             async with asyncio.timeout(patience_s):
-                saved = await (await self._model.save_weights_for_sampler_async(FINAL)).result_async()
+                model = self._model
+                if self._selected is not None:  # loaded into a model of its own, which is never trained
+                    model = await self._service.create_training_client_from_state_async(self._selected)
+                saved = await (await model.save_weights_for_sampler_async(FINAL)).result_async()
                 await self._alias.settle(saved.path)
         except (tinker.TinkerError, TimeoutError) as error:
-            self._alias.complain(f"the last weights could not be saved: {str(error) or type(error).__name__}")
+            self._alias.complain(f"the final weights could not be saved: {str(error) or type(error).__name__}")
 
     async def base(self) -> TinkerSampler:
         return await self.sampler_of(self._base_model)

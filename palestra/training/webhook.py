@@ -90,6 +90,7 @@ def message(config: RunConfig, run: RunFolder, summary: JsonObject) -> JsonObjec
         "attempts": summary["attempts"],
         "metrics": {name: last[name] for name in FIGURES if name in last},
         "best": summary["best"],
+        "selected": summary.get("selected"),
         "error": error,
         "host": socket.gethostname(),
         "text": text,

@@ -363,6 +363,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
 
     folder: str
     architecture: str
+    hidden_size: int = 0
+    """0 in what an older worker tells."""
     vocab_size: int
     max_positions: int
     parameters: int

@@ -55,3 +55,28 @@ def test_a_damaged_pointer_says_what_to_do(tmp_path):
     (tmp_path / "step_000005.json").write_text('{"step": ')
     with pytest.raises(StateError, match=r"step_000005\.json cannot be read.*remove it to resume from an older one"):
         RunCheckpoints(tmp_path, keep=1).newest()
+
+
+def test_the_best_is_kept_until_a_better_one_comes(tmp_path):
+    checkpoints, shelf = RunCheckpoints(tmp_path, keep=1, keep_best="eval/success"), Shelf()
+    for step, value in ((0, 0.3), (5, 0.9), (10, 0.4)):
+        checkpoints.rate(step, value)
+        save(checkpoints, shelf, step)
+    assert shelf.kept == ["tinker://x/weights/step_000005", "tinker://x/weights/step_000010"]
+    checkpoints.rate(12, 0.8)
+    assert not checkpoints.is_best(12)
+    checkpoints.rate(12, 0.9)
+    assert checkpoints.is_best(12)  # the newest of equal ones
+    save(checkpoints, shelf, 12)
+    assert shelf.kept == ["tinker://x/weights/step_000012"]
+    checkpoints.rate(15, float("nan"))
+    assert not checkpoints.is_best(15)
+
+
+def test_values_of_steps_that_are_done_again_do_not_count(tmp_path):
+    save(RunCheckpoints(tmp_path, keep=1), Shelf(), 5)
+    checkpoints = RunCheckpoints(tmp_path, 1, "eval/loss", {5: 2.0, 7: 0.1})
+    checkpoints.rate(6, 1.0)
+    assert checkpoints.is_best(6)
+    save(checkpoints, Shelf(), 7)  # saved before it is evaluated again
+    assert checkpoints.is_best(6)

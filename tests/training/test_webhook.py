@@ -89,6 +89,7 @@ def test_the_end_is_reported_with_how_it_went(listener, tmp_path):
         "attempts": 1,
         "metrics": {"reward/mean": 0.25},
         "best": {"reward/mean": {"value": 0.25, "step": 1}},
+        "selected": None,
         "error": None,
         "host": socket.gethostname(),
         "text": f"run {run.name} is done after step 1 of 4",

@@ -9,6 +9,8 @@ from urllib.parse import urlencode
 import pytest
 from starlette.testclient import TestClient
 
+from palestra.runs.reader import RunStatus
+from palestra.runs.writer import RunFolder
 from palestra.view.app import Extension, create_app, no_server
 from palestra.view.rendering import FOLDER
 from palestra.view.runs.catalogue import Catalogue
@@ -74,6 +76,24 @@ def test_text_of_models_stays_text(tmp_path, open_client, page):
     if page in ("/log", "/config"):
         assert "&lt;script&gt;alert(1)&lt;/script&gt;" in shown
         assert "\\x1b[31mred" in shown
+
+
+def test_the_selected_checkpoint_is_marked_when_the_run_is_over(tmp_path, open_client):
+    folder = write_run(tmp_path, steps=4)
+    (folder / "checkpoints").mkdir()
+    for step in (2, 4):
+        pointer = {"step": step, "address": f"tinker://x:train:0/weights/step_{step}"}
+        (folder / "checkpoints" / f"step_{step:06d}.json").write_text(json.dumps(pointer))
+    with RunFolder.open(folder) as run:
+        run.write_metrics(2, {"eval/success": 0.9})
+        run.write_metrics(4, {"eval/success": 0.5})
+        going = open_client(tmp_path).get("/api/v1/runs/first/checkpoints").json()
+        run.finish(RunStatus.DONE, selected={"step": 2, "metric": "eval/success", "value": 0.9})
+    client = open_client(tmp_path)
+    ended = client.get("/api/v1/runs/first/checkpoints").json()
+    assert [[one["is_selected"] for one in found] for found in (going, ended)] == [[False, False], [False, True]]
+    assert "step 2, the best by eval/success (0.900)" in client.get("/runs/first").text
+    assert '<span class="tag">selected</span>' in client.get("/runs/first/checkpoints").text
 
 
 def test_a_checkpoint_leads_to_the_playground_of_a_server(root):

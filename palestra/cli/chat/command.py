@@ -81,9 +81,10 @@ def chat(
 ) -> None:
     """Talk to a model in the terminal.
 
-    MODEL is a model at the server, a model folder, a Hugging Face id, or the bundled ephebe; RUN, RUN@STEP or RUN@best
-    is a checkpoint of a training run. With MESSAGE, or a message on stdin, it is answered once. In a conversation,
-    /help lists the commands; Ctrl-C stops an answer, Ctrl-D ends the conversation.
+    MODEL is a model at the server, a model folder, a Hugging Face id, or the bundled ephebe; RUN, RUN@STEP, RUN@best
+    or RUN@last is a checkpoint of a training run (RUN: the one that it has selected). With MESSAGE, or a message on
+    stdin, it is answered once. In a conversation, /help lists the commands; Ctrl-C stops an answer, Ctrl-D ends the
+    conversation.
     """
     if task is not None and environment is None:
         raise fail("--task is a task of an environment; name it with --env", USAGE)

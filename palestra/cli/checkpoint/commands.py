@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import rich_click as click
 from msgspec import to_builtins
@@ -47,20 +47,28 @@ def list_(which: str | None, root: Path, server: str | None, key: str | None, as
         _list_of_server(server, key, as_json)
         return
     with run_errors():
-        from palestra.checkpoints import list_checkpoints
+        from palestra.checkpoints import list_checkpoints, selected_step
 
-        found = list_checkpoints(find(which, root))[::-1]
+        run = find(which, root)
+        found = list_checkpoints(run)
+        selected = selected_step(run, found)
+        found.reverse()
     if as_json:
-        print_json([_facts(one) for one in found])
+        print_json([{**_facts(one), "is_selected": one.step == selected} for one in found])
     elif not found:
         click.echo(f"{which} has no checkpoints yet")
     else:
         scores = sorted({name for one in found for name in one.scores})
         rows = [
-            [one.name, *(f"{one.scores[s]:.3f}" if s in one.scores else "" for s in scores), _where(one)]
+            [
+                one.name,
+                "selected" if one.step == selected else "",
+                *(f"{one.scores[s]:.3f}" if s in one.scores else "" for s in scores),
+                _where(one),
+            ]
             for one in found
         ]
-        print_table([["checkpoint", *scores, "where"], *rows])
+        print_table([["checkpoint", "", *scores, "where"], *rows])
 
 
 def _list_of_server(server: str | None, key: str | None, as_json: bool) -> None:
@@ -84,7 +92,7 @@ def _list_of_server(server: str | None, key: str | None, as_json: bool) -> None:
 @runs_option
 @json_option
 def show(which: str, root: Path, as_json: bool) -> None:
-    """Show a checkpoint: RUN@200, RUN@best, or the last one of RUN."""
+    """Show a checkpoint: RUN@200, RUN@best, RUN@last, or the one that RUN has selected."""
     with run_errors():
         found = find_saved(which, root)
     if as_json:
@@ -120,22 +128,22 @@ def export(
 ) -> None:
     """Write CHECKPOINT to DIR in a form that other tools load.
 
-    CHECKPOINT is RUN, RUN@STEP or RUN@best, also while the run goes on; the folder of an adapter; or a tinker://
-    address at --server.
+    CHECKPOINT is RUN, RUN@STEP, RUN@best or RUN@last, also while the run goes on; the folder of an adapter; or a
+    tinker:// address at --server. RUN alone is the checkpoint that the run has selected, its newest while it goes on.
     """
-    with run_errors(), _files_of(which, root, server, key) as adapter, needs_extra("engine"):
+    with run_errors(), _files_of(which, root, server, key) as source, needs_extra("engine"):
         from palestra.checkpoints.export import base_of, export_checkpoint
 
-        folder = base_of(adapter, base)
+        adapter, folder = source.folder, base_of(source.folder, base)
         export_checkpoint(adapter, out, form, base=folder, base_name=base_name)
         size = sum(file.stat().st_size for file in out.iterdir())
         checked = _check(out, form, adapter, folder) if check else None
     if as_json:
-        facts = {"folder": str(out), "form": form, "base": str(folder), "size_bytes": size}
+        facts = {"folder": str(out), "checkpoint": source.name, "form": form, "base": str(folder), "size_bytes": size}
         print_json(facts | ({"check": to_builtins(checked)} if checked else {}))
     else:
         what = "adapter for PEFT" if form == "peft" else "whole model"
-        click.echo(f"{out}: {what}, {bytes_text(size)}, of {which} on {folder}")
+        click.echo(f"{out}: {what}, {bytes_text(size)}, of {source.name} on {folder}")
         if checked is not None:
             click.echo(_check_text(checked))
     if checked is not None and not checked.is_good:
@@ -154,22 +162,29 @@ def delete(address: str, server: str, key: str | None) -> None:
     click.echo(f"{address} is deleted")
 
 
+class _CheckpointFiles(NamedTuple):
+    name: str
+    """The checkpoint with its step, as in `first@4`, or what the user named."""
+    folder: Path
+
+
 @contextmanager
-def _files_of(which: str, root: Path, server: str | None, key: str | None) -> Iterator[Path]:
-    """The folder with the files of a checkpoint, downloaded if need be."""
+def _files_of(which: str, root: Path, server: str | None, key: str | None) -> Iterator[_CheckpointFiles]:
+    """The files of a checkpoint, downloaded if need be."""
     from palestra.checkpoints import CheckpointError
     from palestra.checkpoints.sources import downloaded, saved_files
 
     if (Path(which) / "adapter_config.json").is_file():
-        yield Path(which)
+        yield _CheckpointFiles(which, Path(which))
     elif not which.startswith(ADDRESS):
-        with saved_files(find_saved(which, root), server=server, key=key) as folder:
-            yield folder
+        saved = find_saved(which, root)
+        with saved_files(saved, server=server, key=key) as folder:
+            yield _CheckpointFiles(saved.name, folder)
     elif server is None:
         raise CheckpointError(f"{which} is at a server; give its address with --server")
     else:
         with downloaded(which, server, key) as folder:
-            yield folder
+            yield _CheckpointFiles(which, folder)
 
 
 def _check(out: Path, form: ExportForm, adapter: Path, base: Path) -> ExportCheck:

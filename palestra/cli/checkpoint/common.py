@@ -32,7 +32,7 @@ base_name_option = click.option(
 
 
 def find_saved(which: str, root: Path) -> SavedCheckpoint:
-    """The checkpoint that `RUN`, `RUN@STEP` or `RUN@best` names."""
+    """The checkpoint that `RUN`, `RUN@STEP`, `RUN@best` or `RUN@last` names."""
     from palestra.checkpoints import find_checkpoint, split_name
 
     run, step = split_name(which)

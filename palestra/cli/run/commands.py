@@ -96,6 +96,7 @@ def show(which: str, root: Path, as_json: bool) -> None:
         from palestra.runs.metric_table import read_table
         from palestra.runs.overview import model_name
         from palestra.runs.reader import RunStatus
+        from palestra.runs.saved_checkpoints import selection_text
 
         found = find(which, root)
         about, metrics, events = found.read_about(), found.read_metrics(), found.read_events()
@@ -114,6 +115,7 @@ def show(which: str, root: Path, as_json: bool) -> None:
         "status": f"{status}{steps} in {duration_text(summary['seconds'])}",
         "model": model_name(config),
         "environments": environments,
+        "selected": selection_text(summary["selected"]) if "selected" in summary else "",
         "started": f"{time_text(about['created'])} on {facts['host']}, attempts: {summary['attempts']}",
         "command": facts["command"],
         "code": facts["git_commit"],

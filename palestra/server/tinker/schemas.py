@@ -92,6 +92,9 @@ class SupportedModel(WireModel):
     max_context_length: int | None = None
     trainable: bool = True
     sampleable: bool = True
+    hidden_size: int | None = None
+    """Of ours, as is `architecture`: clients choose a learning rate by them."""
+    architecture: str | None = None
 
 
 class CapabilitiesResponse(WireModel):

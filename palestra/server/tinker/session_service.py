@@ -13,6 +13,7 @@ from palestra.server.core.teardown import end_session
 from palestra.server.tinker import schemas as s
 from palestra.store.queries import sessions as session_rows
 from palestra.store.records import SessionRow as SessionRow
+from palestra.types.engine import ModelCard
 
 
 class SessionService:
@@ -20,10 +21,7 @@ class SessionService:
         self._core = core
 
     def capabilities(self) -> s.CapabilitiesResponse:
-        models = [
-            s.SupportedModel(model_name=name, max_context_length=worker.card.max_positions if worker.card else None)
-            for name, worker in self._core.workers.items()
-        ]
+        models = [supported_model(name, worker.card) for name, worker in self._core.workers.items()]
         return s.CapabilitiesResponse(supported_models=models)
 
     async def create_session(self, caller: Caller, request: s.CreateSessionRequest) -> str:
@@ -68,3 +66,15 @@ class SessionService:
                 lambda c: session_rows.finish_session(c, session_id, reason=request.reason.type, detail=request.detail)
             ),
         )
+
+
+def supported_model(name: str, card: ModelCard | None) -> s.SupportedModel:
+    """What clients are told about a base model; `card` is None until its worker has loaded it."""
+    if card is None:
+        return s.SupportedModel(model_name=name)
+    return s.SupportedModel(
+        model_name=name,
+        max_context_length=card.max_positions,
+        hidden_size=card.hidden_size or None,
+        architecture=card.architecture,
+    )

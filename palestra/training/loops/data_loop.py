@@ -74,7 +74,7 @@ async def _look(session: TrainingSession, evaluate: Callable[[], Awaitable[Metri
     session.listener.evaluated(done, metrics)
     session.advise()
     session.state.evaluated = done
-    await session.save_evaluation()
+    await session.save_evaluation(metrics, session.save)
 
 
 def _is_due(every: int, done: int, steps: int) -> bool:

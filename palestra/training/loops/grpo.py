@@ -81,7 +81,7 @@ class GrpoLoop:
                 is_good_enough = await self._evaluate(sampler)
                 if self._state.step >= self._config.steps:
                     return RunStatus.DONE
-                if is_good_enough or await self._session.is_stopped(self._save):
+                if is_good_enough or await self._session.is_stopped(self._save_to_resume):
                     return RunStatus.STOPPED
                 sampler = await self._step(collector, sampler)
 
@@ -224,16 +224,20 @@ class GrpoLoop:
         session.advise()
 
     async def _save(self) -> None:
-        """Saves a checkpoint with the cursor, before the server may forget the groups up to it. A run that ends while a
-        gradient is kept is saved as it was before: the weights are the same, and the steps since are played again."""
-        if self._resumable is not None and self._state.step < self._config.steps:
-            self._state = self._session.state = self._resumable
+        """Saves a checkpoint with the cursor, before the server may forget the groups up to it."""
         ledger = self._parts.ledger
         if ledger is not None:
             self._state.cursor = ledger.settled(self._state)
         await self._session.save()
         if ledger is not None:
             await ledger.commit(self._state.cursor)
+
+    async def _save_to_resume(self) -> None:
+        """Saves a run that is asked to stop. While a gradient is kept, that is the state before: the weights are the
+        same, and the steps since are played again."""
+        if self._resumable is not None:
+            self._state = self._session.state = self._resumable
+        await self._save()
 
     async def _evaluate(self, sampler: PolicySampler) -> bool:
         """Evaluates if it is due and not done yet. Returns True if the run is good enough, or has stopped improving."""
@@ -247,7 +251,8 @@ class GrpoLoop:
         self._session.advise()
         is_over = rule is not None and should_stop(rule, metrics, self._state)
         self._state.evaluated = done
-        await self._session.save_evaluation(is_last=is_over)
+        may_save = is_over or done == self._config.steps or not self._updater.has_kept_gradient
+        await self._session.save_evaluation(metrics, self._save, is_last=is_over, may_save=may_save)
         return is_over
 
     def _is_due(self, every: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from palestra.chat import ChatTokenizer
-from palestra.config.train import PLATFORM, CheckpointConfig, GrpoConfig, ImitationConfig, SftConfig
+from palestra.config.train import PLATFORM, GrpoConfig, ImitationConfig, SftCheckpointConfig, SftConfig
 from palestra.data.conversations import ConversationFile, conversation_of
 from palestra.data.errors import DatasetError
 from palestra.environments.fleet.gold import gold_lines
@@ -34,7 +34,7 @@ def sft_config(config: GrpoConfig, imitation: ImitationConfig, data: Path, serve
         steps=imitation.steps,
         optimizer=imitation.optimizer,
         max_sequence_length=config.data.max_sequence_length,
-        checkpoint=CheckpointConfig(every=config.checkpoint.every, keep=1),
+        checkpoint=SftCheckpointConfig(every=config.checkpoint.every, keep=1),
         model=config.model,
         seed=config.seed,
         alias=None,

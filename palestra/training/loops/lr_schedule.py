@@ -10,16 +10,19 @@ from palestra.types import AdamParams
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
     """Returns the learning rate of a step; `step` counts from 0."""
+    peak = config.lr
+    if peak == "auto":
+        raise ValueError("optimizer.lr is still auto; `auto_lr.with_learning_rates` makes it a number")
     if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
+        return peak * (step + 1) / config.warmup_steps
     done = (step - config.warmup_steps) / max(1, steps - config.warmup_steps)
     match config.schedule:
         case "constant":
-            return config.lr
+            return peak
         case "linear":
-            return config.lr * (1 - done)
+            return peak * (1 - done)
         case "cosine":
-            return config.lr * 0.5 * (1 + math.cos(math.pi * done))
+            return peak * 0.5 * (1 + math.cos(math.pi * done))
 
 
 def adam_at(config: OptimizerConfig, step: int, steps: int) -> AdamParams:

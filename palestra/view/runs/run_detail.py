@@ -15,9 +15,9 @@ from palestra.runs.advisories import Advisory, read_advisories
 from palestra.runs.control import resume_command
 from palestra.runs.facts import flatten
 from palestra.runs.metric_table import MetricTable
-from palestra.runs.reader import Part, RunNotFound, RunStatus
+from palestra.runs.reader import Part, RunNotFound, RunReader, RunStatus
 from palestra.runs.record_files import RunError
-from palestra.runs.saved_checkpoints import best_of, list_checkpoints
+from palestra.runs.saved_checkpoints import best_kept, list_checkpoints, selected_step, selection_text
 from palestra.util.json_types import JsonObject
 from palestra.view.runs.catalogue import Catalogue, ListedRun
 
@@ -37,6 +37,8 @@ class RunDetail(Struct, frozen=True):
     """Whether it was asked to end after its step."""
     resume: str | None
     """The command that goes on with it, if it has ended early."""
+    selected: str | None
+    """The step whose weights the run ended with, and why."""
     warnings: list[Advisory]
     rollout_steps: list[int]
     eval_steps: list[int]
@@ -71,6 +73,8 @@ class ListedCheckpoint(Struct, frozen=True):
     server: str | None
     scores: dict[str, float]
     is_best: bool
+    is_selected: bool
+    """Whether the run's name means it, in commands; False while the run goes on."""
     can_export: bool
 
 
@@ -90,6 +94,7 @@ def read_run(catalogue: Catalogue, name: str) -> RunDetail:
         attempts=max(map(_attempt, events), default=1),
         is_stopping=run.is_asked_to_stop and status is RunStatus.RUNNING,
         resume=resume_command(run) if status.can_resume and "kind" in about else None,
+        selected=_selected(run),
         warnings=read_advisories(run, table),
         rollout_steps=run.steps(Part.ROLLOUTS),
         eval_steps=run.steps(Part.EVAL),
@@ -132,14 +137,31 @@ def read_events(catalogue: Catalogue, name: str) -> list[JsonObject]:
 
 
 def read_checkpoints(catalogue: Catalogue, name: str) -> list[ListedCheckpoint]:
-    found = list_checkpoints(catalogue.open(name))
-    best = best_of(found, {one.step: one.scores for one in found}).step if found else None
+    run = catalogue.open(name)
+    if not (found := list_checkpoints(run)):
+        return []
+    best, selected = best_kept(run, found).step, selected_step(run, found)
     return [
         ListedCheckpoint(
-            one.name, one.step, one.address, one.server, one.scores, one.step == best, one.folder is not None
+            name=one.name,
+            step=one.step,
+            address=one.address,
+            server=one.server,
+            scores=one.scores,
+            is_best=one.step == best,
+            is_selected=one.step == selected,
+            can_export=one.folder is not None,
         )
         for one in reversed(found)
     ]
+
+
+def _selected(run: RunReader) -> str | None:
+    """From the summary, so that no checkpoint is read for every look at the page."""
+    try:
+        return selection_text(run.read_summary()["selected"])
+    except (KeyError, TypeError, ValueError):  # it goes on, or is older, or somebody else wrote the file
+        return None
 
 
 def _seconds(table: MetricTable, events: list[JsonObject], status: RunStatus) -> float:
