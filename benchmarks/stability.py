@@ -59,6 +59,7 @@ class StabilityRow(Struct, frozen=True, kw_only=True):
     key: str
     """Hash of the resolved config, and of whether the first adapter is perturbed."""
     task: str
+    device: str
     recipe: str
     factor: float
     lr: float
@@ -75,6 +76,7 @@ class StabilityRow(Struct, frozen=True, kw_only=True):
 class Cell(Struct, frozen=True, kw_only=True):
     key: str
     task: str
+    device: str
     recipe: str
     factor: float
     lr: float
@@ -104,6 +106,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--factors", type=numbers, default=[0.5, 1.0, 2.0, 4.0], metavar="X,…", help="0.5,1,2,4")
     parser.add_argument("--seeds", type=positive, default=16, metavar="N")
     parser.add_argument("--first-seed", type=int, default=0, metavar="N")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--slots", type=positive, default=max(1, usable_cores() // 2), metavar="N", help="runs at once")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="one row for each run; continued if it exists")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of all runs")
@@ -121,7 +124,7 @@ def numbers(text: str) -> list[float]:
 def make_cells(args: argparse.Namespace) -> list[Cell]:
     """All seeds of a rate beside each other; the rates by turns."""
     return [
-        make_cell(task, recipe, factor, seed, tuple(args.set))
+        make_cell(task, args.device, recipe, factor, seed, tuple(args.set))
         for task in args.tasks
         for recipe in args.recipes
         for seed in range(args.first_seed, args.first_seed + args.seeds)
@@ -129,9 +132,11 @@ def make_cells(args: argparse.Namespace) -> list[Cell]:
     ]
 
 
-def make_cell(task: str, recipe: str, factor: float, seed: int, more: tuple[str, ...]) -> Cell:
-    overrides = (*COMMON, *RECIPES[recipe], *more)
-    job = CellJob(config=task, overrides=overrides, seed=seed, is_perturbed=seed % 2 == 1)
+def make_cell(task: str, device: str, recipe: str, factor: float, seed: int, more: tuple[str, ...]) -> Cell:
+    overrides = (*COMMON, f"model.device={device}", *RECIPES[recipe], *more)
+    # On a GPU a server takes half of the memory that is free, and others want to begin beside it.
+    settings = ("models.0.cache_tokens=131072",) if device == "cuda" else ()
+    job = CellJob(config=task, overrides=overrides, seed=seed, is_perturbed=seed % 2 == 1, settings=settings)
     stated = job_config(job, [])
     assert isinstance(stated.optimizer.lr, float), f"{task} does not state its learning rate"
     lr = stated.optimizer.lr * factor
@@ -140,7 +145,7 @@ def make_cell(task: str, recipe: str, factor: float, seed: int, more: tuple[str,
     resolved = job_config(job, []).model_dump(mode="json", exclude={"runs", "name", "card", "server"})
     text = json.dumps([resolved, job.is_perturbed], sort_keys=True)
     key = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return Cell(key=key, task=task, recipe=recipe, factor=factor, lr=lr, job=job)
+    return Cell(key=key, task=task, device=device, recipe=recipe, factor=factor, lr=lr, job=job)
 
 
 class RowFile:
@@ -169,7 +174,7 @@ async def run_cells(cells: Sequence[Cell], slots: int, file: RowFile, progress: 
             if result is None:
                 continue
             job = cell.job
-            facts = {"task": cell.task, "recipe": cell.recipe, "factor": cell.factor, "lr": cell.lr}
+            facts = {name: getattr(cell, name) for name in ("task", "device", "recipe", "factor", "lr")}
             row = StabilityRow(key=cell.key, seed=job.seed, is_perturbed=job.is_perturbed, result=result, **facts)
             file.add(row)
             progress.say(
@@ -207,41 +212,29 @@ async def run_cell(cell: Cell, cores: tuple[int, ...], progress: Progress) -> Ce
 
 
 def shown(cell: Cell) -> str:
-    return f"{cell.task}, {cell.recipe}, {cell.factor:g}x ({cell.lr:g}), seed {cell.job.seed}"
+    return f"{cell.task}, {cell.device}, {cell.recipe}, {cell.factor:g}x ({cell.lr:g}), seed {cell.job.seed}"
 
 
 def table(rows: Sequence[StabilityRow]) -> str:
-    head = (
-        "config",
-        "recipe",
-        "rate",
-        "runs",
-        "untrained",
-        "best",
-        "final",
-        "lowest",
-        "collapsed",
-        "failed",
-        "undone",
-        "s",
-    )
-    return markdown([head, *(tuple(map(str, found.values())) for found in summaries(rows))])
+    found = summaries(rows)
+    return markdown([tuple(found[0]), *(tuple(map(str, one.values())) for one in found)]) if found else "no runs"
 
 
 def summaries(rows: Sequence[StabilityRow]) -> list[dict[str, str | int | float]]:
     """Medians over the seeds of a config, recipe and rate."""
-    keys = sorted({(row.task, row.recipe, row.lr, row.factor) for row in rows})
-    return [summary(*key, [r for r in rows if (r.task, r.recipe, r.lr, r.factor) == key]) for key in keys]
+    groups: dict[tuple[str, str, str, float], list[StabilityRow]] = {}
+    for row in rows:
+        groups.setdefault((row.task, row.device, row.recipe, row.factor), []).append(row)
+    return [summary(groups[key]) for key in sorted(groups)]
 
 
-def summary(
-    task: str, recipe: str, lr: float, factor: float, rows: Sequence[StabilityRow]
-) -> dict[str, str | int | float]:
-    results = [row.result for row in rows]
+def summary(rows: Sequence[StabilityRow]) -> dict[str, str | int | float]:
+    results, first = [row.result for row in rows], rows[0]
     return {
-        "config": task,
-        "recipe": recipe,
-        "rate": f"{lr:g} ({factor:g}x)",
+        "config": first.task,
+        "device": first.device,
+        "recipe": first.recipe,
+        "rate": f"{first.lr:g} ({first.factor:g}x)",
         "runs": len(rows),
         "untrained": round(statistics.median(r.untrained for r in results), 3),
         "best": round(statistics.median(r.best for r in results), 3),

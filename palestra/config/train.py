@@ -153,7 +153,7 @@ class PenaltyConfig(Config):
 class AlgorithmConfig(Config):
     """How rewards become a gradient: advantages, loss, normalisation."""
 
-    advantage: AdvantageKind | FunctionName = AdvantageKind.GRPO
+    advantage: AdvantageKind | FunctionName = AdvantageKind.MEAN_BASELINE
     """How a rollout is compared with its group: grpo divides by the group's standard deviation, mean_baseline does
     not, leave_one_out compares with the others' mean, dr_grpo also divides the loss by a constant length. Or a function
     of one's own, `package.module:function`."""
@@ -193,9 +193,9 @@ class OptimizerConfig(Config):
     """Decoupled weight decay, times the learning rate."""
     grad_clip: NonNegativeFloat = 1.0
     """Limit on the global norm of the gradient; 0 is off."""
-    warmup_steps: NonNegativeInt = 0
+    warmup_steps: NonNegativeInt = 3
     """Steps over which the learning rate rises from 0."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule: Literal["constant", "linear", "cosine"] = "linear"
     """How the learning rate falls to zero at the last step; `constant`: it does not fall."""
 
 

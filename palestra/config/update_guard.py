@@ -18,5 +18,5 @@ class UpdateGuardConfig(Config):
     max_kl: PositiveFloat = 0.02
     """Maximum KL per token between the policy before and after a step's update, over what was played for it. An update
     above it is undone and repeated at half the learning rate, up to three times; then the step is skipped."""
-    rows: PositiveInt = 64
+    rows: PositiveInt = 48
     """Number of played rows by which an update is measured, chosen at random; all of them if there are fewer."""

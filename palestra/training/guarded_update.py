@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -51,6 +52,8 @@ class AppliedUpdate(Struct, kw_only=True):
     """KL per token of the attempts that were undone."""
     is_skipped: bool = False
     """Whether all attempts were undone."""
+    guard_s: float = 0.0
+    """Seconds of saving, measuring and undoing."""
 
     def metrics(self) -> dict[str, float]:
         found = {"groups/informative": float(self.informative), "optim/kept": float(self.is_kept)}
@@ -60,6 +63,7 @@ class AppliedUpdate(Struct, kw_only=True):
                 "guard/kl_first": (self.undone or [self.kl])[0],
                 "guard/undone": float(len(self.undone)),
                 "guard/skipped": float(self.is_skipped),
+                "time/guard_s": self.guard_s,
             }
         return found
 
@@ -100,19 +104,24 @@ class PolicyUpdater:
     async def _guarded(
         self, batch: TrainingBatch, adam: AdamParams, rows: Sequence[Branch], version: int
     ) -> AppliedUpdate:
+        begin = time.monotonic()
         address = await self._policy.save(BEFORE, ttl_s=BEFORE_TTL_S)
         sequences = await self._before(self._choose(rows, version), version)
         undone: list[float] = []
         while True:
+            step_begin = time.monotonic()
             updates = await self._step(batch, adam)
+            step_s = time.monotonic() - step_begin
             scored = await self._policy.forward(sequences)
             kl = update_kl(sequences, scored.logprobs)
             if kl <= self._config.update_guard.max_kl:  # not so if it is NaN
-                return AppliedUpdate(updates=updates, kl=kl, undone=undone)
+                guard_s = time.monotonic() - begin - step_s
+                return AppliedUpdate(updates=updates, kl=kl, undone=undone, guard_s=guard_s)
             undone.append(kl)
             await self._policy.restore(address)
             if len(undone) > RETRIES:
-                return AppliedUpdate(updates=updates, kl=0.0, undone=undone, is_skipped=True)
+                guard_s = time.monotonic() - begin
+                return AppliedUpdate(updates=updates, kl=0.0, undone=undone, is_skipped=True, guard_s=guard_s)
             adam = replace(adam, learning_rate=adam.learning_rate / 2)
             for kept in self._kept:  # the server forgot their gradients with the state
                 await self._accumulate(kept)

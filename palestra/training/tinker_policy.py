@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import warnings
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TypedDict
@@ -22,6 +23,8 @@ from palestra.types import AdamParams, SampledSequence, SamplingParams, StopReas
 from palestra.types.rollouts import SequenceSource, TrainSequence
 
 os.environ.setdefault("TINKER_TELEMETRY", "0")  # a run on one's own machine reports to nobody
+# The SDK from 0.38 on prefers other names for these calls, which 0.36 does not have.
+warnings.filterwarnings("ignore", r"DEPRECATED: \w+\.\w+_async", FutureWarning, r"palestra\.training\.tinker_policy")
 
 GOODBYE_S = 5.0
 SETTLE_S = 60.0

@@ -126,10 +126,11 @@ def test_a_run_may_have_no_alias(ephebe_url, run_training):
 
 def test_two_runs_under_one_name_are_told(ephebe_url):
     service = tinker.ServiceClient(base_url=ephebe_url, api_key="tml-any")
-    samplers = [service.create_sampling_client(base_model=EPHEBE)._sampling_session_id for _ in range(4)]
     notes: list[str] = []
 
     async def both() -> None:
+        clients = [await service.create_sampling_client_async(base_model=EPHEBE) for _ in range(4)]
+        samplers = [client._sampling_session_id for client in clients]
         async with (
             RunAlias.open(ephebe_url, "shared", notes.append) as one,
             RunAlias.open(ephebe_url, "shared", lambda text: None) as other,
