@@ -99,8 +99,8 @@ GUIDANCE: dict[AdvisoryKind, Guidance] = {
     ),
     K.SEVERE_MISMATCH: Guidance(
         "rollouts are much older than the weights, or the sampler is another engine or has other weights",
-        "lower `asynchronous.max_staleness` or `algorithm.minibatches`, or train at a server that samples by itself "
-        "(`server`)",
+        "lower `asynchronous.max_staleness` or `algorithm.minibatches`, correct for it (`algorithm.correction`), or "
+        "train at a server that samples by itself (`server`)",
     ),
     K.MISMATCH: Guidance(
         "the sampler is another engine (such as vLLM) or rounds differently; with Palestra's own sampler it is a bug",
@@ -111,9 +111,9 @@ GUIDANCE: dict[AdvisoryKind, Guidance] = {
         "choose tasks by `difficulty`, or play larger groups (`rollout.group_size`)",
     ),
     K.FEW_INFORMATIVE_GROUPS: Guidance(
-        "most tasks are solved always or never, so that a few rollouts decide the whole update",
+        "most tasks are solved always or never; such a step keeps its gradient for the next one",
         "play more groups in a step (`rollout.groups_per_step`), play others instead of those that teach nothing "
-        "(`data.zero_variance`), or choose tasks by `difficulty`",
+        "(`data.zero_variance`), choose tasks by `difficulty`, or change `data.min_informative_groups`",
     ),
     K.FAILED_ROLLOUTS: Guidance(
         "the environment fails, or is too slow for its time limits",
@@ -130,7 +130,7 @@ GUIDANCE: dict[AdvisoryKind, Guidance] = {
     ),
     K.ENTROPY_FALLING: Guidance(
         "the updates are too large, and exploration will soon be over",
-        "lower `optimizer.lr`, or set `penalty.kl`",
+        "lower `optimizer.lr`, or hold the entropy (`algorithm.entropy`)",
     ),
     K.REWARD_STALLED: Guidance(
         "the tasks that are left are too hard, or the learning rate is too low",

@@ -130,7 +130,7 @@ def test_a_run_is_shown_with_its_course_and_its_warnings():
 
 def test_a_run_whose_evaluation_fell_does_not_just_say_done():
     fallen = [{"eval/success": 0.9, "eval/success_stderr": 0.02}, {"eval/success": 0.4, "eval/success_stderr": 0.03}]
-    with RunFolder.create("runs", "fallen", make_config()) as folder:
+    with RunFolder.create("runs", "fallen", make_config(optimizer={"lr": 1e-4})) as folder:
         advisor = RunAdvisor(folder)
         for step, row in enumerate(fallen, 1):
             folder.write_metrics(step, row)

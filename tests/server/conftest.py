@@ -290,6 +290,11 @@ class Server:
         return "\n".join(f"--- {f}\n{f.read_text(errors='replace')[-TAIL:]}" for f in logs if f.exists())
 
 
+def created(client: Any) -> Any:
+    """From 0.38 on the SDK returns a future of a client."""
+    return client.result() if hasattr(client, "result") else client
+
+
 def _is_alive(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

@@ -24,6 +24,7 @@ from tests.training.scripted import chat_tokenizer
 from tests.training.test_sft import EXAMPLES, Told, load, run, start
 
 DATA = EXAMPLES / "data" / "preferences.jsonl"
+AT_ONCE = ("optimizer.warmup_steps=0", "optimizer.schedule=constant")
 SIGNS = ("loss/mean", "dpo/accuracy", "dpo/margin", "dpo/chosen_reward", "dpo/rejected_reward", "data/epoch")
 
 
@@ -33,7 +34,9 @@ def a_dpo_config(server: str, *overrides: str) -> RunConfig:
 
 def test_a_run_learns_to_prefer_what_was_chosen(ephebe_url, tmp_path):
     response = Told()
-    folder, summary = start(a_dpo_config(ephebe_url, "steps=4", "beta=0.3", "optimizer.lr=8e-3"), tmp_path, response)
+    folder, summary = start(
+        a_dpo_config(ephebe_url, "steps=4", "beta=0.3", *AT_ONCE, "optimizer.lr=8e-3"), tmp_path, response
+    )
     rows = folder.read_metrics()
     assert summary["status"] == RunStatus.DONE
     assert rows[0]["loss/mean"] == pytest.approx(math.log(2), abs=1e-4)  # the policy still is the reference
@@ -49,7 +52,7 @@ def test_a_run_learns_to_prefer_what_was_chosen(ephebe_url, tmp_path):
 
 @pytest.mark.slow
 def test_the_reference_is_what_the_run_began_with_also_after_a_resume(ephebe_url, tmp_path):
-    small = (ephebe_url, "batch_size=4", "optimizer.lr=4e-3", "checkpoint.every=1")
+    small = (ephebe_url, "batch_size=4", *AT_ONCE, "optimizer.lr=4e-3", "checkpoint.every=1")
     before, _ = start(a_dpo_config(*small, "steps=1"), tmp_path / "before")
     (saved,) = [event for event in before.read_events() if event["event"] == "checkpoint"]
     config = a_dpo_config(*small, "steps=3", f"model.start_from={saved['address']}")

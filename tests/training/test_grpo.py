@@ -11,7 +11,7 @@ from tests.training.trainers import FEW, TOOLS
 
 LEARNING = {"rollout": {"group_size": 8, "groups_per_step": 8}, "eval": {"every": 8, "tasks": 96}, "steps": 8}
 QUICKLY = {
-    "rollout": {"group_size": 8, "groups_per_step": 4, "max_tokens": 24},
+    "rollout": {"group_size": 8, "groups_per_step": 6, "max_tokens": 24},
     "optimizer": {"lr": 4e-3},
     "eval": {"every": 6, "tasks": 96},
     "steps": 6,

@@ -17,6 +17,7 @@ from palestra.cli import main
 from palestra.config import ConfigError
 from palestra.config.bundled import BUNDLED, EPHEBE
 from palestra.config.train import RunConfig, load_train_config
+from palestra.runs.advisories import RunAdvisor
 from palestra.runs.reader import RunReader, RunStatus
 from palestra.runs.record_files import read_lines
 from palestra.runs.saved_checkpoints import find_selected
@@ -193,7 +194,7 @@ def run_scripted(run: RunFolder, config: RunConfig, store: WeightStore, values: 
     """The loop of SFT and DPO on a run's folder, where evaluations have these values."""
     checkpoints = open_checkpoints(config, run)
     state = checkpoints.newest() or RunState()
-    parts = (config, store, None, run, checkpoints, state, Moments(store), open_trackers([], run), "")
+    parts = (config, store, None, run, checkpoints, state, Moments(store), open_trackers([], run), "", RunAdvisor(run))
     session = TrainingSession(*cast(Any, parts))
 
     async def evaluate() -> Metrics:

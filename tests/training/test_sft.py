@@ -22,6 +22,7 @@ from palestra.training.loops.sft import check_sft, loss_per_token, weigh
 from palestra.types.rollouts import TrainSequence
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+FAST = ("optimizer.lr=4e-3", "optimizer.warmup_steps=0")
 
 
 class Told(Silence):
@@ -65,7 +66,7 @@ def an_sft_config(server: str, *overrides: str) -> RunConfig:
 
 
 def test_a_run_learns_and_says_so(ephebe_url, tmp_path):
-    config, response = an_sft_config(ephebe_url, "steps=8", "eval_every=4", "optimizer.lr=4e-3"), Told()
+    config, response = an_sft_config(ephebe_url, "steps=8", "eval_every=4", *FAST), Told()
     folder, summary = start(config, tmp_path, response)
     rows = folder.read_metrics()
     assert summary["status"] == RunStatus.DONE

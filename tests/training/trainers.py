@@ -16,7 +16,7 @@ from tests.warm_start import ClientProcess, start_client
 SMALL = {
     "environments": [{"name": "arithmetic"}],
     "rollout": {"group_size": 4, "groups_per_step": 4, "max_tokens": 48, "max_context": 640},
-    "optimizer": {"lr": 2e-3},
+    "optimizer": {"lr": 2e-3, "warmup_steps": 0, "schedule": "constant"},
     "steps": 5,
     "eval": {"every": 0},
     "checkpoint": {"every": 2},

@@ -12,7 +12,7 @@ EVALUATED = [{"eval/success": 0.9, "eval/success_stderr": 0.02}, {"eval/success"
 
 
 def test_a_run_whose_evaluation_fell_does_not_just_say_done(open_client, tmp_path):
-    with RunFolder.create(tmp_path, "one", make_config(steps=2)) as run:
+    with RunFolder.create(tmp_path, "one", make_config(steps=2, optimizer={"lr": 1e-4})) as run:
         for step, row in enumerate(EVALUATED, 1):
             run.write_metrics(step, row)
         run.finish(RunStatus.DONE)

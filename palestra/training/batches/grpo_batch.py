@@ -151,18 +151,23 @@ def split(sequences: Sequence[TrainSequence], parts: int, salt: str) -> list[lis
 
 def normalize(minibatches: Sequence[Sequence[TrainSequence]], config: GrpoConfig, played: Played) -> None:
     """Scales the advantages: the engine sums the loss over tokens, and the scale turns this sum into a mean over what
-    was played, of which each minibatch has an equal share. So one informative group of twelve gives a twelfth of the
-    gradient."""
+    was played. So one informative group of twelve gives a twelfth of the gradient. Of what was played, a minibatch has
+    the share that it has of what is trained."""
     if config.algorithm.normalize == "none":
         return
-    for sequence in (sequence for minibatch in minibatches for sequence in minibatch):
-        if config.algorithm.normalize == "sequences":
-            divisor = sum(sequence.mask) * played.sequences / len(minibatches)
-        elif config.algorithm.advantage is AdvantageKind.DR_GRPO:
-            divisor = config.rollout.max_tokens * played.sequences / len(minibatches)
-        else:
-            divisor = played.tokens / len(minibatches)
-        sequence.advantages = [advantage / divisor for advantage in sequence.advantages]
+    sequences = sum(map(len, minibatches))
+    tokens = sum(sum(sequence.mask) for minibatch in minibatches for sequence in minibatch)
+    for minibatch in minibatches:
+        of_sequences = played.sequences * len(minibatch) / sequences
+        of_tokens = played.tokens * sum(sum(sequence.mask) for sequence in minibatch) / tokens
+        for sequence in minibatch:
+            if config.algorithm.normalize == "sequences":
+                divisor = sum(sequence.mask) * of_sequences
+            elif config.algorithm.advantage is AdvantageKind.DR_GRPO:
+                divisor = config.rollout.max_tokens * of_sequences
+            else:
+                divisor = of_tokens
+            sequence.advantages = [advantage / divisor for advantage in sequence.advantages]
 
 
 class Played(Struct):

@@ -169,9 +169,7 @@ class GrpoLoop:
         is_corrected = algorithm.correction.is_on
         has_moved = algorithm.minibatches > 1 and not self._config.asynchronous.enabled
         rows = [
-            row
-            for row in trainable_rows(groups, self._config)
-            if is_corrected or has_moved or row.temperature != 1.0
+            row for row in trainable_rows(groups, self._config) if is_corrected or has_moved or row.temperature != 1.0
         ]
         if not rows:
             return {} if is_corrected else None

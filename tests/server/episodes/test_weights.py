@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.server.conftest import created
 from tests.server.episodes.conftest import Api, player, say, went_on, whole
 from tests.server.model_api.conftest import MODEL
 
@@ -20,7 +21,7 @@ def sessions(keyed: Any, keys: dict[str, str]) -> Iterator[list[str]]:
     """Sampling sessions of two versions of a policy in training: alice's."""
     service = keyed.client(key=keys["alice"])
     model = service.create_lora_training_client(base_model=MODEL, rank=4)
-    samplers = [model.save_weights_and_get_sampling_client() for _ in range(2)]
+    samplers = [created(model.save_weights_and_get_sampling_client()) for _ in range(2)]
     yield [sampler._sampling_session_id for sampler in samplers]
     service.close("success").result()
 

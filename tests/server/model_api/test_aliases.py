@@ -18,7 +18,7 @@ from palestra.config.bundled import bundled_model
 from palestra.server.core.errors import ApiError
 from palestra.server.model_api.aliases import MAX_ALIASES, Aliases
 from palestra.store import Store
-from tests.server.conftest import KEY
+from tests.server.conftest import KEY, created
 from tests.server.model_api.conftest import MODEL, Ephebe
 from tests.server.standstill import standstill
 
@@ -43,7 +43,7 @@ def last_turn(server: Ephebe, answer: Any, key: str = KEY) -> dict[str, Any]:
 
 
 def session_id(sampler: Any) -> str:
-    return sampler._sampling_session_id
+    return created(sampler)._sampling_session_id
 
 
 @pytest.fixture(scope="module")

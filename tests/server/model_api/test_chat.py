@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 
+from tests.server.conftest import created
 from tests.server.model_api.conftest import MODEL, Ephebe
 from tests.server.model_api.stockroom import TOOLS, question, result
 
@@ -187,7 +188,7 @@ def test_a_model_is_a_base_a_checkpoint_or_a_session(ephebe: Ephebe, client: ope
     service = ephebe.client()
     trained = service.create_lora_training_client(base_model=MODEL, rank=4)
     path = trained.save_weights_for_sampler("first").result().path
-    sampler = trained.save_weights_and_get_sampling_client()
+    sampler = created(trained.save_weights_and_get_sampling_client())
     session_id = sampler._sampling_session_id
     assert session_id is not None
     for name in (path, session_id):

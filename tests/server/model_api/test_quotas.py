@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from palestra.cli import main
+from tests.server.conftest import created
 from tests.server.episodes.conftest import group
 from tests.server.model_api.conftest import MODEL, Ephebe
 from tests.server.raw import Model, Raw, datum, ok, refused, text
@@ -89,7 +90,7 @@ def test_models_beyond_the_quota_are_refused_for_good_until_one_ends(owner: Call
     model = ann.a_model()
     assert "quota allows 1" in refused(ann.create_here(), 403)
     with pytest.raises(tinker.PermissionDeniedError, match="palestra quota set"):
-        ann.server.client(key=ann.key).create_lora_training_client(MODEL, rank=4)
+        created(ann.server.client(key=ann.key).create_lora_training_client(MODEL, rank=4))
     assert ok(ann.create(model.session_id, base_model=MODEL))["model_id"] == model.model_id  # it is known already
     ann.result(ann.post("unload_model", model_id=model.model_id))
     ann.a_model()

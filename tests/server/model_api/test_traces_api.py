@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.server.conftest import created
 from tests.server.model_api.conftest import MODEL, Ephebe
 
 MakeEphebe = Callable[..., Ephebe]
@@ -94,7 +95,7 @@ def test_two_keys_see_nothing_of_each_other(mortal_keyed: Ephebe) -> None:
     assert ask(server.openai(alice), messages=long).usage.prompt_tokens_details.cached_tokens > 0
     # Nor do sessions of hers exist for him.
     service = server.client(key=alice)
-    sampler = service.create_sampling_client(base_model=MODEL)
+    sampler = created(service.create_sampling_client(base_model=MODEL))
     session_id = sampler._sampling_session_id
     assert session_id is not None
     assert ask(server.openai(alice), session_id).model == session_id

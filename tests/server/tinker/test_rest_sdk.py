@@ -16,6 +16,8 @@ import tinker
 from safetensors.numpy import load
 from tinker import types
 
+from tests.server.conftest import created
+
 BASE = "Qwen/Qwen3-8B"
 
 
@@ -140,7 +142,7 @@ def test_delete(rest, client, trained):
     with pytest.raises(tinker.NotFoundError):
         rest.delete_checkpoint_from_tinker_path(copy).result()
     with pytest.raises(tinker.NotFoundError):
-        client.create_training_client_from_state(copy)
+        created(client.create_training_client_from_state(copy))
     with pytest.raises(tinker.BadRequestError):
         rest.delete_checkpoint(trained.run_id, "models/x").result()
 

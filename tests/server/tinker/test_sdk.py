@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import numpy as np
@@ -19,8 +19,7 @@ import torch
 from tinker import types
 from tinker.lib.internal_client_holder import InternalClientHolder
 
-if TYPE_CHECKING:
-    from tests.server.conftest import Server
+from tests.server.conftest import Server, created
 
 VOCAB = 500  # the special tokens behind it are left alone
 STEP = types.AdamParams(learning_rate=0.01)
@@ -125,11 +124,6 @@ def test_an_unknown_base_model_is_refused_at_once(service):
         (tinker.BadRequestError, tinker.NotFoundError, tinker.RequestFailedError), match="Qwen/Qwen3-8B"
     ):
         created(service.create_lora_training_client("Qwen/Qwen3-9B", rank=4))
-
-
-def created(client: Any) -> Any:
-    """From 0.38 on the SDK returns a future of a client."""
-    return client.result() if hasattr(client, "result") else client
 
 
 # Passes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +14,7 @@ from tinker import types
 from tinker.lib.internal_client_holder import InternalClientHolder
 
 from palestra.types.sampling import sample_seed
-
-if TYPE_CHECKING:
-    from tests.server.conftest import Server
+from tests.server.conftest import Server, created
 
 PROMPT = [17, 301, 44, 5, 5, 260, 81, 12]
 INPUT = types.ModelInput.from_ints(PROMPT)
@@ -89,9 +87,9 @@ def test_samplers_of_saved_weights(service, server):
 def test_what_does_not_exist_is_refused_at_once(service):
     refused = (tinker.BadRequestError, tinker.NotFoundError)
     with pytest.raises(refused):
-        service.create_sampling_client(base_model="Qwen/Qwen3-9B")
+        created(service.create_sampling_client(base_model="Qwen/Qwen3-9B"))
     with pytest.raises(refused):
-        service.create_sampling_client(model_path="tinker://nobody:train:0/sampler_weights/none")
+        created(service.create_sampling_client(model_path="tinker://nobody:train:0/sampler_weights/none"))
 
 
 # What is sampled
@@ -267,7 +265,7 @@ def test_the_completion_queue_and_joined_clones(server, monkeypatch, base):
 
     monkeypatch.setattr(InternalClientHolder, "_fetch_client_config", fetch)
     with server.client() as service:
-        sampler = service.create_sampling_client(base_model=server.name)
+        sampler = created(service.create_sampling_client(base_model=server.name))
         clones = [sampler, clone(sampler), clone(sampler)]
         futures = [clones[n % 3].sample(INPUT, 1, params(4, seed=n)) for n in range(60)]
         found = [f.result().sequences[0].tokens for f in futures]

@@ -12,6 +12,7 @@ import pytest
 import tinker
 from tinker import types
 
+from tests.server.conftest import created
 from tests.server.vllm.conftest import MODEL, RANK, Served, Vllm
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -129,9 +130,9 @@ def test_adapters_come_over_http_and_no_folder_is_shared(
 
 def test_an_adapter_that_vllm_cannot_serve_is_refused_when_the_model_is_made(service: tinker.ServiceClient):
     with pytest.raises(tinker.APIStatusError, match=rf"rank 32 is more.*at most {RANK}"):
-        service.create_lora_training_client(base_model=MODEL, rank=32, train_unembed=False)
+        created(service.create_lora_training_client(base_model=MODEL, rank=32, train_unembed=False))
     with pytest.raises(tinker.APIStatusError, match="set train_unembed=False"):
-        service.create_lora_training_client(base_model=MODEL, rank=4)
+        created(service.create_lora_training_client(base_model=MODEL, rank=4))
 
 
 def test_scores_are_of_the_right_adapter_while_others_sample(trained: tinker.TrainingClient, pair: Served):
