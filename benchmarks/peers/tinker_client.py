@@ -146,7 +146,7 @@ class TinkerClient:
         """Of weights that were never saved before."""
         self.train_step(1, 64)
         with timed() as clock:
-            self._sampler = self.trainer.save_weights_and_get_sampling_client()
+            self._sampler = created(self.trainer.save_weights_and_get_sampling_client())
         return clock.seconds
 
     def sample(self, prompts: int, length: int, max_tokens: int, *, samples: int = 1) -> float:
@@ -156,7 +156,7 @@ class TinkerClient:
     def sample_crowd(self, requests: int, length: int, max_tokens: int) -> float:
         """The same with as many sampling sessions as it takes to have all of them in flight."""
         sessions = -(-requests // PER_SESSION)
-        samplers = [self.service.create_sampling_client(base_model=self.base_model) for _ in range(sessions)]
+        samplers = [created(self.service.create_sampling_client(base_model=self.base_model)) for _ in range(sessions)]
         return self._sample(samplers, requests, length, max_tokens, 1)
 
     def _sample(
@@ -246,6 +246,11 @@ class Ends:
 
     def rate(self, start: float, end: float) -> float:
         return sum(amount for at, amount in self.at if start <= at < end) / (end - start)
+
+
+def created(client: Any) -> Any:
+    """From 0.38 on the SDK returns a future of a client."""
+    return client.result() if hasattr(client, "result") else client
 
 
 def sampling_params(max_tokens: int) -> types.SamplingParams:
