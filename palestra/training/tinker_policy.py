@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TypedDict
 
+import httpx
 import msgspec
 import tinker
 from tinker import types
@@ -231,7 +232,18 @@ class TinkerPolicy:
 
     async def restore(self, address: str) -> None:
         with translated(PolicyError, f"the weights could not be returned to {address}"):
+            old = self._model.model_id
             self._model = await self._service.create_training_client_from_state_with_optimizer_async(address)
+        await self._unload(old)
+
+    async def _unload(self, model_id: str) -> None:
+        """Frees a model that nobody uses any more; its samplers stay. The SDK has no call for it: at hosted Tinker the
+        model stays until the session ends."""
+        if (url := self._server["base_url"]) is None:
+            return
+        with suppress(httpx.HTTPError):
+            async with httpx.AsyncClient(base_url=url, headers={"x-api-key": self._server["api_key"]}) as http:
+                await http.post("/api/v1/unload_model", json={"model_id": model_id})
 
     async def delete(self, address: str) -> None:
         with translated(PolicyError, f"{address} could not be deleted"):

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from msgspec.structs import replace
 from safetensors.torch import load_file
@@ -22,7 +23,7 @@ from palestra.training.guarded_update import AppliedUpdate, PolicyUpdater
 from palestra.training.listener import Silence
 from palestra.training.policy import PolicyStart
 from palestra.training.tinker_policy import TinkerPolicy
-from palestra.types import AdamParams, StopReason
+from palestra.types import AdamParams, SamplingParams, StopReason
 from palestra.types.rollouts import Group, Rollout, RolloutStop, Task, TrainSequence, Turn
 from tests.server.model_api.conftest import Ephebe
 from tests.training.trainers import SMALL, kill, merged, start, train, wait_for_steps
@@ -138,6 +139,18 @@ def test_an_update_that_is_never_small_enough_is_skipped_and_leaves_the_bits_of_
         assert (applied.is_skipped, len(applied.undone)) == (True, 4)
         assert applied.undone == sorted(applied.undone, reverse=True)
         assert await weights_of(policy, folder) == before
+
+    from_step_13(use)
+
+
+def test_what_an_undone_update_leaves_behind_is_freed_at_the_server(from_step_13, ephebe_url):
+    async def use(policy: TinkerPolicy, folder: Path) -> None:
+        sampler, address = await policy.publish(0), await policy.save("undo")
+        await policy.restore(address)
+        model = address.removeprefix("tinker://").partition("/")[0]
+        async with httpx.AsyncClient(base_url=ephebe_url, headers={"x-api-key": "tml-local"}) as http:
+            assert (await http.post("/api/v1/get_info", json={"model_id": model})).status_code == 404
+        assert await sampler.sample([1, 2, 3], SamplingParams(max_tokens=2)), "its samplers stay"
 
     from_step_13(use)
 
