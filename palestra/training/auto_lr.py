@@ -43,14 +43,14 @@ class RateKind(StrEnum):
 
 
 SHARES = {RateKind.SFT: 1.0, RateKind.RL: 0.1, RateKind.DPO: 0.02}
-"""Of the rule for SFT. RL: a step learns from few bits, and one that is too large is not mended by the data, since the
-policy draws its own. DPO: 1e-5, the cookbook's default, since beta lets even small changes of answers saturate the
-loss."""
+"""Share of the SFT rule that each kind gets. RL: a step learns from few bits, and one that is too large is not
+corrected by the data, since the policy draws its own. DPO: 1e-5, the cookbook's default, since beta lets even small
+changes of answers saturate the loss."""
 SMALLEST = 512
 """Hidden size from which on the rule is used. The families it was fitted to begin at 1024, and at 256 it gives a tenth
 or less of the rates with which the bundled models learn best."""
 SMALL_RATES = {RateKind.SFT: 2e-3, RateKind.RL: 1e-3, RateKind.DPO: 1e-3}
-"""For smaller models: measured with the bundled ones, whose hidden size is 256 (RL: 5e-4 to 2e-3 are good)."""
+"""Rates for smaller models: those of the shipped examples, whose models have a hidden size of 256."""
 
 
 class ModelShape(Struct, frozen=True):
@@ -103,8 +103,8 @@ def kind_of(config: RunConfig) -> RateKind:
 
 async def find_shape(config: RunConfig, url: str | None) -> ModelShape:
     """The shape as the server tells it, or else by the model's files here."""
-    if url is not None and (told := await served_shape(url, config.model.name)) is not None:
-        return told
+    if url is not None and (shape := await served_shape(url, config.model.name)) is not None:
+        return shape
     try:
         folders = [model_folder(config.model)]
     except ValueError:

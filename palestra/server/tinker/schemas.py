@@ -93,7 +93,7 @@ class SupportedModel(WireModel):
     trainable: bool = True
     sampleable: bool = True
     hidden_size: int | None = None
-    """Of ours, as is `architecture`: clients choose a learning rate by them."""
+    """Hidden size of the model; like `architecture` a field of Palestra, by which clients choose a learning rate."""
     architecture: str | None = None
 
 

@@ -69,7 +69,7 @@ class SessionService:
 
 
 def supported_model(name: str, card: ModelCard | None) -> s.SupportedModel:
-    """What clients are told about a base model; `card` is None until its worker has loaded it."""
+    """Returns the description of a base model for clients; `card` is None until its worker has loaded it."""
     if card is None:
         return s.SupportedModel(model_name=name)
     return s.SupportedModel(

@@ -33,7 +33,7 @@ class CorrectionSummary(Struct, frozen=True):
     """Share of sequences that were masked as a whole."""
     truncated_share: float
     effective_sample_size: float
-    """Of the weights w of n tokens, as a share: (sum w)^2 / (n sum w^2)."""
+    """Effective sample size of the n token weights w, as a share of n: (sum w)^2 / (n sum w^2)."""
     ratio_mean: float
     """Mean ratio, before it was truncated or masked."""
 
