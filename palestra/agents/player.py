@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +20,14 @@ from palestra.agents.program import AgentTask
 from palestra.agents.records import PATCH, VERIFIER, EpisodeRecord
 from palestra.coding import CodingTask, CodingVerdict, TaskError, VerifierError, diff, prepare, task_spec, verify
 from palestra.config.agents import AgentConfig
-from palestra.episodes import AsyncEpisode, AsyncEpisodeClient, EpisodeApiError, EpisodeError, EpisodeResult
+from palestra.episodes import (
+    AsyncEpisode,
+    AsyncEpisodeClient,
+    EpisodeApiError,
+    EpisodeError,
+    EpisodeResult,
+    NotPlayedHere,
+)
 from palestra.sandbox import ModelDoor, Sandbox, SandboxError, SandboxUnavailable, backend, sandbox
 from palestra.sandbox.spec import SEARCH_PATH
 from palestra.types.episodes import ResultKey
@@ -55,12 +62,10 @@ class AgentPlayer:
         tasks: Mapping[str, CodingTask],
         folder: Path,
         client: AsyncEpisodeClient,
-        on_unknown: Callable[[str], None] | None = None,
     ) -> None:
-        """`folder` gets a folder for each episode. `on_unknown` is called with the reason when a task is not among
-        these; its episode is released for another player."""
+        """`folder` gets a folder for each episode."""
         self._config, self._tasks, self._folder = config, tasks, folder
-        self._client, self._on_unknown = client, on_unknown
+        self._client = client
         self._agent = find_agent(config.command)
         is_here = config.sandbox in OF_THIS_MACHINE
         self._installed = find_installation(self._agent.program) if is_here else Installation(self._agent.program)
@@ -70,11 +75,7 @@ class AgentPlayer:
     async def __call__(self, episode: AsyncEpisode) -> EpisodeResult | None:
         task = self._tasks.get(episode.task.id)
         if task is None:
-            reason = f"there is no task {episode.task.id!r} in the folder of tasks"
-            await episode.release(reason)
-            if self._on_unknown is not None:
-                self._on_unknown(reason)
-            return None
+            raise NotPlayedHere(f"there is no task {episode.task.id!r} in the folder of tasks")
         record = EpisodeRecord(self._folder, episode.id, episode.attempt)
         try:
             result = await _while_held(episode, self._play(episode, task, record))

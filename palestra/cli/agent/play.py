@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from palestra.cli.episode.commands import leave_at_unknown, player_options, print_progress, server_and_key
+from palestra.cli.episode.commands import player_options, print_progress, server_and_key
 from palestra.cli.output import NOT_FOUND, fail, one_line_errors, print_json
 
 if TYPE_CHECKING:
@@ -105,32 +105,32 @@ def play(
     from palestra.coding import TaskError
     from palestra.coding.shipped_tasks import SHIPPED
     from palestra.config.agents import AgentConfig
-    from palestra.episodes import EpisodeClientError
+    from palestra.episodes import EpisodeClientError, NotPlayedHere
     from palestra.sandbox import SandboxError
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     pool = {"run": run, "kind": kind, "max_episodes": max_episodes, "idle_s": idle_s, "run_wait_s": run_wait_s}
     with one_line_errors(EpisodeClientError, TaskError, SandboxError, LookupError, ValueError):
         config = AgentConfig(**given)
-        counts, unknown = _play(config, tasks or SHIPPED, keep or KEPT / run, server, key, pool)
-    if unknown:
-        raise fail(f"{unknown[0]}; name the folder that the run was given (--tasks)", NOT_FOUND)
+        try:
+            counts = _play(config, tasks or SHIPPED, keep or KEPT / run, server, key, pool)
+        except NotPlayedHere as error:
+            raise fail(f"{error}; name the folder that the run was given (--tasks)", NOT_FOUND) from error
     click.echo(f"{counts}; stopped ({counts.reason})")
 
 
 def _play(
     config: AgentConfig, tasks: Path, keep: Path, server: str, key: str | None, pool: dict[str, Any]
-) -> tuple[PlayCounts, list[str]]:
+) -> PlayCounts:
     from palestra.agents import AgentPlayer
     from palestra.coding import read_tasks
     from palestra.episodes import EpisodeClient
     from palestra.episodes import play as play_episodes
 
-    unknown: list[str] = []
     found = {task.id: task for task in read_tasks(tasks)}
     with EpisodeClient(server, key) as client:
-        player = AgentPlayer(config, found, keep, client.inner, leave_at_unknown(unknown))
+        player = AgentPlayer(config, found, keep, client.inner)
         click.echo(f"{' '.join(config.command)} plays {len(found)} tasks for {server}; records are kept in {keep}")
         return play_episodes(
-            client, player, on_progress=print_progress, concurrency=config.concurrency, **pool
-        ), unknown
+            client, player, is_picky=True, on_progress=print_progress, concurrency=config.concurrency, **pool
+        )

@@ -5,8 +5,6 @@ Owns: arguments and printing. Never touches: HTTP; the client library has it.
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,17 +61,6 @@ def player_options(command: F) -> F:
 def print_progress(counts: PlayCounts) -> None:
     if counts.playing:
         click.echo(str(counts))
-
-
-def leave_at_unknown(unknown: list[str]) -> Callable[[str], None]:
-    """Returns what a player calls with the reason when it cannot play a task: the command finishes what is being
-    played, and ends."""
-
-    def leave(reason: str) -> None:
-        unknown.append(reason)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    return leave
 
 
 def search_options(command: F) -> F:

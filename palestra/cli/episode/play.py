@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from palestra.cli.episode.commands import leave_at_unknown, player_options, print_progress, server_and_key
+from palestra.cli.episode.commands import player_options, print_progress, server_and_key
 from palestra.cli.output import NOT_FOUND, USAGE, fail, needs_extra, one_line_errors
 
 if TYPE_CHECKING:
@@ -45,17 +45,17 @@ def play(config_file: str | None, names: tuple[str, ...], server: str, key: str 
         from palestra.training.rollouts.episode_player import EnvironmentPlayer
         from palestra.training.rollouts.rollout_loop import RolloutSettings
 
-    from palestra.episodes import EpisodeClient, EpisodeClientError
+    from palestra.episodes import EpisodeClient, EpisodeClientError, NotPlayedHere
     from palestra.episodes import play as play_episodes
 
-    unknown: list[str] = []
     with one_line_errors(EpisodeClientError, ValueError), open_environments(config) as environments:
-        player = EnvironmentPlayer(environments, RolloutSettings.of(config.rollout), leave_at_unknown(unknown))
+        player = EnvironmentPlayer(environments, RolloutSettings.of(config.rollout))
         with EpisodeClient(server, key) as client:
             click.echo(f"playing {', '.join(entry.name for entry in config.environments)} for {server}")
-            counts = play_episodes(client, player, on_progress=print_progress, **options)
-    if unknown:
-        raise fail(f"{unknown[0]}; name the environment with --env, or give the run's CONFIG", NOT_FOUND)
+            try:
+                counts = play_episodes(client, player, is_picky=True, on_progress=print_progress, **options)
+            except NotPlayedHere as error:
+                raise fail(f"{error}; name the environment with --env, or give the run's CONFIG", NOT_FOUND) from error
     click.echo(f"{counts}; stopped ({counts.reason})")
 
 

@@ -16,6 +16,7 @@ from palestra.episodes.client.errors import (
     InvalidResult,
     ListenError,
     NoEpisode,
+    NotPlayedHere,
     NotThere,
     ServerSilent,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "Listener",
     "NewGroup",
     "NoEpisode",
+    "NotPlayedHere",
     "NotThere",
     "OnError",
     "PlayCounts",

@@ -174,6 +174,13 @@ class AsyncEpisodeClient:
         except (EpisodeClientError, TimeoutError) as error:
             log.info("a claim was cancelled: %s", error or "it has no leases")
 
+    async def end_claims(self) -> None:
+        """Waits until the server no longer has claims that were cancelled here."""
+        if refusing := [asyncio.wrap_future(one) for one in self._refusing.copy()]:
+            _, waiting = await asyncio.wait(refusing, timeout=HANG_UP_S)
+            for one in waiting:
+                one.cancel()
+
     # Training and queries
 
     async def run(self, name: str, settings: RunSettings | None = None, *, model: str | None = None) -> AsyncRun:
@@ -238,10 +245,7 @@ class AsyncEpisodeClient:
 
     async def close(self) -> None:
         """Closes the client and gives back all open leases, including those of cancelled claims."""
-        if refusing := [asyncio.wrap_future(one) for one in self._refusing.copy()]:
-            _, waiting = await asyncio.wait(refusing, timeout=HANG_UP_S)
-            for one in waiting:
-                one.cancel()
+        await self.end_claims()
         await self.leases.close()
         await self.calls.close()
 

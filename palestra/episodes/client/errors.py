@@ -36,6 +36,10 @@ class InvalidResult(EpisodeClientError, ValueError):
     """The result is impossible, such as a reward that is not a number."""
 
 
+class NotPlayedHere(EpisodeClientError, LookupError):
+    """Raised by a player that does not have what an episode's task needs; another player gets the episode."""
+
+
 class ClientClosed(EpisodeClientError):
     """`close()` was called."""
 

@@ -5,6 +5,7 @@ Owns: the client's id, its requests about leases. Never touches: claiming, playe
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import platform
@@ -12,12 +13,14 @@ import re
 import secrets
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 
 from palestra.episodes.client import api
 from palestra.episodes.client.errors import EpisodeClientError, InvalidResult
 from palestra.episodes.client.heartbeat import HeartbeatThread, HeldLease
-from palestra.episodes.client.loop_thread import SHARED
+from palestra.episodes.client.loop_thread import SHARED, outcome
 from palestra.episodes.client.retries import RetryingCalls
+from palestra.types.episode_wire import HeartbeatAnswers
 from palestra.types.episodes import EndAnswer, EpisodeResult, HeartbeatAnswer, Lease, LeaseRef
 
 log = logging.getLogger(__name__)
@@ -29,6 +32,7 @@ class ClientLeases:
     def __init__(self, calls: RetryingCalls, client_id: str | None = None):
         self.calls, self.client_id = calls, client_id or new_client_id()
         self.heartbeat = HeartbeatThread(self._beat)
+        self._releasing: set[Future[HeartbeatAnswers]] = set()
 
     def hold(self, leases: Sequence[Lease]) -> list[HeldLease]:
         held_leases = [HeldLease.of(lease) for lease in leases]
@@ -57,13 +61,16 @@ class ClientLeases:
         return answers
 
     async def release(self, leases: Iterable[HeldLease], reason: str, *, retry_s: float | None = None) -> None:
-        """Releases leases; those that are over are not changed."""
+        """Releases leases; those that are over are not changed. If this is cancelled, the request still goes out."""
         open_leases = [one for one in leases if not one.is_over]
         for one in open_leases:
             one.reason = reason
             self.forget(one)
         for batch in api.batches([one.ref for one in open_leases]):
-            await self.calls.do(api.release(self.client_id, batch, reason), retry_s=retry_s)
+            releasing = SHARED.start(self.calls.do(api.release(self.client_id, batch, reason), retry_s=retry_s))
+            self._releasing.add(releasing)
+            releasing.add_done_callback(self._releasing.discard)
+            await outcome(releasing)
 
     async def check(self, lease: HeldLease) -> None:
         asked_at = time.monotonic()
@@ -77,6 +84,8 @@ class ClientLeases:
             await self.release(open_leases, "the client was closed", retry_s=GOODBYE_S)
         except EpisodeClientError as error:
             log.warning("%d leases were not given back: %s", len(open_leases), error)
+        if releasing := [asyncio.wrap_future(one) for one in self._releasing.copy()]:
+            await asyncio.wait(releasing, timeout=GOODBYE_S)
 
     def _settle(self, lease: HeldLease, ended: EndAnswer) -> EndAnswer:
         try:

@@ -16,7 +16,7 @@ from typing import Any, SupportsFloat
 
 from palestra.episodes.client.async_episode import AsyncEpisode, EpisodeView, OnError
 from palestra.episodes.client.episode import Episode
-from palestra.episodes.client.errors import InvalidResult
+from palestra.episodes.client.errors import InvalidResult, NotPlayedHere
 from palestra.episodes.client.loop_thread import outcome
 from palestra.episodes.client.results import as_result
 from palestra.types.episodes import EpisodeResult
@@ -30,11 +30,14 @@ AsyncPlayer = Callable[[AsyncEpisode], Awaitable[Result]]
 
 
 async def play_one(episode: AsyncEpisode, player: AsyncPlayer, on_error: OnError) -> None:
+    """Plays an episode to its end. Raises NotPlayedHere, and then leaves the episode to the caller."""
     try:
         result = await player(episode)
         if (final := _final_result(episode, result)) is not None:
             await episode.end_with(final)
         await episode.leave()
+    except NotPlayedHere:
+        raise
     except (asyncio.CancelledError, GeneratorExit) as error:
         await episode.leave(error, on_error)
         raise

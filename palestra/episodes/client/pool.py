@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from palestra.episodes.client.async_client import AsyncEpisodeClient
 from palestra.episodes.client.async_episode import AsyncEpisode, EpisodeView, OnError
-from palestra.episodes.client.errors import EpisodeApiError, EpisodeClientError
+from palestra.episodes.client.errors import EpisodeApiError, EpisodeClientError, NotPlayedHere
 from palestra.episodes.client.leases import GOODBYE_S
 from palestra.episodes.client.players import AsyncPlayer, play_one
 from palestra.types.episodes import EpisodeKind, LeaseRef
@@ -90,6 +90,8 @@ class PoolOptions:
     """Stop after this number of episodes."""
     idle_s: float | None = None
     """Stop when no episode was available for this time."""
+    is_picky: bool = False
+    """Stop at an episode that is not played here; otherwise it is only given back."""
     run_wait_s: float = RUN_WAIT_S
     """How long to wait for a run that does not exist yet."""
     claim_s: float = CLAIM_S
@@ -231,6 +233,11 @@ class PlayerPool:
     async def _play(self, episode: AsyncEpisode) -> None:
         try:
             await play_one(episode, self._player, self._on_error)
+        except NotPlayedHere as error:
+            if self._options.is_picky:
+                self._fail(error)
+                await self._client.end_claims()  # a claim of this pool would get it again
+            await episode.leave(error)
         finally:
             if self._playing.pop(episode.held_lease.ref, None) is not None:
                 self._counts.add(episode)

@@ -6,13 +6,13 @@ server stores.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import zip_longest
 
 import msgspec
 
 from palestra.environments.errors import UnknownEnvironment
-from palestra.episodes import AsyncEpisode, EpisodeApiError, EpisodeError, EpisodeResult
+from palestra.episodes import AsyncEpisode, EpisodeApiError, EpisodeError, EpisodeResult, NotPlayedHere
 from palestra.net.chat_apis import OpenAIChat
 from palestra.training.rollouts.chat_turns import ChatTurnSampler
 from palestra.training.rollouts.episode_rollouts import UNGRADED
@@ -47,21 +47,14 @@ def settings_of(tags: Mapping[str, str], otherwise: RolloutSettings) -> RolloutS
 class EnvironmentPlayer:
     """Plays episodes for the client library's pool: call it with an episode."""
 
-    def __init__(
-        self, environments: Environments, settings: RolloutSettings, on_unknown: Callable[[str], None] | None = None
-    ) -> None:
-        """`on_unknown` is called with the name of an environment that is not installed here; its task is released for
-        another player."""
-        self._environments, self._settings, self._on_unknown = environments, settings, on_unknown
+    def __init__(self, environments: Environments, settings: RolloutSettings) -> None:
+        self._environments, self._settings = environments, settings
 
-    async def __call__(self, episode: AsyncEpisode) -> EpisodeResult | None:
+    async def __call__(self, episode: AsyncEpisode) -> EpisodeResult:
         try:
             session = self._environments.open(episode.task)
         except UnknownEnvironment as error:
-            await episode.release(str(error))
-            if self._on_unknown is not None:
-                self._on_unknown(str(error))
-            return None
+            raise NotPlayedHere(str(error)) from error
         settings = settings_of(episode.tags, self._settings)
         try:
             async with ModelCalls(EpisodeCaller(episode)) as calls:

@@ -220,6 +220,22 @@ def test_a_task_that_is_cancelled_gives_its_episode_back(arena, client, make_run
         episode.end(1)
 
 
+def test_a_release_that_is_cancelled_still_arrives(arena, make_run):
+    run = make_run()
+
+    async def scenario() -> None:
+        async with AsyncEpisodeClient(arena.url, arena.trainer) as other:
+            (episode,) = await other.claim(run=run.name, wait_s=20)
+            releasing = asyncio.create_task(episode.release())
+            await asyncio.sleep(0)
+            releasing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await releasing
+
+    asyncio.run(scenario())
+    assert run.refresh().queued == 1
+
+
 def test_a_claim_that_waits_is_served_when_something_comes(arena, client, make_run):
     run = make_run(0)
 

@@ -22,6 +22,7 @@ from palestra.episodes import (
     Episode,
     EpisodeApiError,
     EpisodeClient,
+    NotPlayedHere,
     ServerSilent,
     play,
     play_async,
@@ -156,6 +157,31 @@ def test_a_player_that_says_nothing_gives_its_episode_back(client, make_run):
     answers = iter([None, 1.0])
     counts = play(client, lambda _: next(answers), run=run.name, concurrency=1, max_episodes=2)
     assert (counts.released, counts.ended) == (1, 1)
+
+
+def test_a_player_without_what_a_task_needs_leaves_it_to_others(client, make_run):
+    run = make_run(2, size=2)
+    missing = iter([True])
+
+    def player(_episode):
+        if next(missing, False):
+            raise NotPlayedHere("no such tool")
+        return 1.0
+
+    counts = play(client, player, run=run.name, concurrency=1, max_episodes=5)
+    assert (counts.released, counts.ended) == (1, 4)
+
+
+def test_a_picky_pool_stops_and_holds_nothing(client, make_run):
+    run = make_run(4, size=2)
+
+    def player(_episode):
+        raise NotPlayedHere("no such tool")
+
+    with pytest.raises(NotPlayedHere, match="no such tool"):
+        play(client, player, run=run.name, concurrency=4, is_picky=True)
+    now = run.refresh()
+    assert (now.queued, now.leased) == (8, 0)
 
 
 def test_a_pool_that_may_not_claim_says_why(client):
