@@ -6,11 +6,12 @@ Owns: finding the program, its interpreter and the folders of both. Never touche
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from palestra.agents.named import UnknownAgentProgram
+from palestra.sandbox.spec import OWN_FOLDERS
 
 SEEN = (Path("/usr"), Path("/bin"), Path("/lib"))
 """What sandboxes of this machine show anyway."""
@@ -25,6 +26,17 @@ class Installation:
     folders: tuple[str, ...] = ()
     search_path: tuple[str, ...] = ()
     """Folders of interpreters that the program looks for by name."""
+
+    def hidden_by(self, own_folders: Iterable[str] = OWN_FOLDERS) -> str | None:
+        """Returns why a sandbox with these folders of its own cannot show the program, and what to do; None: it can."""
+        for folder in self.folders:
+            for own in own_folders:
+                if Path(folder).is_relative_to(own):
+                    return (
+                        f"{self.program} needs {folder}, but a sandbox has its own {own}: "
+                        "install it elsewhere, for example with `npm install --prefix ~/agents` or in ~/.venv"
+                    )
+        return None
 
 
 def find_installation(program: str) -> Installation:

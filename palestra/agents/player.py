@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,7 +30,7 @@ from palestra.episodes import (
     NotPlayedHere,
 )
 from palestra.sandbox import ModelDoor, Sandbox, SandboxError, SandboxUnavailable, backend, sandbox
-from palestra.sandbox.spec import SEARCH_PATH
+from palestra.sandbox.spec import OWN_FOLDERS, SEARCH_PATH
 from palestra.types.episodes import ResultKey
 from palestra.types.timelines import AttemptTimeline, turn_times
 from palestra.util.json_types import JsonObject
@@ -69,7 +70,11 @@ class AgentPlayer:
         self._agent = find_agent(config.command)
         is_here = config.sandbox in OF_THIS_MACHINE
         self._installed = find_installation(self._agent.program) if is_here else Installation(self._agent.program)
-        if problem := backend(config.sandbox).problem():
+        problem = backend(config.sandbox).problem()
+        if is_here:
+            shown = replace(self._installed, folders=(*self._installed.folders, *map(str, config.visible)))
+            problem = problem or shown.hidden_by((*OWN_FOLDERS, *{task.workdir for task in tasks.values()}))
+        if problem:
             raise SandboxUnavailable(problem)
 
     async def __call__(self, episode: AsyncEpisode) -> EpisodeResult | None:

@@ -14,6 +14,9 @@ KIB, MIB, GIB = 1024, 1024**2, 1024**3
 STDOUT, STDERR = 1, 2
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Where commands are found, unless PATH is set."""
+HOME = "/home/agent"
+OWN_FOLDERS = (HOME, "/tmp", "/dev/shm")
+"""Folders that every sandbox of this machine has for itself, in place of the machine's."""
 
 OutputSink = Callable[[int, bytes], Awaitable[None]]
 """Takes a command's output as it comes: a part of STDOUT or STDERR. The command waits where this does."""

@@ -5,17 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from click.testing import CliRunner
 
-from palestra.agents import UnknownAgentProgram, find_agent
-from palestra.agents.installation import find_installation
+from palestra.agents import AgentPlayer, UnknownAgentProgram, find_agent
+from palestra.agents.installation import Installation, find_installation
 from palestra.agents.program import AgentTask
+from palestra.cli.agent.play import list_
+from palestra.config.agents import AgentConfig
+from palestra.episodes import AsyncEpisodeClient
 from palestra.model.loading.puppet import Cue
+from palestra.sandbox import SandboxUnavailable
 from tests.agents.coding_run import CodingRun, needs_wall
 from tests.agents.conftest import CONTEXT, PuppetServer, serving
 from tests.agents.programs import CLAUDE_CODE, CODEX, MINI_SWE_AGENT, OPENCODE, QWEN_CODE, AgentProgram
 from tests.coding.folders import harbor
+from tests.sandbox.needs import needs_local
 
 TOLD = AgentTask(prompt="Do it.", model="m", base_url="http://127.0.0.1:8000/v1", api_key="ep-1")
 PROGRAMS = {
@@ -74,6 +81,26 @@ def test_a_program_of_the_machine_needs_no_folder() -> None:
     assert find_installation("sh").folders == ()
     with pytest.raises(UnknownAgentProgram, match="not installed"):
         find_installation("no-such-agent")
+
+
+@needs_local
+def test_an_agent_below_a_folder_that_sandboxes_replace_is_refused_before_it_plays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folders of tests are below /tmp."""
+    with TemporaryDirectory(dir="/tmp") as folder:
+        executable(Path(folder) / "claude")
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        listed = CliRunner().invoke(list_, []).output
+        assert f"claude    no: {folder}/claude needs {folder}, but a sandbox has its own /tmp: install it" in listed
+        with pytest.raises(SandboxUnavailable, match="its own /tmp"):
+            AgentPlayer(AgentConfig(command=["claude"]), {}, tmp_path, AsyncEpisodeClient("http://127.0.0.1:1"))
+
+
+def test_an_agent_below_a_tasks_own_folder_is_refused() -> None:
+    installed = Installation("/app/bin/agent", ("/app/bin",))
+    assert installed.hidden_by() is None
+    assert "its own /app" in str(installed.hidden_by(["/tmp", "/app"]))
 
 
 @pytest.fixture(scope="module")

@@ -24,14 +24,15 @@ KEPT = Path("agent-episodes")
 @click.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def list_(as_json: bool) -> None:
-    """List the agents that are known by name, and whether each is installed here."""
+    """List the agents that are known by name, and whether each is installed where a sandbox can show it."""
     from palestra.agents import AGENTS, UnknownAgentProgram
     from palestra.agents.installation import find_installation
 
     found: list[dict[str, str | None]] = []
     for name, one in AGENTS.items():
         try:
-            program, problem = find_installation(one.program).program, None
+            installed = find_installation(one.program)
+            program, problem = installed.program, installed.hidden_by()
         except UnknownAgentProgram as error:
             program, problem = None, str(error)
         found.append({"name": name, "program": program, "problem": problem})

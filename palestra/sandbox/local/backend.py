@@ -24,7 +24,7 @@ from palestra.sandbox.errors import SandboxEnded, SandboxError, SandboxUnavailab
 from palestra.sandbox.local import bubblewrap, cgroup
 from palestra.sandbox.local.helpers import HelperProcess, readable, start_helper
 from palestra.sandbox.local.watchdog import MemoryWatchdog, WatchedSandbox
-from palestra.sandbox.spec import SEARCH_PATH, SandboxSpec
+from palestra.sandbox.spec import HOME, OWN_FOLDERS, SEARCH_PATH, SandboxSpec
 from palestra.util.processes import kill
 
 START_S = 30.0
@@ -96,7 +96,7 @@ class LocalSandbox(CommandSandbox):
     async def _launch(self) -> list[int]:
         """Returns the descriptors that the helper sends: process 1, /proc, and the door's socket."""
         spec = self.spec
-        writable = [*dict.fromkeys((spec.workdir, bubblewrap.HOME, "/tmp", "/dev/shm", *spec.writable))]
+        writable = [*dict.fromkeys((spec.workdir, *OWN_FOLDERS, *spec.writable))]
         order = {
             **self._common,
             "bwrap": bubblewrap.program(),
@@ -135,7 +135,7 @@ class LocalSandbox(CommandSandbox):
         order = {
             **self._common,
             "arguments": command.arguments,
-            "env": {"PATH": SEARCH_PATH, "HOME": bubblewrap.HOME, "USER": "agent", "LANG": "C.UTF-8", **command.env},
+            "env": {"PATH": SEARCH_PATH, "HOME": HOME, "USER": "agent", "LANG": "C.UTF-8", **command.env},
             "cwd": command.cwd,
             "limits": {"NPROC": limits.processes, "NOFILE": OPEN_FILES, "CORE": 0},
         }

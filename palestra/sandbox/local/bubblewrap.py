@@ -17,9 +17,9 @@ from pathlib import Path
 from palestra.sandbox import first_process, seccomp
 from palestra.sandbox.errors import SandboxError, SandboxUnavailable
 from palestra.sandbox.local.launch import SCRATCH
-from palestra.sandbox.spec import SandboxSpec
+from palestra.sandbox.spec import HOME, SandboxSpec
 
-USER, HOME = 1000, "/home/agent"
+USER = 1000
 PROGRAMS = ("bin", "lib", "lib32", "lib64", "sbin", "usr")
 SETTINGS = """
     alternatives ca-certificates ca-certificates.conf crypto-policies ld.so.cache ld.so.conf ld.so.conf.d localtime
