@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from palestra.cli.options import server_options
+from palestra.cli.options import renamed_option, server_options
 from palestra.cli.output import FAILED, INTERRUPTED, UNREACHABLE, USAGE, fail, needs_extra, one_line_errors, print_json
 from palestra.runs.control import short_name
 from palestra.types.rollouts import CODING
@@ -40,7 +40,7 @@ SETTING = re.compile(r"[\w.]+=")
 )
 @click.option("--agent", metavar="NAME", help="Command-line agent that plays coding tasks (palestra agent list).")
 @click.option("--samples", type=int, help="Samples of each task; pass@k is reported up to this k.")
-@click.option("--tasks", type=int, help="Maximum number of tasks of each environment.")
+@renamed_option("--limit", "tasks", old="--tasks", type=int, help="Maximum number of tasks of each environment.")
 @click.option("--name", help="Name of the evaluation's folder in `runs`. [eval and time]")
 @click.option("--resume", metavar="RUN", help="Play what is left of this evaluation.")
 @click.option("--json", "as_json", is_flag=True, help="Print the metrics as JSON.")

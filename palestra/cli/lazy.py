@@ -29,7 +29,7 @@ class LazyCommand(click.RichCommand):
 
 class LazyGroup(click.RichGroup):
     """A group of lazily imported commands. `aliases` are other names of its commands, not shown in the help;
-    `old_names` are aliases that will be removed."""
+    `old_names` are aliases that will be removed; what they stand for may be several words."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class LazyGroup(click.RichGroup):
         if new := self._old_names.get(typed):
             warn_of_old_name(f"`{ctx.command_path} {typed}`", f"`{ctx.command_path} {new}`")
         known = new or self._aliases.get(typed, typed)
-        name, command, rest = super().resolve_command(ctx, [known, *args[1:]])
+        name, command, rest = super().resolve_command(ctx, [*known.split(), *args[1:]])
         return name, command.load() if isinstance(command, LazyCommand) else command, rest
 
     def invoke(self, ctx: click.Context) -> object:

@@ -6,7 +6,7 @@ Owns: `--server`, `--key` and `--config`, the warning about an old name. Never t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import rich_click as click
@@ -31,17 +31,11 @@ def server_options(
         command = click.option(
             "--key", metavar="KEY", envvar=key_envvar, show_envvar=True, help="API key, if the server needs one."
         )(command)
+        shown: dict[str, Any] = {"metavar": "URL", "envvar": envvar, "show_envvar": True, "help": help}
+        shown |= {"default": default, "show_default": default is not None}
         if old is not None:
-            command = old_name(old, "--server")(command)
-        return click.option(
-            "--server",
-            metavar="URL",
-            envvar=envvar,
-            show_envvar=True,
-            default=default,
-            show_default=default is not None,
-            help=help,
-        )(command)
+            return renamed_option("--server", old=old, **shown)(command)
+        return click.option("--server", **shown)(command)
 
     return added
 
@@ -68,18 +62,30 @@ class Duration(click.ParamType):
             self.fail(str(e), param, ctx)
 
 
-def old_name(old: str, new: str) -> Callable[[F], F]:
-    """Accepts an option under its old name, which is not in the help and prints a warning."""
+class RenamedOption(click.RichOption):
+    """An option that is also accepted under its old name, which is not in the help and prints a warning."""
 
-    name = new.removeprefix("--").replace("-", "_")
+    def __init__(self, *args: Any, old: str, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.old = old
 
-    def hand_over(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
-        if value is not None:
-            warn_of_old_name(old, new)
-            ctx.params[name] = value
-            ctx.set_parameter_source(name, ParameterSource.COMMANDLINE)  # otherwise the environment variable would win
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
+        if (given := _hidden_name(self.old)) in opts:
+            warn_of_old_name(self.old, self.opts[0])
+            opts = {str(self.name): opts[given], **opts}
+        return super().consume_value(ctx, opts)
 
-    return click.option(old, hidden=True, expose_value=False, callback=hand_over)
+
+def renamed_option(*names: str, old: str, **attributes: Any) -> Callable[[F], F]:
+    """`click.option` with an old name."""
+    shape = {key: attributes[key] for key in ("is_flag", "multiple") if key in attributes}
+    hidden = click.option(old, _hidden_name(old), hidden=True, expose_value=False, **shape)
+    shown = click.option(*names, cls=RenamedOption, old=old, **attributes)
+    return lambda command: shown(hidden(command))
+
+
+def _hidden_name(old: str) -> str:
+    return "old_" + old.removeprefix("--").replace("-", "_")
 
 
 def warn_of_old_name(old: str, new: str) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
+from palestra.cli.options import renamed_option
 from palestra.cli.output import one_line_errors, print_json
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def list_(as_json: bool) -> None:
 
 @sandbox.command()
 @click.argument("command", nargs=-1, required=True)
-@click.option("--backend", "name", default="local", show_default=True, help="Name of the backend.")
+@renamed_option("--sandbox", "name", old="--backend", default="local", show_default=True, help="Name of the backend.")
 @click.option("--image", help="OCI image, or for local a folder with a root file system. [this machine's programs]")
 @click.option("--host", help="Machine to run on, for ssh and ray.")
 @click.option(
@@ -60,7 +61,16 @@ def list_(as_json: bool) -> None:
 @click.option("--door", metavar="URL", help="Model endpoint that can be reached; it appears at 127.0.0.1:8000.")
 @click.option("--memory-mib", type=click.IntRange(min=1), default=2048, show_default=True, help="Limit of memory.")
 @click.option("--disk-mib", type=click.IntRange(min=1), default=1024, show_default=True, help="Limit of written files.")
-@click.option("--seconds", type=float, default=60.0, show_default=True, help="Limit of time.")
+@renamed_option(
+    "--timeout",
+    "seconds",
+    old="--seconds",
+    type=float,
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time limit of the command.",
+)
 def run(
     command: tuple[str, ...],
     name: str,

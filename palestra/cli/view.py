@@ -12,11 +12,12 @@ from pathlib import Path
 import rich_click as click
 
 from palestra.cli.output import USAGE, fail, needs_extra, one_line_errors
+from palestra.cli.run.common import runs_option
 from palestra.types.gym import GYM_HEAD
 
 
 @click.command()
-@click.argument("folder", metavar="[FOLDER]", default="runs", type=click.Path(path_type=Path))
+@click.argument("which", metavar="[RUN|FOLDER]", required=False)
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Address to listen at; beyond this machine a key is needed."
 )
@@ -31,14 +32,26 @@ from palestra.types.gym import GYM_HEAD
 )
 @click.option("--public-url", metavar="URL", help="Address by which browsers reach it through a proxy.")
 @click.option("--gym", metavar="URL", default=GYM_HEAD, show_default=True, help="Head server of the gym that is shown.")
-def view(folder: Path, host: str, port: int, opens: bool, key: str | None, public_url: str | None, gym: str) -> None:
-    """Show the runs of FOLDER, or one run by its folder, in the browser: curves, rollouts, tokens, live."""
+@runs_option
+def view(
+    which: str | None,
+    host: str,
+    port: int,
+    opens: bool,
+    key: str | None,
+    public_url: str | None,
+    gym: str,
+    root: Path,
+) -> None:
+    """Show runs in the browser: curves, rollouts, tokens, live. RUN is one of them, by its name or its folder; another
+    FOLDER of runs may be given in place of --runs."""
     with needs_extra("view"):
         from urllib.parse import quote, urlsplit
 
         from palestra.view.access import Access, is_local_address
         from palestra.view.serving import ViewError, serve
 
+    folder = root if which is None else Path(which) if Path(which).is_dir() else root / which
     if not folder.is_dir():
         raise fail(f"no such folder: {folder}; to make a run in it: palestra train demo runs={folder}", USAGE)
     is_run = (folder / "config.json").is_file()

@@ -11,23 +11,23 @@ from tests.sandbox.needs import needs_local
 
 
 def test_the_tasks_that_come_with_palestra_are_listed_and_exported(tmp_path: Path) -> None:
-    found = json.loads(palestra("agent", "tasks", "--json").stdout)
+    found = json.loads(palestra("agent", "task", "list", "--json").stdout)
     assert len(found) == 40
     assert {one["problem"] for one in found} == {None}
-    assert "1-bump-version" in palestra("agent", "tasks").stdout
-    assert palestra("agent", "tasks", "--export", tmp_path).stdout == f"40 tasks are in {tmp_path}\n"
+    assert "1-bump-version" in palestra("agent", "task", "list").stdout
+    assert palestra("agent", "task", "list", "--export", tmp_path).stdout == f"40 tasks are in {tmp_path}\n"
     assert (tmp_path / "1-bump-version" / "tests" / "test.sh").is_file()
-    assert "is there already" in palestra("agent", "tasks", "--export", tmp_path).stderr
+    assert "is there already" in palestra("agent", "task", "list", "--export", tmp_path).stderr
 
 
 def test_a_task_that_cannot_be_played_here_is_listed_with_the_reason(tmp_path: Path) -> None:
     folders.harbor(tmp_path / "good")
     folders.harbor(tmp_path / "bad", **{"environment/Dockerfile": "FROM x\nWORKDIR /a\nRUN pip install x\n"})
-    done = palestra("agent", "tasks", tmp_path)
+    done = palestra("agent", "task", "list", tmp_path)
     assert done.exit_code == 1
     assert "no: bad cannot be played with the backend 'local'" in done.stdout
-    assert palestra("agent", "tasks", tmp_path, "--sandbox", "podman").exit_code == 0
-    assert palestra("agent", "tasks", tmp_path / "none").exit_code == 2
+    assert palestra("agent", "task", "list", tmp_path, "--sandbox", "podman").exit_code == 0
+    assert palestra("agent", "task", "list", tmp_path / "none").exit_code == 2
 
 
 @needs_local

@@ -166,8 +166,10 @@ def test_random_model_does_not_overwrite_unless_forced(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     refused = palestra("model", "random", tmp_path, "--shape", "micro")
     assert refused.exit_code == 1
-    assert refused.stderr == f"error: {tmp_path} is not empty; choose another folder, or add --force to write into it\n"
-    assert palestra("model", "random", tmp_path, "--shape", "micro", "--force").exit_code == 0
+    words = "is not empty; choose another folder, or add --overwrite to write into it"
+    assert refused.stderr == f"error: {tmp_path} {words}
+"
+    assert palestra("model", "random", tmp_path, "--shape", "micro", "--overwrite").exit_code == 0
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 

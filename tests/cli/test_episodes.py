@@ -51,7 +51,7 @@ def test_episodes_are_listed_by_run_and_state(episodes, client, run):
         episode.end(0.5)
     listed = answer(episodes("list", "--run", run.name, "--json"))
     assert (listed["total"], [one["state"] for one in listed["episodes"]]) == (3, ["ended", "queued", "queued"])
-    shown = episodes("list", "--run", run.name, "--state", "ended", "--limit", 1).output
+    shown = episodes("list", "--run", run.name, "--in-state", "ended", "--limit", 1).output
     assert episode.id in shown
     assert "0.5" in shown
     assert "… 1 of 3; the next: --offset 1" in episodes("list", "--run", run.name, "--limit", 1).output
@@ -119,7 +119,7 @@ def test_the_timeline_of_an_episode_is_shown_and_exported_without_secrets(episod
     assert whole["result"]["metadata"] == {"api_key": "[redacted]"}
     assert episodes("show", episode.id, "--mask", "[").stderr.startswith("error: '[' is not a regular expression")
     file = tmp_path / "lines.jsonl"
-    assert "1 written" in episodes("export", "--run", run.name, "--state", "ended", "-o", file).stderr
+    assert "1 written" in episodes("export", "--run", run.name, "--in-state", "ended", "-o", file).stderr
     (line,) = file.read_text().splitlines()
     assert json.loads(line)["attempts"] == whole["attempts"]
     exported = episodes("export", "--run", run.name, "--limit", 1, "--mask", "bob@")
@@ -137,9 +137,10 @@ def test_parked_ones_are_queued_again(episodes, client, run):
         for episode in given:
             episode.release("cannot do it")
         given = client.claim(2, run=run.name, wait_s=0)
-    parked = answer(episodes("list", "--run", run.name, "--state", "parked", "--json"))["episodes"]
+    parked = answer(episodes("list", "--run", run.name, "--in-state", "parked", "--json"))["episodes"]
     assert {one["group_id"] for one in parked} == {"open", "over"}
-    assert "lost 16×, last: released: cannot do it" in episodes("list", "--run", run.name, "--state", "parked").output
+    shown = episodes("list", "--run", run.name, "--in-state", "parked").output
+    assert "lost 16×, last: released: cannot do it" in shown
     assert "1 queued again; 1 not, because their groups have ended" in episodes("requeue", "--run", run.name).output
     refused = episodes("requeue", next(one["episode_id"] for one in parked if one["group_id"] == "over"))
     assert refused.exit_code == 1

@@ -42,6 +42,41 @@ def test_what_is_listed_shown_and_deleted_is_so_by_these_words(path):
     assert path[-1:] != ("revoke",) or path == ("key", "revoke")
 
 
+NOT_OURS = {"--out", "--backend", "--seconds", "--inputs", "--force", "--wait-s", "--timeout-s", "--max-tasks", "--dir"}
+"""Second names of --output, --sandbox, --timeout, --input, --overwrite, --wait, --limit and a folder's own."""
+TWO_KINDS = {
+    "--agent": "a name; in `gym new` that an agent is made",
+    "--resume": "a run; for a gym's files, whose name is --output, a flag",
+    "--solution": "what is played; in `platform task show` that it is shown",
+}
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_one_thing_has_one_name(path):
+    names = options(COMMANDS[path])
+    assert not {*names} & NOT_OURS
+    assert not [name for name in names if name.endswith("-s")]  # the metavar says that these are seconds
+    if "--state" in names:
+        assert names["--state"].metavar == "DIR"
+    if "--runs" in names:
+        assert names["--runs"].metavar == "DIR"
+
+
+def test_one_name_has_one_kind_of_value():
+    kinds: dict[str, set[str]] = {}
+    for command in COMMANDS.values():
+        for name, option in options(command).items():
+            is_number = option.type.name.startswith(("integer", "float", "duration"))
+            kind = "flag" if option.is_flag else "number" if is_number else "text"
+            kinds.setdefault(name, set()).add(kind)
+    assert {name for name, found in kinds.items() if len(found) > 1} == {*TWO_KINDS}
+
+
+def test_what_is_listed_and_shown_are_groups_of_one_noun():
+    listed = {path[-1] for path in COMMANDS if len(path) == 2 and path[-1].endswith("s")}
+    assert listed == {"datasets", "stats", "status", "messages"} & listed  # no plural lists what `list` would
+
+
 @pytest.mark.parametrize(
     ("old", "new", "warning"),
     [
@@ -52,6 +87,11 @@ def test_what_is_listed_shown_and_deleted_is_so_by_these_words(path):
             ("alias", "delete", "x", "--server", DEAD),
             "`palestra alias drop` is now called `palestra alias delete`",
         ),
+        (
+            ("episode", "list", "--state", "ended", "--server", DEAD),
+            ("episode", "list", "--in-state", "ended", "--server", DEAD),
+            "--state is now called --in-state",
+        ),
     ],
 )
 def test_an_old_name_works_and_warns(old, new, warning):
@@ -60,6 +100,24 @@ def test_an_old_name_works_and_warns(old, new, warning):
     assert warned == f"warning: {warning}; the old name will be removed"
     assert (rest, first.exit_code) == (second.stderr.splitlines(), second.exit_code)
     assert DEAD in second.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "old", "new"),
+    [(("eval",), "--tasks", "--limit"), (("sandbox", "run", "true"), "--seconds", "--timeout")],
+)
+def test_a_value_under_an_old_name_is_checked_as_under_the_new(command, old, new):
+    said = palestra(*command, old, "many").stderr
+    assert said.startswith(f"warning: {old} is now called {new}")
+    assert f"Invalid value for '{new}': 'many' is not a valid" in said
+    assert f"{old} " not in palestra(*command[:2], "--help").stdout
+
+
+def test_a_command_of_two_words_is_found_by_its_old_name():
+    for old, new in (("agent tasks", "agent task list"), ("platform apps mail", "platform app show mail")):
+        first, second = palestra(*old.split()), palestra(*new.split())
+        assert "is now called" in first.stderr
+        assert (first.stdout, first.exit_code) == (second.stdout, second.exit_code)
 
 
 @pytest.mark.parametrize(

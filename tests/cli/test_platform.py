@@ -39,8 +39,8 @@ def told(*args: str, typed: str = "") -> Any:
 
 
 def test_apps_are_listed_with_their_tools():
-    assert [one["app"] for one in told("apps")] == list(APPS)
-    keys = told("apps", "keys")
+    assert [one["app"] for one in told("app", "list")] == list(APPS)
+    keys = told("app", "show", "keys")
     assert [tool["name"] for tool in keys["tools"]] == ["list", "get", "set", "drop", "put"]
     shown = said("apps", "keys").output
     assert "set(name: string, value: integer) *" in shown

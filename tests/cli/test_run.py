@@ -168,7 +168,7 @@ def test_metrics_and_rollouts_are_exported():
     table = list(csv.DictReader(io.StringIO(call("export", "fast", "--to", "csv").stdout)))
     assert table[3]["eval/success"] == "0.5"
     assert table[0]["eval/success"] == ""
-    response = answer("export", "fast", "--what", "rollouts", "--to", "csv", "--out", "r.csv")
+    response = answer("export", "fast", "--what", "rollouts", "--to", "csv", "--output", "r.csv")
     assert response == {"file": "r.csv", "rows": 8}
     exported = list(csv.DictReader(io.StringIO(Path("r.csv").read_text(encoding="utf-8"))))
     assert exported[0]["metrics.parse_error"] == "0.0"
@@ -179,7 +179,7 @@ def test_metrics_and_rollouts_are_exported():
 
 def test_parquet_needs_a_file():
     assert call("export", "fast", "--to", "parquet").exit_code == 2
-    result = call("export", "fast", "--to", "parquet", "--out", "m.parquet")
+    result = call("export", "fast", "--to", "parquet", "--output", "m.parquet")
     assert result.exit_code == 0, result.output
     assert Path("m.parquet").read_bytes()[:4] == b"PAR1"
 
@@ -196,7 +196,7 @@ def test_what_the_readme_installs_is_enough_to_plot_and_export():
 
 @pytest.mark.parametrize(
     ("package", "command"),
-    [("matplotlib.figure", ["plot"]), ("pyarrow", ["export", "--to", "parquet", "--out", "m.parquet"])],
+    [("matplotlib.figure", ["plot"]), ("pyarrow", ["export", "--to", "parquet", "--output", "m.parquet"])],
 )
 def test_a_core_install_says_what_to_install(monkeypatch, package, command):
     monkeypatch.setitem(sys.modules, package, None)
@@ -208,7 +208,7 @@ def test_a_core_install_says_what_to_install(monkeypatch, package, command):
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_a_run_is_drawn(suffix):
-    response = answer("plot", "fast", "--out", f"x.{suffix}")
+    response = answer("plot", "fast", "--output", f"x.{suffix}")
     assert response["panels"] == ["reward", "evaluation", "seconds of a step"]
     begin = Path(f"x.{suffix}").read_bytes()[:20]
     assert begin.startswith(b"\x89PNG" if suffix == "png" else b"<?xml")
@@ -225,7 +225,7 @@ def test_a_mistyped_run_gets_the_nearest_name_and_exit_code_3(command):
 
 
 def test_wrong_usage_is_exit_code_2():
-    assert call("plot", "fast", "--out", "x.gif").exit_code == 2
+    assert call("plot", "fast", "--output", "x.gif").exit_code == 2
     assert call("export", "fast", "--to", "xml").exit_code == 2
     assert call("export", "fast", "--json").exit_code == 2
     assert call("compare").exit_code == 2

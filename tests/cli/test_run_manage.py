@@ -28,7 +28,7 @@ def _runs(tmp_path, monkeypatch):
 
 def test_a_run_that_has_ended_cannot_be_stopped_and_stays_as_it_is():
     for _ in range(2):
-        done = call("stop", "first", "--wait")
+        done = call("stop", "first", "--until-ended")
         assert (done.exit_code, done.stdout) == (0, "first does not run (done); there is nothing to stop\n")
     assert not Path("runs/first", STOP).exists()
     assert call("stop", "nowhere").exit_code == 3
@@ -59,7 +59,8 @@ def test_a_run_is_deleted_after_a_question():
 def test_a_live_run_and_what_is_no_run_are_not_deleted(micro_model):
     with RunFolder.open("runs/first"):
         refused = call("delete", "first", "--yes")
-        assert (refused.exit_code, "still going; first: palestra run stop first --wait" in refused.stderr) == (1, True)
+        assert refused.exit_code == 1
+        assert "still going; first: palestra run stop first --until-ended" in refused.stderr
     assert RunReader("runs/first").read_events()
     refused = call("delete", micro_model, "--yes")
     assert refused.exit_code == 1

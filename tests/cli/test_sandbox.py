@@ -39,9 +39,9 @@ def test_a_secret_comes_in_by_its_name_alone(monkeypatch: pytest.MonkeyPatch) ->
 
 @needs_local
 def test_what_is_wrong_is_said_in_a_line() -> None:
-    assert "did you mean local" in palestra("sandbox", "run", "--backend", "lokal", "--", "true").stderr
+    assert "did you mean local" in palestra("sandbox", "run", "--sandbox", "lokal", "--", "true").stderr
     assert palestra("sandbox", "run", "--env", "A", "--", "true").exit_code == 2
-    assert "took longer" in palestra("sandbox", "run", "--seconds", "0.3", "--", "sleep", "9").stderr
+    assert "took longer" in palestra("sandbox", "run", "--timeout", "0.3", "--", "sleep", "9").stderr
 
 
 @needs_local

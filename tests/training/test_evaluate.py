@@ -30,7 +30,7 @@ def evaluate(ephebe_url, tmp_path, monkeypatch):
 
 
 def test_evaluation_is_a_folder_that_others_read(evaluate, tmp_path):
-    done = evaluate("arithmetic", "--tasks", 6, "--samples", 2, "--name", "one", "--json")
+    done = evaluate("arithmetic", "--limit", 6, "--samples", 2, "--name", "one", "--json")
     assert done.exit_code == 0, done.output
     metrics = json.loads(done.stdout)["metrics"]
     assert (metrics["eval/tasks"], metrics["eval/rollouts"], metrics["eval/failed_share"]) == (6, 12, 0)
@@ -51,7 +51,7 @@ def test_evaluation_is_a_folder_that_others_read(evaluate, tmp_path):
 
 
 def test_tasks_of_a_run_are_played_again_by_their_names(evaluate, tmp_path):
-    assert evaluate("arithmetic", "--tasks", 2, "--name", "one").exit_code == 0
+    assert evaluate("arithmetic", "--limit", 2, "--name", "one").exit_code == 0
     first = RunReader(tmp_path / "runs" / "one").read_rollouts(0, Part.EVAL)[0]
     names = json.dumps([f"arithmetic/{first['task']}"])
     done = evaluate("runs/one/config.json", f"task_ids={names}", "--samples", 2, "--name", "again")
@@ -63,7 +63,7 @@ def test_tasks_of_a_run_are_played_again_by_their_names(evaluate, tmp_path):
 
 def test_same_seed_gives_the_same_answers_and_a_paired_comparison(evaluate, tmp_path):
     for name, more in {"one": (), "again": (), "other": ("seed=1",), "greedy": ("temperature=0",)}.items():
-        assert evaluate("arithmetic", "--tasks", 6, "--name", name, *more).exit_code == 0
+        assert evaluate("arithmetic", "--limit", 6, "--name", name, *more).exit_code == 0
     said = {
         name: [record["messages"] for record in RunReader(tmp_path / "runs" / name).read_rollouts(0, Part.EVAL)]
         for name in ("one", "again", "other")
@@ -79,11 +79,11 @@ def test_interrupted_evaluation_plays_what_is_left(evaluate, tmp_path):
     with socket.socket() as dead:
         dead.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{dead.getsockname()[1]}/v1"
-        gone = palestra("eval", "arithmetic", "--tasks", 3, "--name", "cut", "--server", nobody, "patience_s=0.5")
+        gone = palestra("eval", "arithmetic", "--limit", 3, "--name", "cut", "--server", nobody, "patience_s=0.5")
     assert (gone.exit_code, "palestra eval --resume cut" in gone.stderr) == (4, True)
     run = RunReader(tmp_path / "runs" / "cut")
     assert run.status() is RunStatus.FAILED
-    full = evaluate("arithmetic", "--tasks", 3, "--name", "whole")
+    full = evaluate("arithmetic", "--limit", 3, "--name", "whole")
     assert full.exit_code == 0, full.output
     # As a kill leaves it: two rollouts on disk, the second cut short.
     whole = RunReader(tmp_path / "runs" / "whole").read_rollouts(0, Part.EVAL)
@@ -98,7 +98,7 @@ def test_interrupted_evaluation_plays_what_is_left(evaluate, tmp_path):
 
 def test_checkpoint_of_a_run_is_evaluated(run_training, evaluate, ephebe_url, tmp_path):
     run = run_training("trained", steps=1)
-    done = palestra("eval", "arithmetic", "--tasks", 2, "--model", f"{run.path}@last", "--json")
+    done = palestra("eval", "arithmetic", "--limit", 2, "--model", f"{run.path}@last", "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["metrics"]["eval/failed_share"] == 0
     assert palestra("eval", "arithmetic", "--model", f"{run.path}@7").exit_code == 3
@@ -159,7 +159,7 @@ def test_file_of_questions_and_answers_is_evaluated(evaluate, tmp_path):
 
 
 def test_gym_and_platform_are_evaluated_by_name(evaluate, tmp_path):
-    done = evaluate("gym:mcqa", "platform:keys?difficulty=0a&count=50", "--tasks", 2, "--name", "both", "--json")
+    done = evaluate("gym:mcqa", "platform:keys?difficulty=0a&count=50", "--limit", 2, "--name", "both", "--json")
     assert done.exit_code == 0, done.output
     metrics = json.loads(done.stdout)["metrics"]
     assert (metrics["eval/rollouts"], metrics["eval/failed_share"]) == (4, 0)
@@ -171,9 +171,9 @@ def test_gym_and_platform_are_evaluated_by_name(evaluate, tmp_path):
 
 
 def test_model_behind_anthropics_api_is_evaluated(evaluate, tmp_path):
-    done = evaluate("stockroom", "--tasks", 2, "--name", "messages", "--json", "api=anthropic", "temperature=0")
+    done = evaluate("stockroom", "--limit", 2, "--name", "messages", "--json", "api=anthropic", "temperature=0")
     assert done.exit_code == 0, done.output
-    same = evaluate("stockroom", "--tasks", 2, "--name", "chat", "--json", "temperature=0")
+    same = evaluate("stockroom", "--limit", 2, "--name", "chat", "--json", "temperature=0")
     said = [
         [record["messages"] for record in RunReader(tmp_path / "runs" / name).read_rollouts(0, Part.EVAL)]
         for name in ("messages", "chat")
@@ -186,7 +186,7 @@ def test_model_behind_anthropics_api_is_evaluated(evaluate, tmp_path):
 
 @pytest.mark.slow
 def test_killed_evaluation_goes_on_and_plays_nothing_twice(evaluate, ephebe_url, tmp_path):
-    command = [sys.executable, "-m", "palestra.cli", "eval", "stockroom", "--tasks", "12", "--name", "killed"]
+    command = [sys.executable, "-m", "palestra.cli", "eval", "stockroom", "--limit", "12", "--name", "killed"]
     options = ["--server", ephebe_url, "--model", "ephebe", "concurrency=1"]
     played = tmp_path / "runs" / "killed" / "played.jsonl"
     with subprocess.Popen([*command, *options], cwd=tmp_path, stdout=subprocess.DEVNULL) as process:
@@ -199,7 +199,7 @@ def test_killed_evaluation_goes_on_and_plays_nothing_twice(evaluate, ephebe_url,
     records = RunReader(tmp_path / "runs" / "killed").read_rollouts(0, Part.EVAL)
     assert len({record["id"] for record in records}) == len(records) == 12
     assert before.items() <= {record["id"]: record["seconds"] for record in records}.items()
-    whole = evaluate("stockroom", "--tasks", 12, "--name", "whole")
+    whole = evaluate("stockroom", "--limit", 12, "--name", "whole")
     assert whole.exit_code == 0
     uninterrupted = RunReader(tmp_path / "runs" / "whole").read_rollouts(0, Part.EVAL)
     assert [one["messages"] for one in uninterrupted] == [one["messages"] for one in records]

@@ -67,7 +67,7 @@ def test_the_command_stops_a_run_of_another_process(ephebe_url, tmp_path, monkey
     (tmp_path / "run.json").write_text(json.dumps(merged(SMALL, {"server": ephebe_url, "steps": 500})))
     process = start(tmp_path, "run.json", "--name", "long")
     wait_for_steps(tmp_path, "long", 1, process)
-    done = CliRunner().invoke(main, ["run", "stop", "long", "--wait"])
+    done = CliRunner().invoke(main, ["run", "stop", "long", "--until-ended"])
     assert (done.exit_code, "has ended (stopped); to go on: palestra train --resume long" in done.stdout) == (0, True)
     assert "stopped after step" in finish(process)
     (tmp_path / "runs" / "long" / "checkpoints").resolve(strict=True)

@@ -106,7 +106,7 @@ LIMIT = MappedOption(("--limit",), same("--limit"), "Play only this number of ro
 RESUME = MappedOption(
     ("--resume",), flag("--resume"), "Continue an existing output.", key="resume_from_cache", is_flag=True
 )
-INPUTS = MappedOption(("--inputs",), same("--inputs"), "Materialized inputs.", key="materialized_inputs_jsonl_fpath")
+INPUTS = MappedOption(("--inputs",), same("--input"), "Materialized inputs.", key="materialized_inputs_jsonl_fpath")
 ROLLOUTS = MappedOption(("--rollouts",), same("--rollouts"), "Stored rollouts.", key="rollouts_jsonl_fpath")
 NO_HEALTH_CHECK = (
     MappedOption(("--no-health-check",), nothing, "There is none here.", key="disable_health_check", is_flag=True),

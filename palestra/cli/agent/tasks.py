@@ -1,4 +1,4 @@
-"""`palestra agent tasks`, `verify`, `convert` and `warm-up`: coding tasks without an agent.
+"""`palestra agent task list`, `verify`, `convert` and `warm-up`: coding tasks without an agent.
 
 Owns: arguments and printing. Never touches: reading and judging tasks.
 """
@@ -22,12 +22,17 @@ backend_option = click.option(
 )
 
 
-@click.command()
+@click.group()
+def task() -> None:
+    """List coding tasks."""
+
+
+@task.command("list")
 @click.argument("folder", type=FOLDER, required=False)
 @click.option("--export", type=FOLDER, metavar="FOLDER", help="Copy the tasks there, as folders that Harbor runs, too.")
 @backend_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def tasks(folder: Path | None, export: Path | None, backend: str, as_json: bool) -> None:
+def list_(folder: Path | None, export: Path | None, backend: str, as_json: bool) -> None:
     """List the coding tasks of a folder, and whether each can be played with a backend. Without FOLDER, the tasks that
     come with Palestra."""
     from palestra.coding import TaskError, read_tasks

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import rich_click as click
 
 from palestra.cli.lazy import LazyCommand, LazyGroup
-from palestra.cli.options import server_options
+from palestra.cli.options import renamed_option, server_options
 from palestra.cli.output import one_line_errors, print_json, print_result
 from palestra.cli.run.common import json_option, print_table
 from palestra.config.redaction import Mask, redact
@@ -75,7 +75,9 @@ def search_options(command: F) -> F:
 
 
 run_option = click.option("--run", metavar="RUN", help="Only episodes of this run.")
-state_option = click.option("--state", type=click.Choice(STATES), help="Only episodes in this state.")
+state_option = renamed_option(
+    "--in-state", "state", old="--state", type=click.Choice(STATES), help="Only episodes in this state."
+)
 
 
 @click.group(

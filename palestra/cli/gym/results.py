@@ -17,6 +17,7 @@ import rich_click as click
 from palestra.cli.gym.collect import EXISTING, WRITTEN, open_gym, progress_shown
 from palestra.cli.gym.commands import say, source_options, sources
 from palestra.cli.gym.running import gym_options
+from palestra.cli.options import renamed_option
 from palestra.cli.output import FAILED, needs_extra, one_line_errors, print_json
 from palestra.cli.run.common import json_option, print_table
 from palestra.util.json_types import JsonObject
@@ -26,16 +27,31 @@ if TYPE_CHECKING:
 
 SHOWN = 10  # number of tasks shown in a comparison
 
+inputs_option = renamed_option(
+    "--input",
+    "-i",
+    "inputs",
+    old="--inputs",
+    type=EXISTING,
+    help="The collection's materialized inputs. [the file beside the rollouts]",
+)
+
 
 @click.command()
 @click.option("--rollouts", type=EXISTING, required=True, help="A collection's output.")
-@click.option("--inputs", type=EXISTING, help="The collection's materialized inputs. [the file beside the rollouts]")
+@inputs_option
 @click.option("--output", "-o", type=WRITTEN, required=True, help="File for the graded rollouts.")
 @click.option(
     "--concurrency", type=click.IntRange(1), default=64, show_default=True, help="Number of rollouts graded at a time."
 )
 @click.option("--limit", type=click.IntRange(1), help="Grade only this number of rollouts, from the beginning.")
-@click.option("--force", is_flag=True, help="Also use verifiers that say they need more than the rollout.")
+@renamed_option(
+    "--any-verifier",
+    "force",
+    old="--force",
+    is_flag=True,
+    help="Also use verifiers that say they need more than the rollout.",
+)
 @click.option(
     "--judge-failed-only", is_flag=True, help="Grade only rollouts whose judge failed; keep the other results."
 )
@@ -102,7 +118,7 @@ async def _reverify(request: ReverifyRequest, quiet: bool, given: JsonObject) ->
 
 @click.command()
 @click.option("--rollouts", type=EXISTING, required=True, help="A collection's output.")
-@click.option("--inputs", type=EXISTING, help="Materialized inputs. [the file beside the rollouts]")
+@inputs_option
 @click.option("--partial", is_flag=True, help="Go on although some rows have no result.")
 @json_option
 def profile(rollouts: Path, inputs: Path | None, partial: bool, as_json: bool) -> None:

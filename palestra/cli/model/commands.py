@@ -11,12 +11,17 @@ from typing import TYPE_CHECKING, TextIO
 
 import rich_click as click
 
+from palestra.cli.options import renamed_option
 from palestra.cli.output import USAGE, bytes_text, count_text, fail, needs_extra, one_line_errors, print_json
 from palestra.util.amounts import parse_amount
 
 if TYPE_CHECKING:
     from palestra.cli.model.facts import ExpertFacts
     from palestra.cli.model.plan import MemoryPlan
+
+overwrite_option = renamed_option(
+    "--overwrite", old="--force", is_flag=True, help="Write into a folder that is not empty."
+)
 
 
 @click.group()
@@ -45,7 +50,7 @@ def model() -> None:
 @click.option("--dtype", default="float32", show_default=True, help="float32, bfloat16 or float16.")
 @click.option("--context", type=int, metavar="N", help="Tokens of the longest sequence. [as the shape has it]")
 @click.option("--shards", default=1, show_default=True, help="Number of safetensors files.")
-@click.option("--force", is_flag=True, help="Write into a folder that is not empty.")
+@overwrite_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def random(
     folder: Path,
@@ -55,11 +60,11 @@ def random(
     dtype: str,
     context: int | None,
     shards: int,
-    force: bool,
+    overwrite: bool,
     as_json: bool,
 ) -> None:
     """Write a random model with a real tokenizer and chat template to DIR."""
-    _refuse_full_folder(folder, force)
+    _refuse_full_folder(folder, overwrite)
     with needs_extra("engine"):
         from palestra.model.loading.random_model import make_random_model
     with one_line_errors(ValueError, OSError):
@@ -76,16 +81,16 @@ def random(
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 @click.argument("script", metavar="SCRIPT", type=click.File(encoding="utf-8"))
 @click.option("--context", default=131072, show_default=True, metavar="N", help="Tokens of the longest sequence.")
-@click.option("--force", is_flag=True, help="Write into a folder that is not empty.")
+@overwrite_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def puppet(folder: Path, script: TextIO, context: int, force: bool, as_json: bool) -> None:
+def puppet(folder: Path, script: TextIO, context: int, overwrite: bool, as_json: bool) -> None:
     """Write a model to DIR that says what SCRIPT tells it to, for tests of agents and tools.
 
     SCRIPT is a JSON list such as [{"when": "make a file", "say": "I make it."}]; - reads it from standard input. When a
     text of `when` occurs in the conversation, the model answers `say`, tool calls included; of several, the last one in
     the list counts. An entry without `when` is the answer to everything else.
     """
-    _refuse_full_folder(folder, force)
+    _refuse_full_folder(folder, overwrite)
     with needs_extra("engine"):
         from palestra.model.loading.puppet import make_puppet, read_script
     with one_line_errors(ValueError, OSError):
@@ -99,9 +104,9 @@ def puppet(folder: Path, script: TextIO, context: int, force: bool, as_json: boo
         click.echo(f"serve it: palestra serve --model {folder}")
 
 
-def _refuse_full_folder(folder: Path, force: bool) -> None:
-    if not force and folder.exists() and any(folder.iterdir()):
-        raise fail(f"{folder} is not empty; choose another folder, or add --force to write into it")
+def _refuse_full_folder(folder: Path, overwrite: bool) -> None:
+    if not overwrite and folder.exists() and any(folder.iterdir()):
+        raise fail(f"{folder} is not empty; choose another folder, or add --overwrite to write into it")
 
 
 def _size_of(folder: Path) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import rich_click as click
 
 from palestra.cli.lazy import LazyGroup
+from palestra.cli.options import warn_of_old_name
 from palestra.cli.output import NOT_FOUND, USAGE, fail, needs_extra, one_line_errors, print_json, print_result
 from palestra.cli.run.common import json_option, print_table
 from palestra.util.json_types import JsonObject
@@ -165,22 +166,54 @@ def tell(text: str) -> None:
     click.echo(safe_text(text), err=True)
 
 
-@platform.command()
-@click.argument("name", metavar="[APP]", required=False)
+@platform.command(hidden=True)
+@click.argument("name", required=False)
 @json_option
-def apps(name: str | None, as_json: bool) -> None:
-    """List the apps; with APP, show its tools and task templates."""
-    from palestra.environments.platform import APPS, PlatformError, app_of
+@click.pass_context
+def apps(ctx: click.Context, name: str | None, as_json: bool) -> None:
+    """`app list` and `app show` by their old name."""
+    warn_of_old_name("`palestra platform apps`", f"`palestra platform app {'list' if name is None else 'show'}`")
+    if name is None:
+        ctx.invoke(list_apps, as_json=as_json)
+    else:
+        ctx.invoke(show_app, name=name, as_json=as_json)
+
+
+@platform.group()
+def app() -> None:
+    """List the apps, or show one."""
+
+
+@app.command("list")
+@json_option
+def list_apps(as_json: bool) -> None:
+    """List the apps."""
+    from palestra.environments.platform import APPS
+
+    if as_json:
+        print_json([app_facts(app) for app in APPS.values()])
+        return
+    rows = [[a.key, str(len(a.tools)), str(len(a.templates)), a.description] for a in APPS.values()]
+    print_table([["app", "tools", "templates", ""], *rows])
+
+
+@app.command("show")
+@click.argument("name", metavar="APP")
+@json_option
+def show_app(name: str, as_json: bool) -> None:
+    """Show an app's tools and task templates."""
+    from palestra.environments.platform import PlatformError, app_of
 
     with one_line_errors(PlatformError):
-        found = [app_of(name)] if name else list(APPS.values())
+        found = app_of(name)
     if as_json:
-        print_json([app_facts(app) for app in found] if name is None else app_facts(found[0]))
-    elif name is None:
-        rows = [[a.key, str(len(a.tools)), str(len(a.templates)), a.description] for a in found]
-        print_table([["app", "tools", "templates", ""], *rows])
-    else:
-        show_app(found[0])
+        print_json(app_facts(found))
+        return
+    click.echo(f"{found.title}: {found.description} ({found.version})\n\ntools")
+    for tool in found.tools:
+        click.echo(f"  {tool.usage}{' *' if tool.writes else ''}\n      {tool.description}")
+    click.echo("  * may change something\n\ntask templates")
+    print_table([["  " + t.name, t.difficulty, f"at most {t.max_turns} turns"] for t in found.templates])
 
 
 def app_facts(app: TaskApp) -> JsonObject:
@@ -192,14 +225,6 @@ def app_facts(app: TaskApp) -> JsonObject:
         "tools": [one["function"] for one in app.openai_tools()],
         "templates": [{"name": t.name, "difficulty": t.difficulty, "max_turns": t.max_turns} for t in app.templates],
     }
-
-
-def show_app(app: TaskApp) -> None:
-    click.echo(f"{app.title}: {app.description} ({app.version})\n\ntools")
-    for tool in app.tools:
-        click.echo(f"  {tool.usage}{' *' if tool.writes else ''}\n      {tool.description}")
-    click.echo("  * may change something\n\ntask templates")
-    print_table([["  " + t.name, t.difficulty, f"at most {t.max_turns} turns"] for t in app.templates])
 
 
 @platform.command("openenv-package")
@@ -344,7 +369,7 @@ def chosen_keys(
         if (not templates or template.name in templates) and (not difficulties or template.difficulty in difficulties)
     ]
     if not found:
-        raise fail("no template matches; to see them: palestra platform apps APP", NOT_FOUND)
+        raise fail("no template matches; to see them: palestra platform app show APP", NOT_FOUND)
     return [TaskKey(a.key, t.name, t.difficulty, n, knobs) for a, t in found for n in range(start, start + count)]
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import rich_click as click
 from msgspec import to_builtins
 
+from palestra.cli.options import renamed_option
 from palestra.cli.output import needs_extra, print_json, print_result
 from palestra.cli.run import manage
 from palestra.cli.run.common import find, json_option, print_table, run_errors, runs_option, sparkline
@@ -202,7 +203,15 @@ def compare(which: tuple[str, ...], everything: bool, root: Path, as_json: bool)
     show_default=True,
     help="What to export.",
 )
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="File to write. [stdout]")
+@renamed_option(
+    "--output",
+    "-o",
+    "out",
+    old="--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="File to write. [stdout]",
+)
 @runs_option
 @json_option
 def export(which: str, form: str, what: str, out: Path | None, root: Path, as_json: bool) -> None:
@@ -223,8 +232,11 @@ def export(which: str, form: str, what: str, out: Path | None, root: Path, as_js
 
 @run.command()
 @click.argument("which", metavar="RUN")
-@click.option(
-    "--out",
+@renamed_option(
+    "--output",
+    "-o",
+    "out",
+    old="--out",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="A .png or .svg file. [plot.png in the run's folder]",

@@ -11,6 +11,7 @@ from pathlib import Path
 import rich_click as click
 from msgspec import to_builtins
 
+from palestra.cli.options import renamed_option
 from palestra.cli.output import fail, print_result
 from palestra.cli.run.common import find, json_option, run_errors, runs_option
 from palestra.runs.control import resume_command
@@ -20,7 +21,7 @@ LOOK_EVERY_S = 0.5
 
 @click.command()
 @click.argument("which", metavar="RUN")
-@click.option("--wait", is_flag=True, help="Return when the run has ended.")
+@renamed_option("--until-ended", "wait", old="--wait", is_flag=True, help="Return when the run has ended.")
 @runs_option
 @json_option
 def stop(which: str, wait: bool, root: Path, as_json: bool) -> None:
@@ -35,7 +36,7 @@ def stop(which: str, wait: bool, root: Path, as_json: bool) -> None:
             time.sleep(LOOK_EVERY_S)
         status = found.status()
     if status is RunStatus.RUNNING:
-        words = f"{found.name} ends after its step; to wait for it: --wait"
+        words = f"{found.name} ends after its step; to wait for it: --until-ended"
     elif is_stopping:
         words = f"{found.name} has ended ({status}); to go on: {resume_command(found)}"
     else:
@@ -56,7 +57,7 @@ def delete(which: str, yes: bool, root: Path, as_json: bool) -> None:
 
         found = find(which, root)
         if found.status() is RunStatus.RUNNING:
-            raise fail(f"{found.name} is still going; first: palestra run stop {which} --wait")
+            raise fail(f"{found.name} is still going; first: palestra run stop {which} --until-ended")
         server = found.read_about()["config"].get("server")
         if not yes:
             click.confirm(f"delete {found.path} with everything in it?", abort=True, err=True)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import rich_click as click
 
-from palestra.cli.options import server_options
+from palestra.cli.options import renamed_option, server_options
 from palestra.cli.output import FAILED, USAGE, fail, needs_extra, one_line_errors
 from palestra.util.json_types import JsonObject
 
@@ -35,8 +35,11 @@ ASK_AGAIN_S = 1.0
 @click.option("--threads", type=click.IntRange(1), help="CPU threads to compute with. [torch decides]")
 @click.option("--cache-tokens", type=click.IntRange(1), help="Size of the KV cache in tokens. [by the memory there is]")
 @click.option("--state", metavar="DIR", help="Folder for the adapters it is sent. [a temporary one]")
-@click.option(
-    "--wait-s",
+@renamed_option(
+    "--wait",
+    "wait_s",
+    old="--wait-s",
+    metavar="SECONDS",
     type=click.FloatRange(1),
     default=600.0,
     show_default=True,

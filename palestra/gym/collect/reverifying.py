@@ -88,7 +88,7 @@ class Grader:
             reply = await self._client.get(f"{self._urls[name]}/reverify_mode", timeout_s=LIMIT_S)
             if reply.status == 200 and reply.json() == UNSUPPORTED:
                 raise CollectError(
-                    f"{name} does not support grading of stored rollouts; --force does it anyway, at your own risk"
+                    f"{name} does not support grading of stored rollouts; --any-verifier does it at your own risk"
                 )
 
     async def grade(self, pair: RowWithResult) -> JsonObject:

@@ -67,7 +67,7 @@ def test_stored_rollouts_are_graded_again_without_a_model(stored: Path) -> None:
 def test_what_a_server_cannot_grade_needs_force_and_is_marked(stored: Path) -> None:
     gym = ScriptedGym()
     gym.mode = "unsupported"
-    with pytest.raises(CollectError, match="--force"):
+    with pytest.raises(CollectError, match="--any-verifier"):
         run(regraded(gym, regrading(stored)))
     run(regraded(gym, regrading(stored, force=True)))
     assert len(indexed(stored.with_name("unsafe_new.jsonl"))) == 6
