@@ -21,6 +21,7 @@ if not Path("/dev/nvidiactl").exists():
 import json
 import logging
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -73,6 +74,16 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(10_000)  # as the server; Python's default of 700 is reached in every test
     gc.enable()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Says how many tests were skipped for which missing program: they look like passed ones otherwise."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(one.longrepr[2].removeprefix("Skipped: ") for one in reports if isinstance(one.longrepr, tuple))
+    if reasons:
+        terminalreporter.section("skipped here, and why (palestra doctor lists what is missing)")
+        for reason, count in reasons.most_common():
+            terminalreporter.write_line(f"{count:>5}  {reason}")
 
 
 def pytest_unconfigure() -> None:

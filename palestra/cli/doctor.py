@@ -16,10 +16,11 @@ from palestra.cli.machine import (
     Torch,
     look_at_extras,
     look_at_machine,
-    look_at_tools,
     look_at_torch,
 )
 from palestra.cli.output import bytes_text, fail, print_json
+from palestra.sandbox import backend
+from palestra.util.programs import PROGRAMS
 
 
 @dataclass(slots=True)
@@ -39,8 +40,11 @@ def doctor(as_json: bool) -> None:
         extras = look_at_extras()
     except PackageNotFoundError as error:
         raise fail("palestra runs from its source folder but is not installed; type: pip install -e .") from error
-    machine, torch, tools = look_at_machine(), look_at_torch(), look_at_tools()
+    machine, torch = look_at_machine(), look_at_torch()
+    tools = {name: one.find() for name, one in PROGRAMS.items()}
     verdicts = judge(torch, extras, has_nvidia_driver=tools["nvidia-smi"] is not None)
+    problem = backend("local").problem()
+    verdicts.append(DoctorVerdict("agents and verifiers in sandboxes", problem is None, problem or ""))
     if as_json:
         print_json(
             {
@@ -49,14 +53,18 @@ def doctor(as_json: bool) -> None:
                 "torch_error": torch if isinstance(torch, str) else None,
                 "extras": {extra.name: _extra_json(extra) for extra in extras},
                 "tools": tools,
+                "missing": [
+                    {"name": name, "used_for": one.used_for, "install": one.install}
+                    for name, one in PROGRAMS.items()
+                    if tools[name] is None
+                ],
                 "verdict": [asdict(verdict) for verdict in verdicts],
             }
         )
         return
     _print_machine(machine, torch)
     _print_extras(extras)
-    found = [f"{name} {'yes' if path else 'no'}" for name, path in tools.items()]
-    click.echo(f"\nOptional tools: {' · '.join(found)}\n")
+    _print_programs(tools)
     for verdict in verdicts:
         note = f"  ({verdict.why})" if verdict.why else ""
         click.echo(
@@ -129,6 +137,14 @@ def _print_machine(machine: Machine, torch: Torch | str | None) -> None:
         rows["torch"] = "not installed" if torch is None else f"does not load: {torch}"
     for name, text in rows.items():
         click.echo(f"{name:<12} {text}")
+
+
+def _print_programs(found: dict[str, str | None]) -> None:
+    click.echo("\nPrograms")
+    for name, path in found.items():
+        one = PROGRAMS[name]
+        click.echo(f"  {name:<10} {path or f'missing, for {one.used_for}: {one.install}'}")
+    click.echo("")
 
 
 def _print_extras(extras: list[Extra]) -> None:

@@ -21,14 +21,6 @@ from palestra.config.cores import usable_cores
 
 # Instruction sets that make torch's matrix kernels faster.
 CPU_FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16", "i8mm")
-TOOLS = {
-    "chromium": ("chromium", "chromium-browser", "google-chrome"),
-    "docker": ("docker",),
-    "git": ("git",),
-    "nvidia-smi": ("nvidia-smi",),
-    "psql": ("psql",),
-    "ray": ("ray",),
-}
 NOT_FEATURES = {"all", "dev", "ui"}
 
 
@@ -166,13 +158,6 @@ def look_at_extras() -> list[Extra]:
     requirements = [Requirement(line) for line in distribution.get_all("Requires-Dist") or []]
     names = [name for name in distribution.get_all("Provides-Extra") or [] if name not in NOT_FEATURES]
     return [Extra(name, [_package(r) for r in requirements if _belongs_to(r, name)]) for name in names]
-
-
-def look_at_tools() -> dict[str, str | None]:
-    return {
-        name: next((found for command in commands if (found := shutil.which(command))), None)
-        for name, commands in TOOLS.items()
-    }
 
 
 def _belongs_to(requirement: Requirement, extra: str) -> bool:

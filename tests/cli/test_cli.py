@@ -14,6 +14,7 @@ from palestra import __version__
 from palestra.cli import main
 from palestra.cli.doctor import judge
 from palestra.cli.machine import Extra, Gpu, Package, Torch
+from palestra.util import programs
 
 
 def palestra(*args: object) -> Result:
@@ -58,6 +59,14 @@ def test_doctor_tells_a_verdict():
     assert "torch" in shown.output
 
 
+def test_doctor_says_what_is_missing_for_sandboxes_and_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(programs, "ADMIN_FOLDERS", "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = palestra("doctor").output
+    assert "bubblewrap missing, for sandboxes of this machine" in said
+    assert "agents and verifiers in sandboxes: no  (bubblewrap is not installed (apt-get install bubblewrap))" in said
+
+
 def test_doctor_json_has_every_extra_with_its_command():
     report = json.loads(palestra("doctor", "--json").stdout)
     assert report["extras"]["engine"]["complete"]
@@ -66,6 +75,7 @@ def test_doctor_json_has_every_extra_with_its_command():
     for name, extra in report["extras"].items():
         assert extra["complete"] == (extra["install"] is None)
         assert extra["install"] in (None, f"pip install 'palestra[{name}]'")
+    assert {one["name"] for one in report["missing"]} == {name for name, path in report["tools"].items() if not path}
     assert report["verdict"][0] == {"what": "sampling and training on CPU", "works": True, "why": ""}
 
 
@@ -167,8 +177,7 @@ def test_random_model_does_not_overwrite_unless_forced(tmp_path):
     refused = palestra("model", "random", tmp_path, "--shape", "micro")
     assert refused.exit_code == 1
     words = "is not empty; choose another folder, or add --overwrite to write into it"
-    assert refused.stderr == f"error: {tmp_path} {words}
-"
+    assert refused.stderr == f"error: {tmp_path} {words}\n"
     assert palestra("model", "random", tmp_path, "--shape", "micro", "--overwrite").exit_code == 0
     assert (tmp_path / "notes.txt").read_text() == "mine"
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import httpx
 import pytest
 from click.testing import CliRunner, Result
 
+from palestra.cli import main
 from palestra.cli.run.commands import run
 from palestra.runs.reader import STOP, RunReader, RunStatus
 from palestra.runs.writer import RunFolder
@@ -110,3 +116,25 @@ def test_a_run_may_be_labelled_while_it_is_written_and_a_torn_line_is_left_out()
 
 def names(*args: str) -> set[str]:
     return {row["name"] for row in json.loads(call("list", *args, "--json").stdout)}
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [(["first"], "/runs/first"), (["--runs", "runs"], "/")],
+)
+def test_a_run_is_viewed_by_its_name_or_its_folder(words, page):
+    command = [sys.executable, "-m", "palestra.cli", "view", *words, "--port", "0"]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as viewing:
+        try:
+            assert viewing.stdout is not None
+            address = viewing.stdout.readline().split(": ", 1)[1].strip()
+            assert httpx.get(address).status_code == 200
+            assert urlsplit(address).path == page
+        finally:
+            viewing.kill()
+
+
+def test_a_run_that_is_not_there_cannot_be_viewed():
+    refused = CliRunner().invoke(main, ["view", "third"])
+    assert (refused.exit_code, "no such folder: runs/third" in refused.stderr) == (2, True)

@@ -16,15 +16,16 @@ import psutil
 import pytest
 
 from palestra.sandbox import ModelDoor, Sandbox, SandboxEnded, SandboxError, SandboxSpec, SandboxUnavailable, sandbox
+from palestra.util.programs import PROGRAMS, missing
 from tests.sandbox.test_door import ASK, endpoint  # noqa: F401
 from tests.waiting import until
 
 Result = TypeVar("Result")
-SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin")
+SSHD = PROGRAMS["sshd"].find()
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(SSHD is None or not shutil.which("ssh"), reason="there is no ssh with an sshd here"),
+    pytest.mark.skipif(missing("ssh", "sshd") is not None, reason=str(missing("ssh", "sshd"))),
 ]
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from palestra.util.programs import missing
 
 NEW_KEY = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
 
@@ -20,8 +21,8 @@ class Certificates:
 
 
 def make_certificates(folder: Path) -> Certificates:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
+    if absent := missing("openssl"):
+        pytest.skip(absent)
     authority, cert, key = folder / "authority.pem", folder / "cert.pem", folder / "key.pem"
     signing = (
         "-CA",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -10,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from palestra.util.programs import PROGRAMS, missing
 
 AROUND = """
 daemon off; pid {folder}/pid; error_log {folder}/error.log;
@@ -25,9 +26,9 @@ http {{
 @contextmanager
 def nginx(folder: Path, config: str, port: int) -> Iterator[None]:
     """Runs it with what is written inside of `http`, until it answers at the port."""
-    program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+    program = PROGRAMS["nginx"].find()
     if program is None:
-        pytest.skip("nginx is not installed")
+        pytest.skip(str(missing("nginx")))
     (folder / "nginx.conf").write_text(AROUND.format(folder=folder, config=config))
     with subprocess.Popen([program, "-p", folder, "-c", folder / "nginx.conf", "-e", folder / "error.log"]) as proxy:
         try:

@@ -11,6 +11,8 @@ from urllib.parse import urljoin, urlsplit
 
 import pytest
 
+from palestra.util.programs import missing
+
 BROWSER = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 LINKS = {"a": "href", "link": "href", "script": "src", "img": "src"}
 
@@ -77,7 +79,7 @@ def test_pages_need_no_key_where_the_api_does(make_server):
 
 
 @pytest.mark.e2e
-@pytest.mark.skipif(BROWSER is None, reason="there is no chromium")
+@pytest.mark.skipif(BROWSER is None, reason=str(missing("chromium")))
 @pytest.mark.parametrize("path", ["/", "/docs"])
 def test_a_browser_shows_it_and_asks_no_other_machine(server, tmp_path: Path, path: str):
     assert BROWSER is not None

@@ -20,6 +20,7 @@ from sqlalchemy import Connection, create_engine, make_url, text
 
 from palestra.store import Store
 from palestra.store.tables import metadata
+from palestra.util.programs import missing
 
 DATABASES = ["sqlite", "postgresql"]
 
@@ -31,7 +32,7 @@ def postgres_server() -> Iterator[str]:
         return
     programs = _postgres_programs()
     if programs is None:
-        pytest.skip("no PostgreSQL: set PALESTRA_TEST_POSTGRES or install it")
+        pytest.skip(f"{missing('postgres')}, and PALESTRA_TEST_POSTGRES is not set")
     folder = Path(tempfile.mkdtemp(prefix="palestra-pg-"))
     user = None
     if os.geteuid() == 0:  # PostgreSQL refuses to run as root

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +13,10 @@ from typing import Any
 import pytest
 
 from palestra.net.serving import HttpServer
+from palestra.util.programs import PROGRAMS, missing
 from tests.waiting import until
 
 AXE = Path(__file__).parents[2] / ".ui" / "node_modules" / "axe-core" / "axe.min.js"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def why_not() -> str | None:
@@ -26,11 +25,11 @@ def why_not() -> str | None:
         import playwright  # noqa: F401
     except ModuleNotFoundError:
         return "needs playwright: pip install -e '.[ui]'"
-    return None if find_browser() else "needs a browser: apt-get install chromium"
+    return missing("chromium")
 
 
 def find_browser() -> str | None:
-    return next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    return PROGRAMS["chromium"].find()
 
 
 @contextmanager

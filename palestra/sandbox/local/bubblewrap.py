@@ -18,6 +18,7 @@ from palestra.sandbox import first_process, seccomp
 from palestra.sandbox.errors import SandboxError, SandboxUnavailable
 from palestra.sandbox.local.launch import SCRATCH
 from palestra.sandbox.spec import HOME, SandboxSpec
+from palestra.util.programs import missing
 
 USER = 1000
 PROGRAMS = ("bin", "lib", "lib32", "lib64", "sbin", "usr")
@@ -102,8 +103,8 @@ def problem() -> str | None:
     release = re.match(r"(\d+)\.(\d+)", platform.release())
     if release is None or (int(release[1]), int(release[2])) < OLDEST_KERNEL:
         return f"Linux {platform.release()} cannot limit the processes of a sandbox; 5.14 or newer can"
-    if shutil.which("bwrap") is None:
-        return "bubblewrap is not installed (apt-get install bubblewrap)"
+    if absent := missing("bubblewrap"):
+        return absent
     try:
         _trial()
     except SandboxUnavailable as error:

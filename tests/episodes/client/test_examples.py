@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from palestra.types.rollouts import Task
+from palestra.util.programs import missing
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -26,7 +26,7 @@ def test_the_python_one_makes_sums_and_plays_them(arena, client):
     assert all(one.trajectories and one.info.calls for played in groups for one in played.episodes)
 
 
-@pytest.mark.skipif(not (shutil.which("curl") and shutil.which("jq")), reason="needs curl and jq")
+@pytest.mark.skipif(missing("curl", "jq") is not None, reason=str(missing("curl", "jq")))
 def test_the_one_with_curl_plays_as_a_worker(arena, make_run):
     prompt = [{"role": "user", "content": "What is 1 + 1?"}]
     run = make_run(size=2, task=Task(id="one", environment="arithmetic", prompt=prompt, extras={"answer": 2}))

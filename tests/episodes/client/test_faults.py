@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import ssl
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from palestra.episodes.client import api
 from palestra.episodes.client.loop_thread import SHARED
 from palestra.episodes.client.retries import LONGEST_RETRY_AFTER_S, RetryBudget, RetryingCalls, WaitReason
 from palestra.types.episode_wire import Runs
+from palestra.util.programs import missing
 from tests.episodes.client.faults import Answer, Drop, FaultServer, Garbage, Hang
 
 RUNS = Answer(200, {"runs": []})
@@ -263,7 +263,7 @@ def test_tls_goes_through_a_proxy_as_a_tunnel():
         assert "tml-secret" not in str(proxy.requests[0].headers)
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
+@pytest.mark.skipif(missing("openssl") is not None, reason=str(missing("openssl")))
 def test_tls_is_checked(tmp_path):
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=127.0.0.1"
     made = [*command.split(), "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key.pem", "-out", "cert.pem"]
