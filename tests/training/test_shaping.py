@@ -57,7 +57,12 @@ def test_the_kl_penalty_compares_tokens_with_the_batchs_mean():
     assert far.advantages == pytest.approx([0, 0, 0, -1.1, -1.1])
 
 
-def test_a_kl_penalty_of_nothing_is_nothing():
+def test_a_kl_penalty_on_a_sequence_without_sampled_tokens_changes_nothing():
+    fixed = to_sequence(make_rollout("g-0"), 1.0, 100)
+    fixed.mask[:] = [0] * len(fixed.mask)
+    before = list(fixed.advantages)
+    add_kl_penalty([fixed], {"g-0": [-1.0] * 5}, 0.1)
+    assert fixed.advantages == before
     add_kl_penalty([], {}, 0.1)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from palestra.config.train import TrackerConfig
-from palestra.runs.reader import RunStatus
+from palestra.runs.reader import RunReader, RunStatus
 from palestra.runs.record_files import RunError
 from palestra.runs.writer import RunFolder
 from palestra.training.trackers import PACKAGES, Trackers, open_trackers, unique_name
@@ -36,6 +36,7 @@ def test_a_run_without_trackers_has_none(run):
     trackers = open_trackers([], run)
     trackers.log(1, {"reward/mean": 1.0})
     trackers.finish(RunStatus.DONE)
+    assert not [event for event in RunReader(run.path).read_events() if "tracker" in json.dumps(event)]
 
 
 class Recording:
