@@ -9,6 +9,7 @@ from palestra.episodes import groups
 from palestra.episodes.records import BoardEpisode, BoardGroup, BoardRun
 from palestra.episodes.state import PLAYING, BoardState
 from palestra.types.episodes import EpisodeState, WeightPolicy
+from palestra.util.backoff import Backoff
 
 STRIKES = ("expired",)
 """Losses that the episode itself may have caused. One that was released by choice, or whose weights became stale, is
@@ -27,7 +28,8 @@ def lose(state: BoardState, episode: BoardEpisode, code: str, words: str, now: f
         state.move(episode, EpisodeState.PARKED)
         groups.settle(state, episode.group, now)
         return
-    episode.not_before = now + _backoff_s(state, episode) if code in WAITS else 0.0
+    backoff = Backoff(episode.run.settings.backoff_s, state.limits.max_backoff_s)
+    episode.not_before = now + backoff.after(episode.strikes) if code in WAITS else 0.0
     state.move(episode, EpisodeState.QUEUED)
     state.queue(episode, now)
 
@@ -72,8 +74,3 @@ def stale_words(run: BoardRun, episode: BoardEpisode, version: int) -> str:
         f"a call was answered by version {episode.oldest_version}, the newest is {version},"
         f" and run {run.name} allows {allowed_lag(run)} between them"
     )
-
-
-def _backoff_s(state: BoardState, episode: BoardEpisode) -> float:
-    doubled = min(max(episode.strikes - 1, 0), 30)  # far beyond any limit, and still a finite number
-    return min(episode.run.settings.backoff_s * 2.0**doubled, state.limits.max_backoff_s)

@@ -20,12 +20,13 @@ from palestra.gym.sessions import SessionSigner
 from palestra.gym.wire import NO_COOKIES, Cookies, GymRequest, GymResponse, encoded
 from palestra.net.http_client import CallFailed, HttpClient, NoConnection
 from palestra.types.gym_failures import FailureClass
+from palestra.util.backoff import Backoff
 from palestra.util.json_types import JsonMapping
 from palestra.util.suggest import did_you_mean
 
 TIMEOUT_S = 3600.0  # for one answer, if the caller sets no limit; `peer_timeout_s`
 RECONNECT_S = 60.0  # how long a server may be unreachable while it is restarted; `peer_reconnect_s`
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 2.0
+RETRIES = Backoff(0.05, 2.0)
 REPEATS = 2  # retries of a request whose connection broke, if it may be repeated
 CONNECTIONS, CONNECTIONS_PER_HOST = 102_400, 1_024  # NeMo Gym's defaults
 
@@ -111,8 +112,8 @@ class GymPeers:
         """Sends a request, with retries. A server that is being restarted refuses connections for a while: nothing has
         begun, so the request is sent again. A connection that breaks later may have begun something."""
         now = asyncio.get_running_loop().time
-        give_up_at, wait_s, repeats = now() + self._reconnect_s, FIRST_WAIT_S, 0
-        while True:
+        give_up_at, repeats = now() + self._reconnect_s, 0
+        for wait_s in RETRIES.pauses():
             try:
                 reply = await self._client.post(peer.url + path, data, cookies=cookies)
                 return GymResponse(
@@ -128,7 +129,7 @@ class GymPeers:
                 repeats += 1
                 give_up_at = now() + self._reconnect_s
             await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+        raise AssertionError
 
 
 def _may_repeat(peer: ServerInstance, path: str, body: object) -> bool:

@@ -10,11 +10,12 @@ import time
 
 import httpx
 
+from palestra.util.backoff import Backoff
 from palestra.util.json_types import JsonObject
 
 COME_BACK = {408, 409, 429, 500, 502, 503, 504, 529}
 """Statuses after which the same call may succeed; 529 is Anthropic's for an overloaded server."""
-FIRST_DELAY_S, LONGEST_DELAY_S = 0.2, 10.0
+RETRIES = Backoff(0.2, 10.0)
 DETAIL_LENGTH = 300
 
 
@@ -25,9 +26,8 @@ class CallFailure(Exception):
 async def post_json(http: httpx.AsyncClient, path: str, body: JsonObject, *, patience_s: float) -> JsonObject:
     """Returns the JSON object that is answered. Raises CallFailure after a refusal, or when the call has not succeeded
     for `patience_s`."""
-    began_s, delay_s = time.monotonic(), FIRST_DELAY_S
-    while True:
-        waits_s = delay_s
+    began_s = time.monotonic()
+    for waits_s in RETRIES.pauses():
         try:
             got = await http.post(path, json=body)
         except httpx.TransportError as error:
@@ -40,11 +40,11 @@ async def post_json(http: httpx.AsyncClient, path: str, body: JsonObject, *, pat
             said = f"answers {got.status_code}: {_reason(got)}"
             if got.status_code not in COME_BACK:
                 raise CallFailure(f"{got.url} {said}")
-            waits_s = max(delay_s, _retry_after_s(got))
+            waits_s = max(waits_s, _retry_after_s(got))
         if time.monotonic() - began_s + waits_s > patience_s:
             raise CallFailure(f"{http.base_url}{path} {said}; tried for {time.monotonic() - began_s:.0f} s")
         await asyncio.sleep(waits_s)
-        delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+    raise AssertionError
 
 
 def _content(got: httpx.Response) -> JsonObject:

@@ -7,7 +7,6 @@ tried, its time limit, what happens to a result.
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from contextlib import suppress
 
@@ -18,10 +17,11 @@ from palestra.environments.gym.errors import NoGym, RowFailed, UnknownAgent
 from palestra.net.http_client import CallFailed, HttpClient, HttpReply, NoConnection
 from palestra.types.gym import AGENT_REF, FAILURE_CLASS
 from palestra.types.gym_failures import REASON_CHARS, FailureClass, RowFailure, run_failure
+from palestra.util.backoff import Backoff
 from palestra.util.json_types import JsonObject
 
 AWAY_S = 180.0  # a server that rebuilds its environment takes minutes; one that only restarts, seconds
-BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+BACKOFF = Backoff(0.5, 8.0, spread=0.5)
 
 
 class RowCalls:
@@ -49,22 +49,21 @@ class RowCalls:
     async def _post(self, name: str, body: bytes) -> HttpReply:
         """Posts the row. A server that is not reachable is waited for, because the row has not begun. It may come back
         at another address."""
-        until, pauses = time.monotonic() + self._away_s, 0
+        until, pauses = time.monotonic() + self._away_s, BACKOFF.pauses()
         while True:
             try:
                 return await self._client.post(f"{self._directory.agent(name)}/run", body)
             except NoConnection:
                 if time.monotonic() > until:
                     raise
-            await asyncio.sleep(pause_s(pauses))
-            pauses += 1
+            await asyncio.sleep(next(pauses))
             with suppress(NoGym):  # the head server may be unreachable as well
                 await self._directory.refresh()
 
 
-def pause_s(number: int) -> float:
-    """Returns the pause before another try: longer each time, with a random part."""
-    return BACKOFF_S[min(number, len(BACKOFF_S) - 1)] * random.uniform(0.5, 1.0)
+def pause_s(failures: int) -> float:
+    """Returns the pause before a row is tried again."""
+    return BACKOFF.after(failures)
 
 
 def _usable(reply: HttpReply) -> JsonObject:

@@ -25,13 +25,14 @@ from palestra.episodes.client.api import ApiCall
 from palestra.episodes.client.errors import ClientClosed, EpisodeApiError, NotThere, ServerSilent
 from palestra.episodes.client.http_exchange import ExchangeBroken, HttpExchange, lines
 from palestra.episodes.client.loop_thread import SHARED, shared
+from palestra.util.backoff import Backoff
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RETRY_S = 300.0  # by then a server that is restarted has loaded its model and is back
 REACH_S = 3.0  # a wrong address is reported within 5 s, including the start of the program
-FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 3.0
+RETRIES = Backoff(0.1, 3.0)
 LONGEST_RETRY_AFTER_S = 60.0
 COME_BACK = (429, 502, 503, 504)
 
@@ -185,9 +186,8 @@ class RetryBudget:
 
     def next_delay(self, waiting: WaitReason) -> float:
         spent_s = time.monotonic() - self._begin
-        delay_s = min(FIRST_DELAY_S * 2 ** min(self._tries, 10), LONGEST_DELAY_S)
         # random, otherwise all clients come back at the same moment
-        delay_s = max(waiting.retry_after_s, delay_s) * random.uniform(1.0, 1.5)
+        delay_s = max(waiting.retry_after_s, RETRIES.after(self._tries + 1)) * random.uniform(1.0, 1.5)
         if spent_s + delay_s > self._retry_s:
             tried = f", tried for {spent_s:.0f} s" if self._tries else ""
             raise ServerSilent(f"{self._calls.url} does not answer{tried}: {waiting.reason}")

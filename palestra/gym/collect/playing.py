@@ -148,7 +148,7 @@ class RowPlayer:
                 tries += 1
             if answer.get(FAILURE_TERMINAL) or tries >= self._patience.attempts:
                 return played
-            await asyncio.sleep(pause_s(lost + tries - failed_before - 1))
+            await asyncio.sleep(pause_s(lost + tries - failed_before))
 
     async def _attempt(self, row: Row) -> JsonObject:
         """Returns the result, or raises the failure that it reports."""

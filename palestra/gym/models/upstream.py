@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -26,6 +25,7 @@ from palestra.gym.models.settings import CommonSettings
 from palestra.gym.wire import encoded
 from palestra.net.http_client import AnswerTooLarge, CallFailed, HttpClient, HttpReply, NoConnection
 from palestra.types.gym_failures import FailureClass
+from palestra.util.backoff import Backoff
 from palestra.util.json_types import JsonMapping, JsonObject
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,6 @@ MAX_ANSWER_BYTES = 1 << 28
 TRANSPORT_LOG = "NEMO_GYM_VLLM_TRANSPORT_LOG"
 """An environment variable that names a file for every request and answer, to find out what an endpoint really
 returned."""
-DOUBLINGS = 10  # by then a pause has its maximum
 
 
 @dataclass(slots=True)
@@ -59,6 +58,7 @@ class Upstream:
         """`calls`, `retries`, `failed`, `affinity_lost` (calls that went elsewhere than their session's replica)."""
         self._client = HttpClient(timeout_s=settings.request_timeout_s, headers=headers)
         self._settings = settings
+        self._backoff = Backoff(settings.retry_wait_s, MAX_WAIT_S, spread=0.5)
         bound = settings.max_concurrent_requests
         self._gate: AbstractAsyncContextManager[Any] = nullcontext() if bound is None else asyncio.Semaphore(bound)
         self._log = os.environ.get(TRANSPORT_LOG)
@@ -94,14 +94,14 @@ class Upstream:
                 if attempts >= limit:
                     reason = f"{e}; {attempts} attempts"
                     raise UnreachableServer(replica.url, reason, FailureClass.MODEL_UNREACHABLE) from None
-                wait_s = 0.0 if self._is_any_up() else self._backoff(attempts)
+                wait_s = 0.0 if self._is_any_up() else self._backoff.after(attempts)
             else:
                 await self._noted(replica, path, payload, reply)
                 if 200 <= reply.status < 300:
                     return replica, reply
                 if attempts >= min(limit, _tries(reply.status, limit)):
                     raise PeerFailed(replica.url, path, reply.status, reply.body, _failure_class(reply.status))
-                wait_s = max(self._backoff(attempts), _retry_after(reply.headers.get("retry-after")))
+                wait_s = max(self._backoff.after(attempts), _retry_after(reply.headers.get("retry-after")))
                 if reply.status in AWAY and len(self.replicas) > 1:
                     replica.down_until = monotonic() + DOWN_S
                     wait_s = 0.0 if self._is_any_up() else wait_s
@@ -146,11 +146,6 @@ class Upstream:
     def _is_any_up(self) -> bool:
         now = monotonic()
         return any(one.down_until <= now for one in self.replicas)
-
-    def _backoff(self, attempts: int) -> float:
-        """Returns a pause with a random part, so that calls that failed together do not come back together."""
-        wait_s = min(self._settings.retry_wait_s * 2 ** min(attempts - 1, DOUBLINGS), MAX_WAIT_S)
-        return wait_s * random.uniform(0.5, 1.0)
 
 
 def _append(log: str, url: str, payload: bytes, reply: HttpReply) -> None:

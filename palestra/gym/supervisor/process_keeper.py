@@ -19,8 +19,9 @@ from palestra.gym.supervisor.child import Place, log_to
 from palestra.gym.supervisor.plan import PlannedProcess
 from palestra.gym.supervisor.probes import NoAnswer, check_server
 from palestra.placement.process import NotPlaced, RunningProcess
+from palestra.util.backoff import Backoff
 
-FIRST_DELAY_S, LONGEST_DELAY_S = 0.2, 30.0
+RESTARTS = Backoff(0.2, 30.0)
 STABLE_S = 60.0  # after being healthy for so long, a failure counts as a new one
 FIRST_RESTARTS = 2
 STARTING_PROBE_S = 0.02
@@ -78,7 +79,7 @@ class ProcessKeeper:
                 failures = 0 if ended.healthy_s >= STABLE_S else failures + 1
                 if ended.is_final or failures > self._patience:
                     raise self._given_up(ended, failures)
-                delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** max(0, failures - 1))
+                delay_s = RESTARTS.after(failures)
                 self._change(ProcessState.RESTARTING)
                 self._report(f"{self.name}: {ended.reason}; starting it again in {delay_s:g} s")
                 await asyncio.sleep(delay_s)

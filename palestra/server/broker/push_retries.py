@@ -15,10 +15,11 @@ import zmq.asyncio
 
 from palestra.server.broker.push_socket import PushNotAcknowledged, PushSocket
 from palestra.server.core.errors import Refusal
+from palestra.util.backoff import Backoff
 
 log = structlog.get_logger()
 
-FIRST_DELAY_S, LONGEST_DELAY_S = 0.2, 30.0
+RETRIES = Backoff(0.2, 30.0)
 PROMPT_S = 2.0
 """A listener that takes longer to answer gives its slot to others that were not tried yet."""
 RELOADING, RELOAD_S = 503, 1.0
@@ -90,7 +91,7 @@ class RetriedPushes:
                     await asyncio.sleep(RELOAD_S)
                 except Exception:
                     log.exception("results could not be pushed; trying again")
-                    await asyncio.sleep(LONGEST_DELAY_S)
+                    await asyncio.sleep(RETRIES.longest_s)
         finally:
             if self._tasks.get(push) is asyncio.current_task():
                 del self._tasks[push]
@@ -107,7 +108,7 @@ class PushSender:
     async def send(self, make: Callable[[], Awaitable[bytes | None]], ack: str) -> bool:
         """Sends again and again, until the answer is `ack`. `make` returns what is sent, and is called each time,
         because thousands of pushes may wait; None: it is not needed any more, and False is returned."""
-        delay_s, ack_s, is_first = FIRST_DELAY_S, self._timings.ack_s, True
+        pauses, ack_s, is_first = RETRIES.pauses(), self._timings.ack_s, True
         while True:
             try:
                 async with self._timings.first if is_first else self._timings.again:
@@ -120,9 +121,8 @@ class PushSender:
             except (PushNotAcknowledged, zmq.ZMQError) as error:
                 self.close()
                 self._tell(str(error))
-                await asyncio.sleep(delay_s)
-                delay_s, ack_s = min(2 * delay_s, LONGEST_DELAY_S), min(2 * ack_s, self._timings.longest_ack_s)
-                is_first = False
+                await asyncio.sleep(next(pauses))
+                ack_s, is_first = min(2 * ack_s, self._timings.longest_ack_s), False
             else:
                 if self._has_failed:
                     log.info("the trainer accepts results again", address=self._address)

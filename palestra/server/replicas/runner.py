@@ -37,11 +37,12 @@ from palestra.types.engine import (
     Streamed,
     decode_to_worker,
 )
+from palestra.util.backoff import Backoff
 
 log = structlog.get_logger()
 
 MAX_TRIES = 10  # of a sample at replicas that broke off, as many as at a worker: it may be the cause
-BUSY_S = (0.25, 5.0)
+BUSY = Backoff(0.25, 5.0)
 """Pause before a busy replica is asked again: the first, and the longest one."""
 
 
@@ -150,7 +151,8 @@ class ReplicaRunner(SampleRunner):
 
     async def _sample(self, sample: Sample) -> Sampled:
         busy_until = time.monotonic() + self._wait_s
-        (wait_s, longest_wait), tries = BUSY_S, 0
+        pauses, tries = BUSY.pauses(), 0
+        wait_s = next(pauses)
         progress, lost = _StreamProgress(self._on_streamed), None
         while True:
             adapter = await self._adapter(sample.weights)
@@ -160,7 +162,7 @@ class ReplicaRunner(SampleRunner):
                 except ReplicaBusy:
                     if time.monotonic() > busy_until:
                         raise
-                    wait_s = min(longest_wait, wait_s * 2)
+                    wait_s = next(pauses)
                 except UnknownAdapter as e:  # it was restarted, or told to unload the adapter
                     loaded = adapter or replica.stand_in()
                     if loaded is None:

@@ -24,13 +24,14 @@ from palestra.server.vllm.probe import CapabilityProbe, LoraTargets, StartupWait
 from palestra.server.vllm.process import VllmProcess
 from palestra.server.vllm.sample_call import sample_once
 from palestra.types.engine import ModelCard, Sample, Sampled
+from palestra.util.backoff import Backoff
 
 log = structlog.get_logger()
 
 LOOK_S = 5.0
 MAX_MISSES = 3  # failed checks in a row
 COME_S = 0.25  # between checks of one that is starting
-BACK_OFF_S = (0.5, 15.0)
+RESTARTS = Backoff(0.5, 15.0)
 """Pause before the next try: the first, and the longest one."""
 
 TELL_S = 10.0  # between messages about one that is waited for, at first
@@ -125,12 +126,11 @@ class VllmReplica(Replica):
 
     async def _live(self) -> None:
         """Runs for ever; when cancelled, it leaves nothing behind."""
-        first_wait, longest_wait = BACK_OFF_S
-        wait_s = first_wait
+        pauses = RESTARTS.pauses()
         while True:
             try:
                 await self._come()
-                wait_s = first_wait
+                pauses = RESTARTS.pauses()
                 await self._stay()
             except ReplicaError as e:
                 self._leave(self._explained(e))
@@ -142,8 +142,7 @@ class VllmReplica(Replica):
                 await self.client.close()
                 if self._process is not None:
                     await self._process.stop()
-            await asyncio.sleep(wait_s)
-            wait_s = min(longest_wait, wait_s * 2)
+            await asyncio.sleep(next(pauses))
 
     async def _come(self) -> None:
         """Starts it if it is ours, waits for it, and tests it."""

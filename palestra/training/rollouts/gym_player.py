@@ -104,7 +104,7 @@ async def play_row(calls: RowCalls, row: JsonObject, attempts: int) -> JsonMappi
             is_away = error.failure.kind == FailureClass.SERVER_UNREACHABLE
             if error.failure.is_final or is_away or failed >= attempts:
                 raise
-        await asyncio.sleep(pause_s(failed - 1))
+        await asyncio.sleep(pause_s(failed))
         row = {**row, ATTEMPT_INDEX: failed}
     raise AssertionError
 

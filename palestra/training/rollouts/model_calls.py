@@ -9,7 +9,6 @@ import asyncio
 import ssl
 import time
 from functools import cache
-from itertools import count
 from types import TracebackType
 from typing import Protocol
 
@@ -17,11 +16,12 @@ import httpx
 
 from palestra.net.chat_apis import CallAnswer, ChatApi, NotAnAnswer, error_of
 from palestra.types.rollouts import Message
+from palestra.util.backoff import Backoff
 
 COME_BACK = {408, 429, 500, 502, 503, 504, 529}  # 529: Anthropic is overloaded
 OVER = {401, 409}
 """Statuses that mean that the caller may make no calls any more: its key is not valid, or its attempt is over."""
-FIRST_DELAY_S, LONGEST_DELAY_S = 0.2, 5.0
+RETRIES = Backoff(0.2, 5.0)
 CALL_S = 3600.0  # a lease does not age while its call runs, so the rollout's own time limit decides
 CONNECT_S = 10.0
 USED_UP = {"context_length_exceeded", "quota_exceeded"}
@@ -88,9 +88,8 @@ class ModelCalls:
         body = api.body(self._caller.model, messages, options)
         self._count += 1
         key = f"{self._caller.call_name}-{self._count}"
-        delay_s, first_s = FIRST_DELAY_S, time.perf_counter()
-        for tries in count():
-            waits_s = delay_s
+        first_s = time.perf_counter()
+        for tries, waits_s in enumerate(RETRIES.pauses()):
             headers = {"Idempotency-Key": key, "X-Stainless-Retry-Count": str(tries)}
             began_s = time.perf_counter()
             try:
@@ -103,10 +102,9 @@ class ModelCalls:
                     answer = self._read(got)
                     answer.seconds = time.perf_counter() - began_s
                     return answer
-                waits_s = max(delay_s, _retry_after_s(got))
+                waits_s = max(waits_s, _retry_after_s(got))
             self._caller.check(time.perf_counter() - first_s)
             await asyncio.sleep(waits_s)
-            delay_s = min(2 * delay_s, LONGEST_DELAY_S)
         raise AssertionError
 
     def _read(self, got: httpx.Response) -> CallAnswer:

@@ -21,12 +21,13 @@ from palestra.gym.collect.files import JsonLinesFile, OutputFiles, read_lines
 from palestra.gym.collect.playing import RetryPolicy, RowPlayer
 from palestra.gym.collect.rows import Expansion, key_of
 from palestra.gym.errors import CollectError
+from palestra.util.backoff import Backoff
 from tests.gym.collect.scripted import ScriptedGym, result_of, right, run
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(playing, "BACKOFF_S", (0.01,))
+    monkeypatch.setattr(playing, "BACKOFF", Backoff(0.01, 0.01))
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from palestra.gym.models import VLLMModel
 from palestra.gym.servers.base import GymServer
 from palestra.net.http_client import HttpClient
 from palestra.types.gym_failures import FailureClass, plain_words
+from palestra.util.backoff import Backoff
 from tests.gym.collect.scripted import run
 from tests.gym.models.scripted import VLLM, Endpoint, completion
 from tests.gym.servers.conftest import Counter as CounterWorld
@@ -99,7 +100,7 @@ async def collected(wanted: CollectionRequest) -> tuple[CollectionStatus, list[d
 def test_every_failure_is_told_by_its_class_and_once_in_rows_metrics_and_profile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("palestra.environments.gym.playing.BACKOFF_S", (0.01,))
+    monkeypatch.setattr("palestra.environments.gym.playing.BACKOFF", Backoff(0.01, 0.01))
     expected = write_rows(tmp_path)
     standing, figures = run(collected(expected))
     assert (standing.done, standing.failed) == (1, len(EXPECTED))

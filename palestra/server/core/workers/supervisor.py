@@ -39,6 +39,7 @@ from palestra.types.engine import (
     WorkerConfig,
     WorkerHeartbeat,
 )
+from palestra.util.backoff import Backoff
 from palestra.util.files import replacing
 from palestra.util.json_types import JsonObject
 from palestra.util.log_files import last_error, last_output, open_log
@@ -47,7 +48,7 @@ log = structlog.get_logger()
 
 PING_S = 5.0  # a worker gives up after 30 s of silence
 ADOPT_S = 30.0  # a living worker says Hello once it is loaded and its present computation is done
-BACK_OFF_S = (0.25, 10.0)
+RESTARTS = Backoff(0.25, 10.0)
 """Pause before the next start: the first, and the longest one. It doubles while workers die before they are ready."""
 STOP_S = 30.0
 AT_ONCE = 32  # messages handled before others get their turn, even if thousands wait
@@ -308,8 +309,7 @@ class WorkerSupervisor:
 
     async def _watch(self, exits: asyncio.Task) -> None:
         """Restarts the worker whenever it has died."""
-        first_wait, longest_wait = BACK_OFF_S
-        wait_s = first_wait
+        pauses = RESTARTS.pauses()
         while True:
             moving = asyncio.create_task(self._move(), name=f"move {self.name}")
             try:
@@ -326,8 +326,9 @@ class WorkerSupervisor:
             words = last_output(self._log_file)
             log.warning("the worker ended", worker=self.name, pid=self._pid, ending=str(ending), last_words=words)
             self.listener.on_exit(self, ending)
-            wait_s = first_wait if was_ready else min(longest_wait, wait_s * 2)
-            await asyncio.sleep(wait_s)
+            if was_ready:
+                pauses = RESTARTS.pauses()
+            await asyncio.sleep(next(pauses))
             while not await self._try_spawn():  # noqa: ASYNC110 - there is no event for room on a disk
                 await asyncio.sleep(RESPAWN_S)
             exits = asyncio.create_task(self._exited())
