@@ -10,7 +10,7 @@ import time
 
 import httpx
 
-from palestra.util.backoff import Backoff
+from palestra.util.backoff import Backoff, retry_after_s
 from palestra.util.json_types import JsonObject
 
 COME_BACK = {408, 409, 429, 500, 502, 503, 504, 529}
@@ -40,7 +40,7 @@ async def post_json(http: httpx.AsyncClient, path: str, body: JsonObject, *, pat
             said = f"answers {got.status_code}: {_reason(got)}"
             if got.status_code not in COME_BACK:
                 raise CallFailure(f"{got.url} {said}")
-            waits_s = max(waits_s, _retry_after_s(got))
+            waits_s = max(waits_s, retry_after_s(got.headers.get("retry-after")))
         if time.monotonic() - began_s + waits_s > patience_s:
             raise CallFailure(f"{http.base_url}{path} {said}; tried for {time.monotonic() - began_s:.0f} s")
         await asyncio.sleep(waits_s)
@@ -64,10 +64,3 @@ def _reason(got: httpx.Response) -> str:
         return str(found["message"] if isinstance(found, dict) else found)[:DETAIL_LENGTH]
     except (ValueError, KeyError, TypeError):
         return got.text[:DETAIL_LENGTH] or got.reason_phrase
-
-
-def _retry_after_s(got: httpx.Response) -> float:
-    try:
-        return min(max(float(got.headers.get("retry-after", 0)), 0.0), 60.0)
-    except ValueError:
-        return 0.0

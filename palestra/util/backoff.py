@@ -5,11 +5,15 @@ Owns: the lengths of pauses. Never touches: when to give up, which each caller d
 
 from __future__ import annotations
 
+import math
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from itertools import count
 
+LONGEST_ASKED_S = 60.0  # whoever asks for more is asked again after this
 MOST_DOUBLINGS = 60  # beyond any limit, and still a finite number
 
 
@@ -30,3 +34,16 @@ class Backoff:
     def pauses(self) -> Iterator[float]:
         """The pauses after the first failure, the second and so on, without end."""
         return map(self.after, count(1))
+
+
+def retry_after_s(header: str | None) -> float:
+    """Returns the pause that a server asks for by the header Retry-After, in seconds or as a date; 0 if there is
+    none."""
+    try:
+        seconds = float(header or 0)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(str(header)).timestamp() - time.time()
+        except (ValueError, OverflowError):
+            return 0.0
+    return 0.0 if math.isnan(seconds) else min(max(seconds, 0.0), LONGEST_ASKED_S)

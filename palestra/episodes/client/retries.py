@@ -12,9 +12,8 @@ import random
 import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
 import httpx
@@ -25,7 +24,7 @@ from palestra.episodes.client.api import ApiCall
 from palestra.episodes.client.errors import ClientClosed, EpisodeApiError, NotThere, ServerSilent
 from palestra.episodes.client.http_exchange import ExchangeBroken, HttpExchange, lines
 from palestra.episodes.client.loop_thread import SHARED, shared
-from palestra.util.backoff import Backoff
+from palestra.util.backoff import Backoff, retry_after_s
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -33,7 +32,6 @@ T = TypeVar("T")
 RETRY_S = 300.0  # by then a server that is restarted has loaded its model and is back
 REACH_S = 3.0  # a wrong address is reported within 5 s, including the start of the program
 RETRIES = Backoff(0.1, 3.0)
-LONGEST_RETRY_AFTER_S = 60.0
 COME_BACK = (429, 502, 503, 504)
 
 
@@ -138,7 +136,7 @@ class RetryingCalls:
         except ExchangeBroken as error:
             return WaitReason(error.reason)
         if got.status_code in COME_BACK:
-            return WaitReason(f"{got.status_code} {_words(got)}", _retry_after_s(got))
+            return WaitReason(f"{got.status_code} {_words(got)}", retry_after_s(got.headers.get("retry-after")))
         self.is_away = False
         return got
 
@@ -210,18 +208,3 @@ def _words(got: httpx.Response) -> str:
         if said:
             return said if isinstance(said, str) else msgspec.json.encode(said).decode()
     return got.reason_phrase or "no reason given"
-
-
-def _retry_after_s(got: httpx.Response) -> float:
-    header = got.headers.get("retry-after", "")
-    try:
-        seconds = float(header)
-    except ValueError:
-        seconds = _until(header)
-    return min(max(seconds, 0.0), LONGEST_RETRY_AFTER_S) if seconds == seconds else 0.0
-
-
-def _until(date: str) -> float:
-    with suppress(ValueError):
-        return parsedate_to_datetime(date).timestamp() - time.time()
-    return 0.0

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic, time
@@ -25,7 +24,7 @@ from palestra.gym.models.settings import CommonSettings
 from palestra.gym.wire import encoded
 from palestra.net.http_client import AnswerTooLarge, CallFailed, HttpClient, HttpReply, NoConnection
 from palestra.types.gym_failures import FailureClass
-from palestra.util.backoff import Backoff
+from palestra.util.backoff import Backoff, retry_after_s
 from palestra.util.json_types import JsonMapping, JsonObject
 
 logger = logging.getLogger(__name__)
@@ -38,7 +37,6 @@ BESIDE = frozenset({"/tokenize"})
 BROKEN_TRIES = 3  # of a status 500: a second one is seldom an accident, a third never
 DOWN_S = 5.0  # a replica that gave no connection is not used for so long
 MAX_WAIT_S = 15.0
-MAX_RETRY_AFTER_S = 60.0  # if an endpoint asks for more, the collection has to retry
 MAX_ANSWER_BYTES = 1 << 28
 TRANSPORT_LOG = "NEMO_GYM_VLLM_TRANSPORT_LOG"
 """An environment variable that names a file for every request and answer, to find out what an endpoint really
@@ -101,7 +99,7 @@ class Upstream:
                     return replica, reply
                 if attempts >= min(limit, _tries(reply.status, limit)):
                     raise PeerFailed(replica.url, path, reply.status, reply.body, _failure_class(reply.status))
-                wait_s = max(self._backoff.after(attempts), _retry_after(reply.headers.get("retry-after")))
+                wait_s = max(self._backoff.after(attempts), retry_after_s(reply.headers.get("retry-after")))
                 if reply.status in AWAY and len(self.replicas) > 1:
                     replica.down_until = monotonic() + DOWN_S
                     wait_s = 0.0 if self._is_any_up() else wait_s
@@ -169,19 +167,6 @@ def _tries(status: int, limit: int) -> int:
 
 def _failure_class(status: int) -> FailureClass:
     return FailureClass.MODEL_RATE_LIMITED if status == 429 else FailureClass.MODEL_ERROR
-
-
-def _retry_after(header: str | None) -> float:
-    if header is None:
-        return 0.0
-    try:
-        wait_s = float(header)
-    except ValueError:
-        try:
-            wait_s = parsedate_to_datetime(header).timestamp() - time()
-        except (ValueError, OverflowError):
-            return 0.0
-    return min(max(wait_s, 0.0), MAX_RETRY_AFTER_S) if wait_s == wait_s else 0.0
 
 
 def _parsed(url: str, path: str, data: bytes) -> JsonObject:

@@ -16,7 +16,7 @@ import httpx
 
 from palestra.net.chat_apis import CallAnswer, ChatApi, NotAnAnswer, error_of
 from palestra.types.rollouts import Message
-from palestra.util.backoff import Backoff
+from palestra.util.backoff import Backoff, retry_after_s
 
 COME_BACK = {408, 429, 500, 502, 503, 504, 529}  # 529: Anthropic is overloaded
 OVER = {401, 409}
@@ -102,7 +102,7 @@ class ModelCalls:
                     answer = self._read(got)
                     answer.seconds = time.perf_counter() - began_s
                     return answer
-                waits_s = max(waits_s, _retry_after_s(got))
+                waits_s = max(waits_s, retry_after_s(got.headers.get("retry-after")))
             self._caller.check(time.perf_counter() - first_s)
             await asyncio.sleep(waits_s)
         raise AssertionError
@@ -128,10 +128,3 @@ class ModelCalls:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._http.aclose()
-
-
-def _retry_after_s(got: httpx.Response) -> float:
-    try:
-        return min(max(float(got.headers.get("retry-after", 0)), 0.0), 60.0)
-    except ValueError:
-        return 0.0

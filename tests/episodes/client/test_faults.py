@@ -14,7 +14,8 @@ import pytest
 from palestra.episodes import ClientClosed, EpisodeApiError, EpisodeClient, ServerSilent
 from palestra.episodes.client import api
 from palestra.episodes.client.loop_thread import SHARED
-from palestra.episodes.client.retries import LONGEST_RETRY_AFTER_S, RetryBudget, RetryingCalls, WaitReason
+from palestra.util.backoff import LONGEST_ASKED_S
+from palestra.episodes.client.retries import RetryBudget, RetryingCalls, WaitReason
 from palestra.types.episode_wire import Runs
 from palestra.util.programs import missing
 from tests.episodes.client.faults import Answer, Drop, FaultServer, Garbage, Hang
@@ -185,10 +186,10 @@ def test_waiting_grows_is_spread_and_does_what_the_server_asks():
         ("3", 3, 3),
         ("-1", 0, 0),
         ("nan", 0, 0),
-        ("1e9", LONGEST_RETRY_AFTER_S, LONGEST_RETRY_AFTER_S),
+        ("1e9", LONGEST_ASKED_S, LONGEST_ASKED_S),
         ("soon", 0, 0),
         ("Wed, 21 Oct 2015 07:28:00 GMT", 0, 0),
-        ("Wed, 21 Oct 2150 07:28:00 GMT", LONGEST_RETRY_AFTER_S, LONGEST_RETRY_AFTER_S),
+        ("Wed, 21 Oct 2150 07:28:00 GMT", LONGEST_ASKED_S, LONGEST_ASKED_S),
     ],
 )
 def test_retry_after_in_every_form(told, least, most):
