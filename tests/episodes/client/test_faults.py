@@ -14,9 +14,9 @@ import pytest
 from palestra.episodes import ClientClosed, EpisodeApiError, EpisodeClient, ServerSilent
 from palestra.episodes.client import api
 from palestra.episodes.client.loop_thread import SHARED
-from palestra.util.backoff import LONGEST_ASKED_S
 from palestra.episodes.client.retries import RetryBudget, RetryingCalls, WaitReason
 from palestra.types.episode_wire import Runs
+from palestra.util.backoff import LONGEST_ASKED_S
 from palestra.util.programs import missing
 from tests.episodes.client.faults import Answer, Drop, FaultServer, Garbage, Hang
 

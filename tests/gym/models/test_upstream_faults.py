@@ -13,11 +13,11 @@ import orjson
 import pytest
 from aiohttp import web
 
-from palestra.util.backoff import LONGEST_ASKED_S
 from palestra.gym.errors import BadAnswer, PeerFailed, UnreachableServer
 from palestra.gym.models import upstream as upstream_module
 from palestra.gym.models.settings import CommonSettings
 from palestra.gym.models.upstream import Upstream
+from palestra.util.backoff import LONGEST_ASKED_S
 from tests.gym.models.scripted import Endpoint, always, asked, completion, in_turn
 
 RESPONSES = "/v1/responses"
