@@ -23,8 +23,8 @@ from peers.contest import Contest, Target
 from peers.decode import Ceilings, DecodeWork, decode_contender
 from peers.workloads import SampleWork, TrainWork, ragged, sampling_contender, training_contender
 
-from palestra.model.loading.random_model import SHAPES, make_random_model
 from palestra.model.numerics import Numerics, set_numerics
+from palestra.testing.random_model import SHAPES, make_random_model
 
 TENANTS = 16
 GPU_SHAPES = ("qwen3-0.6b", "qwen3-4b")

@@ -22,7 +22,7 @@ from palestra.engine.ranks.group_backend import GroupBackend
 from palestra.engine.torch_backend import TorchBackend
 from palestra.engine.torch_trainer import TorchConfig
 from palestra.model import encode
-from palestra.model.loading.random_model import SHAPES, make_random_model
+from palestra.testing.random_model import SHAPES, make_random_model
 from palestra.types import AdamParams, Datum, LoraConfig
 from palestra.types.engine import Pass, WorkerConfig
 

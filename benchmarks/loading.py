@@ -17,9 +17,9 @@ from pathlib import Path
 from harness import Progress, Report, Row, alternate, argument_parser, machine, report, versions
 
 from palestra.model import ModelSpec
-from palestra.model.loading.random_model import make_random_model
 from palestra.model.loading.weights import DTYPES, read_weights
 from palestra.model.quantised.forms import FORMS
+from palestra.testing.random_model import make_random_model
 
 BUFFER_BYTES = 1 << 24
 SHARE = 0.6

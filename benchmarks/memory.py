@@ -28,11 +28,11 @@ from palestra.cli.model.plan import MemoryPlan, PlanRequest, plan_memory
 from palestra.model import AdapterPool, Decoder, ModelSpec, Sampler, Trainer
 from palestra.model.attention.kv_cache import KVCache
 from palestra.model.loading.parameter_counts import count_parameters
-from palestra.model.loading.random_model import SHAPES, draw, parameters_of, random_config
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.loading.weights import lay_out
 from palestra.model.numerics import set_numerics
 from palestra.model.quantised.forms import FORMS
+from palestra.testing.random_model import SHAPES, draw, parameters_of, random_config
 from palestra.types import AdamParams, LoraConfig, SampleRequest, SamplingParams
 
 GB = 10**9

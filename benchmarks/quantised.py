@@ -21,12 +21,12 @@ from torch import Tensor
 from palestra.config.bundled import EPHEBE, bundled_model
 from palestra.model import AdapterPool, Model, Sampler, load_model
 from palestra.model.attention.backends import packed_attention
-from palestra.model.loading.random_model import SHAPES, make_random_model
 from palestra.model.lora.linear import LoraPlan
 from palestra.model.mixers.packed_recurrence import packed_recurrence
 from palestra.model.quantised.forms import FORM_NAMES
 from palestra.model.quantised.packed import PackedWeight
 from palestra.model.training.head import logits_of
+from palestra.testing.random_model import SHAPES, make_random_model
 from palestra.types import SampleRequest, SamplingParams
 
 PROMPT = 8

@@ -19,8 +19,8 @@ import numpy as np
 from harness import Measure, Progress, Report, Row, argument_parser, machine, report, versions
 
 from palestra.model import AdapterPool, Sampler, Trainer, TrainItem, encode, load_model
-from palestra.model.loading.random_model import SHAPES, make_random_model
 from palestra.model.training.trainer import DatumResult
+from palestra.testing.random_model import SHAPES, make_random_model
 from palestra.types import Datum, LoraConfig, SampledSequence, SampleRequest, SamplingParams
 
 

@@ -84,7 +84,8 @@ def prepare(work: Path, python: str, shape: str) -> None:
     """The layout in which recipes find tokenizer and datasets without a network."""
     work.mkdir(parents=True, exist_ok=True)
     say("a random model")
-    make = [sys.executable, "-m", "palestra.cli", "model", "random", str(work / "model"), "--shape", shape, "--overwrite"]
+    make = [sys.executable, "-m", "palestra.cli", "model", "random", str(work / "model")]
+    make += ["--shape", shape, "--overwrite"]
     run_quietly("making a random model", make)
     tokenizer = work / MODEL
     tokenizer.mkdir(parents=True, exist_ok=True)

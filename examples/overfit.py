@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from palestra.model import AdapterPool, Sampler, Trainer, TrainItem, encode, load_model
 from palestra.model.loading.parameter_counts import count_parameters
-from palestra.model.loading.random_model import make_random_model
+from palestra.testing.random_model import make_random_model
 from palestra.types import AdamParams, Datum, LoraConfig, SampleRequest, SamplingParams
 
 PROMPT = "The palestra was"

@@ -17,10 +17,10 @@ from typing import Any
 
 from palestra.cli.model.plan import PlanRequest, plan_memory
 from palestra.model.loading.parameter_counts import count_parameters
-from palestra.model.loading.random_config import SHAPES, Shape, random_config
-from palestra.model.loading.random_model import parameters_of
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weight_files import WeightFiles
+from palestra.testing.random_config import SHAPES, Shape, random_config
+from palestra.testing.random_model import parameters_of
 
 CARDS_GB = (24, 48, 80, 141)
 FORMS = ("bf16", "int8", "nf4")

@@ -106,7 +106,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SharingSched
 @pytest.fixture(scope="session")
 def random_model(tmp_path_factory: pytest.TempPathFactory) -> RandomModel:
     """`random_model(family=..., **options)` as `make_random_model`, made at the first call. Do not write into it."""
-    from palestra.model.loading.random_model import make_random_model
+    from palestra.testing.random_model import make_random_model
 
     made: dict[str, Path] = {}
 

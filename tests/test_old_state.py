@@ -25,7 +25,7 @@ from click.testing import CliRunner
 from palestra.cli import main
 from palestra.config.serve import load_serve_config
 from palestra.config.train import load_train_config
-from palestra.model.loading.random_model import make_random_model
+from palestra.testing.random_model import make_random_model
 from tests.server.conftest import NAME, Server
 from tests.server.episodes.conftest import Api
 from tests.server.raw import Model, Raw, datum, ok

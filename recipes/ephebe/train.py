@@ -30,7 +30,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent.parent)]
 from corpus import Conversation, conversation  # noqa: E402
 from model_files import log, write_model  # noqa: E402
 
-from palestra.model.loading.random_tokenizer import CONTROL_TOKENS, DATA, MARKUP_TOKENS, write_tokenizer  # noqa: E402
+from palestra.testing.random_tokenizer import CONTROL_TOKENS, DATA, MARKUP_TOKENS, write_tokenizer  # noqa: E402
 
 VOCAB, POSITIONS, WIDTH = 2048, 2048, 512
 OTHERS_WEIGHT = 0.1

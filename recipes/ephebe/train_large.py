@@ -29,7 +29,7 @@ sys.path[:0] = [str(HERE), str(ROOT)]
 from model_files import log  # noqa: E402
 from train import CHUNK, Rows, fit, make_chunk, pack  # noqa: E402
 
-from palestra.model.loading.random_model import SHAPES, random_config  # noqa: E402
+from palestra.testing.random_model import SHAPES, random_config  # noqa: E402
 
 EPHEBE = ROOT / "palestra" / "bundled" / "ephebe"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")

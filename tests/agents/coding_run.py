@@ -17,8 +17,8 @@ import pytest
 from click.testing import CliRunner
 
 from palestra.cli import main
-from palestra.model.loading.puppet import Cue
 from palestra.sandbox import backend
+from palestra.testing.puppet import Cue
 from tests.agents.conftest import PuppetServer
 from tests.agents.programs import tool_call
 from tests.coding.folders import harbor

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from palestra.episodes import EpisodeClient
-from palestra.model.loading.puppet import Cue, make_puppet
+from palestra.testing.puppet import Cue, make_puppet
 from tests.agents.frameworks import FRAMEWORKS
 from tests.agents.programs import PROGRAMS
 from tests.server.conftest import KEY, Server

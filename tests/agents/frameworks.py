@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from palestra.episodes import Episode
-from palestra.model.loading.puppet import Cue
+from palestra.testing.puppet import Cue
 from tests.agents.programs import tool_call
 from tests.agents.walled import INSTALLED, WalledRun, run_walled
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from palestra.episodes import Episode
-from palestra.model.loading.puppet import Cue
+from palestra.testing.puppet import Cue
 from tests.agents.walled import INSTALLED, WalledRun, run_walled
 
 NPM = INSTALLED / "node_modules" / ".bin"

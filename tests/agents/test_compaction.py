@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from palestra.model.loading.puppet import Cue
 from palestra.server.model_api.responses.compaction import REQUEST
+from palestra.testing.puppet import Cue
 from tests.agents.conftest import PuppetServer, Stage, serving
 from tests.agents.programs import CLAUDE_CODE, CODEX, AgentProgram, tool_call
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from palestra.model.loading.puppet import Cue
 from palestra.runs.reader import RunReader, RunStatus
+from palestra.testing.puppet import Cue
 from tests.agents.coding_run import MARK, CodingRun, agents_alive, needs_wall
 from tests.agents.conftest import CONTEXT, PuppetServer, serving
 from tests.agents.programs import CLAUDE_CODE, tool_call

@@ -16,8 +16,8 @@ from palestra.agents.program import AgentTask
 from palestra.cli.agent.play import list_
 from palestra.config.agents import AgentConfig
 from palestra.episodes import AsyncEpisodeClient
-from palestra.model.loading.puppet import Cue
 from palestra.sandbox import SandboxUnavailable
+from palestra.testing.puppet import Cue
 from tests.agents.coding_run import CodingRun, needs_wall
 from tests.agents.conftest import CONTEXT, PuppetServer, serving
 from tests.agents.programs import CLAUDE_CODE, CODEX, MINI_SWE_AGENT, OPENCODE, QWEN_CODE, AgentProgram

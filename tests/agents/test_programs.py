@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from palestra.model.loading.puppet import Cue
+from palestra.testing.puppet import Cue
 from tests.agents.conftest import Stage, serving
 from tests.agents.programs import CLAUDE_CODE, PROGRAMS, AgentProgram, tool_call
 

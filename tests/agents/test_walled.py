@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from palestra.model.loading.puppet import Cue
+from palestra.testing.puppet import Cue
 from tests.agents.conftest import CONTEXT, Stage, serving
 from tests.agents.frameworks import python
 from tests.agents.programs import CLAUDE_CODE, CODEX, QWEN_CODE, AgentProgram, tool_call

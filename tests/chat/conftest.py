@@ -12,7 +12,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from palestra.chat import ChatTokenizer
-from palestra.model.loading.random_tokenizer import write_tokenizer
+from palestra.testing.random_tokenizer import write_tokenizer
 
 TEMPLATES = Path(__file__).with_name("templates")
 

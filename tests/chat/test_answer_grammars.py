@@ -16,8 +16,8 @@ from palestra.chat.output_parser import ParsedOutput, ReasoningParser, put_toget
 from palestra.chat.tool_parsers import TOOL_FORMATS, AnswerFormat, ToolParser, for_tools
 from palestra.chat.tool_parsers.section_calls import DEEPSEEK, KIMI, SectionFormat
 from palestra.model import load_tokenizer
-from palestra.model.loading.random_tokenizer import write_tokenizer
 from palestra.model.sampling.grammars import Grammars
+from palestra.testing.random_tokenizer import write_tokenizer
 from palestra.types import Grammar, GrammarKind
 
 SCHEMA = {

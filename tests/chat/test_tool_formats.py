@@ -24,10 +24,10 @@ from palestra.chat.tool_parsers import TOOL_FORMATS, CallFormat, ToolCallBlock, 
 from palestra.chat.tool_parsers.hermes import HermesToolParser
 from palestra.chat.tool_parsers.section_calls import DEEPSEEK, KIMI
 from palestra.config.bundled import bundled_model
-from palestra.model.loading.random_tokenizer import write_tokenizer
 from palestra.server.core.errors import ApiError
 from palestra.server.model_api.chat.output_grammar import refuse_unknown_format
 from palestra.server.model_api.chat.schemas import ChatRequest
+from palestra.testing.random_tokenizer import write_tokenizer
 
 EPHEBE = bundled_model("ephebe") or Path()
 F = ParsedCall(name="f", arguments={"x": 1})

@@ -13,10 +13,10 @@ import torch
 
 from palestra.cli.model.plan import PlanRequest, plan_memory, weight_bytes
 from palestra.model import ModelSpec, load_model
-from palestra.model.loading import random_model as random_models
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.quantised.forms import FORMS
 from palestra.model.quantised.packed import PackedWeight
+from palestra.testing import random_model as random_models
 from palestra.util.amounts import parse_amount
 from tests.cli.test_cli import palestra
 

@@ -28,7 +28,7 @@ class Side:
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from palestra.model.loading.random_model import make_random_model
+    from palestra.testing.random_model import make_random_model
 
     return make_random_model(tmp_path_factory.mktemp("cuda") / "tiny", shape="tiny", dtype="bfloat16")
 
@@ -175,7 +175,7 @@ def test_a_batch_of_tenants_has_each_ones_own_gradient_bits(half_side: Side) -> 
 
 @pytest.fixture(scope="module")
 def experts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from palestra.model.loading.random_model import make_random_model
+    from palestra.testing.random_model import make_random_model
 
     folder = tmp_path_factory.mktemp("cuda") / "experts"
     return make_random_model(folder, family="qwen3_moe", shape="tiny", dtype="bfloat16")

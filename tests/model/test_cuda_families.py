@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from palestra.model import Sampler, TrainItem, encode
-from palestra.model.loading.random_model import make_random_model
+from palestra.testing.random_model import make_random_model
 from palestra.types import Datum
 from tests.model.test_cuda import items, open_side, requests
 

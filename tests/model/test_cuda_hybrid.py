@@ -40,7 +40,7 @@ HYBRIDS = {"qwen3_5": DELTA_NETS, "nemotron_h": MAMBAS}
 
 @pytest.fixture(scope="module", params=HYBRIDS)
 def hybrid_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from palestra.model.loading.random_model import make_random_model
+    from palestra.testing.random_model import make_random_model
 
     folder, overrides = tmp_path_factory.mktemp("cuda") / request.param, HYBRIDS[request.param]
     return make_random_model(folder, family=request.param, shape="tiny", dtype="bfloat16", overrides=overrides)

@@ -37,7 +37,7 @@ class GpuServer(Server):
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from palestra.model.loading.random_model import make_random_model
+    from palestra.testing.random_model import make_random_model
 
     return make_random_model(tmp_path_factory.mktemp("gpu") / "small", shape="small", dtype="bfloat16")
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from palestra.cli import main
-from palestra.model.loading.puppet import Cue, make_puppet
+from palestra.testing.puppet import Cue, make_puppet
 from tests.server.conftest import Server
 from tests.terminal import palestra_in_terminal
 from tests.training.trainers import FEW

@@ -15,9 +15,9 @@ from palestra.config import ConfigError
 from palestra.config.bundled import bundled_model
 from palestra.config.distillation import DistillationConfig, TeacherConfig
 from palestra.config.train import DistillConfig, load_train_config
-from palestra.model.loading.random_tokenizer import write_tokenizer
 from palestra.runs.reader import RunReader, RunStatus
 from palestra.runs.writer import RunFolder
+from palestra.testing.random_tokenizer import write_tokenizer
 from palestra.training.batches.distillation import discounted
 from palestra.training.batches.grpo_batch import DropReason, build_batch
 from palestra.training.launch import check

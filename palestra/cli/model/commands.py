@@ -66,7 +66,7 @@ def random(
     """Write a random model with a real tokenizer and chat template to DIR."""
     _refuse_full_folder(folder, overwrite)
     with needs_extra("engine"):
-        from palestra.model.loading.random_model import make_random_model
+        from palestra.testing.random_model import make_random_model
     with one_line_errors(ValueError, OSError):
         make_random_model(folder, family=family, shape=shape, seed=seed, dtype=dtype, context=context, shards=shards)
     size = _size_of(folder)
@@ -92,7 +92,7 @@ def puppet(folder: Path, script: TextIO, context: int, overwrite: bool, as_json:
     """
     _refuse_full_folder(folder, overwrite)
     with needs_extra("engine"):
-        from palestra.model.loading.puppet import make_puppet, read_script
+        from palestra.testing.puppet import make_puppet, read_script
     with one_line_errors(ValueError, OSError):
         cues, otherwise = read_script(script.read())
         make_puppet(folder, cues, otherwise=otherwise, context=context)

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from palestra.model import WeightsError, load_model
 from palestra.model.loading import progress, quantised_cache, safetensors_file
-from palestra.model.loading.random_model import make_random_model
 from palestra.model.loading.safetensors_file import SafetensorsFile
 from palestra.model.quantised.packed import PackedWeight
+from palestra.testing.random_model import make_random_model
 
 CHILD = """
 import resource, sys

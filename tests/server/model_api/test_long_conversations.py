@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from palestra.chat import ChatTokenizer
-from palestra.model.loading.random_tokenizer import write_tokenizer
+from palestra.testing.random_tokenizer import write_tokenizer
 from tests.chat.conftest import dress
 from tests.server.model_api.conftest import Ephebe
 
@@ -50,7 +50,7 @@ class Families(Ephebe):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    from palestra.model.loading.random_model import make_random_model
+    from palestra.testing.random_model import make_random_model
 
     made: dict[str, Path] = {}
     for seed, style in enumerate(FAMILIES):

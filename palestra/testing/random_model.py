@@ -16,8 +16,8 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import save_file
 
-from palestra.model.loading.random_config import SHAPES, is_hybrid, pick, random_config
-from palestra.model.loading.random_tokenizer import write_tokenizer
+from palestra.testing.random_config import SHAPES, is_hybrid, pick, random_config
+from palestra.testing.random_tokenizer import write_tokenizer
 
 Kind = Literal["embedding", "projection", "norm", "offset_norm", "small_norm", "bias", "conv", "log_decay"]
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from palestra.model.loading.random_model import SHAPES, make_random_model
+from palestra.testing.random_model import SHAPES, make_random_model
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -112,8 +112,7 @@ def test_bfloat16_is_stored_as_such(random_model):
 @pytest.mark.slow
 def test_same_seed_gives_the_same_bytes_in_another_process(random_model, tmp_path):
     script = (
-        "import sys; from palestra.model.loading.random_model import make_random_model as m; "
-        "m(sys.argv[1], seed=7, shards=2)"
+        "import sys; from palestra.testing.random_model import make_random_model as m; m(sys.argv[1], seed=7, shards=2)"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
     assert digests(tmp_path) == digests(random_model(seed=7, shards=2))

@@ -29,7 +29,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Split
 from tokenizers.pre_tokenizers import Sequence as InSequence
 
-from palestra.model.loading.random_tokenizer import (
+from palestra.testing.random_tokenizer import (
     TURN_END,
     WORD_PATTERN,
     TokenizerIds,

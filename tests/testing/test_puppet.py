@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from palestra.model.loading.puppet import OTHERWISE, Cue, ScriptError, make_puppet, read_script
+from palestra.testing.puppet import OTHERWISE, Cue, ScriptError, make_puppet, read_script
 
 CALL = '<tool_call>\n{"name": "shell", "arguments": {"command": "echo naïve > note.txt"}}\n</tool_call>'
 SCRIPT = [
