@@ -26,10 +26,12 @@ from palestra.gym.config.settings import (
 )
 from palestra.gym.config.sources import GymSources, MergedSources
 from palestra.gym.errors import GymConfigError
+from palestra.gym.folder_requirements import has_requirements, requirements_of
 from palestra.gym.nemo_gym_compat import missing_names
 from palestra.gym.records import GymConfig, Isolation, ServerInstance, ServerKind
 from palestra.gym.registry import OURS, Implementation, locate
-from palestra.gym.venvs import has_requirements
+from palestra.gym.setup_code import setup_code
+from palestra.gym.venvs import present_interpreter, python_version
 from palestra.util.json_types import JsonObject
 
 
@@ -58,6 +60,7 @@ def load_gym(
         entry.name: _instance(entry, settings, merged.roots if is_code_needed else None, report) for entry in entries
     }
     _check_stock_names(servers.values())
+    _check_requirements(servers.values(), settings)
     return GymConfig(
         servers=servers,
         settings=settings,
@@ -203,6 +206,27 @@ def _check_stock_names(servers: Iterable[ServerInstance]) -> None:
             if one.implementation in OURS.get(one.kind, ()):
                 problems.append(
                     f"  Palestra has its own implementation: remove {one.implementation} from gym.use_stock"
+                )
+    if problems:
+        raise GymConfigError("\n".join(problems))
+
+
+def _check_requirements(servers: Iterable[ServerInstance], settings: JsonObject) -> None:
+    """Checks, before anything is started, that requirements can be had from where the folders say, and that what
+    installs programs as the user was allowed to."""
+    allowed = our_settings(settings).allow_setup
+    problems: list[str] = []
+    for folder, one in {one.folder: one for one in servers if one.folder is not None}.items():
+        if present_interpreter(folder, settings) is None:
+            requirements_of(folder, python_version(settings))
+        if one.is_stock and one.implementation not in allowed:
+            root = folder.parents[1]
+            found = setup_code(folder / one.settings["entrypoint"])
+            lines = [f"\n  {each.file.relative_to(root)}:{each.line} ({each.what})" for each in found]
+            if lines:
+                problems.append(
+                    f"{folder} has set-up code, which would run as you and may install programs:{''.join(lines)}\n"
+                    f"  read it; then, to let it run: gym.allow_setup=[{one.implementation}]"
                 )
     if problems:
         raise GymConfigError("\n".join(problems))

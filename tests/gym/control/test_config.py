@@ -418,6 +418,33 @@ def test_an_environment_server_that_only_hands_on_is_left_out(files: Files) -> N
         load_gym(GymSources(files=["other.yaml"], roots=[files.root]))
 
 
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [("setup_tool.py", ""), ("helper.py", "run('cd x && npm install -g tool', shell=True)")],
+)
+def test_set_up_code_of_a_stock_folder_must_be_allowed(files: Files, name: str, code: str) -> None:
+    """One of NeMo Gym's runs a global npm install when it starts."""
+    files.write("a.yaml", "a: {resources_servers: {stock: {entrypoint: app.py, domain: math}}}")
+    files.write("resources_servers/stock/app.py", f"from nemo_gym import Domain\nimport {name.removesuffix('.py')}")
+    files.write(f"resources_servers/stock/{name}", code)
+    with pytest.raises(GymConfigError, match=rf"stock/{name}:1 \((?s:.*)gym\.allow_setup=\[stock\]"):
+        load_gym(GymSources(files=["a.yaml"], roots=[files.root]))
+    allowed = GymSources(files=["a.yaml"], roots=[files.root], overrides=["gym.allow_setup=[stock]"])
+    assert load_gym(allowed).servers["a"].is_stock
+
+
+def test_a_stock_folder_with_a_source_that_cannot_be_handed_on(files: Files) -> None:
+    files.write("a.yaml", "a: {resources_servers: {stock: {entrypoint: app.py, domain: math}}}")
+    files.write("resources_servers/stock/app.py", "import nemo_gym")
+    project = "[project]\nname = 'x'\ndependencies = ['tiny']\n[tool.uv.sources]\ntiny = {workspace = true}\n"
+    files.write("resources_servers/stock/pyproject.toml", project)
+    with pytest.raises(GymConfigError, match="tiny has the source"):
+        load_gym(GymSources(files=["a.yaml"], roots=[files.root]))
+    files.write("resources_servers/stock/.venv/bin/python", "")
+    ready = GymSources(files=["a.yaml"], roots=[files.root], overrides=["++skip_venv_if_present=true"])
+    assert load_gym(ready).servers["a"].is_stock
+
+
 def test_a_server_without_code(files: Files) -> None:
     files.write("resources_servers/counting/app.py", "")
     files.write("a.yaml", "a: {resources_servers: {countin: {entrypoint: app.py, domain: math}}}")
