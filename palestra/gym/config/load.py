@@ -14,7 +14,14 @@ from palestra.gym.config.directives import apply_directives, merge_placeholders
 from palestra.gym.config.interpolation import resolved
 from palestra.gym.config.merging import UNSET, dotted, leaves
 from palestra.gym.config.ports import ReservedPorts
-from palestra.gym.config.servers import FoundServers, ServerEntry, field_problems, find_servers, reference_problems
+from palestra.gym.config.servers import (
+    FoundServers,
+    ServerEntry,
+    field_problems,
+    find_servers,
+    lone_relays,
+    reference_problems,
+)
 from palestra.gym.config.settings import (
     COPIED_TO_AGENTS,
     DEFAULTS,
@@ -82,8 +89,6 @@ def _find_servers(data: JsonObject, report: Callable[[str], None]) -> FoundServe
     found = find_servers(data)
     for name in found.partial:
         report(f"{name} has no entrypoint, so no server is started for it")
-    for name in found.relays:
-        report(f"{name} only passes requests on to its agent, which is called directly; no server is started for it")
     return found
 
 
@@ -101,6 +106,9 @@ def _checked(settings: JsonObject, found: FoundServers, report: Callable[[str], 
     if almost:
         report(f"not started: {', '.join(almost)}\n{lines}")
     sound = [entry for entry in entries if entry.name not in almost]
+    for entry in lone_relays(sound):
+        report(f"{entry.name} stands before an agent that is not in this gym, so no server is started for it")
+        sound.remove(entry)
     if problems := reference_problems(sound):
         raise GymConfigError("\n".join(problems))
     return sound
