@@ -43,8 +43,7 @@ def requirements_of(folder: Path, version: str, more: Sequence[str] = ()) -> lis
     """Returns requirements without NeMo Gym, for this version of Python: the folder's, and `more`, each from where the
     folder says. Raises GymConfigError if that cannot be read or handed on."""
     lines = [*_listed(folder), *_others(more)]
-    project = folder / "pyproject.toml"
-    return UvSources(project, _table(project), version).lines(lines) if project.is_file() else lines
+    return _sources(folder, version).lines(lines) if (folder / "pyproject.toml").is_file() else lines
 
 
 def is_computed(folder: Path) -> bool:
@@ -60,14 +59,17 @@ def is_computed(folder: Path) -> bool:
 
 def backend_of(folder: Path, version: str) -> BuildBackend:
     """Returns the build backend of a project. Raises GymConfigError like `requirements_of`."""
-    project = folder / "pyproject.toml"
-    table = _table(project)
-    build = table.get("build-system", {"requires": ["setuptools"]})
+    build = _table(folder / "pyproject.toml").get("build-system", {"requires": ["setuptools"]})
     return BuildBackend(
         name=build.get("build-backend", _LEGACY_BACKEND),
-        requires=UvSources(project, table, version).lines(build.get("requires", [])),
+        requires=_sources(folder, version).lines(build.get("requires", [])),
         path=build.get("backend-path", []),
     )
+
+
+def _sources(folder: Path, version: str) -> UvSources:
+    project = folder / "pyproject.toml"
+    return UvSources(project, _table(project), _table(folder / "uv.lock"), version)
 
 
 def uv_settings(folder: Path) -> JsonObject:

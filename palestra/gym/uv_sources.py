@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 from packaging.markers import InvalidMarker, Marker, default_environment
 from packaging.requirements import InvalidRequirement, Requirement
@@ -35,10 +36,12 @@ UV_SETTINGS = (*INDEX_SETTINGS, *_REPLACING_SETTINGS, "exclude-dependencies", "e
 
 
 class UvSources:
-    """The sources of one project. `file` is its pyproject.toml; `version` is that of the Python it is installed for."""
+    """The sources of one project. `file` is its pyproject.toml, with its content, and that of uv.lock beside it;
+    `version` is that of the Python it is installed for."""
 
-    def __init__(self, file: Path, table: JsonObject, version: str) -> None:
+    def __init__(self, file: Path, table: JsonObject, lock: JsonObject, version: str) -> None:
         self._file = file
+        self._lock: dict[str, JsonObject] = {one["name"]: one for one in lock.get("package", []) if "name" in one}
         uv = table.get("tool", {}).get("uv", {})
         given: JsonObject = uv.get("sources") or {}
         self._sources = {
@@ -104,12 +107,33 @@ class UvSources:
             pins = [f"{prefix}{source[key]}" for key, prefix in GIT_REFERENCES.items() if key in source]
             if len(pins) > 1:
                 raise GymConfigError(self._refusal(requirement.name, f"several references ({', '.join(pins)})"))
-            url = "@".join([f"git+{url.removeprefix('git+')}", *pins])
+            commit = self._locked_commit(requirement.name, source)
+            url = "@".join([f"git+{url.removeprefix('git+')}", *([commit] if commit else pins)])
+        elif "#" not in url and (digest := self._locked_hash(requirement.name, url)):
+            url = f"{url}#{digest}"
         parts = [f"subdirectory={source['subdirectory']}"] if "subdirectory" in source else []
         name = f"{requirement.name}{extras}"
         if url.startswith("git+file:"):  # before pip 24, a reference needs a host
             return f"{url}#{'&'.join([f'egg={name}', *parts])}"
         return f"{name} @ {url}" + "".join(f"{'&' if '#' in url else '#'}{part}" for part in parts)
+
+    def _locked_commit(self, name: str, source: Mapping[str, Any]) -> str | None:
+        """Returns the commit of the project's lock, if that was made for this very source."""
+        place, _, commit = str(self._lock.get(canonicalize_name(name), {}).get("source", {}).get("git", "")).partition(
+            "#"
+        )
+        url, _, query = place.partition("?")
+        pin = [(key, source[key]) for key in GIT_REFERENCES if key in source]
+        asked = [one for one in parse_qsl(query) if one[0] in GIT_REFERENCES]
+        return commit if commit and url == source["git"] and asked == pin else None
+
+    def _locked_hash(self, name: str, url: str) -> str | None:
+        """Returns the hash of the project's lock for the file at this address, as a URL has it."""
+        found = self._lock.get(canonicalize_name(name), {})
+        files = [*found.get("wheels", []), *([found["sdist"]] if "sdist" in found else [])]
+        if found.get("source", {}).get("url") != url or len(files) != 1:
+            return None
+        return str(files[0].get("hash", "")).replace(":", "=", 1) or None
 
     def _at_path(self, name: str, extras: str, source: Mapping[str, Any]) -> str:
         place = (self._file.parent / source["path"]).absolute().resolve()

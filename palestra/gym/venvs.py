@@ -15,6 +15,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -33,6 +34,8 @@ from palestra.util.locks import FileLock, Locked
 MARK = ".palestra-complete"
 INSTALL_S = 3600.0
 LAST_LINES = 30
+_DIRECT = re.compile(r"(-e|--editable)\b|[./]|[^-].*://")
+"""A requirement that says where its package is."""
 
 
 async def interpreter_for(
@@ -156,8 +159,13 @@ async def _build(venv: Path, folder: Path, lines: list[str], version: str, setti
     else:
         lines = [*lines, str(COMPAT)]  # for its own requirements
     listed.write_text("\n".join(lines) + "\n")
-    verbose = ["-v"] if settings.get("pip_install_verbose") else []
-    await _run([*install, *verbose, "-r", str(listed)], folder, settings)
+    install += ["-v"] if settings.get("pip_install_verbose") else []
+    if uv is None and (direct := [line for line in lines if _DIRECT.match(line)]):
+        # pip leaves out what is there in the same version, and it sees our packages; uv looks into the environment only
+        named = venv / "palestra-direct.txt"
+        named.write_text("\n".join(direct) + "\n")
+        await _run([*install, "--ignore-installed", "--no-deps", "-r", str(named)], folder, settings)
+    await _run([*install, "-r", str(listed)], folder, settings)
 
 
 def _see_ours(venv: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -21,14 +22,14 @@ import os, zipfile
 from pathlib import Path
 
 def build_wheel(folder, config_settings=None, metadata_directory=None):
-    name = "gym_tiny-1.0-py3-none-any.whl"
-    about = "gym_tiny-1.0.dist-info"
-    with zipfile.ZipFile(os.path.join(folder, name), "w") as out:
-        out.writestr("gym_tiny.py", Path("gym_tiny.py").read_text())
-        out.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\\nName: gym-tiny\\nVersion: 1.0\\n")
-        out.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
-        out.writestr(f"{about}/RECORD", "")
-    return name
+    name, version = {name!r}, {version!r}
+    wheel, about = f"{{name}}-{{version}}-py3-none-any.whl", f"{{name}}-{{version}}.dist-info"
+    with zipfile.ZipFile(os.path.join(folder, wheel), "w") as out:
+        out.writestr(f"{{name}}.py", Path("code.py").read_text())
+        out.writestr(f"{{about}}/METADATA", f"Metadata-Version: 2.1\\nName: {{name}}\\nVersion: {{version}}\\n")
+        out.writestr(f"{{about}}/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        out.writestr(f"{{about}}/RECORD", "")
+    return wheel
 """
 OWN_BACKEND = '[build-system]\nrequires = []\nbuild-backend = "own_backend"\nbackend-path = ["."]\n'
 
@@ -69,6 +70,23 @@ def test_sources_become_direct_references_with_their_pins(
     write_project(folder, f'"nemo-gym[dev]", "{requirement}"', f"[tool.uv.sources]\n{name} = {source}")
     assert requirements_of(folder, VERSION) == ([] if expected is None else [expected])
     assert has_requirements(folder)
+
+
+def test_commits_and_hashes_of_a_lock_count_where_it_fits(folder: Path) -> None:
+    commit, digest = "c" * 40, "d" * 64
+    sources = "tiny = {git = 'https://h/t', tag = 'v1'}\nsmall = {url = 'https://h/s.whl'}\nold = {git = 'https://h/o'}"
+    write_project(folder, '"tiny", "small", "old"', f"[tool.uv.sources]\n{sources}")
+    packages = [
+        f"name = 'tiny'\nsource = {{git = 'https://h/t?tag=v1#{commit}'}}",
+        f"name = 'small'\nsource = {{url = 'https://h/s.whl'}}\nwheels = [{{url = 'x', hash = 'sha256:{digest}'}}]",
+        f"name = 'old'\nsource = {{git = 'https://elsewhere/o#{commit}'}}",
+    ]
+    (folder / "uv.lock").write_text("".join(f"[[package]]\n{one}\n" for one in packages))
+    assert requirements_of(folder, VERSION) == [
+        f"tiny @ git+https://h/t@{commit}",
+        f"small @ https://h/s.whl#sha256={digest}",
+        "old @ git+https://h/o",
+    ]
 
 
 def test_sources_on_this_machine(folder: Path) -> None:
@@ -127,30 +145,33 @@ def git(repository: Path, *arguments: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["gym_tiny", "iniconfig"])
 def test_a_pinned_package_is_installed_although_a_stranger_has_its_name(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """A tag and a branch have one name here: the tag is what the folder says."""
+    """A tag and a branch have one name here: the tag is what the folder says. Our own environment, which the server
+    sees, has an iniconfig of the same version."""
+    version = "1.0" if name == "gym_tiny" else metadata.version(name)
     (index := tmp_path / "index").mkdir()
-    wheel(index, "gym_tiny", "WORD = 'stranger'")
+    wheel(index, name, "WORD = 'stranger'")
     (repository := tmp_path / "tiny").mkdir()
     git(repository, "init", "-q", "-b", "main")
-    (repository / "pyproject.toml").write_text(f"{OWN_BACKEND}[project]\nname = 'gym-tiny'\nversion = '1.0'\n")
-    (repository / "own_backend.py").write_text(BACKEND)
+    (repository / "pyproject.toml").write_text(f"{OWN_BACKEND}[project]\nname = {name!r}\nversion = {version!r}\n")
+    (repository / "own_backend.py").write_text(BACKEND.format(name=name, version=version))
     for word in ("pinned", "newer"):
-        (repository / "gym_tiny.py").write_text(f"WORD = {word!r}")
+        (repository / "code.py").write_text(f"WORD = {word!r}")
         git(repository, "add", ".")
         git(repository, "commit", "-q", "-m", word)
         if word == "pinned":
             git(repository, "tag", "-a", "-m", "first", "v1")
     git(repository, "branch", "v1")
-    write_project(folder, '"gym-tiny"', f"[tool.uv.sources]\ngym-tiny = {{git = '{repository.as_uri()}', tag = 'v1'}}")
+    write_project(folder, f'"{name}"', f"[tool.uv.sources]\n{name} = {{git = '{repository.as_uri()}', tag = 'v1'}}")
     for program in ("PIP", "UV"):
         monkeypatch.setenv(f"{program}_NO_INDEX", "1")
         monkeypatch.setenv(f"{program}_FIND_LINKS", str(index))
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
     interpreter = asyncio.run(interpreter_for(folder, {"uv_venv_dir": str(tmp_path / "venvs")}, print))
-    code = "import gym_tiny; print(gym_tiny.WORD)"
+    code = f"import {name}; print({name}.WORD)"
     assert subprocess.run([interpreter, "-c", code], capture_output=True, text=True, check=True).stdout == "pinned\n"
 
 
