@@ -68,7 +68,8 @@ def from_nemo_rl(file: Path) -> None:
 
     with needs_extra("gym"):
         from palestra.gym.errors import GymConfigError
-        from palestra.gym.nemo_rl.run_config import read_nemo_rl_config, translated
+        from palestra.gym.nemo_rl.run_config import translated
+        from palestra.gym.nemo_rl.run_config_file import read_nemo_rl_config
     with one_line_errors(ConfigError, GymConfigError):
         found = translated(read_nemo_rl_config(file))
         layers = Layers()

@@ -23,10 +23,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from palestra.gym.computed_requirements import computed_requirements
 from palestra.gym.errors import ServerStartError
-from palestra.gym.folder_requirements import backend_of, is_computed, requirements_of, uv_settings
 from palestra.gym.nemo_gym_compat import COMPAT
+from palestra.gym.requirements.computed_requirements import computed_requirements
+from palestra.gym.requirements.folder_requirements import backend_of, is_computed, requirements_of, uv_settings
 from palestra.util import processes
 from palestra.util.json_types import JsonObject
 from palestra.util.locks import FileLock, Locked

@@ -33,10 +33,10 @@ from palestra.gym.config.settings import (
 )
 from palestra.gym.config.sources import GymSources, MergedSources
 from palestra.gym.errors import GymConfigError
-from palestra.gym.folder_requirements import has_requirements, requirements_of
 from palestra.gym.nemo_gym_compat import missing_names
 from palestra.gym.records import GymConfig, Isolation, ServerInstance, ServerKind
 from palestra.gym.registry import OURS, Implementation, locate
+from palestra.gym.requirements.folder_requirements import has_requirements, requirements_of
 from palestra.gym.setup_code import setup_code
 from palestra.gym.venvs import present_interpreter, python_version
 from palestra.util.json_types import JsonObject

@@ -9,76 +9,21 @@ left out.
 from __future__ import annotations
 
 import re
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from palestra.config.load import read_file
-from palestra.gym.config.merging import dotted, leaves, merged
+from palestra.gym.config.merging import dotted, leaves
 from palestra.gym.errors import GymConfigError
+from palestra.gym.nemo_rl.run_config_keys import NOT_NEEDED, VALIDATION
 from palestra.gym.nemo_rl.settings import TRAINERS_OWN, UNSUPPORTED, WITHOUT_EFFECT
 from palestra.util.json_types import JsonObject
 
 ALL_TASKS = 1_000_000
 PLAIN_KEY = re.compile(r"[\w-]+")
-RESOLVERS: dict[str, Callable[..., Any]] = {
-    "add": lambda one, other: one + other,
-    "mul": lambda one, other: one * other,
-    "div": lambda one, other: one / other,
-    "max": lambda *numbers: max(numbers),
-}
-"""Functions of NeMo RL's in `${…}`."""
-VALIDATION = {"accuracy": "eval/reward_mean", "total_reward/mean": "eval/reward_mean"}
-"""Our names of NeMo RL's metrics of validations."""
-NOT_NEEDED = {
-    "cluster": "which machines, the server says",
-    "policy.megatron_cfg": "how a model is spread over devices, the server says",
-    "policy.dtensor_cfg": "how a model is spread over devices, the server says",
-    "policy.dynamic_batching": "rows are always packed",
-    "policy.sequence_packing": "rows are always packed",
-    "policy.make_sequence_length_divisible_by": "rows are always packed",
-    "policy.train_micro_batch_size": "the engine chooses it",
-    "policy.logprob_batch_size": "the engine chooses it",
-    "policy.logprob_chunk_size": "the engine chooses it",
-    "policy.generation_batch_size": "the engine chooses it",
-    "policy.offload_optimizer_for_logprob": "the engine chooses it",
-    "policy.precision": "the engine chooses it",
-    "policy.draft": "the sampler drafts no tokens",
-    "policy.generation": "sampling is the server's",
-    "data.num_workers": "rows are read at once",
-    "data.max_input_seq_length": "a gym's rows are not cut",
-    "data.use_multiple_dataloader": "entries of environments are mixed by weight",
-    "data.default": "rows are read as the gym's",
-    "data.train": "rows are read as the gym's",
-    "data.validation": "rows are read as the gym's",
-    "data_plane": "there is one process",
-    "logger": "a run's folder has everything",
-    "checkpointing": "checkpoints are in the run's folder",
-    "grpo.val_batch_size": "rollout.concurrency holds for evaluations, too",
-    "grpo.max_rollout_turns": "the gym's agent says how many turns there are",
-    "grpo.skip_reference_policy_logprobs_calculation": "they are computed if penalty.kl is set",
-    "grpo.async_grpo": "asynchronous.enabled is false, or rollouts end on the weights that they began with",
-    "grpo.reward_shaping": "it is off",
-    "grpo.reward_scaling": "it is off",
-    "grpo.calculate_advantages_on_gpu": "the engine chooses it",
-    "grpo.adv_estimator": "algorithm.advantage has it",
-    "grpo.dynamic_sampling_max_gen_batches": "use_dynamic_sampling is off",
-    "loss_fn.reference_policy_kl_type": "the penalty is off",
-    "loss_fn.kl_input_clamp_value": "the penalty is off",
-    "loss_fn.kl_output_clamp_value": "the penalty is off",
-    "loss_fn.use_on_policy_kl_approximation": "the penalty is off",
-    "loss_fn.use_importance_sampling_correction": "ratios are always to the sampler's own logprobs",
-    "loss_fn.force_on_policy_ratio": "ratios are always to the sampler's own logprobs",
-    "loss_fn.truncated_importance_sampling_type": "algorithm.correction has it",
-    "env.should_log_nemo_gym_responses": "answers are always kept",
-}
-"""By the beginning of their names: keys without an effect on what is learned, and why they are not needed."""
 
 
 @dataclass(slots=True)
@@ -96,34 +41,6 @@ class TranslatedRun:
         lines += [f"  {key}: {why}" for key, why in self.lost.items()]
         head = "".join(f"# {line}\n" for line in lines)
         return head + yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True, width=120)
-
-
-def read_nemo_rl_config(file: Path) -> JsonObject:
-    """Reads a config with the files that it builds on (`defaults`), and fills in `${…}`. Raises GymConfigError and
-    ConfigError."""
-    with warnings.catch_warnings():  # newer versions call it otherwise; under that name, older ones mean something else
-        warnings.simplefilter("ignore")
-        for name, function in RESOLVERS.items():
-            OmegaConf.register_new_resolver(name, function, replace=True)
-    try:
-        found = OmegaConf.to_container(OmegaConf.create(_inherited(file, ())), resolve=True)
-    except OmegaConfBaseException as error:
-        raise GymConfigError(f"{file}: {str(error).splitlines()[0]}") from None
-    assert isinstance(found, dict)
-    return {str(key): value for key, value in found.items()}
-
-
-def _inherited(file: Path, below: tuple[Path, ...]) -> JsonObject:
-    if file.resolve() in below:
-        raise GymConfigError(f"{file}: its defaults lead back to itself")
-    own = read_file(file)
-    named = own.pop("defaults", [])
-    parents = [named] if isinstance(named, str) else named
-    whole: JsonObject = {}
-    for one in [*(_inherited(file.parent / name, (*below, file.resolve())) for name in parents), own]:
-        replaced = [key for key, value in one.items() if isinstance(value, dict) and value.pop("_override_", False)]
-        whole = merged({key: value for key, value in whole.items() if key not in replaced}, one)
-    return whole
 
 
 def translated(given: JsonObject) -> TranslatedRun:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from palestra.gym.config import ReservedPorts, to_yaml
 from palestra.gym.errors import ServerStartError
-from palestra.gym.folder_requirements import requirements_of
 from palestra.gym.nemo_gym_compat import COMPAT, provided_packages, stock_path
 from palestra.gym.records import GymConfig, Isolation, ServerInstance
+from palestra.gym.requirements.folder_requirements import requirements_of
 from palestra.gym.start import ProcessStart, to_bytes
 from palestra.gym.venvs import interpreter_for, python_version
 from palestra.placement.process import ProcessCommand

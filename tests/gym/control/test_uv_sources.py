@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from palestra.gym.errors import GymConfigError, ServerStartError
-from palestra.gym.folder_requirements import has_requirements, requirements_of
+from palestra.gym.requirements.folder_requirements import has_requirements, requirements_of
 from palestra.gym.venvs import interpreter_for
 from tests.gym.control.test_venvs import wheel
 from tests.sandbox.needs import needs_local

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from palestra.gym.errors import GymConfigError, ServerStartError
-from palestra.gym.folder_requirements import has_requirements, requirements_of
+from palestra.gym.requirements.folder_requirements import has_requirements, requirements_of
 from palestra.gym.venvs import MARK, interpreter_for
 
 VERSION = "3.13.14"

@@ -14,7 +14,8 @@ from palestra.cli.app import main
 from palestra.config.train import load_train_config
 from palestra.gym.config.values import GymOverride
 from palestra.gym.errors import GymConfigError
-from palestra.gym.nemo_rl.run_config import read_nemo_rl_config, translated
+from palestra.gym.nemo_rl.run_config import translated
+from palestra.gym.nemo_rl.run_config_file import read_nemo_rl_config
 
 BASE = """
 grpo:

@@ -15,8 +15,8 @@ import pytest
 from aiohttp import web
 
 from palestra.gym.collect.collection import delivered
-from palestra.gym.folder_requirements import has_requirements
 from palestra.gym.nemo_gym_compat import COMPAT, provided_packages
+from palestra.gym.requirements.folder_requirements import has_requirements
 from tests.gym.stock.conftest import StockGym
 from tests.gym.stock.surface import walked
 from tests.gym.stock.upstream import calling, completion, text_of

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from palestra.gym.errors import GymConfigError
-from palestra.gym.uv_sources import INDEX_SETTINGS, UV_SETTINGS, UvSources
+from palestra.gym.requirements.uv_sources import INDEX_SETTINGS, UV_SETTINGS, UvSources
 from palestra.util.json_types import JsonObject
 
 _STAND_IN = re.compile(

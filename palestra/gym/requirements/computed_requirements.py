@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from palestra.gym.errors import ServerStartError
-from palestra.gym.folder_requirements import BuildBackend
+from palestra.gym.requirements.folder_requirements import BuildBackend
 from palestra.sandbox import ExecResult, SandboxError, SandboxSpec, sandbox
 from palestra.util import processes
 
