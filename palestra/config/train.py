@@ -503,7 +503,11 @@ def load_train_config(
     layers = Layers()
     if saved is not None:
         layers.merge(saved, "the run's own config")
+    files = list(files)
     merge_layers(layers, files, overrides)
+    if isinstance(theirs := layers.data.get("env"), dict) and "should_use_nemo_gym" in theirs:
+        hint = f"palestra config from-nemo-rl {files[0]} > run.yaml" if files else "palestra config from-nemo-rl"
+        raise ConfigError([f"this is a config of NeMo RL's; to translate it, type: {hint}"])
     kind = layers.data.get("kind", "grpo")
     if kind not in KINDS:
         hint = did_you_mean(kind, KINDS)

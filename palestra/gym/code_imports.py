@@ -37,21 +37,22 @@ class CodeImport:
 
 
 def imports_of(entrypoint: Path) -> list[CodeImport]:
-    """Returns all imports of the file and of the files that it reaches: those in its folder, and those of other servers
-    below the same root. `nemo_gym` is never followed: a checkout has it at its root, but a server gets the
+    """Returns all imports of the file and of the files that it reaches."""
+    return [one for own in files_of(entrypoint).values() for one in own]
+
+
+def files_of(entrypoint: Path) -> dict[Path, list[CodeImport]]:
+    """Returns the file and the files that it reaches, with their imports: those in its folder, and those of other
+    servers below the same root. `nemo_gym` is never followed: a checkout has it at its root, but a server gets the
     compatibility package."""
     roots = (entrypoint.parent, entrypoint.parent.parents[1])
-    found: list[CodeImport] = []
-    reached: set[Path] = set()
+    found: dict[Path, list[CodeImport]] = {}
     left = [entrypoint]
     while left:
         file = left.pop()
-        if file in reached:
-            continue
-        reached.add(file)
-        own = list(_read(file, roots[-1]))
-        found += own
-        left += (one for each in own if each.package != STOCK_PACKAGE for one in _files(each, roots))
+        if file not in found:
+            found[file] = list(_read(file, roots[-1]))
+            left += (one for each in found[file] if each.package != STOCK_PACKAGE for one in _files(each, roots))
     return found
 
 

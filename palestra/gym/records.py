@@ -25,6 +25,8 @@ class ServerKind(StrEnum):
     MODEL = "responses_api_models"
     AGENT = "responses_api_agents"
     RESOURCES = "resources_servers"
+    ENVIRONMENT = "environment_servers"
+    """Stands before an agent, and is called in its place: NeMo Gym has them since 0.7."""
 
 
 class Isolation(StrEnum):

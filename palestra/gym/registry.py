@@ -22,11 +22,14 @@ from palestra.gym.servers.base import GymServer
 OURS = {
     ServerKind.AGENT: ("simple_agent", "gymnasium_agent", "remote_agent"),
     ServerKind.MODEL: ("vllm_model", "openai_model"),
+    ServerKind.ENVIRONMENT: ("legacy_agent",),
 }
 """Implementations that are ours even if a folder of that name is nearer, unless `gym.use_stock` names them."""
 
 _OURS = re.compile(r"^\s*(?:from|import)\s+palestra\b", re.MULTILINE)
-_STOCK = re.compile(r"^\s*(?:from|import)\s+(?:nemo_gym|resources_servers|responses_api_\w+)\b", re.MULTILINE)
+_STOCK = re.compile(
+    r"^\s*(?:from|import)\s+(?:nemo_gym|resources_servers|environment_servers|responses_api_\w+)\b", re.MULTILINE
+)
 
 
 @dataclass(frozen=True, slots=True)

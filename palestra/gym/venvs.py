@@ -1,7 +1,7 @@
 """The interpreter of a server: ours, or that of a virtual environment for what its folder requires.
 
-Owns: reading requirements, building an environment once, sharing it between processes and starts. Never touches: the
-server's code.
+Owns: building an environment once, sharing it between processes and starts. Never touches: the server's code, what is
+required.
 
 An environment is named by a hash of its content. It counts only with its mark, which is set last: one that was left
 half built is built again. It sees our packages after its own, so that what NeMo Gym requires need not be installed
@@ -13,18 +13,20 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import importlib.util
+import json
 import os
 import re
 import shutil
 import sys
 import sysconfig
-import tomllib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from palestra.gym.errors import GymConfigError, ServerStartError
+from palestra.gym.errors import ServerStartError
 from palestra.gym.nemo_gym_compat import COMPAT
+from palestra.gym.requirements.computed_requirements import computed_requirements
+from palestra.gym.requirements.folder_requirements import backend_of, is_computed, requirements_of, uv_settings
 from palestra.util import processes
 from palestra.util.json_types import JsonObject
 from palestra.util.locks import FileLock, Locked
@@ -32,44 +34,8 @@ from palestra.util.locks import FileLock, Locked
 MARK = ".palestra-complete"
 INSTALL_S = 3600.0
 LAST_LINES = 30
-_STAND_IN = re.compile(
-    r"(-e\s*|--editable[\s=])?(nemo[-_]gym\s*(\[[^]]*\])?\s*(@.*|[=<>!~;].*)?|\.\./\.\./?(\[[^]]*\])?)", re.IGNORECASE
-)
-_OTHER_FILE = re.compile(r"(-r|--requirement|-c|--constraint)[\s=]*(?P<file>\S+)")
-
-
-def has_requirements(folder: Path) -> bool:
-    """Whether it requires more than NeMo Gym itself."""
-    return bool(requirements_of(folder))
-
-
-def requirements_of(folder: Path) -> list[str]:
-    """Returns requirements as pip reads them, without NeMo Gym. Raises GymConfigError if they cannot be read."""
-    listed, project = folder / "requirements.txt", folder / "pyproject.toml"
-    if listed.is_file() and project.is_file():
-        raise GymConfigError(f"{folder}: has both requirements.txt and pyproject.toml; keep one")
-    if listed.is_file():
-        lines = [re.sub(r"(^|\s)#.*", "", line).strip() for line in listed.read_text(encoding="utf-8").splitlines()]
-    elif project.is_file():
-        lines = _dependencies(project)
-    else:
-        return []
-    return [_beside(line, folder) for line in lines if line and not _STAND_IN.fullmatch(line)]
-
-
-def _dependencies(project: Path) -> list[str]:
-    try:
-        return [
-            str(one).strip() for one in tomllib.loads(project.read_text()).get("project", {}).get("dependencies", [])
-        ]
-    except tomllib.TOMLDecodeError as error:
-        raise GymConfigError(f"{project}: not valid TOML ({error})") from None
-
-
-def _beside(line: str, folder: Path) -> str:
-    """Resolves a file that is named in a requirements file, relative to it."""
-    found = _OTHER_FILE.fullmatch(line)
-    return line if found is None else line.replace(found["file"], str((folder / found["file"]).absolute()))
+_DIRECT = re.compile(r"(-e|--editable)\b|[./]|[^-].*://")
+"""A requirement that says where its package is."""
 
 
 async def interpreter_for(
@@ -84,25 +50,49 @@ async def interpreter_for(
     `more` is required in addition to the folder's own; so is `alone`, if it is another Python that cannot see our
     packages.
     """
-    venvs = settings.get("uv_venv_dir")
-    own = [Path(venvs, *folder.parts[-2:]) if venvs else folder, folder]
-    if settings.get("skip_venv_if_present"):
-        for place in own:
-            if (place / ".venv/bin/python").exists():
-                return str(place / ".venv/bin/python")
-    lines = [*requirements_of(folder), *more]
+    if (present := present_interpreter(folder, settings)) is not None:
+        return present
+    version = python_version(settings)
+    computed = await _computed(folder, settings, report) if is_computed(folder) else []
+    lines = requirements_of(folder, version, [*computed, *more])
     if not lines:
         return sys.executable
-    if not _is_our_version(_version(settings)):
+    if not _is_our_version(version):
         lines += alone
     return str(await _built(folder, lines, settings, report) / "bin" / "python")
 
 
+def present_interpreter(folder: Path, settings: JsonObject) -> str | None:
+    """Returns that of the folder's own `.venv`, if it is there and shall be taken as it is."""
+    venvs = settings.get("uv_venv_dir")
+    own = [Path(venvs, *folder.parts[-2:]) if venvs else folder, folder]
+    found = (place / ".venv/bin/python" for place in own if settings.get("skip_venv_if_present"))
+    return next((str(one) for one in found if one.exists()), None)
+
+
+def python_version(settings: JsonObject) -> str:
+    """Returns the version of Python for which environments are built."""
+    return str(settings.get("python_version") or ".".join(map(str, sys.version_info[:3])))
+
+
+async def _computed(folder: Path, settings: JsonObject, report: Callable[[str], None]) -> list[str]:
+    """Returns what the project's own code says that it requires."""
+    backend = backend_of(folder, python_version(settings))
+    packages: Path | None = None
+    if backend.requires:
+        venv = await _built(folder, backend.requires, settings, report)
+        packages = next(venv.glob("lib/python*/site-packages"))
+    allowed = (settings.get("gym") or {}).get("allow_setup") or []
+    return await computed_requirements(folder, backend, packages, is_allowed=folder.name in allowed)
+
+
 async def _built(folder: Path, lines: list[str], settings: JsonObject, report: Callable[[str], None]) -> Path:
     overrides = folder / "overrides.txt"
-    version = _version(settings)
+    version = python_version(settings)
     replaced = overrides.read_text() if overrides.is_file() else ""
-    content = "\n".join([*sorted(lines), replaced, version, sys.executable, sysconfig.get_paths()["purelib"]])
+    configured = json.dumps(uv_settings(folder), sort_keys=True, default=str)
+    ours = [version, sys.executable, sysconfig.get_paths()["purelib"]]
+    content = "\n".join([*sorted(lines), replaced, configured, *ours])
     name = hashlib.sha256(content.encode()).hexdigest()[:16]
     venv = _root(folder, settings) / name
     if (venv / MARK).exists():
@@ -114,10 +104,6 @@ async def _built(folder: Path, lines: list[str], settings: JsonObject, report: C
             await _build(venv, folder, lines, version, settings)
             (venv / MARK).touch()
     return venv
-
-
-def _version(settings: JsonObject) -> str:
-    return str(settings.get("python_version") or ".".join(map(str, sys.version_info[:3])))
 
 
 def _is_our_version(version: str) -> bool:
@@ -152,6 +138,9 @@ async def _build(venv: Path, folder: Path, lines: list[str], version: str, setti
     overrides = folder / "overrides.txt"
     if overrides.is_file() and uv is None:
         raise ServerStartError(f"{overrides}: only uv supports overrides; to install it: pip install uv")
+    if uv is None and (settings_of_uv := uv_settings(folder)):
+        names = ", ".join(f"tool.uv.{key}" for key in settings_of_uv)
+        raise ServerStartError(f"{folder}: {names}: only uv follows this; to install it: pip install uv")
     if uv is not None:
         await _run([uv, "venv", "--seed", "--python", interpreter if is_same else version, str(venv)], folder, settings)
         install = [uv, "pip", "install", "--python", str(venv / "bin/python")]
@@ -170,8 +159,13 @@ async def _build(venv: Path, folder: Path, lines: list[str], version: str, setti
     else:
         lines = [*lines, str(COMPAT)]  # for its own requirements
     listed.write_text("\n".join(lines) + "\n")
-    verbose = ["-v"] if settings.get("pip_install_verbose") else []
-    await _run([*install, *verbose, "-r", str(listed)], folder, settings)
+    install += ["-v"] if settings.get("pip_install_verbose") else []
+    if uv is None and (direct := [line for line in lines if _DIRECT.match(line)]):
+        # pip leaves out what is there in the same version, and it sees our packages; uv looks into the environment only
+        named = venv / "palestra-direct.txt"
+        named.write_text("\n".join(direct) + "\n")
+        await _run([*install, "--ignore-installed", "--no-deps", "-r", str(named)], folder, settings)
+    await _run([*install, "-r", str(listed)], folder, settings)
 
 
 def _see_ours(venv: Path) -> None:

@@ -15,7 +15,8 @@ from palestra.util.json_types import JsonObject
 from palestra.util.suggest import did_you_mean
 
 LIMIT_S = 30.0
-AGENTS = "responses_api_agents"
+AGENTS = ("responses_api_agents", "environment_servers")
+"""Kinds of servers that play rows: an environment server stands for its agent."""
 
 
 class ServerDirectory:
@@ -64,7 +65,7 @@ class ServerDirectory:
 
     def agent(self, name: str) -> str:
         """Returns an agent's address. Raises UnknownAgent with the nearest name."""
-        if name in self.urls and self.kinds[name] == AGENTS:
+        if name in self.urls and self.kinds[name] in AGENTS:
             return self.urls[name]
-        agents = sorted(each for each, kind in self.kinds.items() if kind == AGENTS)
+        agents = sorted(each for each, kind in self.kinds.items() if kind in AGENTS)
         raise UnknownAgent(f"the gym has no agent {name!r}; {did_you_mean(name, agents)}")

@@ -14,7 +14,14 @@ from palestra.gym.config.directives import apply_directives, merge_placeholders
 from palestra.gym.config.interpolation import resolved
 from palestra.gym.config.merging import UNSET, dotted, leaves
 from palestra.gym.config.ports import ReservedPorts
-from palestra.gym.config.servers import FoundServers, ServerEntry, field_problems, find_servers, reference_problems
+from palestra.gym.config.servers import (
+    FoundServers,
+    ServerEntry,
+    field_problems,
+    find_servers,
+    lone_relays,
+    reference_problems,
+)
 from palestra.gym.config.settings import (
     COPIED_TO_AGENTS,
     DEFAULTS,
@@ -29,7 +36,9 @@ from palestra.gym.errors import GymConfigError
 from palestra.gym.nemo_gym_compat import missing_names
 from palestra.gym.records import GymConfig, Isolation, ServerInstance, ServerKind
 from palestra.gym.registry import OURS, Implementation, locate
-from palestra.gym.venvs import has_requirements
+from palestra.gym.requirements.folder_requirements import has_requirements, requirements_of
+from palestra.gym.setup_code import setup_code
+from palestra.gym.venvs import present_interpreter, python_version
 from palestra.util.json_types import JsonObject
 
 
@@ -58,6 +67,7 @@ def load_gym(
         entry.name: _instance(entry, settings, merged.roots if is_code_needed else None, report) for entry in entries
     }
     _check_stock_names(servers.values())
+    _check_requirements(servers.values(), settings)
     return GymConfig(
         servers=servers,
         settings=settings,
@@ -79,8 +89,6 @@ def _find_servers(data: JsonObject, report: Callable[[str], None]) -> FoundServe
     found = find_servers(data)
     for name in found.partial:
         report(f"{name} has no entrypoint, so no server is started for it")
-    for name in found.relays:
-        report(f"{name} only passes requests on to its agent, which is called directly; no server is started for it")
     return found
 
 
@@ -98,6 +106,9 @@ def _checked(settings: JsonObject, found: FoundServers, report: Callable[[str], 
     if almost:
         report(f"not started: {', '.join(almost)}\n{lines}")
     sound = [entry for entry in entries if entry.name not in almost]
+    for entry in lone_relays(sound):
+        report(f"{entry.name} stands before an agent that is not in this gym, so no server is started for it")
+        sound.remove(entry)
     if problems := reference_problems(sound):
         raise GymConfigError("\n".join(problems))
     return sound
@@ -203,6 +214,27 @@ def _check_stock_names(servers: Iterable[ServerInstance]) -> None:
             if one.implementation in OURS.get(one.kind, ()):
                 problems.append(
                     f"  Palestra has its own implementation: remove {one.implementation} from gym.use_stock"
+                )
+    if problems:
+        raise GymConfigError("\n".join(problems))
+
+
+def _check_requirements(servers: Iterable[ServerInstance], settings: JsonObject) -> None:
+    """Checks, before anything is started, that requirements can be had from where the folders say, and that what
+    installs programs as the user was allowed to."""
+    allowed = our_settings(settings).allow_setup
+    problems: list[str] = []
+    for folder, one in {one.folder: one for one in servers if one.folder is not None}.items():
+        if present_interpreter(folder, settings) is None:
+            requirements_of(folder, python_version(settings))
+        if one.is_stock and one.implementation not in allowed:
+            root = folder.parents[1]
+            found = setup_code(folder / one.settings["entrypoint"])
+            lines = [f"\n  {each.file.relative_to(root)}:{each.line} ({each.what})" for each in found]
+            if lines:
+                problems.append(
+                    f"{folder} has set-up code, which would run as you and may install programs:{''.join(lines)}\n"
+                    f"  read it; then, to let it run: gym.allow_setup=[{one.implementation}]"
                 )
     if problems:
         raise GymConfigError("\n".join(problems))

@@ -79,10 +79,8 @@ def _source(entry: JsonObject) -> list[str]:
 KINDS = tuple(str(kind) for kind in ServerKind)
 _DOMAINS = "math coding agent knowledge instruction_following long_context safety games translation e2e rlhf other"
 DOMAINS = _DOMAINS.split()
-ENVIRONMENT_SERVERS = "environment_servers"
-"""A kind of NeMo Gym's that is placed before agents."""
 RELAY = "legacy_agent"
-"""The environment server that passes everything to one agent: here the agent is called directly."""
+"""The one environment server that runs here: it passes everything to one agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,20 +105,15 @@ class FoundServers:
     """Entries that look like servers but cannot be, with their mistakes."""
     partial: list[str]
     """Entries that name a kind but have no entrypoint: nothing is started for them."""
-    relays: list[str]
-    """Environment servers that only pass on to an agent: nothing is started for them either."""
 
 
 def find_servers(data: JsonObject) -> FoundServers:
     """Finds servers by their structure alone: values may still be interpolations."""
-    found = FoundServers([], {}, [], [])
+    found = FoundServers([], {}, [])
     for name, value in data.items():
         if name in RESERVED or not isinstance(value, dict):
             continue
         kinds = [kind for kind in KINDS if kind in value]
-        if not kinds and list(value.get(ENVIRONMENT_SERVERS) or ()) == [RELAY]:
-            found.relays.append(name)
-            continue
         if not kinds:
             if unknown := _unknown_kind(value):
                 near = did_you_mean(unknown, KINDS)
@@ -138,6 +131,9 @@ def find_servers(data: JsonObject) -> FoundServers:
             ]
         else:
             implementation, fields = runnable[0]
+            if kinds[0] == ServerKind.ENVIRONMENT and implementation != RELAY:
+                found.almost[name] = [f"{name}: of NeMo Gym's environment servers only {RELAY} runs here"]
+                continue
             found.entries.append(ServerEntry(name, ServerKind(kinds[0]), implementation, fields))
     return found
 
@@ -184,6 +180,14 @@ def _domain_problems(domain: object) -> list[str]:
     if domain is None:
         return [f"domain is missing; a resources server needs one of {', '.join(DOMAINS)}"]
     return [f"domain: {domain!r} is not one of {', '.join(DOMAINS)}{did_you_mean(str(domain), DOMAINS)}"]
+
+
+def lone_relays(entries: list[ServerEntry]) -> list[ServerEntry]:
+    """Returns relays without their agent: NeMo Gym's files have one for each agent, and agents can be left out."""
+    agents = {one.name for one in entries if one.kind is ServerKind.AGENT}
+    relays = [one for one in entries if one.kind is ServerKind.ENVIRONMENT]
+    references = ((one, one.fields.get("agent_server")) for one in relays)
+    return [one for one, agent in references if isinstance(agent, dict) and agent.get("name") not in agents]
 
 
 def reference_problems(entries: list[ServerEntry]) -> list[str]:

@@ -57,6 +57,8 @@ class OurSettings(BaseModel):
     """For servers that do not set it themselves and have no requirements of their own."""
     use_stock: list[str] = []
     """Implementations of ours, such as `simple_agent`, to be taken from a folder of NeMo Gym's instead."""
+    allow_setup: list[str] = []
+    """Folders of NeMo Gym's, such as `cline_agent`, whose own set-up code may run as you; it may install programs."""
     ray: bool = False
     """Place servers on a Ray cluster. Also set by `ray_head_node_address`."""
     admin_key: str | None = None

@@ -15,8 +15,9 @@ from palestra.gym.config import ReservedPorts, to_yaml
 from palestra.gym.errors import ServerStartError
 from palestra.gym.nemo_gym_compat import COMPAT, provided_packages, stock_path
 from palestra.gym.records import GymConfig, Isolation, ServerInstance
+from palestra.gym.requirements.folder_requirements import requirements_of
 from palestra.gym.start import ProcessStart, to_bytes
-from palestra.gym.venvs import interpreter_for, requirements_of
+from palestra.gym.venvs import interpreter_for, python_version
 from palestra.placement.process import ProcessCommand
 
 SHARED = "gym"
@@ -75,7 +76,8 @@ class PlannedProcess:
         }
         entrypoint = server.settings["entrypoint"]
         more = provided_packages(folder / entrypoint)
-        interpreter = await interpreter_for(folder, self.config.settings, report, more, requirements_of(COMPAT))
+        alone = requirements_of(COMPAT, python_version(self.config.settings))
+        interpreter = await interpreter_for(folder, self.config.settings, report, more, alone)
         return ProcessCommand(
             arguments=[interpreter, entrypoint],
             environment=os.environ | environment,

@@ -32,6 +32,7 @@ from palestra.server.http.json_records import json_response, read_record
 from palestra.server.http.openapi import answer_of, body_of
 from palestra.types import tinkerscript as t
 from palestra.types.episodes import ClaimRequest, EndAnswer, EndRequest, EndStatus, HeartbeatAnswer, Lease
+from palestra.types.rollouts import Task
 from palestra.types.tinkerscript import EngineStatus
 
 HOLD_S = 20.0  # AgentJet's client hangs up after 30 s, and sleeps for 5 s after a refusal
@@ -77,6 +78,18 @@ async def claim_episode(request: Request, episodes: EpisodesNow, caller: Claiman
     if isinstance(got, str):
         return json_response(t.ClaimedEpisode(success=False, fail_cause=got))
     return json_response(_with_reason(body.client_uuid, got))
+
+
+@playing_router.get("/v1/task", responses=answer_of(Task))
+async def attempt_task(episodes: EpisodesNow, caller: Player) -> Response:
+    """The task of the attempt whose key asks. AgentJet's own class keeps of a claim only the model's address and the
+    key: both lead here."""
+    attempt = caller.attempt
+    if attempt is None:
+        raise Refusal(403, "this is for the key of an attempt: send the openai_api_key that came with its claim")
+    if not episodes.broker.keys.is_live(attempt):
+        raise Refusal(403, f"episode {attempt.episode_id}, attempt {attempt.attempt} is over; claim another")
+    return json_response(episodes.broker.apply(lambda board, _now: board.task(attempt.owner, attempt.episode_id)))
 
 
 @playing_router.post("/end_episode", openapi_extra=body_of(t.EndEpisode), responses=answer_of(t.EpisodeEnded))

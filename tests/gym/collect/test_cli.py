@@ -66,6 +66,18 @@ def test_what_is_there_is_neither_overwritten_nor_played_again(collected: Path, 
     assert "40 of 40 rollouts" in response
 
 
+def test_rows_are_played_through_an_environment_server(tmp_path: Path, upstream: str) -> None:
+    """NeMo Gym 0.7 calls agents by the environment servers before them."""
+    reference = "agent_server: {type: responses_api_agents, name: mcqa_simple_agent}"
+    front = f"front: {{environment_servers: {{legacy_agent: {{entrypoint: app.py, {reference}}}}}}}"
+    (tmp_path / "front.yaml").write_text(front)
+    rows = write_rows(tmp_path / "in.jsonl", 4)
+    arguments = ["-c", "front.yaml", "--agent", "front", "-i", rows, "-o", "out.jsonl", "--json"]
+    summary = json.loads(palestra("collect", *MCQA, *arguments, *policy(upstream), cwd=tmp_path))
+    assert (summary["done"], summary["failed"], summary["reward"]) == (4, 0, 0.5)
+    assert "pass@1/accuracy" in summary["key_metrics"]["front"]
+
+
 def test_without_a_gym_the_command_says_how_to_start_one(tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "in.jsonl", 1)
     error = palestra("collect", "--server", "http://127.0.0.1:1", "-i", rows, "-o", "o.jsonl", cwd=tmp_path, code=4)

@@ -266,7 +266,7 @@ def test_data_commands_need_no_model(files: Files) -> None:
             "a: {responses_api_agents: {x: {entrypoint: app.py}}, resources_servers: {y: {}}}",
             "an instance has one kind",
         ),
-        ("a: {resource_servers: {x: {entrypoint: app.py}}}", "did you mean: resources_servers?"),
+        ("a: {resource_servers: {x: {entrypoint: app.py}}}", "did you mean: resources_servers"),
         ("a: {responses_api_agents: {x: {entrypoint: app.py, port: 99999}}}", "a.responses_api_agents.x.port"),
         ("a: {responses_api_agents: {x: {entrypoint: app.py, num_workers: 0}}}", "num_workers"),
         ("a: {responses_api_agents: {x: {entrypoint: app.py, isolation: own}}}", "not one of shared, process"),
@@ -403,19 +403,48 @@ def test_ours_wins_over_a_folder_of_the_same_name_unless_told(files: Files) -> N
     assert theirs.servers["policy_model"].folder == files.root / "responses_api_models/vllm_model"
 
 
-def test_an_environment_server_that_only_hands_on_is_left_out(files: Files) -> None:
+def test_an_environment_server_that_only_hands_on_is_ours(files: Files) -> None:
     """As in all of NeMo Gym's configs since 0.7."""
     reference = "agent_server: {type: responses_api_agents, name: mcqa_agent}"
     files.write("relay.yaml", f"front: {{environment_servers: {{legacy_agent: {{entrypoint: app.py, {reference}}}}}}}")
     files.write("other.yaml", "front: {environment_servers: {user_sim: {entrypoint: app.py}}}")
     response: list[str] = []
     relayed = GymSources(files=["mcqa.yaml", "model.yaml", "relay.yaml"], roots=[files.root], overrides=POLICY)
-    assert "front" not in load_gym(relayed, report=response.append).servers
-    assert response == [
-        "front only passes requests on to its agent, which is called directly; no server is started for it"
-    ]
-    with pytest.raises(GymConfigError, match=r"front\.environment_servers is not a kind of server"):
+    found = load_gym(relayed, report=response.append).servers["front"]
+    assert (found.kind, found.is_stock, found.isolation) == (ServerKind.ENVIRONMENT, False, Isolation.SHARED)
+    assert response == []
+    without = GymSources(files=relayed.files, roots=relayed.roots, overrides=[*POLICY, "~mcqa_agent"])
+    assert "front" not in load_gym(without, report=response.append).servers
+    assert response == ["front stands before an agent that is not in this gym, so no server is started for it"]
+    with pytest.raises(GymConfigError, match=r"front: of NeMo Gym's environment servers only legacy_agent runs here"):
         load_gym(GymSources(files=["other.yaml"], roots=[files.root]))
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [("setup_tool.py", ""), ("helper.py", "run('cd x && npm install -g tool', shell=True)")],
+)
+def test_set_up_code_of_a_stock_folder_must_be_allowed(files: Files, name: str, code: str) -> None:
+    """One of NeMo Gym's runs a global npm install when it starts."""
+    files.write("a.yaml", "a: {resources_servers: {stock: {entrypoint: app.py, domain: math}}}")
+    files.write("resources_servers/stock/app.py", f"from nemo_gym import Domain\nimport {name.removesuffix('.py')}")
+    files.write(f"resources_servers/stock/{name}", code)
+    with pytest.raises(GymConfigError, match=rf"stock/{name}:1 \((?s:.*)gym\.allow_setup=\[stock\]"):
+        load_gym(GymSources(files=["a.yaml"], roots=[files.root]))
+    allowed = GymSources(files=["a.yaml"], roots=[files.root], overrides=["gym.allow_setup=[stock]"])
+    assert load_gym(allowed).servers["a"].is_stock
+
+
+def test_a_stock_folder_with_a_source_that_cannot_be_handed_on(files: Files) -> None:
+    files.write("a.yaml", "a: {resources_servers: {stock: {entrypoint: app.py, domain: math}}}")
+    files.write("resources_servers/stock/app.py", "import nemo_gym")
+    project = "[project]\nname = 'x'\ndependencies = ['tiny']\n[tool.uv.sources]\ntiny = {workspace = true}\n"
+    files.write("resources_servers/stock/pyproject.toml", project)
+    with pytest.raises(GymConfigError, match="tiny has the source"):
+        load_gym(GymSources(files=["a.yaml"], roots=[files.root]))
+    files.write("resources_servers/stock/.venv/bin/python", "")
+    ready = GymSources(files=["a.yaml"], roots=[files.root], overrides=["++skip_venv_if_present=true"])
+    assert load_gym(ready).servers["a"].is_stock
 
 
 def test_a_server_without_code(files: Files) -> None:

@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from palestra.gym.errors import GymConfigError, ServerStartError
-from palestra.gym.venvs import MARK, has_requirements, interpreter_for, requirements_of
+from palestra.gym.requirements.folder_requirements import has_requirements, requirements_of
+from palestra.gym.venvs import MARK, interpreter_for
+
+VERSION = "3.13.14"
 
 
 @pytest.fixture
@@ -47,15 +50,20 @@ def test_requirements_as_pip_reads_them(folder: Path) -> None:
         "x @ git+http://h/#a",
     ]
     (folder / "requirements.txt").write_text("\n".join(lines))
-    assert requirements_of(folder) == ["numpy>=2", "nemo-gym-extras==1", f"-r {folder}/more.txt", "x @ git+http://h/#a"]
+    assert requirements_of(folder, VERSION) == [
+        "numpy>=2",
+        "nemo-gym-extras==1",
+        f"-r {folder}/more.txt",
+        "x @ git+http://h/#a",
+    ]
 
 
 def test_requirements_of_a_project(folder: Path) -> None:
     (folder / "pyproject.toml").write_text('[project]\nname = "mine"\ndependencies = ["nemo-gym", "scipy"]')
-    assert requirements_of(folder) == ["scipy"]
+    assert requirements_of(folder, VERSION) == ["scipy"]
     (folder / "requirements.txt").write_text("")
     with pytest.raises(GymConfigError, match="keep one"):
-        requirements_of(folder)
+        requirements_of(folder, VERSION)
 
 
 def test_an_environment_that_is_there_can_be_taken_as_it_is(folder: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from palestra.gym.peers import GymPeers
 from palestra.gym.records import GymConfig, ServerInstance, ServerKind
 from palestra.gym.servers.base import GymServer
 from palestra.gym.servers.gymnasium import GymnasiumServer, Start, Step
+from palestra.gym.servers.relays import LegacyAgent
 from palestra.gym.servers.resources import ResourcesServer, ReverifyMode, tool
 from palestra.gym.servers.responses import output_text
 from palestra.gym.servers.states import Session
@@ -141,6 +142,7 @@ CLASSES: dict[str, tuple[type[GymServer], dict[str, Any]]] = {
     "unjudged": (SimpleAgent, REF | {"skip_verification": True, "skip_verification_reward": 0.5}),
     "kept": (SimpleAgent, REF | {"token_id_capture": True}),
     "hasty": (SimpleAgent, REF | {"rollout_timeout_s": 0.0}),
+    "front": (LegacyAgent, {"agent_server": {"type": "responses_api_agents", "name": "agent"}}),
     "player": (GymnasiumAgent, REF | {"resources_server": {"name": "guess"}, "max_steps": 4}),
 }
 

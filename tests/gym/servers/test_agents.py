@@ -49,6 +49,19 @@ def outputs(found: dict[str, Any]) -> list[str]:
     return [item["output"] for item in found["response"]["output"] if item["type"] == "function_call_output"]
 
 
+def test_an_environment_server_answers_as_its_agent_does(any_gym: Any) -> None:
+    given = row({"add": {"count": 2}}, "done", expected_count=2)
+    own, relayed = (any_gym.post(name, "/run", given) for name in ("agent", "front"))
+    assert (relayed.status, relayed.value()["reward"]) == (200, 1.0)
+    assert outputs(relayed.value()) == outputs(own.value())
+    refused = [any_gym.post(name, "/run", {PARAMS: 3}) for name in ("agent", "front")]
+    assert (refused[1].status, refused[1].value()) == (refused[0].status, refused[0].value())
+    rollouts = {"verify_responses": [{"reward": 1.0, "_ng_task_index": 0, "_ng_rollout_index": 0}]}
+    counted = [any_gym.post(name, "/aggregate_metrics", rollouts).value() for name in ("agent", "front")]
+    assert counted[1] == counted[0]
+    assert any_gym.post("front", "/v1/responses", {}).status == 404
+
+
 def test_a_rollout_keeps_its_session_from_seed_to_verdict(any_gym: Any) -> None:
     turns = [{"add": {"count": 2}}, {"add": {"count": 3}, "show": {}}, "done"]
     found = any_gym.post("agent", "/run", row(*turns, initial_count=1, expected_count=6)).value()

@@ -46,7 +46,7 @@ class StockClass:
 
 def walked(root: Path) -> Iterator[StockServer]:
     """Every server below the root, which is NeMo Gym's wheel, unpacked, or a checkout."""
-    for kind in ServerKind:
+    for kind in BASES:
         for entrypoint in sorted((root / kind).glob("*/*.py")):
             if STARTS_A_SERVER not in entrypoint.read_text():
                 continue

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from palestra.gym.collect.collection import delivered
 from palestra.gym.nemo_gym_compat import COMPAT, provided_packages
-from palestra.gym.venvs import requirements_of
+from palestra.gym.requirements.folder_requirements import has_requirements
 from tests.gym.stock.conftest import StockGym
 from tests.gym.stock.surface import walked
 from tests.gym.stock.upstream import calling, completion, text_of
@@ -171,7 +171,7 @@ def test_their_servers_that_need_nothing_else_can_be_imported() -> None:
     servers = [
         one.entrypoint
         for one in walked(ORIGINAL)
-        if not (one.refused or requirements_of(one.entrypoint.parent) or provided_packages(one.entrypoint))
+        if not (one.refused or has_requirements(one.entrypoint.parent) or provided_packages(one.entrypoint))
     ]
     assert len(servers) > 60
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(COMPAT), str(ORIGINAL)])}

@@ -10,7 +10,7 @@ import pytest
 
 from palestra.episodes import EpisodeApiError, EpisodeClientError, TinkerScriptClient
 from palestra.episodes.client.tinkerscript import WorkflowOutput
-from tests.server.agentjet.conftest import AgentJet, Root, say
+from tests.server.agentjet.conftest import AgentJet, Root, say, task_of
 from tests.server.episodes.conftest import Api, group
 from tests.server.model_api.conftest import Ephebe
 
@@ -29,7 +29,7 @@ def test_agentjets_own_kind_of_client_plays_whole_groups_of_its_own_dataset(trai
 
     def play(_: int) -> None:
         episode_uuid, access = agentjet.begin_episode()
-        number = int(access["task"]["id"]) % len(dataset)
+        number = int(task_of(access).json()["id"]) % len(dataset)
         answer = say(access, dataset[number])
         assert agentjet.can_continue_episode(episode_uuid)
         drawn = answer.choices[0].token_ids
@@ -48,6 +48,17 @@ def test_agentjets_own_kind_of_client_plays_whole_groups_of_its_own_dataset(trai
             assert (result["reward"], result["metadata"]["said"]) == (number, dataset[number])
             drawn = [token for token, is_drawn in zip(line["tokens"], line["loss_mask"], strict=True) if is_drawn]
             assert drawn == result["metadata"]["drawn"]
+
+
+def test_the_task_of_an_attempt_is_for_its_key_while_it_is_played(trainer: Api, agentjet: AgentJet, root: Root) -> None:
+    trainer.of_run("groups", groups=[numbered(7, size=1)])
+    episode_uuid, access = agentjet.begin_episode()
+    assert task_of(access).json() == agentjet.claims[episode_uuid]["task"]
+    assert task_of({**access, "openai_api_key": "ep-made-up"}).status_code == 401
+    refused = root.server.http(key=root.key).get("/v1/task")
+    assert (refused.status_code, "the key of an attempt" in refused.text) == (403, True)
+    agentjet.end_episode(episode_uuid, reward=1.0)
+    assert (task_of(access).status_code, "is over" in task_of(access).text) == (403, True)
 
 
 def test_our_class_with_its_names_plays_against_our_server(trainer: Api, plain: Ephebe) -> None:

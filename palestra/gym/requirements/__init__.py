@@ -1,0 +1,1 @@
+"""What the folders of servers require, and where it comes from. Begin at `folder_requirements`."""
