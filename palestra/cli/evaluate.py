@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -124,7 +125,8 @@ def _run(config: EvaluationConfig, folder: RunFolder, key: str | None, as_json: 
 
     again = f"to go on: palestra eval --resume {short_name(folder)}"
     try:
-        summary = asyncio.run(play(config, folder, Silence() if as_json else StepLines(0), key))
+        with nullcontext(Silence()) if as_json else StepLines(0) as listener:
+            summary = asyncio.run(play(config, folder, listener, key))
     except (KeyboardInterrupt, asyncio.CancelledError):
         click.echo(f"stopped; {again}", err=True)
         return INTERRUPTED
