@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from palestra.cli.options import server_options
-from palestra.cli.output import FAILED, INTERRUPTED, UNREACHABLE, USAGE, fail, needs_extra, one_line_errors, print_json
+from palestra.cli.output import (
+    FAILED,
+    INTERRUPTED,
+    UNREACHABLE,
+    USAGE,
+    fail,
+    file_errors,
+    needs_extra,
+    one_line_errors,
+    print_json,
+)
 from palestra.runs.control import short_name
 from palestra.types.rollouts import CODING
 from palestra.util.json_types import JsonObject
@@ -125,7 +135,7 @@ def _run(config: EvaluationConfig, folder: RunFolder, key: str | None, as_json: 
 
     again = f"to go on: palestra eval --resume {short_name(folder)}"
     try:
-        with nullcontext(Silence()) if as_json else StepLines(0) as listener:
+        with file_errors(again), nullcontext(Silence()) if as_json else StepLines(0) as listener:
             summary = asyncio.run(play(config, folder, listener, key))
     except (KeyboardInterrupt, asyncio.CancelledError):
         click.echo(f"stopped; {again}", err=True)

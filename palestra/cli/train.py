@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 from palestra.cli.options import server_options
-from palestra.cli.output import FAILED, INTERRUPTED, UNREACHABLE, USAGE, fail, needs_extra, one_line_errors
+from palestra.cli.output import FAILED, INTERRUPTED, UNREACHABLE, USAGE, fail, file_errors, needs_extra, one_line_errors
 from palestra.runs.control import resume_command, short_name, view_command
 from palestra.runs.saved_checkpoints import selection_text
 from palestra.util.json_types import JsonObject
@@ -145,7 +145,7 @@ def run(config: RunConfig, folder: RunFolder, display: str, *, with_parent: bool
     if display not in ("json", "none"):
         click.echo(f"to watch it in the browser: {view_command(folder)}")
     try:
-        with open_display(display, folder.name, config) as listener:
+        with file_errors(again), open_display(display, folder.name, config) as listener:
             summary = asyncio.run(until_stopped(train(config, folder, listener), with_parent))
     except (KeyboardInterrupt, asyncio.CancelledError):
         click.echo(f"stopped; {again}", err=True)
