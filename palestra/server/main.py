@@ -132,6 +132,8 @@ async def _until_stopped(
     def open_for_engines(services: ServerServices) -> None:
         """Engines that start need the server, so it is there before them."""
         services.core.own_url = _own_url(own)
+        core = services.core
+        gate.engines = lambda: {one.name: core.engine_troubles().get(one.name) for one in core.all_workers}
         gate.app = create_app(services)
 
     async def close() -> None:
