@@ -33,6 +33,7 @@ from palestra.server.episodes import routes as episode_routes
 from palestra.server.http.auth import Authenticator
 from palestra.server.http.logs import RequestLog
 from palestra.server.http.openapi import describe, refusals
+from palestra.server.http.starting_page import starting_page
 from palestra.server.http.turnstile import Turnstile
 from palestra.server.model_api import alias_routes
 from palestra.server.model_api.chat import routes as openai_routes
@@ -43,7 +44,6 @@ from palestra.server.model_api.responses import routes as responses_routes
 from palestra.server.model_api.service import ModelApi
 from palestra.server.pages.mount import MOUNT, ServerPages
 from palestra.server.services import ServerServices
-from palestra.server.starting_page import starting_page
 from palestra.server.tinker import routes_futures, routes_rest, routes_sampling, routes_service, routes_training
 from palestra.server.tinker.schemas import ErrorResponse
 from palestra.server.tinker.service import TinkerService
