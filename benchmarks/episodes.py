@@ -26,7 +26,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from harness import Measure, Progress, Report, Row, argument_parser, machine, positive, report, some_of, versions
+from harness import (
+    Measure,
+    Progress,
+    Report,
+    Row,
+    argument_parser,
+    machine,
+    positive,
+    program_of,
+    report,
+    some_of,
+    versions,
+)
 from peers.api_contest import Case, Contest, Figure, Run, Site
 from peers.episode_load import AnyLoad, EpisodeLoad, Load, Played
 from peers.lightning_load import LightningLoad, lightning_server
@@ -130,7 +142,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--database", metavar="URL", help="an empty one for our server  [SQLite in a scratch folder]")
     parser.add_argument("--scratch", type=Path, metavar="FOLDER", help="on the disk to be measured  [the system's]")
     parser.add_argument(
-        "--lightning", type=Path, metavar="AGL", help="Agent Lightning's command, of an environment with agentlightning"
+        "--lightning", type=program_of("lightning"), metavar="AGL", help="Agent Lightning's command (make lightning)"
     )
     parser.add_argument("--peer-pid", type=positive, metavar="PID", help="of the peer's HTTP process")
     parser.add_argument(

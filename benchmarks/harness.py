@@ -15,6 +15,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -167,6 +168,22 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
     return value
+
+
+def program_of(target: str) -> Callable[[str], Path]:
+    """For argparse: a program of another environment, which `make TARGET` makes."""
+
+    def found(text: str) -> Path:
+        if (problem := missing_program(text, target)) is not None:
+            raise argparse.ArgumentTypeError(problem)
+        return Path(text)
+
+    return found
+
+
+def missing_program(program: str, target: str) -> str | None:
+    """What to do about a program that is not there; None if it is."""
+    return None if shutil.which(program) else f"there is no program {program}; to make it: make {target}"
 
 
 def alternate(

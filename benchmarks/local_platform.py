@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from harness import Measure, Progress, Report, Row, argument_parser, machine, positive, report, versions
+from harness import Measure, Progress, Report, Row, argument_parser, machine, positive, program_of, report, versions
 from peers.platform_load import AUTH, Served, ask, platform_command, request, served, take, tool_request
 
 from palestra.environments.fleet.env import FleetTaskEnv
@@ -195,7 +195,8 @@ def memory(count: int) -> list[Row]:
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argument_parser("local_platform", "Instances, tool calls, verdicts: in process, over MCP and REST.")
-    parser.add_argument("--openenv-python", type=Path, metavar="FILE", help="a Python that has openenv, to run beside")
+    peer = "a Python that has openenv (make clients), to run beside"
+    parser.add_argument("--openenv-python", type=program_of("clients"), metavar="FILE", help=peer)
     parser.add_argument("--hold", type=positive, help=argparse.SUPPRESS)
     parser.add_argument("--calls", type=int, default=0, help=argparse.SUPPRESS)
     return parser.parse_args(argv)

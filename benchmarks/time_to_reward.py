@@ -33,6 +33,7 @@ from harness import (
     argument_parser,
     figure,
     machine,
+    missing_program,
     positive,
     report,
     some_of,
@@ -119,7 +120,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--micro-batch", type=positive, default=32, metavar="N", help="rollouts of a pass of TRL's")
     parser.add_argument("--model", type=Path, default=BUNDLED / EPHEBE, metavar="FOLDER")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--trl-python", default=".venv-trl/bin/python", metavar="PROGRAM", help="a Python that has TRL")
+    parser.add_argument(
+        "--trl-python", default=".venv-trl/bin/python", metavar="PROGRAM", help="a Python that has TRL (make trl)"
+    )
     parser.add_argument("--rows", type=Path, metavar="FILE", help="one row for each evaluation; continued if it exists")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="the curves, as .svg or .png")
     args = parser.parse_args()
@@ -144,6 +147,8 @@ class Contest:
         left = [cell for cell in self._cells() if not self._rows.is_done(cell)]
         if not left:
             return
+        if any(cell.who == "trl" for cell in left) and (problem := missing_program(self._args.trl_python, "trl")):
+            raise SystemExit(f"error: {problem}, or leave TRL out: --who ours")
         model, device = str(self._args.model.absolute()), self._args.device
         state, log = self._scratch / "state", self._scratch / "server.log"
         limits = [f"models.0.cache_tokens={CACHE_TOKENS}"] if device == "cuda" else []

@@ -1,6 +1,7 @@
 """How far the logprobs of sampled tokens are from those the trainer gives the same tokens: at a server whose model is
 sampled by vLLM, and at a second one to compare with.
 
+    make vllm                                                  # once: vLLM in .venv-vllm
     palestra serve --model ephebe models.0.sampler=vllm models.0.vllm.python=.venv-vllm/bin/python
     python benchmarks/vllm_mismatch.py --server http://127.0.0.1:8000 [--peer-url URL]
 

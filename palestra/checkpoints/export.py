@@ -7,6 +7,7 @@ Owns: which base belongs to a checkpoint and what it is called elsewhere, room o
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from palestra.model.lora.adapter_files import CONFIG, WEIGHTS, load_adapter, sav
 from palestra.model.lora.adapters import AdapterPool
 from palestra.model.lora.merged_export import export_merged
 from palestra.runs.export_form import ExportForm
+from palestra.util.figures import size_text
+from palestra.util.file_errors import file_error_text
 from palestra.util.hugging_face import find_in_cache, is_hub_id
 
 CACHED = "models--"
@@ -90,11 +93,16 @@ def export_checkpoint(adapter: Path, out: Path, form: ExportForm, *, base: Path,
         else:
             save_adapter(loaded, out, base_model=base_name or portable_name(base), form="peft")
     except (ModelError, OSError) as error:
-        raise CheckpointError(f"{adapter} on {base}: {error}") from None
+        raise CheckpointError(file_error_text(error) or f"{adapter} on {base}: {error}") from None
 
 
 def require_room(out: Path, needed: int) -> None:
     there = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
-    free = shutil.disk_usage(there).free
-    if free < needed:
-        raise CheckpointError(f"{out} needs {needed / 1e9:.2f} GB, and there are {free / 1e9:.2f} GB free on that disk")
+    if not os.access(there, os.W_OK):
+        raise CheckpointError(f"{out} cannot be written: {there} is read-only; choose another folder")
+    disk = shutil.disk_usage(there)
+    if disk.free < needed:
+        raise CheckpointError(
+            f"{out} needs {size_text(needed)}, and {size_text(disk.free)} are free on that disk; free some space, or "
+            "choose another folder"
+        )

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from palestra.cli.options import config_files
-from palestra.cli.output import needs_extra, one_line_errors, print_json
+from palestra.cli.output import USAGE, fail, needs_extra, one_line_errors, print_json
+from palestra.util.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from palestra.config import Config
+    from palestra.config.train import RunConfig
 
 # The commands and kinds of runs that take a config, and where its model is.
 CONFIGS = {
@@ -23,7 +25,6 @@ CONFIGS = {
     **{kind: f"palestra.config.train:{kind.title()}Config" for kind in ("grpo", "distill", "sft", "dpo")},
     "eval": "palestra.config.evaluate:EvaluationConfig",
 }
-COMMAND = click.argument("command", type=click.Choice(sorted(CONFIGS)))
 
 
 @click.group()
@@ -32,24 +33,43 @@ def config() -> None:
 
 
 @config.command()
-@COMMAND
+@click.argument("command", metavar="COMMAND|CONFIG")
 @config_files
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 def show(command: str, files: tuple[str, ...], overrides: tuple[str, ...]) -> None:
-    """Print the config COMMAND would run with, as JSON; secrets are blacked out."""
+    """Print the config COMMAND would run with, as JSON; secrets are blacked out.
+
+    COMMAND is serve, grpo, distill, sft, dpo or eval; CONFIG is what `palestra train` takes: a file, or the name of a
+    bundled config.
+    """
     from palestra.config import ConfigError, dump_config, load_config
     from palestra.config.serve import load_serve_config
 
     with one_line_errors(ConfigError):
         if command == "serve":
             config = load_serve_config(files, overrides)
-        else:
+        elif command in CONFIGS:
             config = load_config(find_config(command), files, overrides)
+        else:
+            config = load_named(command, files, overrides)
         click.echo(dump_config(config))
 
 
+def load_named(name: str, files: tuple[str, ...], overrides: tuple[str, ...]) -> RunConfig:
+    """Loads the config of a training run, given as for `palestra train`."""
+    from palestra.config.bundled import bundled_configs, find_config_file
+    from palestra.config.train import load_train_config
+
+    try:
+        file = find_config_file(name)
+    except FileNotFoundError:
+        hint = did_you_mean(name, [*CONFIGS, *bundled_configs()], otherwise="there are")
+        raise fail(f"no command and no config file {name!r}; {hint}", USAGE) from None
+    return load_train_config([file, *files], overrides)
+
+
 @config.command()
-@COMMAND
+@click.argument("command", type=click.Choice(sorted(CONFIGS)))
 def schema(command: str) -> None:
     """Print the JSON Schema of COMMAND's config, for editors and readers."""
     print_json(find_config(command).model_json_schema())

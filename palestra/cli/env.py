@@ -105,9 +105,13 @@ async def _play(environments: EnvironmentSet, task: Task) -> None:
         messages = await session.init(task.prompt)
         click.echo(f"task {task.id}, at most {session.max_turns} turns; end with Ctrl-D", err=True)
         total = 0.0
-        for _ in range(session.max_turns):
+        for turn in range(session.max_turns):
             _show(messages)
-            result = await session.step(click.prompt("assistant", prompt_suffix="> ", default="", show_default=False))
+            if (said := _typed()) is None:
+                click.echo(f"\nthe input has ended after {turn} of {session.max_turns} turns", err=True)
+                messages = []
+                break
+            result = await session.step(said)
             messages, total = result.observations, total + (result.reward or 0.0)
             if result.done:
                 break
@@ -117,6 +121,16 @@ async def _play(environments: EnvironmentSet, task: Task) -> None:
             click.echo(f"{key} {value:g}")
     finally:
         await session.close()
+
+
+def _typed() -> str | None:
+    """A line that somebody types; None at the end of the input."""
+    try:
+        return click.prompt("assistant", prompt_suffix="> ", default="", show_default=False)
+    except click.Abort as abort:
+        if isinstance(abort.__context__, EOFError):
+            return None
+        raise
 
 
 def _show(messages: list[Message]) -> None:

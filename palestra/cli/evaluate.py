@@ -8,13 +8,25 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import rich_click as click
 
 from palestra.cli.options import renamed_option, server_options
-from palestra.cli.output import FAILED, INTERRUPTED, UNREACHABLE, USAGE, fail, needs_extra, one_line_errors, print_json
+from palestra.cli.output import (
+    FAILED,
+    INTERRUPTED,
+    TOO_MANY_FAILED,
+    UNREACHABLE,
+    USAGE,
+    fail,
+    file_errors,
+    needs_extra,
+    one_line_errors,
+    print_json,
+)
 from palestra.runs.control import short_name
 from palestra.types.rollouts import CODING
 from palestra.util.json_types import JsonObject
@@ -41,6 +53,12 @@ SETTING = re.compile(r"[\w.]+=")
 @click.option("--agent", metavar="NAME", help="Command-line agent that plays coding tasks (palestra agent list).")
 @click.option("--samples", type=int, help="Samples of each task; pass@k is reported up to this k.")
 @renamed_option("--limit", "tasks", old="--tasks", type=int, help="Maximum number of tasks of each environment.")
+@click.option(
+    "--max-failed",
+    type=float,
+    metavar="SHARE",
+    help="If more than this share of the rollouts failed, the exit code is 5. [0.5]",
+)
 @click.option("--name", help="Name of the evaluation's folder in `runs`. [eval and time]")
 @click.option("--resume", metavar="RUN", help="Play what is left of this evaluation.")
 @click.option("--json", "as_json", is_flag=True, help="Print the metrics as JSON.")
@@ -50,7 +68,7 @@ def evaluate(
     agent: str | None,
     resume: str | None,
     as_json: bool,
-    **flags: str | int | None,
+    **flags: str | float | None,
 ) -> None:
     """Evaluate a model on the held-out tasks of environments.
 
@@ -124,7 +142,8 @@ def _run(config: EvaluationConfig, folder: RunFolder, key: str | None, as_json: 
 
     again = f"to go on: palestra eval --resume {short_name(folder)}"
     try:
-        summary = asyncio.run(play(config, folder, Silence() if as_json else StepLines(0), key))
+        with file_errors(again), nullcontext(Silence()) if as_json else StepLines(0) as listener:
+            summary = asyncio.run(play(config, folder, listener, key))
     except (KeyboardInterrupt, asyncio.CancelledError):
         click.echo(f"stopped; {again}", err=True)
         return INTERRUPTED
@@ -135,11 +154,17 @@ def _run(config: EvaluationConfig, folder: RunFolder, key: str | None, as_json: 
         print_json({"folder": str(folder.path), "metrics": summary["last"]})
     else:
         click.echo(_closing_words(folder, summary["last"]))
-    return 0
+    failed = summary["last"]["eval/failed_share"]
+    if failed <= config.max_failed:
+        return 0
+    allowed = f"{config.max_failed:.1%} are allowed (--max-failed)"
+    click.echo(f"error: {failed:.1%} of the rollouts failed, {allowed}; {again}", err=True)
+    return TOO_MANY_FAILED
 
 
 def _closing_words(folder: RunFolder, metrics: JsonObject) -> str:
-    lines = [f"{metrics['eval/rollouts']:.0f} rollouts of {metrics['eval/tasks']:.0f} tasks in {folder.path}"]
+    played, failed = round(metrics["eval/rollouts"]), round(metrics["eval/failed_share"] * metrics["eval/rollouts"])
+    lines = [f"{played} rollouts of {metrics['eval/tasks']:.0f} tasks in {folder.path}, {failed} failed"]
     if "eval/success" in metrics:
         lines.append(f"success {metrics['eval/success']:.3f} ± {metrics['eval/success_stderr']:.3f}")
         lines += [
@@ -148,8 +173,8 @@ def _closing_words(folder: RunFolder, metrics: JsonObject) -> str:
             if name.startswith("eval/pass_at_")
         ]
         lines.append(f"reward {metrics['eval/reward_mean']:.3f} ± {metrics['eval/reward_stderr']:.3f}")
-    if failed := metrics.get("eval/failed_share"):
+    if failed:
         why = f"palestra rollout list {short_name(folder)}"
-        lines.append(f"{failed:.1%} of the rollouts failed and do not count; to see why: {why}")
+        lines.append(f"{failed} of {played} rollouts failed and do not count; to see why: {why}")
     lines.append(f"{metrics['eval/prompt_tokens']:.0f} tokens read, {metrics['eval/sampled_tokens']:.0f} sampled")
     return "\n".join(lines)

@@ -12,7 +12,7 @@ from typing import Any
 import rich_click as click
 
 from palestra.cli.options import warn_of_old_name
-from palestra.cli.output import INTERRUPTED
+from palestra.cli.output import INTERRUPTED, file_errors
 
 
 class LazyCommand(click.RichCommand):
@@ -56,6 +56,7 @@ class LazyGroup(click.RichGroup):
 
     def invoke(self, ctx: click.Context) -> object:
         try:
-            return super().invoke(ctx)
+            with file_errors():
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             raise SystemExit(INTERRUPTED) from None

@@ -11,11 +11,14 @@ from contextlib import contextmanager
 
 import rich_click as click
 
+from palestra.util.file_errors import file_error_text
+
 # docs/commands.md tells users about these.
 FAILED = 1
 USAGE = 2
 NOT_FOUND = 3
 UNREACHABLE = 4
+TOO_MANY_FAILED = 5
 INTERRUPTED = 130
 
 
@@ -37,6 +40,18 @@ def exit_code(error: Exception) -> int:
 
 
 @contextmanager
+def file_errors(*more: str) -> Iterator[None]:
+    """Prints a sentence about a file or folder that cannot be used, and the lines of `more`. It is around every
+    command."""
+    try:
+        yield
+    except OSError as error:
+        if (text := file_error_text(error)) is None:
+            raise
+        raise fail("\n".join([text, *more]), exit_code(error)) from error
+
+
+@contextmanager
 def one_line_errors(*kinds: type[Exception], code: int | None = None) -> Iterator[None]:
     """Errors that the user can fix are printed as one line; only our own bugs show a traceback."""
     try:
@@ -45,7 +60,7 @@ def one_line_errors(*kinds: type[Exception], code: int | None = None) -> Iterato
         code = exit_code(error) if code is None else code
         knows_where = code != UNREACHABLE or "--server" in str(error)
         hint = "" if knows_where else "; is the server running, and is this its address (--server)?"
-        raise fail(f"{error}{hint}", code) from error
+        raise fail(f"{file_error_text(error) or error}{hint}", code) from error
 
 
 @contextmanager

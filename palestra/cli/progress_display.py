@@ -1,4 +1,5 @@
-"""What a person sees of a run while it goes: a live display in a terminal, a line for each step elsewhere.
+"""What a person sees of a run while it goes: a live display in a terminal, a line for each step elsewhere, and in both
+the stage that the run is in, how far it is and since when.
 
 Owns: rows, bars, sparklines. Never touches: the run.
 """
@@ -7,13 +8,15 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from types import TracebackType
 
 import rich_click as click
-from msgspec import to_builtins
+from msgspec import Struct, field, to_builtins
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
@@ -27,8 +30,10 @@ from palestra.training.listener import RunListener, Silence, Stage
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 40
-QUIET_S = 5.0
-"""Seconds without output after which a line says how far a stage is."""
+QUIET_S = 8.0
+"""Seconds without output after which a line says how far a stage is: 10 are promised, and the machine may be busy."""
+BARS = (Stage.COLLECT, Stage.SCORE, Stage.UPDATE, Stage.EVAL)
+"""Stages that always have a row on the board; others have one while they last."""
 SHOWN = {
     "reward/mean": "reward",
     "eval/success": "eval",
@@ -46,7 +51,7 @@ SHOWN = {
 
 
 @contextmanager
-def open_display(kind: str, name: str, config: RunConfig) -> Iterator[RunListener]:
+def open_display(kind: str, name: str, config: RunConfig, quiet_s: float = QUIET_S) -> Iterator[RunListener]:
     if kind == "auto":
         kind = "board" if sys.stdout.isatty() else "lines"
     if kind == "board":
@@ -54,23 +59,65 @@ def open_display(kind: str, name: str, config: RunConfig) -> Iterator[RunListene
         board = LiveDisplay(name, config, console)
         with Live(board, console=console, refresh_per_second=4):
             yield board
+    elif kind in ("json", "none"):
+        yield JsonLines() if kind == "json" else Silence()
     else:
-        yield {"lines": StepLines(config.steps), "json": JsonLines(), "none": Silence()}[kind]
+        with StepLines(config.steps, quiet_s) as lines:
+            yield lines
+
+
+class StageProgress(Struct):
+    """The stage that a run is in, how far it is and since when."""
+
+    stage: Stage
+    done: int = 0
+    total: int = 0
+    """0 if the stage counts nothing."""
+    begin: float = field(default_factory=time.time)
+
+    def next(self, stage: Stage, done: int, total: int) -> StageProgress:
+        return StageProgress(stage, done, total, self.begin if stage is self.stage else time.time())
+
+    @property
+    def text(self) -> str:
+        count = f"{self.done} of {self.total}, " if self.total else ""
+        begin = time.strftime("%H:%M:%S", time.localtime(self.begin))
+        return f"{count}since {begin} ({clock(max(0.0, time.time() - self.begin))})"
 
 
 class StepLines(Silence):
-    """One line for each step, for the first beginning of each stage, and from time to time where a stage takes long."""
+    """One line for each step, for the first beginning of each stage, and after every `quiet_s` seconds without one. Use
+    as `with`: a thread watches the clock, since a stage may report nothing for minutes."""
 
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
+    def __init__(self, steps: int, quiet_s: float = QUIET_S) -> None:
+        self._steps, self._quiet_s = steps, quiet_s
         self._begun: set[Stage] = set()
+        self._progress = StageProgress(Stage.START)
         self._said_at = time.monotonic()
+        self._closed = threading.Event()
+        self._watch = threading.Thread(target=self._say_where_it_is, name="progress", daemon=True)
+
+    def __enter__(self) -> StepLines:
+        self._watch.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed.set()
+        self._watch.join()
+
+    def _say_where_it_is(self) -> None:
+        with suppress(OSError):  # nobody reads any more: the run's own next line says so
+            while not self._closed.wait(self._said_at + self._quiet_s - time.monotonic()):
+                if time.monotonic() - self._said_at >= self._quiet_s:
+                    self.note(f"{self._progress.stage}: {self._progress.text}")
 
     def stage(self, stage: Stage, done: int, total: int) -> None:
-        is_first = done == 0 and stage not in self._begun
-        if done < total and (is_first or time.monotonic() - self._said_at >= QUIET_S):
+        self._progress = self._progress.next(stage, done, total)
+        if done == 0 and total > 0 and stage not in self._begun:
             self._begun.add(stage)
-            self.note(f"{stage}: {done} of {total}")
+            self.note(f"{stage}: 0 of {total}")
 
     def step(self, step: int, metrics: dict[str, float]) -> None:
         self.note(f"step {step}/{self._steps}  {figures(metrics)}")
@@ -103,6 +150,7 @@ class LiveDisplay:
         self._name, self._config, self._console = name, config, console
         self._begin = time.monotonic()
         self._stages: dict[Stage, tuple[int, int]] = {}
+        self._progress = StageProgress(Stage.START)
         self._rewards: deque[tuple[float, float, float]] = deque(maxlen=SPARK_WIDTH)
         self._evals: list[tuple[int, float]] = []
         self._metrics: dict[str, float] = {}
@@ -111,6 +159,7 @@ class LiveDisplay:
 
     def stage(self, stage: Stage, done: int, total: int) -> None:
         self._stages[stage] = (done, total)
+        self._progress = self._progress.next(stage, done, total)
         self._note = ""
 
     def step(self, step: int, metrics: dict[str, float]) -> None:
@@ -152,14 +201,16 @@ class LiveDisplay:
         return (time.monotonic() - begin) / (self._step - first) * (self._config.steps - self._step)
 
     def _phases(self) -> Table:
-        table = Table.grid(padding=(0, 1))
-        for stage in (Stage.COLLECT, Stage.UPDATE, Stage.EVAL):
+        table, now = Table.grid(padding=(0, 1)), self._progress
+        for stage in BARS if now.stage in BARS else (*BARS, now.stage):
             done, total = self._stages.get(stage, (0, 0))
             seconds = self._metrics.get(f"time/{stage}_s")
+            parts = [now.text] if stage is now.stage else []
+            parts += [f"{seconds:.1f} s last time"] if seconds else []
             table.add_row(
                 Text(f"{stage:>8}"),
                 ProgressBar(total=max(total, 1), completed=done, width=SPARK_WIDTH),
-                Text(f"{seconds:.1f} s last time" if seconds else "", "dim"),
+                Text(" · ".join(parts), "dim"),
             )
         return table
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 from palestra.cli.options import server_options
-from palestra.cli.output import FAILED, INTERRUPTED, UNREACHABLE, USAGE, fail, needs_extra, one_line_errors
+from palestra.cli.output import FAILED, INTERRUPTED, UNREACHABLE, USAGE, fail, file_errors, needs_extra, one_line_errors
 from palestra.runs.control import resume_command, short_name, view_command
 from palestra.runs.saved_checkpoints import selection_text
 from palestra.util.json_types import JsonObject
@@ -63,8 +63,8 @@ def train(
 ) -> None:
     """Train a model by GRPO, distillation, SFT or DPO.
 
-    CONFIG is a YAML or JSON file, or the name of a bundled config: stockroom, arithmetic, keys. Any setting can be
-    given as KEY=VALUE, such as optimizer.lr=1e-4; `palestra config schema grpo` lists them all.
+    CONFIG is a YAML or JSON file, or the name of a bundled config: arithmetic, demo, gym-arithmetic, keys, stockroom.
+    Any setting can be given as KEY=VALUE, such as optimizer.lr=1e-4; `palestra config schema grpo` lists them all.
     """
     from palestra.environments import TaskFileError
 
@@ -145,10 +145,10 @@ def run(config: RunConfig, folder: RunFolder, display: str, *, with_parent: bool
     if display not in ("json", "none"):
         click.echo(f"to watch it in the browser: {view_command(folder)}")
     try:
-        with open_display(display, folder.name, config) as listener:
+        with file_errors(again), open_display(display, folder.name, config) as listener:
             summary = asyncio.run(until_stopped(train(config, folder, listener), with_parent))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        click.echo(f"stopped; {again}", err=True)
+        click.echo(f"stopped; {saved_words(folder)}; {again}", err=True)
         return INTERRUPTED
     except RUN_ERRORS as error:
         click.echo(f"error: {error}\n{again}", err=True)
@@ -158,6 +158,17 @@ def run(config: RunConfig, folder: RunFolder, display: str, *, with_parent: bool
             click.echo(f"warning: {text}")
         click.echo(closing_words(folder, summary))
     return 0
+
+
+def saved_words(folder: RunFolder) -> str:
+    """The step after which a resumed run goes on."""
+    from palestra.training.state import RunCheckpoints, StateError
+
+    try:
+        newest = RunCheckpoints(folder.path / "checkpoints", keep=1).newest()
+    except StateError as error:
+        return str(error)
+    return "nothing was saved yet" if newest is None else f"everything up to step {newest.step} is saved"
 
 
 async def until_stopped(work: Coroutine[Any, Any, JsonObject], with_parent: bool) -> JsonObject:

@@ -19,13 +19,16 @@ def bundled_model(name: str) -> Path | None:
     return BUNDLED / name if name in (EPHEBE, EPHEBE_SHELL) and not Path(name).is_dir() else None
 
 
+def bundled_configs() -> list[str]:
+    return sorted(one.stem for one in (BUNDLED / "configs").glob("*.yaml"))
+
+
 def find_config_file(given: str) -> Path:
     """The file of a config, given as a path or as the name of a bundled config. Raises FileNotFoundError."""
     file, preset = Path(given), BUNDLED / "configs" / f"{given}.yaml"
     if file.is_file() or not preset.is_file():
         if not file.exists() and file.suffix not in {".yaml", ".yml", ".json"}:
-            names = sorted(one.stem for one in preset.parent.glob("*.yaml"))
-            hint = did_you_mean(given, names, otherwise="bundled configs")
+            hint = did_you_mean(given, bundled_configs(), otherwise="bundled configs")
             raise FileNotFoundError(f"no config file {given!r}; {hint}")
         return file
     return preset

@@ -70,6 +70,8 @@ class EvaluationConfig(Config):
     """Time limit of one call into an environment."""
     concurrency: PositiveInt = 64
     """Maximum number of rollouts at a time."""
+    max_failed: float = Field(default=0.5, ge=0, le=1)
+    """If a larger share of the rollouts failed or could not be graded, `palestra eval` ends with exit code 5."""
     patience_s: PositiveFloat = 120.0
     """If the server does not answer a call for this time, the evaluation ends; it can be resumed."""
 

@@ -20,8 +20,11 @@ _NAME = r"(?:api[-_]?key|authorization|password|secret|[?&](?:sig|signature|toke
 _BETWEEN = r"""(?:\\?["']|\x1b\[[\d;]*m|[\s:=,()\[\]]|b(?=["'])|Bearer\b){0,9}"""
 _QUOTED = r"""(?<=["'])(?:[^"'\\\x1b\n]|\\[^"'])+"""
 _BARE = r"""(?!(?:null|true|false|none)\b|(?<=":\ )-?\d)[^\s"'\\,;&(){}\[\]\x1b]+"""
+# After a comma, as in the headers of ASGI, a word may be the next of a list of names: it must look like a secret.
+_LIKELY = r"(?:(?<=Bearer\ )|(?=[a-z]{20}|[\w-]{0,40}\d))(?=[^\s,]{8})"
 _SECRETS = re.compile(
-    rf"(?P<before>{_NAME}{_BETWEEN}[:=,]{_BETWEEN})(?:{_QUOTED}|{_BARE})"
+    rf"(?P<before>{_NAME}{_BETWEEN}[:=]{_BETWEEN})(?:{_QUOTED}|{_BARE})"
+    rf"|(?P<listed>{_NAME}{_BETWEEN},{_BETWEEN})(?:{_QUOTED}|{_LIKELY}{_BARE})"
     r"|(?P<url>://[^:/@\s]{0,99}:)[^@/\s]{1,999}(?=@)"
     r"|(?P<flag>--(?:[a-z]{1,20}-){0,3}key[= ])(?:'[^']+'|[^\s'-][^\s']*)"  # an option of a command
     r"|tml-[\w.~+/=%-]+"  # keys, ours and Tinker's; no word boundary: after an escaped line break there is none
@@ -33,7 +36,9 @@ _SECRETS = re.compile(
 
 
 def redact(text: str) -> str:
-    return _SECRETS.sub(lambda found: f"{found['before'] or found['url'] or found['flag'] or ''}{REDACTED}", text)
+    return _SECRETS.sub(
+        lambda found: f"{found['before'] or found['listed'] or found['url'] or found['flag'] or ''}{REDACTED}", text
+    )
 
 
 _SECRET_FIELD = re.compile(

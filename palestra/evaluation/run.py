@@ -113,7 +113,8 @@ async def evaluate(config: EvaluationConfig, run: RunFolder, listener: RunListen
         raise
     run.write_eval(STEP, groups, metrics)
     listener.evaluated(STEP, metrics)
-    (run.path / PLAYED).unlink(missing_ok=True)
+    if not any(rollout.stop.is_failure for rollout in rollouts.values()):  # a resume plays only these again
+        (run.path / PLAYED).unlink(missing_ok=True)
     return run.finish(RunStatus.DONE)
 
 

@@ -5,10 +5,13 @@ Owns: how they are combined. Never touches: what a route does.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Mapping
+
 import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, RedirectResponse
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection
@@ -30,6 +33,7 @@ from palestra.server.episodes import routes as episode_routes
 from palestra.server.http.auth import Authenticator
 from palestra.server.http.logs import RequestLog
 from palestra.server.http.openapi import describe, refusals
+from palestra.server.http.starting_page import starting_page
 from palestra.server.http.turnstile import Turnstile
 from palestra.server.model_api import alias_routes
 from palestra.server.model_api.chat import routes as openai_routes
@@ -66,20 +70,27 @@ class StartingGate:
         self.app: ASGIApp | None = None
         self.is_open = False
         self.reason = "the server is starting"
+        self.engines: Callable[[], Mapping[str, str | None]] | None = None
+        """Returns what each base model waits for, None for those that are ready; itself None until it is known which
+        there are."""
+        self._begin = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_http = scope["type"] == "http"
         if self.app is not None and (self.is_open or not is_http or scope["path"].startswith(OPEN_AT_START)):
             await self.app(scope, receive, send)
         elif is_http:
-            await self._answer(scope["path"])(scope, receive, send)
+            await self._answer(scope["path"], Headers(scope=scope))(scope, receive, send)
 
-    def _answer(self, path: str) -> JSONResponse:
+    def _answer(self, path: str, headers: Headers) -> Response:
         match path:
             case "/healthz":
                 return JSONResponse({"status": "ok"})
             case "/readyz":
                 return JSONResponse({"ready": False, "waiting_for": [], "reasons": [self.reason]}, 503)
+            case _ if path == "/" or "text/html" in headers.get("accept", ""):
+                engines = None if self.engines is None else self.engines()
+                return HTMLResponse(starting_page(self.reason, self._begin, engines), 503, {"retry-after": "1"})
             case _:
                 return JSONResponse({"detail": self.reason}, 503, {"retry-after": "1"})
 

@@ -20,6 +20,7 @@ from palestra.chat.errors import ChatError
 from palestra.config.serve import ModelConfig, ServeConfig
 from palestra.net.serving import HttpBounds, HttpServer
 from palestra.server.app import StartingGate, create_app
+from palestra.server.core.telemetry.disk_health import DiskHealth
 from palestra.server.core.workers.supervisor import WorkerError
 from palestra.server.engines import PreloadedWorkers
 from palestra.server.http.logs import set_up_logs
@@ -70,6 +71,11 @@ async def _serve(config: ServeConfig, with_parent: bool) -> None:
     if not config.models:
         raise ServeError(
             "there is no model to serve; type: palestra serve --model DIR (palestra model random DIR makes one)"
+        )
+    if troubles := await DiskHealth.of(config).troubles():
+        raise ServeError(
+            f"cannot write where the config says ({config.state}): {'; '.join(troubles)}; free some space, or name "
+            "another folder (--state, --checkpoints)"
         )
     tls = _tls_context(config)
     listeners = [_bind(config.host, config.port, "--port")]
@@ -126,6 +132,8 @@ async def _until_stopped(
     def open_for_engines(services: ServerServices) -> None:
         """Engines that start need the server, so it is there before them."""
         services.core.own_url = _own_url(own)
+        core = services.core
+        gate.engines = lambda: {one.name: core.engine_troubles().get(one.name) for one in core.all_workers}
         gate.app = create_app(services)
 
     async def close() -> None:

@@ -88,7 +88,7 @@ class PolicyUpdater:
         informative = sum(not is_zero_variance(group, self._config) for group in groups)
         rows = scorable_rows(groups, self._config)
         if not batch.minibatches or informative < self._config.min_informative_groups:
-            updates = await self._accumulate(batch)
+            updates = await self._passes(batch, None)
             if batch.minibatches:
                 self._kept.append(batch)
                 self._kept_rows += rows
@@ -96,7 +96,7 @@ class PolicyUpdater:
         if self._config.update_guard.enabled:
             applied = await self._guarded(batch, adam, [*self._kept_rows, *rows], version)
         else:
-            applied = AppliedUpdate(updates=await self._step(batch, adam))
+            applied = AppliedUpdate(updates=await self._passes(batch, adam))
         self._kept, self._kept_rows = [], []
         applied.informative = informative
         return applied
@@ -105,13 +105,15 @@ class PolicyUpdater:
         self, batch: TrainingBatch, adam: AdamParams, rows: Sequence[Branch], version: int
     ) -> AppliedUpdate:
         begin = time.monotonic()
+        self._listener.stage(Stage.GUARD, 0, 0)
         address = await self._policy.save(BEFORE, ttl_s=BEFORE_TTL_S)
         sequences = await self._before(self._choose(rows, version), version)
         undone: list[float] = []
         while True:
             step_begin = time.monotonic()
-            updates = await self._step(batch, adam)
+            updates = await self._passes(batch, adam)
             step_s = time.monotonic() - step_begin
+            self._listener.stage(Stage.GUARD, 0, len(sequences))
             scored = await self._policy.forward(sequences)
             kl = update_kl(sequences, scored.logprobs)
             if kl <= self._config.update_guard.max_kl:  # not so if it is NaN
@@ -124,19 +126,16 @@ class PolicyUpdater:
                 return AppliedUpdate(updates=updates, kl=0.0, undone=undone, is_skipped=True, guard_s=guard_s)
             adam = replace(adam, learning_rate=adam.learning_rate / 2)
             for kept in self._kept:  # the server forgot their gradients with the state
-                await self._accumulate(kept)
+                await self._passes(kept, None)
 
-    async def _step(self, batch: TrainingBatch, adam: AdamParams) -> list[PolicyUpdate]:
-        return [await self._pass(batch, number, adam) for number in range(len(batch.minibatches))]
-
-    async def _accumulate(self, batch: TrainingBatch) -> list[PolicyUpdate]:
-        return [await self._pass(batch, number, None) for number in range(len(batch.minibatches))]
-
-    async def _pass(self, batch: TrainingBatch, number: int, adam: AdamParams | None) -> PolicyUpdate:
-        config = self._config.algorithm.loss_config
-        update = await self._policy.update(batch.minibatches[number], self._loss, config, adam)
-        self._listener.stage(Stage.UPDATE, number + 1, len(batch.minibatches))
-        return update
+    async def _passes(self, batch: TrainingBatch, adam: AdamParams | None) -> list[PolicyUpdate]:
+        """Makes an optimizer step for each minibatch; without `adam`, keeps their gradients."""
+        config, updates = self._config.algorithm.loss_config, []
+        for done, minibatch in enumerate(batch.minibatches):
+            self._listener.stage(Stage.UPDATE, done, len(batch.minibatches))
+            updates.append(await self._policy.update(minibatch, self._loss, config, adam))
+        self._listener.stage(Stage.UPDATE, len(updates), len(batch.minibatches))
+        return updates
 
     def _choose(self, rows: Sequence[Branch], version: int) -> list[Branch]:
         count = min(len(rows), self._config.update_guard.rows)

@@ -23,7 +23,7 @@ from palestra.training.aliases import RunAlias
 from palestra.training.auto_lr import with_learning_rates
 from palestra.training.custom_functions import FunctionError, check_functions
 from palestra.training.guard import guarded, until_unreachable, wait_reachable
-from palestra.training.listener import RunListener
+from palestra.training.listener import RunListener, Stage
 from palestra.training.loops.dpo import check_dpo, run_dpo
 from palestra.training.loops.grpo_run import open_environments, run_grpo
 from palestra.training.loops.imitation import ImitationNotes, check_imitation, sft_config, write_conversations
@@ -101,6 +101,7 @@ def loop_of(config: RunConfig, session: TrainingSession) -> Coroutine[Any, Any, 
 
 @asynccontextmanager
 async def open_session(config: RunConfig, run: RunFolder, listener: RunListener) -> AsyncIterator[TrainingSession]:
+    listener.stage(Stage.START, 0, 0)
     tokenizer = ChatTokenizer.load(tokenizer_folder(config))
     async with AsyncExitStack() as stack:
         url, name = config.server, config.model.name
@@ -123,6 +124,7 @@ async def open_session(config: RunConfig, run: RunFolder, listener: RunListener)
         adapter_settings = {"rank": config.model.rank, "seed": config.seed, "train_unembed": config.model.train_unembed}
         if state is None:
             address = await first_weights(config, run, listener, url)
+            listener.stage(Stage.START, 0, 0)  # again, after an imitation
             start = PolicyStart(**adapter_settings, address=address, with_optimizer=False)
         else:
             start = PolicyStart(**adapter_settings, address=state.address)
@@ -146,6 +148,7 @@ async def open_session(config: RunConfig, run: RunFolder, listener: RunListener)
                 advisor=RunAdvisor(run),
             )
         finally:
+            listener.stage(Stage.END, 0, 0)
             selected = selected_checkpoint(run)
             policy.select(selected.saved.address if selected is not None and selected.metric is not None else None)
 

@@ -28,30 +28,26 @@ class Teachers:
     ) -> dict[str, list[float]]:
         """Scores rows of these groups, each by the teacher of its environment. Raises SamplingError."""
         environments = row_environments(groups)
-        done = 0
-
-        def report() -> None:
-            nonlocal done
-            done += 1
-            listener.stage(Stage.SCORE, done, len(rows))
-
-        listener.stage(Stage.SCORE, 0, len(rows))
-        return await score_rows(rows, limit, lambda row: self._by_environment[environments[row.id]], report)
+        return await score_rows(rows, limit, lambda row: self._by_environment[environments[row.id]], listener)
 
 
 async def score_rows(
     rows: Sequence[Branch],
     limit: int,
     scorer_of: Callable[[Branch], TokenScorer],
-    on_scored: Callable[[], None] = lambda: None,
+    listener: RunListener,
 ) -> dict[str, list[float]]:
     """Returns the logprobs of the first `limit` tokens of each row, by its id. Raises SamplingError."""
+    done = 0
 
     async def score(row: Branch) -> list[float]:
+        nonlocal done
         found = await scorer_of(row).score(all_tokens(row)[:limit])
-        on_scored()
+        done += 1
+        listener.stage(Stage.SCORE, done, len(rows))
         return found
 
+    listener.stage(Stage.SCORE, 0, len(rows))
     scores = await asyncio.gather(*map(score, rows))
     return {row.id: one for row, one in zip(rows, scores, strict=True)}
 

@@ -14,7 +14,7 @@ from palestra.chat import ChatTokenizer
 from palestra.config.train import RunConfig
 from palestra.runs.advisories import RunAdvisor
 from palestra.runs.writer import EventKind, RunFolder
-from palestra.training.listener import RunListener
+from palestra.training.listener import RunListener, Stage
 from palestra.training.model_folders import SetupError
 from palestra.training.policy import Policy
 from palestra.training.state import RunCheckpoints, RunState
@@ -89,5 +89,6 @@ class TrainingSession(Struct):
         return True
 
     async def save(self) -> None:
+        self.listener.stage(Stage.SAVE, 0, 0)
         await self.checkpoints.save(self.state, self.policy)
         self.run.event(EventKind.CHECKPOINT, step=self.state.step, address=self.state.address)

@@ -216,7 +216,12 @@ class TinkerPolicy:
                     model = await self._service.create_training_client_from_state_async(self._selected)
                 saved = await (await model.save_weights_for_sampler_async(FINAL)).result_async()
                 await self._alias.settle(saved.path)
-        except (tinker.TinkerError, TimeoutError) as error:
+        except TimeoutError:
+            self._alias.complain(
+                f"the server is busy and did not save the final weights within {patience_s:g} s; "
+                "checkpoints are kept, and a resumed run goes on from the newest"
+            )
+        except tinker.TinkerError as error:
             self._alias.complain(f"the final weights could not be saved: {str(error) or type(error).__name__}")
 
     async def base(self) -> TinkerSampler:

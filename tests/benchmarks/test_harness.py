@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -120,3 +121,17 @@ def test_a_wrong_argument_is_refused_with_what_is_known(compute, argv, capsys):
     with pytest.raises(SystemExit):
         compute.parse(argv)
     assert "known" in capsys.readouterr().err or argv[0] == "--rounds"
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "target"),
+    [("episodes", "--lightning", "lightning"), ("local_platform", "--openenv-python", "clients")],
+)
+def test_a_benchmark_that_needs_another_environment_says_which_target_makes_it(
+    harness, name, option, target, tmp_path, capsys
+):
+    benchmark, missing = importlib.import_module(name), str(tmp_path / "bin" / "python")
+    with pytest.raises(SystemExit):
+        benchmark.parse([option, missing])
+    assert f"there is no program {missing}; to make it: make {target}" in capsys.readouterr().err
+    assert getattr(benchmark.parse([option, sys.executable]), option[2:].replace("-", "_")) == Path(sys.executable)

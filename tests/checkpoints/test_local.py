@@ -76,6 +76,16 @@ def test_adapter_names_its_base_as_other_machines_know_it(run, tmp_path, micro_m
     assert portable_name(cached) == "Qwen/Qwen3-8B"
 
 
+def test_a_folder_that_cannot_be_written_is_a_sentence(run, tmp_path):
+    (tmp_path / "file").touch()
+    for place, said in ((tmp_path / "file" / "out", "exists, and is in the way"), ("/proc/out", "0 B are free")):
+        refused = palestra("export", run.path, place)
+        assert (refused.exit_code, refused.stderr.count("\n")) == (1, 1), refused.output
+        assert said in refused.stderr
+        assert "0.00" not in refused.stderr
+        assert "Errno" not in refused.stderr
+
+
 def test_what_cannot_be_exported_is_said_in_one_line(run, tmp_path, micro_model):
     adapter = find_checkpoint(run).folder
     assert adapter is not None

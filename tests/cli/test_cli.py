@@ -14,6 +14,7 @@ from palestra import __version__
 from palestra.cli import main
 from palestra.cli.doctor import judge
 from palestra.cli.machine import Extra, Gpu, Package, Torch
+from palestra.config.bundled import bundled_configs
 from palestra.util import programs
 
 
@@ -233,3 +234,19 @@ def test_puppet_is_made_of_a_script(tmp_path):
     refused = palestra("model", "puppet", tmp_path / "n", script)
     assert (refused.exit_code, "JSON list" in refused.stderr) == (2, True)
     assert not (tmp_path / "n").exists()
+
+
+def test_config_show_takes_what_train_takes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown = CliRunner().invoke(main, ["config", "show", "demo", "steps=3"])
+    assert shown.exit_code == 0, shown.output
+    assert json.loads(shown.stdout)["steps"] == 3
+    (tmp_path / "mine.yaml").write_text("environments: [{name: arithmetic}]\n")
+    assert json.loads(CliRunner().invoke(main, ["config", "show", "mine.yaml"]).stdout)["kind"] == "grpo"
+    unknown = CliRunner().invoke(main, ["config", "show", "dmo"])
+    assert (unknown.exit_code, "did you mean demo?" in unknown.stderr) == (2, True)
+
+
+def test_the_help_of_train_names_every_bundled_config():
+    said = " ".join(CliRunner().invoke(main, ["train", "--help"]).stdout.replace("│", " ").split())
+    assert f"bundled config: {', '.join(bundled_configs())}." in said

@@ -57,7 +57,10 @@ def test_what_cannot_be_played_is_said_without_a_traceback(args, code, message):
     assert message in result.stderr
 
 
-def test_walking_away_is_no_crash():
-    result = run("play", "arithmetic")
-    assert result.exit_code == 1
-    assert "Aborted" in result.output
+def test_the_end_of_the_input_is_the_end_of_the_task_with_its_verdict():
+    result = run("play", "stockroom", "--max-turns", "3", said=["what?"])
+    assert result.exit_code == 0, result.output
+    assert "the input has ended after 1 of 3 turns" in result.stderr
+    assert "reward 0\n" in result.stdout
+    assert "tool_calls 0\n" in result.stdout
+    assert "Aborted" not in result.output

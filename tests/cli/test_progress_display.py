@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import threading
 
 import pytest
 from rich.console import Console
 
-from palestra.cli import progress_display
-from palestra.cli.progress_display import LiveDisplay, open_display, sparkline
+from palestra.cli.progress_display import QUIET_S, LiveDisplay, open_display, sparkline
 from palestra.config.train import GrpoConfig
 from palestra.runs.advisories import Advisory
 from palestra.runs.advisory_guidance import AdvisoryKind
 from palestra.training.listener import Stage
+from tests.waiting import until
 
 CONFIG = GrpoConfig.model_validate({"environments": [{"name": "stockroom"}], "steps": 10})
 STEP = {
@@ -72,15 +74,43 @@ def test_a_resumed_run_counts_only_its_own_steps_for_what_is_left():
     assert "about 0:02 left" in shown(board)
 
 
-def test_lines_tell_the_first_beginning_of_a_stage_and_then_what_takes_long(capsys, monkeypatch):
+def test_lines_tell_the_first_beginning_of_each_stage(capsys):
     with open_display("lines", "mine", CONFIG) as listener:
         for _ in range(2):
-            listener.stage(Stage.EVAL, 0, 8)
-            listener.stage(Stage.EVAL, 1, 8)
-        monkeypatch.setattr(progress_display, "QUIET_S", 0.0)
-        listener.stage(Stage.EVAL, 2, 8)
-        listener.stage(Stage.EVAL, 8, 8)  # its figures come at once
-    assert capsys.readouterr().out.splitlines() == ["eval: 0 of 8", "eval: 2 of 8"]
+            for done in (0, 1, 8):
+                listener.stage(Stage.EVAL, done, 8)
+        listener.stage(Stage.SYNC, 0, 0)  # nothing to count
+    assert capsys.readouterr().out.splitlines() == ["eval: 0 of 8"]
+
+
+def test_lines_go_on_while_a_stage_reports_nothing(capsys):
+    lines: list[str] = []
+
+    def said(pattern: str) -> bool:
+        lines.extend(capsys.readouterr().out.splitlines())
+        return any(re.fullmatch(pattern, line) for line in lines)
+
+    since = r"since \d\d:\d\d:\d\d \(\d+:\d\d\)"
+    with open_display("lines", "mine", CONFIG, quiet_s=0.001) as listener:
+        until(lambda: said(f"start: {since}"))
+        listener.stage(Stage.UPDATE, 1, 3)
+        until(lambda: said(f"update: 1 of 3, {since}"))
+        listener.stage(Stage.SYNC, 0, 0)
+        until(lambda: said(f"sync: {since}"))
+    assert "progress" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_ten_seconds_pass_between_two_lines_at_most():
+    assert QUIET_S < 10
+
+
+def test_the_board_tells_how_far_the_stage_is_and_since_when():
+    board = open_board("mine")
+    assert re.search(r"start .* since \d\d:\d\d:\d\d \(0:\d\d\)", shown(board))
+    board.stage(Stage.SCORE, 3, 16)
+    said = shown(board)
+    assert re.search(r"score .* 3 of 16, since \d\d:\d\d:\d\d \(0:\d\d\)", said)
+    assert "start" not in said
 
 
 def test_lines_and_json_where_there_is_no_terminal(capsys):

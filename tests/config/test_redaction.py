@@ -42,6 +42,26 @@ def test_what_only_looks_a_little_like_a_key_stays(text: str):
     assert Mask().of(text) == text
 
 
+@pytest.mark.parametrize(
+    "text", ["there are: api_key, model_name, base_url", "unknown key 'x'; there are: password, name", "secret, key"]
+)
+def test_a_list_of_names_stays(text: str):
+    assert Mask().of(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("(b'x-api-key', b'sesame')", "(b'x-api-key', b'[redacted]')"),
+        ("authorization, Bearer open-sesame", "authorization, Bearer [redacted]"),
+        ("password, 1234-open-sesame", "password, [redacted]"),
+        ("api_key: sesame, base_url: here", "api_key: [redacted], base_url: here"),
+    ],
+)
+def test_what_follows_a_secret_name_is_secret_where_it_is_a_value(text: str, masked: str):
+    assert Mask().of(text) == masked
+
+
 SECRET_NAMES = ["password", "db_password", "passwd", "X-Api-Key", "Authorization", "client-secret", "private_key"]
 
 

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -77,6 +78,16 @@ def test_a_server_on_a_full_disk_is_not_ready_and_says_why(disk: Path, server: S
         assert reason.startswith("state folder, checkpoints, database: the disk is full (0 KiB free")
         assert str(disk) not in ready(server).text  # anybody may ask
     server.until(lambda: ready(server).status_code == 200)
+
+
+def test_a_server_does_not_start_where_it_would_never_be_ready(disk: Path, micro_model: Path) -> None:
+    with full(disk):
+        command = [sys.executable, "-m", "palestra.cli", "serve", "--model", str(micro_model), "--port", "0"]
+        command += ["--state", str(disk / "other")]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: cannot write where the config says ({disk / 'other'}): state folder")
+    assert "the disk is full (0 KiB free, 65536 KiB needed); free some space" in done.stderr
 
 
 def test_a_request_that_cannot_be_kept_is_asked_to_come_again_and_then_refused_by_name(

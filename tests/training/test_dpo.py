@@ -46,7 +46,7 @@ def test_a_run_learns_to_prefer_what_was_chosen(ephebe_url, tmp_path):
     last = rows[-1]
     assert last["dpo/margin"] == pytest.approx(last["dpo/chosen_reward"] - last["dpo/rejected_reward"])
     assert last["batch/sequences"] == 16
-    assert response.stages == {"collect", "update"}
+    assert response.stages == {"start", "collect", "score", "update", "save", "end"}
     assert {"time/score_s", "time/update_s", "throughput/total_tokens_per_s", "optim/grad_norm"} <= last.keys()
 
 

@@ -14,6 +14,8 @@ from palestra.cli import main
 from palestra.runs.reader import Part, RunReader, RunStatus
 from tests.waiting import until
 
+END = {"done": True, "reward": 1.0}
+
 
 def palestra(*args: object) -> Result:
     return CliRunner().invoke(main, list(map(str, args)))
@@ -94,6 +96,23 @@ def test_interrupted_evaluation_plays_what_is_left(evaluate, tmp_path):
     assert done.exit_code == 0, done.output
     rewards = [record["reward"] for record in run.read_rollouts(0, Part.EVAL)]
     assert rewards == [0.125, *(record["reward"] for record in whole[1:])]
+
+
+def test_evaluation_with_too_many_failures_has_an_exit_code_of_its_own(evaluate, tmp_path):
+    rows = [{"prompt": "Begin.", "steps": [{"raise": "broken"} if bad else END]} for bad in (1, 0, 1, 1)]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    entry = {"name": "tests.training.scripted:ScriptedEnv", "eval_tasks": "tasks.jsonl"}
+    (tmp_path / "eval.json").write_text(json.dumps({"kind": "eval", "environments": [entry], "max_tokens": 4}))
+    failed = evaluate("eval.json", "--name", "bad")
+    assert failed.exit_code == 5, failed.output
+    assert "4 rollouts of 4 tasks" in failed.stdout
+    assert "3 of 4 rollouts failed and do not count" in failed.stdout
+    assert "75.0% of the rollouts failed, 50.0% are allowed (--max-failed)" in failed.stderr
+    assert RunReader(tmp_path / "runs" / "bad").status() is RunStatus.DONE
+    again = evaluate("--resume", "bad", "--max-failed", 0.75)
+    assert again.exit_code == 0, again.output
+    played = (tmp_path / "runs" / "bad" / "played.jsonl").read_text().splitlines()
+    assert len(played) == 4 + 3  # what was graded is not played again
 
 
 def test_checkpoint_of_a_run_is_evaluated(run_training, evaluate, ephebe_url, tmp_path):

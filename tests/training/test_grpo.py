@@ -7,6 +7,7 @@ import math
 import pytest
 
 from palestra.runs.reader import Part, RunStatus
+from palestra.training.listener import Silence, Stage
 from tests.training.trainers import FEW, TOOLS
 
 LEARNING = {"rollout": {"group_size": 8, "groups_per_step": 8}, "eval": {"every": 8, "tasks": 96}, "steps": 8}
@@ -43,6 +44,24 @@ def test_reward_rises(run_training, environment, asynchronous, settings):
     assert len(evals) == 2
     assert evals[1] > evals[0] + CHANCE
     assert run.status() is RunStatus.DONE
+
+
+class Stages(Silence):
+    """Remembers the stages, in the order in which they begin."""
+
+    def __init__(self) -> None:
+        self.begun: list[Stage] = []
+
+    def stage(self, stage: Stage, done: int, total: int) -> None:
+        if self.begun[-1:] != [stage]:
+            self.begun.append(stage)
+
+
+def test_every_stage_of_a_run_is_reported_when_it_begins(run_training):
+    listener = Stages()
+    run_training("staged", listener, steps=1, rollout=FEW, eval={"every": 1, "tasks": 2})
+    in_a_step = ["collect", "score", "update", "guard", "update", "guard", "sync", "save"]
+    assert listener.begun == ["start", "sync", "eval", "save", *in_a_step, "eval", "end"]
 
 
 def test_a_step_reports_its_health(run_training):

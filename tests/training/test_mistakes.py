@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from palestra.runs.reader import RunReader, RunStatus
 from palestra.runs.writer import RunFolder
 from palestra.training import guard
 from tests.episodes.client.faults import Answer, FaultServer, Garbage, Hang
+from tests.server.model_api.conftest import ephebe_in
 from tests.training.trainers import FEW, SMALL, merged, start, train, wait_for_steps
 
 ENVIRONMENTS = """
@@ -329,3 +332,27 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(folder, ephebe_url, tmp_path):
     said, _ = run.communicate(timeout=90)
     assert run.returncode == 130, said
     assert RunReader(tmp_path / "runs" / "told").status() is RunStatus.STOPPED
+    assert re.search(r"stopped; (nothing was saved yet|everything up to step \d+ is saved); to go on: ", said)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_told_to_end_while_the_server_is_busy_says_where_it_goes_on(folder, tmp_path):
+    with ephebe_in(tmp_path / "server") as server:
+        server.start()
+        run = start(tmp_path, write(server=server.url, steps=50, checkpoint={"every": 1}), "--name", "busy")
+        wait_for_steps(tmp_path, "busy", 3, run)
+        os.kill(server.worker_pid, signal.SIGSTOP)
+        run.send_signal(signal.SIGTERM)
+        said, _ = run.communicate(timeout=90)
+        os.kill(server.worker_pid, signal.SIGCONT)
+        assert run.returncode == 130, said
+        assert "did not save the final weights within 5 s; checkpoints are kept" in said
+        assert "TimeoutError" not in said
+        found = re.search(
+            r"stopped; everything up to step (\d+) is saved; to go on: palestra train --resume busy", said
+        )
+        assert found is not None, said
+        step = int(found[1])
+        assert step >= 2
+        code, said = train("--resume", "busy", f"steps={step + 1}")
+    assert (code, f"continuing after step {step}" in said) == (0, True), said

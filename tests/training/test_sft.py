@@ -76,7 +76,7 @@ def test_a_run_learns_and_says_so(ephebe_url, tmp_path):
     assert {row["step"] for row in rows if "eval/loss" in row} == {0, 4, 8}
     assert rows[1]["loss/mean"] == pytest.approx(rows[0]["eval/loss"], rel=0.7)  # per token, both
     assert (response.steps, response.evals) == (list(range(1, 9)), [0, 4, 8])
-    assert response.stages == {"collect", "update", "eval"}
+    assert response.stages == {"start", "collect", "update", "eval", "save", "end"}
     first = rows[1]
     assert (first["batch/sequences"], first["batch/skipped"], first["batch/truncated"]) == (8, 0, 0)
     assert 0 < first["batch/trained_tokens"] < first["batch/tokens"]

@@ -18,6 +18,7 @@ from palestra.environments.fleet.event_loop import run_sync
 from palestra.environments.fleet.platform_tasks import PLATFORM, PlatformTasks, platform_task
 from palestra.environments.fleet.prompts import PromptStyle
 from palestra.environments.platform import SolutionCall, TaskKey
+from palestra.util.file_errors import file_error_text
 
 MAX_TURNS = 100  # enough for every solution
 
@@ -67,8 +68,11 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--compact", action="store_true", help="with the short system message")
     given = parser.parse_args()
-    lines = gold_lines(given.tasks, PromptStyle.COMPACT if given.compact else PromptStyle.FULL)
-    given.file.write_text("".join(f"{line}\n" for line in lines))
+    try:
+        lines = gold_lines(given.tasks, PromptStyle.COMPACT if given.compact else PromptStyle.FULL)
+        given.file.write_text("".join(f"{line}\n" for line in lines))
+    except (ValueError, BackendError, OSError) as error:
+        parser.error(file_error_text(error) or f"{error}; tasks are named as in platform:keys?difficulty=0b&count=2000")
 
 
 if __name__ == "__main__":

@@ -88,13 +88,7 @@ class Core:
         )
         self.workers: dict[str, WorkerSupervisor] = {}
         """Workers by each name under which a base model is served."""
-        self.disks = DiskHealth(
-            {
-                "state folder": config.state,
-                "checkpoints": config.checkpoint_folder,
-                **({"database": config.database_file.parent} if config.database_file is not None else {}),
-            }
-        )
+        self.disks = DiskHealth.of(config)
         self.key_uses: dict[int, float] = {}
         """When keys were used last, by their numbers, since the server has started."""
         self.keys = KeyWatch(store, self.key_uses)

@@ -152,18 +152,16 @@ class DpoLearner:
         self._order = DataOrder(len(rows), config.seed, rows.read)
 
     async def step(self, position: int) -> StepOutcome:
-        clock, size = StageClock(), self._config.batch_size
-        with clock.of(Stage.COLLECT):
+        clock, size = StageClock(self._listener), self._config.batch_size
+        with clock.of(Stage.COLLECT, size):
             drawn = await asyncio.to_thread(self._order.draw, position, size)
-        self._listener.stage(Stage.COLLECT, size, size)
         batch = [sequence for pair in drawn.items for sequence in pair.sequences]
-        with clock.of(Stage.SCORE):
+        with clock.of(Stage.SCORE, 1):
             preferences = await self._compare(drawn.items, batch)
             weigh(drawn.items, preferences, self._config.beta)
         adam = adam_at(self._config.optimizer, self._state.step, self._config.steps)
-        with clock.of(Stage.UPDATE):
+        with clock.of(Stage.UPDATE, 1):
             update = await self._policy.update(batch, "cross_entropy", {}, adam)
-        self._listener.stage(Stage.UPDATE, 1, 1)
         metrics = {
             **preference_metrics(preferences),
             "data/epoch": drawn.position / len(self._rows),

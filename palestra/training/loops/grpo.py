@@ -76,6 +76,7 @@ class GrpoLoop:
     async def run(self) -> RunStatus:
         async with AsyncExitStack() as stack:
             collector = await self._open_collector(stack)
+            self._listener.stage(Stage.SYNC, 0, 0)
             sampler = await self._policy.publish(self._state.step)
             while True:
                 is_good_enough = await self._evaluate(sampler)
@@ -92,7 +93,7 @@ class GrpoLoop:
         return await stack.enter_async_context(StreamingCollector(self._config, source, requests, self._listener))
 
     async def _step(self, collector: GroupCollector, sampler: PolicySampler) -> PolicySampler:
-        version, clock = self._state.step, StageClock()
+        version, clock = self._state.step, StageClock(self._listener)
         with clock.of(Stage.COLLECT):
             groups = await self._collect(collector, sampler)
         with clock.of(Stage.SCORE):
@@ -147,7 +148,8 @@ class GrpoLoop:
             return {}
         try:
             base = self._base = self._base or await self._policy.base()
-            return await score_rows(rows, self._config.data.max_sequence_length, lambda _: base)
+            limit = self._config.data.max_sequence_length
+            return await score_rows(rows, limit, lambda _: base, self._listener)
         except (PolicyError, SamplingError) as error:
             if self._config.penalty.kl:
                 raise
@@ -174,6 +176,7 @@ class GrpoLoop:
         if not rows:
             return {} if is_corrected else None
         sequences = [to_sequence(row, 0.0, self._config.data.max_sequence_length) for row in rows]
+        self._listener.stage(Stage.SCORE, 0, len(sequences))
         scored = await self._policy.forward(sequences)
         found = {row.id: [0.0, *own] for row, own in zip(rows, scored.logprobs, strict=True)}
         if not is_corrected:

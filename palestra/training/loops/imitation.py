@@ -17,7 +17,7 @@ from palestra.environments.fleet.platform_tasks import PlatformTasks
 from palestra.environments.fleet.prompts import PromptStyle
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.runs.reader import IMITATION
-from palestra.training.listener import RunListener, Silence
+from palestra.training.listener import RunListener, Silence, Stage
 from palestra.training.loops.sft import check_sft
 from palestra.util.files import replacing
 
@@ -80,6 +80,9 @@ class ImitationNotes(Silence):
 
     def __init__(self, listener: RunListener, steps: int) -> None:
         self._listener, self._steps = listener, steps
+
+    def stage(self, stage: Stage, done: int, total: int) -> None:
+        self._listener.stage(stage, done, total)
 
     def step(self, step: int, metrics: dict[str, float]) -> None:
         self._listener.note(f"imitation step {step}/{self._steps}  loss {metrics['loss/mean']:.3f}")

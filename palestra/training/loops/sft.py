@@ -91,16 +91,14 @@ class SftLearner:
         self._order = DataOrder(len(rows), config.seed, rows.read)
 
     async def step(self, position: int) -> StepOutcome:
-        clock, size = StageClock(), self._config.batch_size
-        with clock.of(Stage.COLLECT):
+        clock, size = StageClock(self._listener), self._config.batch_size
+        with clock.of(Stage.COLLECT, size):
             drawn = await asyncio.to_thread(self._order.draw, position, size)
             batch = [example.sequence for example in drawn.items]
             weigh(batch)
-        self._listener.stage(Stage.COLLECT, size, size)
         adam = adam_at(self._config.optimizer, self._state.step, self._config.steps)
-        with clock.of(Stage.UPDATE):
+        with clock.of(Stage.UPDATE, 1):
             update = await self._policy.update(batch, "cross_entropy", {}, adam)
-        self._listener.stage(Stage.UPDATE, 1, 1)
         metrics = {
             "loss/mean": loss_per_token(batch, update.logprobs),
             "data/epoch": drawn.position / len(self._rows),
@@ -121,9 +119,8 @@ class LossEvaluation:
 
     async def run(self) -> Metrics:
         logprobs: list[list[float]] = []
-        clock, total = StageClock(), len(self._sequences)
-        with clock.of(Stage.EVAL):
-            self._listener.stage(Stage.EVAL, 0, total)
+        clock, total = StageClock(self._listener), len(self._sequences)
+        with clock.of(Stage.EVAL, total):
             while (done := len(logprobs)) < total:
                 logprobs += (await self._policy.forward(self._sequences[done : done + self._size])).logprobs
                 self._listener.stage(Stage.EVAL, len(logprobs), total)

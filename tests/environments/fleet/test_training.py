@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from palestra.config.environment_entries import EnvironmentEntry
 from palestra.data.conversations import ConversationFile, conversation_of
 from palestra.environments import EnvironmentSet, TaskFileError, spec
-from palestra.environments.fleet import fleet_row
+from palestra.environments.fleet import fleet_row, gold
 from palestra.environments.fleet.gold import gold_lines
 from palestra.environments.fleet.prompts import PromptStyle
 from palestra.environments.fleet.records import FleetTask
@@ -187,6 +188,20 @@ def test_a_context_that_was_tended_is_what_the_policy_sees():
     assert all(task.prompt in text for text in seen)
     assert sampler.asked[3].prompt == rollout.prompt
     assert sampler.asked[4].prompt == [*rollout.prompt, *rollout.turns[0].tokens, *rollout.turns[1].observation]
+
+
+def test_a_wrong_name_of_tasks_or_file_of_gold_is_said_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "file").touch()
+    for given, said in (
+        (["tasks.json", str(tmp_path / "gold.jsonl")], "there is no app 'tasks.json'"),
+        (["platform:keys?count=1", str(tmp_path / "file" / "gold.jsonl")], "a part of this path is a file"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["gold.py", *given])
+        with pytest.raises(SystemExit, match="2"):
+            gold.main()
+        assert said in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_gold_conversations_are_files_to_train_on(tmp_path: Path):

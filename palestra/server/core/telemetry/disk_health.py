@@ -13,6 +13,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from palestra.config.serve import ServeConfig
+
 MIN_FREE_BYTES = 64 << 20  # the size of one file of the journal
 PROBE_BYTES = 4096
 FRESH_S = 1.0  # anybody may ask, and each check is a write
@@ -25,6 +27,12 @@ class DiskHealth:
         self._looked_at = -FRESH_S
         self._looking: asyncio.Task[list[str]] | None = None
         self._found: list[str] = []
+
+    @classmethod
+    def of(cls, config: ServeConfig) -> DiskHealth:
+        """The disks of a server with this config."""
+        folders = {"state folder": config.state, "checkpoints": config.checkpoint_folder}
+        return cls(folders | ({"database": config.database_file.parent} if config.database_file is not None else {}))
 
     async def troubles(self) -> list[str]:
         """Returns one line for each folder that is full or cannot be written; empty: all is well."""
