@@ -22,7 +22,7 @@ from palestra.runs.facts import flatten, gather_facts, summarize
 from palestra.runs.lock import RunLock
 from palestra.runs.reader import STOP, Part, RunReader, RunStatus
 from palestra.runs.record_files import BadRunName, LineFile, RunError, write_json, write_records
-from palestra.types.rollouts import Branch, Group, Rollout, TrainSequence
+from palestra.types.rollouts import PROMPT_TOKENS, SAMPLED_TOKENS, Branch, Group, Rollout, TrainSequence
 from palestra.util.json_types import JsonMapping, JsonObject
 
 FORMAT = 1
@@ -225,8 +225,8 @@ def _readable(rollout: Rollout) -> JsonObject:
         "stop": rollout.stop,
         "turns": len(rollout.all_turns),
         "branches": len(rollout.branches),
-        "tokens": rollout.response_length,
-        "prompt_tokens": len(rollout.prompt),
+        "tokens": rollout.response_length or int(rollout.metrics.get(SAMPLED_TOKENS, 0)),
+        "prompt_tokens": len(rollout.prompt) or int(rollout.metrics.get(PROMPT_TOKENS, 0)),
         "version": rollout.oldest_version,
         "temperature": rollout.temperature,
         "seed": rollout.seed,

@@ -14,6 +14,8 @@ Message = JsonObject
 
 CODING = "coding"
 """The environment of coding tasks, which agents play in sandboxes."""
+PROMPT_TOKENS, SAMPLED_TOKENS = "prompt_tokens", "sampled_tokens"
+"""Metrics of a rollout whose tokens are not known: their number, as the endpoint counted them."""
 
 
 class RolloutStop(StrEnum):
