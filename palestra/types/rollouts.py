@@ -222,6 +222,8 @@ class TrainSequence(Struct, kw_only=True):
     """What the loss compares with: the sampler's, or the trainer's own. 0 for tokens that were not sampled."""
     advantages: list[float]
     """0 for masked tokens."""
+    divisor: float = 1.0
+    """What the advantages were divided by, so that the loss, a sum, is a mean (`algorithm.normalize`)."""
     sampler_logprobs: list[float] = []
     """The sampler's, if `logprobs` are the trainer's own and off-policy corrections compare the two; otherwise
     empty."""
