@@ -1,7 +1,8 @@
 """Options that mean the same in every command: which server, the key to it, config files. Old names of options still
 work.
 
-Owns: `--server`, `--key` and `--config`, the warning about an old name. Never touches: requests to a server.
+Owns: `--server`, `--key` and `--config`, the warning about an old name. Never touches: requests to a server that has
+started.
 """
 
 from __future__ import annotations
@@ -41,9 +42,19 @@ def server_options(
             default=default,
             show_default=default is not None,
             help=help,
+            callback=_started,
         )(command)
 
     return added
+
+
+def _started(ctx: click.Context, _param: click.Parameter, server: str | None) -> str | None:
+    """The address, when the server there has started."""
+    if server is not None and not ctx.resilient_parsing:
+        from palestra.cli.server_start import wait_for_start
+
+        wait_for_start(server)
+    return server
 
 
 config_files = click.option(
