@@ -16,10 +16,11 @@ from palestra.checkpoints.sources import saved_files
 from palestra.config.bundled import bundled_model
 from palestra.model.errors import ModelError
 from palestra.model.loading.spec import ModelSpec
+from palestra.model.loading.weights import DTYPES
 from palestra.model.lora.adapter_files import CONFIG, WEIGHTS, load_adapter, save_adapter
 from palestra.model.lora.adapters import AdapterPool
 from palestra.model.lora.merged_export import export_merged
-from palestra.runs.export_form import ExportForm
+from palestra.runs.export_form import ExportDtype, ExportForm
 from palestra.util.figures import size_text
 from palestra.util.file_errors import file_error_text
 from palestra.util.hugging_face import find_in_cache, is_hub_id
@@ -62,6 +63,7 @@ def export_saved(
     *,
     base: str | None = None,
     base_name: str | None = None,
+    dtype: ExportDtype | None = None,
     check: bool = False,
     server: str | None = None,
     key: str | None = None,
@@ -69,7 +71,7 @@ def export_saved(
     """Exports a checkpoint of a run, wherever its files are. Raises CheckpointError, also if the check fails."""
     with saved_files(saved, server=server, key=key) as adapter:
         folder = base_of(adapter, base)
-        export_checkpoint(adapter, out, form, base=folder, base_name=base_name)
+        export_checkpoint(adapter, out, form, base=folder, base_name=base_name, dtype=dtype)
         if check:
             from palestra.checkpoints.export_check import check_export
 
@@ -77,19 +79,31 @@ def export_saved(
                 raise CheckpointError(f"{out} does not say in transformers what {saved.name} says here")
 
 
-def export_checkpoint(adapter: Path, out: Path, form: ExportForm, *, base: Path, base_name: str | None = None) -> None:
-    """Writes a folder that appears whole or not at all. Raises CheckpointError."""
+def export_checkpoint(
+    adapter: Path,
+    out: Path,
+    form: ExportForm,
+    *,
+    base: Path,
+    base_name: str | None = None,
+    dtype: ExportDtype | None = None,
+) -> None:
+    """Writes a folder that appears whole or not at all; a whole model in `dtype`, or as its base is stored. Raises
+    CheckpointError."""
+    if dtype is not None and form != "merged":
+        raise CheckpointError("an adapter is written in float32: choose a dtype only for a whole model (merged)")
     if out.exists():
         raise CheckpointError(f"{out} already exists; choose another folder, or remove it first")
     needed = (adapter / WEIGHTS).stat().st_size if (adapter / WEIGHTS).is_file() else 0
     if form == "merged":
-        needed += sum(file.stat().st_size for file in base.glob("*.safetensors"))
+        stored = sum(file.stat().st_size for file in base.glob("*.safetensors"))
+        needed += stored * 2 if dtype == "float32" else stored  # most bases have 16 bits
     require_room(out, int(needed * ROOM))
     try:
         pool = AdapterPool(ModelSpec.from_folder(base))
         loaded = load_adapter(pool, adapter)
         if form == "merged":
-            export_merged(loaded, base, out)
+            export_merged(loaded, base, out, dtype=DTYPES[dtype] if dtype else None)
         else:
             save_adapter(loaded, out, base_model=base_name or portable_name(base), form="peft")
     except (ModelError, OSError) as error:

@@ -97,7 +97,9 @@ def _is_rounded(out: Path) -> bool:
 
 def _load_elsewhere(out: Path, form: ExportForm, base: Path) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_log
 
+    transformers_log.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(out if form == "merged" else base, dtype=torch.float32)
     if form == "merged":
         return model

@@ -17,7 +17,7 @@ from palestra.checkpoints.card import PICTURE, write_card
 from palestra.checkpoints.export import base_of, export_checkpoint, portable_name
 from palestra.checkpoints.hub import HubRepository
 from palestra.checkpoints.sources import saved_files
-from palestra.runs.export_form import ExportForm
+from palestra.runs.export_form import ExportDtype, ExportForm
 from palestra.runs.plots import RESULTS, draw
 from palestra.runs.reader import RunReader
 from palestra.runs.record_files import RunError
@@ -49,6 +49,7 @@ def prepared(
     *,
     base: str | None = None,
     base_name: str | None = None,
+    dtype: ExportDtype | None = None,
     server: str | None = None,
     key: str | None = None,
 ) -> Iterator[Publication]:
@@ -59,7 +60,7 @@ def prepared(
     ):
         folder, base_folder = Path(temporary) / "out", base_of(adapter, base)
         name = base_name or portable_name(base_folder)
-        export_checkpoint(adapter, folder, form, base=base_folder, base_name=name)
+        export_checkpoint(adapter, folder, form, base=base_folder, base_name=name, dtype=dtype)
         run = RunReader(saved.run)
         has_picture = _draw(run, folder / PICTURE)
         card = write_card(run, saved, form, repository=repository.name, base_name=name, has_picture=has_picture)
@@ -68,12 +69,19 @@ def prepared(
 
 
 def push_saved(
-    saved: SavedCheckpoint, target: str, form: ExportForm, *, public: bool, update: bool, **export: str | None
+    saved: SavedCheckpoint,
+    target: str,
+    form: ExportForm,
+    *,
+    public: bool,
+    update: bool,
+    dtype: ExportDtype | None = None,
+    **export: str | None,
 ) -> str:
     """Publishes a checkpoint and returns the address of the repository; `export` as for `prepared`."""
     repository = HubRepository(target)
     repository.check(update=update)
-    with prepared(saved, repository, form, **export) as publication:
+    with prepared(saved, repository, form, dtype=dtype, **export) as publication:
         repository.upload(publication.folder, public=public, message=f"Weights of {saved.name}")
     return repository.url
 

@@ -1,7 +1,8 @@
 """Options that mean the same in every command: which server, the key to it, config files. Old names of options still
 work.
 
-Owns: `--server`, `--key` and `--config`, the warning about an old name. Never touches: requests to a server.
+Owns: `--server`, `--key` and `--config`, the warning about an old name. Never touches: requests to a server that has
+started.
 """
 
 from __future__ import annotations
@@ -32,12 +33,21 @@ def server_options(
             "--key", metavar="KEY", envvar=key_envvar, show_envvar=True, help="API key, if the server needs one."
         )(command)
         shown: dict[str, Any] = {"metavar": "URL", "envvar": envvar, "show_envvar": True, "help": help}
-        shown |= {"default": default, "show_default": default is not None}
+        shown |= {"default": default, "show_default": default is not None, "callback": _started}
         if old is not None:
             return renamed_option("--server", old=old, **shown)(command)
         return click.option("--server", **shown)(command)
 
     return added
+
+
+def _started(ctx: click.Context, _param: click.Parameter, server: str | None) -> str | None:
+    """The address, when the server there has started."""
+    if server is not None and not ctx.resilient_parsing:
+        from palestra.cli.server_start import wait_for_start
+
+        wait_for_start(server)
+    return server
 
 
 config_files = click.option(

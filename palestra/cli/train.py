@@ -38,7 +38,7 @@ DISPLAYS = ("auto", "board", "lines", "json", "none")
     metavar="FILE",
     help="Further config file, merged over CONFIG; may be repeated.",
 )
-@click.option("--name", help="Name of the run's folder in `runs`. [kind and time]")
+@click.option("--name", help="Name of the run's folder in `runs`. [two words]")
 @click.option("--resume", metavar="RUN", help="Continue this run from its newest checkpoint, with its own config.")
 @server_options(help="Address of a Tinker API. [a server that is started for this run]", default=None, envvar=None)
 @click.option("--dry-run", is_flag=True, help="Check the config and what it names, print it, and do not train.")

@@ -27,7 +27,7 @@ from palestra.util.json_types import JsonObject
 class EvaluationConfig(Config):
     kind: Literal["eval"] = "eval"
     name: str | None = None
-    """Name of the evaluation's folder in `runs`. Default: kind and time."""
+    """Name of the evaluation's folder in `runs`. Default: two words that are free there."""
     runs: Folder = Path("runs")
     """Folder in which its folder is made, beside those of training runs."""
     seed: int = 0

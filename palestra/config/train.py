@@ -303,7 +303,7 @@ class RunConfig(Config):
     """Settings of every kind of run."""
 
     name: str | None = None
-    """Name of the run's folder in `runs`. Default: kind and time."""
+    """Name of the run's folder in `runs`. Default: two words that are free there."""
     runs: Folder = Path("runs")
     """Folder in which the runs' folders are made."""
     seed: int = 0

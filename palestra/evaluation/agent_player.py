@@ -32,13 +32,12 @@ from palestra.episodes import (
     play_async,
 )
 from palestra.evaluation.errors import EvaluationError
-from palestra.evaluation.token_counts import PROMPT_TOKENS, SAMPLED_TOKENS
 from palestra.training.rollouts.agent_rollouts import RECORDS, agent_player, agent_sampling
 from palestra.training.rollouts.episode_rollouts import grade_rollout
 from palestra.training.rollouts.rollout_loop import RolloutSettings
 from palestra.types import StopReason
 from palestra.types.episodes import EpisodeKind, GroupState, ResultKey
-from palestra.types.rollouts import CODING, GroupRequest, Rollout, RolloutStop, Turn
+from palestra.types.rollouts import CODING, PROMPT_TOKENS, SAMPLED_TOKENS, GroupRequest, Rollout, RolloutStop, Turn
 from palestra.types.timelines import CallSpan, turn_times
 
 GOODBYE_S = 5.0

@@ -13,13 +13,12 @@ from typing import Final, Protocol
 from palestra.endpoints.errors import EndpointSilent
 from palestra.endpoints.models import ModelEndpoint
 from palestra.evaluation.errors import EvaluationError
-from palestra.evaluation.token_counts import PROMPT_TOKENS, SAMPLED_TOKENS
 from palestra.net.chat_apis import CallAnswer
 from palestra.training.rollouts.chat_turns import ChatTurnSampler
 from palestra.training.rollouts.model_calls import ModelCalls
 from palestra.training.rollouts.rollout_loop import Environments, PlayedRollout, RolloutSettings, play
 from palestra.training.rollouts.sources import blank_rollout
-from palestra.types.rollouts import GroupRequest, Rollout, Turn
+from palestra.types.rollouts import PROMPT_TOKENS, SAMPLED_TOKENS, GroupRequest, Rollout, Turn
 
 
 class RolloutPlayer(Protocol):

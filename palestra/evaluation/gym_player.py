@@ -18,7 +18,6 @@ from palestra.environments.gym.errors import RowFailed
 from palestra.environments.gym.playing import RowCalls
 from palestra.environments.gym.rows import ROW
 from palestra.environments.step_results import verdict_of
-from palestra.evaluation.token_counts import PROMPT_TOKENS, SAMPLED_TOKENS
 from palestra.net.http_client import HttpClient
 from palestra.training.rollouts.gym_player import AWAY_S, play_row, sampling_row
 from palestra.training.rollouts.gym_results import NotTrainable, numbers, reward_of, verdict_fields
@@ -29,7 +28,7 @@ from palestra.training.rollouts.stopwatch import RolloutOutOfTime, RolloutStopwa
 from palestra.types import StopReason
 from palestra.types.gym import TURN_TIMES
 from palestra.types.gym_failures import FailureClass
-from palestra.types.rollouts import GroupRequest, Message, Rollout, RolloutStop, Turn
+from palestra.types.rollouts import PROMPT_TOKENS, SAMPLED_TOKENS, GroupRequest, Message, Rollout, RolloutStop, Turn
 from palestra.util.json_types import JsonMapping, JsonObject
 
 

@@ -22,7 +22,6 @@ from palestra.evaluation.agent_player import open_agent_player
 from palestra.evaluation.endpoint import EndpointPlayer
 from palestra.evaluation.errors import EvaluationError
 from palestra.evaluation.gym_player import open_gym_players
-from palestra.evaluation.token_counts import PROMPT_TOKENS, SAMPLED_TOKENS
 from palestra.runs.reader import RunStatus
 from palestra.runs.record_files import LineFile, read_lines
 from palestra.runs.writer import EventKind, RunFolder
@@ -30,7 +29,7 @@ from palestra.training.listener import RunListener, Stage
 from palestra.training.loops.eval_metrics import eval_metrics
 from palestra.training.rollouts.rollout_loop import RolloutSettings
 from palestra.training.seeds import group_seeds
-from palestra.types.rollouts import Group, GroupRequest, Rollout, Task
+from palestra.types.rollouts import PROMPT_TOKENS, SAMPLED_TOKENS, Group, GroupRequest, Rollout, Task
 from palestra.util.json_types import JsonObject
 
 STEP = 0

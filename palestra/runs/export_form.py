@@ -1,4 +1,4 @@
-"""What a checkpoint can be exported as."""
+"""What a checkpoint can be exported as, and in which dtype."""
 
 from __future__ import annotations
 
@@ -6,3 +6,5 @@ from typing import Literal
 
 ExportForm = Literal["peft", "merged"]
 """An adapter for PEFT and vLLM, or a whole model."""
+ExportDtype = Literal["bfloat16", "float16", "float32"]
+"""What the weights of a whole model are written in."""

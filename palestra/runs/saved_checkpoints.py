@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from palestra.runs.best_step import best_step
-from palestra.runs.export_form import ExportForm
+from palestra.runs.export_form import ExportDtype, ExportForm
 from palestra.runs.reader import RunReader, RunStatus
 from palestra.runs.record_files import RunError
 from palestra.util.json_types import JsonObject
@@ -71,6 +71,7 @@ class SavedCheckpoint(Struct, frozen=True, kw_only=True):
         *,
         base: str | None = None,
         base_name: str | None = None,
+        dtype: ExportDtype | None = None,
         check: bool = False,
         server: str | None = None,
         key: str | None = None,
@@ -78,12 +79,14 @@ class SavedCheckpoint(Struct, frozen=True, kw_only=True):
         """Writes the checkpoint to a new folder: `peft` is an adapter for PEFT and vLLM, `merged` a whole model.
 
         `base` is the model it was trained on, if the checkpoint does not say it, and `base_name` what the adapter calls
-        it. `check` loads the export in transformers and compares it with the checkpoint. `server` and `key` are for a
-        run whose checkpoints are at a server. Returns the folder. Raises CheckpointError.
+        it. `dtype` is what a whole model is written in, if not as its base is stored. `check` loads the export in
+        transformers and compares it with the checkpoint. `server` and `key` are for a run whose checkpoints are at a
+        server. Returns the folder. Raises CheckpointError.
         """
         from palestra.checkpoints.export import export_saved
 
-        export_saved(self, Path(out), form, base=base, base_name=base_name, check=check, server=server, key=key)
+        where = {"base": base, "base_name": base_name, "server": server, "key": key}
+        export_saved(self, Path(out), form, dtype=dtype, check=check, **where)
         return Path(out)
 
     def push(
@@ -95,6 +98,7 @@ class SavedCheckpoint(Struct, frozen=True, kw_only=True):
         update: bool = False,
         base: str | None = None,
         base_name: str | None = None,
+        dtype: ExportDtype | None = None,
         server: str | None = None,
         key: str | None = None,
     ) -> str:
@@ -106,7 +110,7 @@ class SavedCheckpoint(Struct, frozen=True, kw_only=True):
         from palestra.checkpoints.push import push_saved
 
         names = {"base": base, "base_name": base_name, "server": server, "key": key}
-        return push_saved(self, target, form, public=public, update=update, **names)
+        return push_saved(self, target, form, public=public, update=update, dtype=dtype, **names)
 
 
 class SelectedCheckpoint(Struct, frozen=True):

@@ -10,6 +10,7 @@ import math
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
@@ -20,9 +21,10 @@ from pydantic import BaseModel
 from palestra.config import dump_config
 from palestra.runs.facts import flatten, gather_facts, summarize
 from palestra.runs.lock import RunLock
+from palestra.runs.names import drawn_names
 from palestra.runs.reader import STOP, Part, RunReader, RunStatus
 from palestra.runs.record_files import BadRunName, LineFile, RunError, write_json, write_records
-from palestra.types.rollouts import Branch, Group, Rollout, TrainSequence
+from palestra.types.rollouts import PROMPT_TOKENS, SAMPLED_TOKENS, Branch, Group, Rollout, TrainSequence
 from palestra.util.json_types import JsonMapping, JsonObject
 
 FORMAT = 1
@@ -60,14 +62,13 @@ class RunFolder(RunReader):
 
     @classmethod
     def create(cls, root: str | Path, name: str | None, config: BaseModel, facts: JsonMapping | None = None) -> Self:
-        """Makes the folder of a new run. `facts`: further facts, such as `tokenizer`. Raises RunError if the name is
-        taken or not allowed."""
+        """Makes the folder of a new run, without a name under one of two words. `facts`: further facts, such as
+        `tokenizer`. Raises RunError if the name is taken or not allowed."""
         root = Path(root).expanduser().absolute()
-        name = name or _free_name(root, getattr(config, "kind", "run"))
-        if not NAME.fullmatch(name):
+        if name and not NAME.fullmatch(name):
             allowed = "letters, digits, '.', '_' and '-', 100 at most"
             raise BadRunName(f"{name!r} cannot be the name of a run: use {allowed}")
-        path = root / name
+        path = root / name if name else _new_folder(root)
         path.mkdir(parents=True, exist_ok=True)
         _refuse_taken(path)
         lock = RunLock(path / "lock")
@@ -117,9 +118,9 @@ class RunFolder(RunReader):
         trainer_logprobs: Sequence[Sequence[float]] = (),
         entropies: Sequence[Sequence[float]] = (),
     ) -> None:
-        """Writes rollouts for people to read; with the trained `sequences` also every token, its logprob, its
-        advantage and, if `trainer_logprobs` and `entropies` have those of each sequence's `tokens[1:]`, its logprob by
-        the trainer and the entropy there, NaN where it is not known."""
+        """Writes rollouts for people to read; with the trained `sequences` also every token, its logprob, its advantage
+        before it was scaled and, if `trainer_logprobs` and `entropies` have those of each sequence's `tokens[1:]`, its
+        logprob by the trainer and the entropy there, NaN where it is not known."""
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         if sequences is None:
             self._write_readable(Part.ROLLOUTS, step, groups, None)
@@ -200,10 +201,13 @@ def _refuse_taken(path: Path) -> None:
         )
 
 
-def _free_name(root: Path, kind: str) -> str:
-    name = f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
-    taken = (f"{name}-{number}" for number in range(2, 1000))
-    return next(free for free in (name, *taken) if not (root / free).exists())
+def _new_folder(root: Path) -> Path:
+    """Makes a folder with a name that was free, also where several processes draw names at once."""
+    for name in drawn_names():
+        with suppress(FileExistsError):
+            (root / name).mkdir(parents=True)
+            return root / name
+    raise RunError(f"no free name was found in {root}; give one with --name")
 
 
 def _changes(old: object, new: object) -> dict[str, list[Any]]:
@@ -225,8 +229,8 @@ def _readable(rollout: Rollout) -> JsonObject:
         "stop": rollout.stop,
         "turns": len(rollout.all_turns),
         "branches": len(rollout.branches),
-        "tokens": rollout.response_length,
-        "prompt_tokens": len(rollout.prompt),
+        "tokens": rollout.response_length or int(rollout.metrics.get(SAMPLED_TOKENS, 0)),
+        "prompt_tokens": len(rollout.prompt) or int(rollout.metrics.get(PROMPT_TOKENS, 0)),
         "version": rollout.oldest_version,
         "temperature": rollout.temperature,
         "seed": rollout.seed,
@@ -250,13 +254,26 @@ def _turn_times(rollout: Rollout) -> JsonObject:
 
 
 def _use(rollout: Rollout, trained: Mapping[str, TrainSequence] | None) -> JsonObject:
-    """Whether a rollout was trained on, and its advantage: the mean over the tokens that were sampled."""
+    """Whether a rollout was trained on, and its advantage before it was scaled: the mean over the tokens that were
+    sampled."""
     if trained is None:
         return {"used": None, "advantage": None}
     rows = [trained[row.id] for row in rollout.rows if row.id in trained]
-    pairs = [pair for row in rows for pair in zip(row.advantages, row.mask, strict=True)]
+    pairs = [pair for row in rows for pair in zip(_unscaled(row), row.mask, strict=True)]
     advantages = [advantage for advantage, is_sampled in pairs if is_sampled]
-    return {"used": bool(rows), "advantage": sum(advantages) / len(advantages) if advantages else None}
+    if not advantages:
+        return {"used": bool(rows), "advantage": None}
+    divisors = {row.divisor for row in rows}
+    return {
+        "used": True,
+        "advantage": sum(advantages) / len(advantages),
+        "advantage_divisor": divisors.pop() if len(divisors) == 1 else None,
+    }
+
+
+def _unscaled(row: TrainSequence) -> list[float]:
+    """The advantages as they were before they were divided, without the last bits that this costs."""
+    return [round(advantage * row.divisor, 9) for advantage in row.advantages]
 
 
 def _of_sampled(values: Sequence[float] | None, trained: TrainSequence | None) -> list[float] | None:
@@ -291,7 +308,8 @@ def _token_record(
             }
             for turn in row.turns
         ],
-        "advantages": trained.advantages if trained else None,
+        "advantages": _unscaled(trained) if trained else None,
+        "advantage_divisor": trained.divisor if trained else None,
         "trainer_logprobs": _of_sampled(trainer_logprobs, trained),
         "entropies": None if spread is None else [None if math.isnan(one) else round(one, 4) for one in spread],
     }

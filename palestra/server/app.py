@@ -66,14 +66,20 @@ class StartingGate:
     """Answers 503 while the server stands by or starts. Once `app` is there, the routes that engines need are open, and
     with `is_open` all of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, began: float) -> None:
         self.app: ASGIApp | None = None
         self.is_open = False
-        self.reason = "the server is starting"
+        self.standing_by: str | None = None
+        """Why the server does not start yet, if it stands by."""
         self.engines: Callable[[], Mapping[str, str | None]] | None = None
         """Returns what each base model waits for, None for those that are ready; itself None until it is known which
         there are."""
-        self._begin = time.monotonic()
+        self._began = began
+
+    def begin_start(self) -> None:
+        """Ends the standing by, if there was one."""
+        if self.standing_by is not None:
+            self.standing_by, self._began = None, time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_http = scope["type"] == "http"
@@ -83,16 +89,20 @@ class StartingGate:
             await self._answer(scope["path"], Headers(scope=scope))(scope, receive, send)
 
     def _answer(self, path: str, headers: Headers) -> Response:
+        starting_s = None if self.standing_by else round(time.monotonic() - self._began, 1)
+        reason = self.standing_by or f"the server is starting, for {starting_s:.0f} s so far; ask again in a moment"
         match path:
             case "/healthz":
                 return JSONResponse({"status": "ok"})
             case "/readyz":
-                return JSONResponse({"ready": False, "waiting_for": [], "reasons": [self.reason]}, 503)
+                found = {"ready": False, "waiting_for": [], "reasons": [reason], "starting_s": starting_s}
+                return JSONResponse(found, 503)
             case _ if path == "/" or "text/html" in headers.get("accept", ""):
                 engines = None if self.engines is None else self.engines()
-                return HTMLResponse(starting_page(self.reason, self._begin, engines), 503, {"retry-after": "1"})
+                page = starting_page(self.standing_by or "the server is starting", self._began, engines)
+                return HTMLResponse(page, 503, {"retry-after": "1"})
             case _:
-                return JSONResponse({"detail": self.reason}, 503, {"retry-after": "1"})
+                return JSONResponse({"detail": reason}, 503, {"retry-after": "1"})
 
 
 def create_app(services: ServerServices) -> RequestLog:

@@ -24,6 +24,7 @@ from palestra.server.core.telemetry.disk_health import DiskHealth
 from palestra.server.core.workers.supervisor import WorkerError
 from palestra.server.engines import PreloadedWorkers
 from palestra.server.http.logs import set_up_logs
+from palestra.server.listeners import BACKLOG, Listeners, ServeError, bind
 from palestra.server.services import ServerServices
 from palestra.store import Store
 from palestra.store.errors import JournalError, StoreError, StoreTooNew
@@ -35,18 +36,13 @@ from palestra.util.service_manager import notify
 log = structlog.get_logger()
 
 
-BACKLOG = 4096
 STANDBY_S = 0.5  # how often a standby looks whether the active server is gone
 GARBAGE_AFTER = 10_000
 """Number of new objects before the garbage collector runs. Python's default of 700 is reached during the calls of 64
 clients, and costs a sixth of their CPU."""
 
 
-class ServeError(Exception):
-    """The server cannot start or run; one line says why."""
-
-
-def run(config: ServeConfig, *, with_parent: bool = False) -> int:
+def run(config: ServeConfig, listeners: Listeners, *, with_parent: bool = False) -> int:
     """Runs the server. `with_parent`: stop when stdin closes, which happens when the process at its other end is
     gone."""
     set_up_logs(config.log_level, as_json=config.log_json)
@@ -55,7 +51,7 @@ def run(config: ServeConfig, *, with_parent: bool = False) -> int:
     gc.freeze()  # imported objects stay, and need not be examined for garbage again
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(config, with_parent))
+            runner.run(_serve(config, listeners, with_parent))
     except ModuleNotFoundError as e:
         if config.otlp_endpoint is None or not (e.name or "").startswith("opentelemetry"):
             raise
@@ -67,26 +63,23 @@ def run(config: ServeConfig, *, with_parent: bool = False) -> int:
     return 0
 
 
-async def _serve(config: ServeConfig, with_parent: bool) -> None:
-    if not config.models:
-        raise ServeError(
-            "there is no model to serve; type: palestra serve --model DIR (palestra model random DIR makes one)"
-        )
-    if troubles := await DiskHealth.of(config).troubles():
-        raise ServeError(
-            f"cannot write where the config says ({config.state}): {'; '.join(troubles)}; free some space, or name "
-            "another folder (--state, --checkpoints)"
-        )
-    tls = _tls_context(config)
-    listeners = [_bind(config.host, config.port, "--port")]
-    if config.tinkerscript_host is not None:
-        try:
-            listeners.append(_bind(config.tinkerscript_host, config.tinkerscript.port, "tinkerscript.port=PORT"))
-        except ServeError:
-            listeners[0].close()
-            raise
-    # Our own processes know neither the authority of the certificate nor a name that it is valid for.
-    own = listeners[0] if tls is None else _bind("127.0.0.1", 0, "address")
+async def _serve(config: ServeConfig, listeners: Listeners, with_parent: bool) -> None:
+    try:
+        if not config.models:
+            raise ServeError(
+                "there is no model to serve; type: palestra serve --model DIR (palestra model random DIR makes one)"
+            )
+        if troubles := await DiskHealth.of(config).troubles():
+            raise ServeError(
+                f"cannot write where the config says ({config.state}): {'; '.join(troubles)}; free some space, or name "
+                "another folder (--state, --checkpoints)"
+            )
+        tls = _tls_context(config)
+        # Our own processes know neither the authority of the certificate nor a name that it is valid for.
+        own = listeners.sockets[0] if tls is None else bind("127.0.0.1", 0, "address")
+    except ServeError:
+        listeners.close()
+        raise
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -96,19 +89,19 @@ async def _serve(config: ServeConfig, with_parent: bool) -> None:
     try:
         await _until_stopped(config, listeners, own, tls, stop)
     finally:
-        for listener in {*listeners, own}:
-            listener.close()
+        own.close()
+        listeners.close()
 
 
 async def _until_stopped(
     config: ServeConfig,
-    listeners: list[socket.socket],
+    listeners: Listeners,
     own: socket.socket,
     tls: ssl.SSLContext | None,
     stop: asyncio.Event,
 ) -> None:
     """`own`: where processes of this server reach it without TLS; the first of `listeners`, if they have none."""
-    gate = StartingGate()
+    gate = StartingGate(listeners.opened)
     running: list[tuple[HttpServer, asyncio.Task[None]]] = []
 
     def listen(sockets: list[socket.socket], tls: ssl.SSLContext | None) -> None:
@@ -141,15 +134,16 @@ async def _until_stopped(
             server.should_exit = True
         await asyncio.gather(*(serving for _, serving in running))
 
-    listen(listeners, tls)
-    if own not in listeners:
+    listen(listeners.sockets, tls)
+    if own not in listeners.sockets:
         listen([own], None)
-    urls = [_url(listener, has_tls=tls is not None) for listener in listeners]
+    urls = [_url(listener, has_tls=tls is not None) for listener in listeners.sockets]
     preloaded = PreloadedWorkers()
     try:
         store = await _open_store(config, gate, preloaded, urls[0], stop)
         if store is None:
             return
+        gate.begin_start()
         is_replaced = asyncio.Event()
         store.on_lock_lost = _threadsafe(lambda: (is_replaced.set(), stop.set()))
         started = time.monotonic()
@@ -187,8 +181,8 @@ async def _open_store(
         except StoreError as e:
             if not config.standby:
                 raise
-            if gate.reason != (reason := f"standing by: {e}"):
-                gate.reason = reason
+            if gate.standing_by != (reason := f"standing by: {e}"):
+                gate.standing_by = reason
                 log.info("standing by", reason=str(e))
         if not is_announced:
             is_announced = True
@@ -234,18 +228,6 @@ def _tls_context(config: ServeConfig) -> ssl.SSLContext | None:
         reason = "they are not a PEM certificate and its key" if isinstance(e, ssl.SSLError) else e.strerror
         raise ServeError(f"cannot serve TLS with {files}: {reason}") from e
     return context
-
-
-def _bind(host: str, port: int, setting: str) -> socket.socket:
-    """Binds before anything slow happens, so that a port in use is reported at once."""
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(found[0], socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(found[4])
-    except OSError as e:
-        raise ServeError(f"cannot listen on {host}:{port} ({e.strerror}); choose another {setting}") from e
-    return listener
 
 
 def _url(listener: socket.socket, *, has_tls: bool) -> str:

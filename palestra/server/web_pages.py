@@ -1,6 +1,7 @@
 """Pages for people with a browser: what there is, and the API to try out. They need no internet.
 
-Owns: `/`, `/docs` and its files. Never touches: anything that belongs to an owner, since no key is required.
+Owns: `/`, which looks like the dashboard, `/docs` and its files. Never touches: anything that belongs to an owner,
+since no key is required.
 """
 
 from __future__ import annotations
@@ -23,16 +24,18 @@ ONLY_FROM_HERE = {
 }
 WELCOME = """<!doctype html>
 <html lang="en">
+<head>
 <meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
 <title>Palestra</title>
-<style>
-body { font: 1rem/1.6 system-ui, sans-serif; max-width: 40rem; margin: 3rem auto; padding: 0 1rem }
-code { background: #8882; padding: .1em .3em; border-radius: .2em }
-@media (prefers-color-scheme: dark) { body { background: #111; color: #ddd } a { color: #8bf } }
-</style>
-<h1>Palestra</h1>
-<p>A server that trains and samples language models is running here.</p>
+<link rel="icon" href="ui/static/icon.svg">
+<link rel="stylesheet" href="ui/static/view.css">
+</head>
+<body>
+<header class="top"><span class="home">palestra</span></header>
+<main class="welcome">
+<h1>A server that trains and samples language models</h1>
 <ul>
 <li><a href="ui/">Dashboard</a>: runs, the server at work, episodes, a playground; where keys are needed, with a key
 <li><a href="docs">API documentation</a>, to read and to try out; <a href="openapi.json">as OpenAPI JSON</a>
@@ -41,6 +44,8 @@ code { background: #8882; padding: .1em .3em; border-radius: .2em }
 </ul>
 <p>The Tinker SDK takes this address as <code>base_url</code>, OpenAI's clients take it with <code>/v1</code> behind it.
 <code>palestra --help</code> lists the commands; guides are in the folder <code>docs</code> of the project.</p>
+</main>
+</body>
 </html>
 """
 

@@ -79,7 +79,7 @@ class AliasClient:
         if answer.is_success or (answer.status_code in (404, 405) and refusal.get("code") not in OURS):
             raise NoAliases(f"{self.url} has no aliases")
         kind = UnknownAlias if answer.status_code == 404 else AliasError
-        raise kind(refusal.get("message") or f"{answer.status_code} {answer.reason_phrase}")
+        raise kind(refusal.get("message") or content.get("detail") or f"{answer.status_code} {answer.reason_phrase}")
 
 
 def _content(answer: httpx.Response) -> JsonObject:

@@ -14,6 +14,8 @@ Message = JsonObject
 
 CODING = "coding"
 """The environment of coding tasks, which agents play in sandboxes."""
+PROMPT_TOKENS, SAMPLED_TOKENS = "prompt_tokens", "sampled_tokens"
+"""Metrics of a rollout whose tokens are not known: their number, as the endpoint counted them."""
 
 
 class RolloutStop(StrEnum):
@@ -220,6 +222,8 @@ class TrainSequence(Struct, kw_only=True):
     """What the loss compares with: the sampler's, or the trainer's own. 0 for tokens that were not sampled."""
     advantages: list[float]
     """0 for masked tokens."""
+    divisor: float = 1.0
+    """What the advantages were divided by, so that the loss, a sum, is a mean (`algorithm.normalize`)."""
     sampler_logprobs: list[float] = []
     """The sampler's, if `logprobs` are the trainer's own and off-policy corrections compare the two; otherwise
     empty."""

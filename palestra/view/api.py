@@ -72,9 +72,11 @@ def list_runs(
     filter: str = "",  # noqa: A002
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
     offset: Annotated[int, Query(ge=0)] = 0,
+    sort: str = "",
 ) -> Response:
-    """The runs, newest first, starred ones before them; `filter` as on the page."""
-    return json_response(runs.find(filter, limit, offset))
+    """The runs, newest first, starred ones before them; `filter` as on the page. `sort` is a column of the page, such
+    as `reward`, or `-reward` for the highest first."""
+    return json_response(runs.find(filter, limit, offset, sort))
 
 
 @router.get("/runs/{run}")

@@ -12,6 +12,8 @@ from palestra.environments.gym.overview import read_gym
 from palestra.view.api import Runs, json_response
 from palestra.view.rendering import render
 
+USUAL_SERVER = "http://127.0.0.1:8000"
+"""Where `palestra serve` is unless it is told otherwise."""
 api = APIRouter(prefix="/api/v1/gym", tags=["gym"])
 pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
@@ -26,4 +28,6 @@ async def show_gym(request: Request, runs: Runs) -> Response:
 @pages.get("/gym")
 async def gym_page(request: Request, runs: Runs) -> HTMLResponse:
     template = "gym_tables.html" if "hx-request" in request.headers else "gym.html"
-    return render(request, template, gym=await read_gym(request.app.state.gym))
+    here = f"{request.url.scheme}://{request.url.netloc}"
+    gym = await read_gym(request.app.state.gym)
+    return render(request, template, gym=gym, here=here, usual_server=USUAL_SERVER)

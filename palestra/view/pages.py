@@ -32,10 +32,16 @@ Form = Annotated[dict[str, str], Depends(read_form)]
 
 
 @router.get("/")
-def show_runs(request: Request, runs: Runs, filter: str = "", offset: int = 0) -> HTMLResponse:  # noqa: A002
+def show_runs(
+    request: Request,
+    runs: Runs,
+    filter: str = "",  # noqa: A002
+    sort: str = "",
+    offset: int = 0,
+) -> HTMLResponse:
     template = "runs_table.html" if "hx-request" in request.headers else "runs.html"
-    page = runs.find(filter, PAGE_RUNS, max(0, offset))
-    return render(request, template, page=page, filter=filter, offset=max(0, offset), limit=PAGE_RUNS)
+    page = runs.find(filter, PAGE_RUNS, max(0, offset), sort)
+    return render(request, template, page=page, filter=filter, sort=sort, offset=max(0, offset), limit=PAGE_RUNS)
 
 
 @router.get("/compare")

@@ -23,8 +23,9 @@ def write_model(model: Qwen3ForCausalLM, folder: Path, end: int, pad: int, card:
     config = {
         **model.config.to_diff_dict(),
         "architectures": ["Qwen3ForCausalLM"],
-        "dtype": "float32",
-    }  # to compute in; stored in half of it
+        "dtype": "bfloat16",
+        "compute_dtype": "float32",  # for Palestra; other libraries compute in the dtype of the files
+    }
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     generation = {"eos_token_id": [end, pad], "pad_token_id": pad, "do_sample": True, "temperature": 1.0}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")

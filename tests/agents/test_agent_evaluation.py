@@ -55,6 +55,8 @@ def test_an_agent_is_evaluated_on_a_folder_of_tasks_and_compared_with_itself(
     assert metrics["eval/pass_at_2"] == 0.25
     assert metrics["eval/sampled_tokens"] > 40
     played = rollouts(tmp_path / "runs" / "one")
+    listed = json.loads(palestra(tmp_path, "rollout", "list", "one", "--limit", "0", "--json").stdout)
+    assert sum(one["tokens"] for one in listed) == metrics["eval/sampled_tokens"]
     assert {task: [one["reward"] for one in found] for task, found in played.items()} == {
         SOLVES: [1.0, 1.0],
         SHIRKS: [0.0, 0.0],

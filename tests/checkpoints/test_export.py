@@ -14,6 +14,8 @@ import torch
 from palestra.checkpoints.export import export_checkpoint
 from palestra.checkpoints.export_check import check_export
 from palestra.config.bundled import BUNDLED, EPHEBE
+from palestra.model.loading.spec import ModelSpec
+from palestra.model.loading.weight_files import WeightFiles
 from tests.checkpoints.conftest import write_adapter
 from tests.model.loading.test_packed_files import write_fp8
 
@@ -87,6 +89,15 @@ def test_a_merged_model_is_whole_for_transformers(tmp_path, caplog):
     needed = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert names >= needed
     assert "chat_template.jinja" in names or "chat_template" in (tmp_path / "out" / "tokenizer_config.json").read_text()
+
+
+@pytest.mark.parametrize("folder", [EPHEBE, "ephebe-shell"])
+def test_bundled_models_name_the_dtype_of_their_files_and_are_computed_in_float32(folder):
+    base = BUNDLED / folder
+    with WeightFiles(base) as files:
+        stored = {str(files.dtype(name)) for name in files}
+    assert stored == {f"torch.{json.loads((base / 'config.json').read_text())['dtype']}"}
+    assert ModelSpec.from_folder(base).dtype == "float32"
 
 
 def test_a_quantised_base_is_exported_as_a_plain_model(random_model, tmp_path, caplog):

@@ -48,6 +48,7 @@ def test_exports_say_in_transformers_what_the_checkpoint_says(run, tmp_path, for
     result = json.loads(done.stdout)
     assert result["check"]["largest_difference"] < 1e-3 < 0.1 < result["check"]["change"]
     assert result["check"]["warnings"] == []
+    assert done.stderr == "", "no bars of other libraries"
 
 
 @pytest.mark.parametrize("form", ["peft", "merged"])
@@ -84,6 +85,14 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(run, tmp_path):
         assert said in refused.stderr
         assert "0.00" not in refused.stderr
         assert "Errno" not in refused.stderr
+
+
+def test_a_whole_model_is_written_in_the_dtype_that_was_chosen(run, tmp_path):
+    assert palestra("export", run.path, tmp_path / "half", "--as", "merged", "--dtype", "bfloat16").exit_code == 0
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
+    refused = palestra("export", run.path, tmp_path / "adapter", "--dtype", "bfloat16")
+    assert refused.exit_code == 1
+    assert "only for a whole model" in refused.stderr
 
 
 def test_what_cannot_be_exported_is_said_in_one_line(run, tmp_path, micro_model):

@@ -250,3 +250,10 @@ def test_config_show_takes_what_train_takes(tmp_path, monkeypatch):
 def test_the_help_of_train_names_every_bundled_config():
     said = " ".join(CliRunner().invoke(main, ["train", "--help"]).stdout.replace("│", " ").split())
     assert f"bundled config: {', '.join(bundled_configs())}." in said
+
+
+def test_a_command_that_has_loaded_triton_ends_without_noise():
+    """Triton's library reports what is not freed at the end of the process."""
+    script = "import sys, triton; from palestra.cli.__main__ import run; sys.argv[1:] = ['--version']; run()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

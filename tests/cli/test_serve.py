@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from palestra.cli import main
 from palestra.config.serve import ServeConfig
+from palestra.server import listeners
 
 Serve = Callable[..., ServeConfig]
 EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
@@ -37,8 +38,9 @@ def serve(monkeypatch) -> Serve:
     """Runs the command with a server that only remembers its config."""
     seen: list[ServeConfig] = []
     server = ModuleType("palestra.server.main")
-    server.run = lambda config, *, with_parent: seen.append(config) or 7  # type: ignore[attr-defined]
+    server.run = lambda config, listeners, *, with_parent: seen.append(config) or 7  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "palestra.server.main", server)
+    monkeypatch.setattr(listeners, "open_listeners", lambda config: None)  # addresses of other machines
 
     def serve(*args: object) -> ServeConfig:
         result = palestra("serve", *args)
@@ -177,7 +179,7 @@ def test_without_an_extra_the_line_says_what_to_install(monkeypatch, module, arg
     monkeypatch.setitem(sys.modules, module, None)
     for name in ("palestra.server.main", "palestra.server.core.telemetry.otlp", "palestra.net.serving"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    needed = refused("--model", "tiny", *arguments, code=1)
+    needed = refused("--model", "tiny", "--port", 0, *arguments, code=1)
     assert needed == f"error: this command needs {module}; to install it: pip install 'palestra[{extra}]'\n"
 
 

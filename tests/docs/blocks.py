@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(\w*)\s*$")
-COMMENT = re.compile(r"^<!-- (not run|run with|typed|file): (.+) -->$")
+COMMENT = re.compile(r"^<!-- (not run|run with|typed|prints|file): (.+) -->$")
 PROMPT = "$ "
 SHELLS = ("console", "bash")
 

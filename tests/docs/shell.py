@@ -68,19 +68,32 @@ class Shell:
         self._count = 0
         self._running: dict[str, int] = {}
         """Process groups in the background by what they are."""
+        self._starting: set[str] = set()
         self._send("shopt -s expand_aliases; set -m -o pipefail")
 
-    def run(self, command: str, comments: Mapping[str, str]) -> None:
-        """Raises Failed, with what was printed."""
+    def run(self, command: str, comments: Mapping[str, str]) -> str:
+        """Runs a command as it would be pasted: the one after a server that starts does not wait for it. Returns what
+        was printed. Raises Failed with it."""
         command = _shortened(command, comments.get("run with", ""))
         plain = _plain(command)
         server = SERVER.match(plain)
         if server is None and not plain.endswith("&"):
-            self._foreground(command, comments.get("typed", ""))
-            return
+            return self._foreground(command, comments.get("typed", ""))
         kind = server[1] if server else plain
         self.stop(kind)
-        self._background(kind, plain.removesuffix("&").strip(), READY.get(kind, ""))
+        self._background(kind, plain.removesuffix("&").strip())
+        return ""
+
+    def settle(self) -> None:
+        """Waits until the servers are ready that a block has started: who reads on has seen that they are."""
+        end = time.monotonic() + READY_S
+        for kind in self._starting:
+            group = self._running[kind]
+            while READY.get(kind, "") not in self._log(kind):
+                if time.monotonic() > end or self._send(f"kill -0 {group} 2>/dev/null")[0] != 0:
+                    raise Failed(f"{kind} is not ready:\n{self._log(kind)}")
+                time.sleep(0.1)
+        self._starting.clear()
 
     def close(self) -> None:
         """Ends all that runs, the newest first: watchers before the servers that they watch."""
@@ -93,6 +106,7 @@ class Shell:
 
     def stop(self, kind: str) -> None:
         """Ends it as Ctrl-C would. Raises Failed where it does not end, or ends badly."""
+        self._starting.discard(kind)
         group = self._running.pop(kind, None)
         if group is None:
             return
@@ -104,7 +118,7 @@ class Shell:
         if code not in STOPPED:
             raise Failed(f"{kind} ended with {code}:\n{said}\n{self._log(kind)}")
 
-    def _foreground(self, command: str, typed: str) -> None:
+    def _foreground(self, command: str, typed: str) -> str:
         """What is typed is typed again and again, for as long as the command asks."""
         lines = self.folder.parent / "typed.txt"
         lines.write_text(f"{typed}\n" * LINES if typed else "", encoding="utf-8")
@@ -112,18 +126,15 @@ class Shell:
         if code != 0:
             logs = "".join(f"\n--- {kind}:\n{self._log(kind)}" for kind in self._running)
             raise Failed(f"$ {command}\nended with {code}:\n{said[-4000:]}{logs}")
+        return said
 
-    def _background(self, kind: str, command: str, ready: str) -> None:
+    def _background(self, kind: str, command: str) -> None:
         log = self._log_file(kind)
         code, said = self._send(f"{{ {command}\n}} </dev/null >{log} 2>&1 &\necho group $!")
         assert code == 0, said
         group = int(said.rpartition("group ")[2].split()[0])
         self._running[kind] = group
-        end = time.monotonic() + READY_S
-        while ready not in self._log(kind):
-            if time.monotonic() > end or self._send(f"kill -0 {group} 2>/dev/null")[0] != 0:
-                raise Failed(f"$ {command}\nis not ready:\n{self._log(kind)}")
-            time.sleep(0.1)
+        self._starting.add(kind)
 
     def _send(self, text: str, limit_s: float = 60) -> tuple[int, str]:
         """The exit status, and what was printed meanwhile."""

@@ -50,8 +50,9 @@ def test_commands_work_as_written(open_pages: Pages, block: Block) -> None:
     shell = open_pages.shell(block.page)
     if "file" in block.comments:
         (shell.folder / block.comments["file"]).write_text(block.text, encoding="utf-8")
-    for command in block.commands if block.language in SHELLS else ():
-        shell.run(command, block.comments)
+    printed = [shell.run(command, block.comments) for command in block.commands] if block.language in SHELLS else []
+    shell.settle()
+    assert block.comments.get("prints", "") in "".join(printed)
 
 
 def test_every_block_of_a_shell_has_commands() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -63,10 +64,23 @@ def test_a_name_cannot_leave_its_folder(root, name):
     assert not root.exists()
 
 
-def test_runs_without_a_name_get_different_ones(root):
+def test_runs_without_a_name_get_different_ones_that_people_can_say(root):
     with create(root, None) as one, create(root, None) as other:
-        assert one.name.startswith("grpo-")
+        assert re.fullmatch(r"[a-z]+-[a-z]+", one.name)
         assert one.name != other.name
+        about = one.read_about()
+        assert (about["kind"], about["created"] > 0) == ("grpo", True)
+
+
+def test_a_drawn_name_is_free_also_where_many_are_taken(root, monkeypatch):
+    monkeypatch.setattr("palestra.runs.names.FIRST", "calm")
+    monkeypatch.setattr("palestra.runs.names.SECOND", "otter")
+    names = []
+    for _ in range(3):
+        with create(root, None) as run:
+            names.append(run.name)
+    assert names[0] == "calm-otter"
+    assert len(set(names)) == 3
 
 
 def test_a_failed_start_leaves_no_lock(root, monkeypatch):
@@ -143,7 +157,7 @@ def test_rollouts_and_tokens_are_read_back(root):
         tokens = run.read_tokens(12)
         assert tokens[0]["prompt"] == [1, 2]
         assert tokens[0]["turns"][0]["logprobs"] == [-0.5] * 3
-        assert tokens[0]["advantages"] == next(row.advantages for row in batch.sequences if row.rollout == "a-0")
+        assert (tokens[0]["advantages"], tokens[0]["advantage_divisor"]) == ([0.0, 0.0, 0.5, 0.5, 0.5], 9.0)
         assert tokens[2]["advantages"] is None
         assert [record["id"] for record in run.read_rollouts(12, Part.EVAL)] == ["eval-x-0"]
         assert (run.steps(), run.steps(Part.EVAL)) == ([12], [12])

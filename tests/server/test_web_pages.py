@@ -35,7 +35,9 @@ def test_the_root_links_to_docs_health_and_api(server):
     page = server.http(key=None).get("/")
     assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     links = {address for _, address in Addresses(page.text).found}
-    assert links == {"ui/", "docs", "openapi.json", "healthz", "readyz", "metrics"}
+    files = {"ui/static/icon.svg", "ui/static/view.css"}
+    assert links == {"ui/", "docs", "openapi.json", "healthz", "readyz", "metrics"} | files
+    assert {server.http(key=None).get(f"/{one}").status_code for one in files} == {200}
     assert {server.http().get(f"/{one}").status_code for one in links} == {200}
     assert server.http(key=None).head("/").status_code == 200
 

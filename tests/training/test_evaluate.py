@@ -186,6 +186,7 @@ def test_gym_and_platform_are_evaluated_by_name(evaluate, tmp_path):
     assert {record["environment"] for record in records} == {"gym:mcqa", "fleet_task"}
     for record in records:
         assert record["metrics"]["prompt_tokens"] > record["metrics"]["sampled_tokens"] > 0
+        assert record["tokens"] == record["metrics"]["sampled_tokens"]
         assert any(message["role"] == "assistant" for message in record["messages"])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+import subprocess
 
 import pytest
 from starlette.testclient import TestClient
@@ -72,6 +73,15 @@ def test_rows_are_kept_beside_the_runs_and_made_anew_when_files_change(client, o
     again = open_client(root)
     again.post(f"{API}/runs/first/labels", json={"tag": "new"})
     assert again.get(f"{API}/runs").json()["runs"][0]["tags"] == ["new"]
+
+
+def test_git_ignores_what_is_kept_beside_the_runs(client, root):
+    subprocess.run(["git", "init", "--quiet", root], check=True)
+    shutil.rmtree(root / "first")
+    (root / ".palestra-view.sqlite").write_bytes(b"of an older version")
+    client.get("/")
+    seen = subprocess.run(["git", "-C", root, "status", "--porcelain"], check=True, capture_output=True, text=True)
+    assert ((root / FILE).is_file(), seen.stdout) == (True, "")
 
 
 def test_nothing_is_written_before_runs_are_listed(client, root):

@@ -81,6 +81,7 @@ def test_a_gym_that_is_away_is_a_page_with_the_command_to_type(open_client: Open
     page = client.get("/gym").text
     assert "palestra gym run" in page
     assert "palestra view --gym" in page
+    assert "--model-url http://127.0.0.1:8000/v1 " in page
 
 
 def test_rates_are_those_of_the_last_minute_and_paths_are_bounded():

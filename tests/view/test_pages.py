@@ -14,6 +14,7 @@ from palestra.runs.writer import RunFolder
 from palestra.view.app import Extension, create_app, no_server
 from palestra.view.rendering import FOLDER
 from palestra.view.runs.catalogue import Catalogue
+from tests.training.records import make_config
 from tests.view.folders import HOSTILE, write_run
 
 
@@ -24,6 +25,25 @@ def test_the_list_shows_runs_with_their_curves(client):
     fragment = client.get("/", params={"filter": "nothing such"}, headers={"hx-request": "true"}).text
     assert "No run fits this filter" in fragment
     assert "<html" not in fragment
+
+
+def test_runs_are_sorted_by_any_column_either_way(root, open_client):
+    for name, reward in {"b": 0.5, "a": None, "c": 0.9}.items():
+        with RunFolder.create(root, name, make_config()) as run:
+            run.write_metrics(1, {} if reward is None else {"reward/mean": reward})
+    (root / "first" / "summary.json").unlink()
+    client = open_client(root)
+
+    def listed(sort: str) -> list[str]:
+        return re.findall(r'<a class="strong" href="\./runs/(\w+)"', client.get("/", params={"sort": sort}).text)
+
+    assert listed("name") == ["a", "b", "c", "first"]
+    assert listed("-name") == ["first", "c", "b", "a"]
+    assert listed("-reward") == ["c", "b", "first", "a"]
+    assert listed("reward") == ["first", "b", "c", "a"], "those without a reward come last either way"
+    page = client.get("/", params={"sort": "-reward", "filter": "a"}).text
+    assert 'aria-sort="descending"><a class="sort" href="./?filter=a&amp;sort=reward">' in page
+    assert [row["name"] for row in client.get("/api/v1/runs?sort=-reward").json()["runs"]] == ["c", "b", "first", "a"]
 
 
 def test_an_empty_folder_shows_the_command_to_type(tmp_path, open_client):

@@ -193,21 +193,23 @@ def test_advantages_and_the_trainers_logprobs_and_entropies_are_kept_with_a_step
         scored = [[-0.25] * (len(sequence.tokens) - 1) for sequence in sequences]
         entropies = [[0.5, math.nan, 1.23456][: len(one)] + [0.0] * (len(one) - 3) for one in scored]
         run.write_rollouts(1, groups, sequences, scored, entropies)
-        trained = [sequence.advantages[-1] for sequence in sequences]
-        assert trained[0] == -trained[1] > 0
-        assert [one["advantage"] for one in run.read_rollouts(1)] == pytest.approx(trained)
+        assert sequences[0].advantages[-1] == 0.5 / 6, "divided by the tokens of the step"
+        advantages = [(one["advantage"], one["advantage_divisor"]) for one in run.read_rollouts(1)]
+        assert advantages == [(0.5, 6.0), (-0.5, 6.0)]
         run.write_rollouts(2, groups)
         assert {one["advantage"] for one in run.read_rollouts(2)} == {None}
     client = open_client(tmp_path)
     tokens = client.get(f"{API}/tokens", params={"step": 1, "id": "g-0"}).json()
     assert tokens["ids"] == [1, 2, 10, 11, 12]
+    assert (tokens["advantages"], tokens["advantage_divisor"]) == ([None, None, 0.5, 0.5, 0.5], 6.0)
+    page = client.get("/runs/first/rollout", params={"step": 1, "id": "g-0"}).text
+    assert "<dd>0.5 " in page
+    assert "divided by 6 in the loss" in page
     assert tokens["origins"] == [0, 0, 2, 2, 2]
     assert tokens["turns"] == [0, 0, 1, 1, 1]
     assert tokens["logprobs"] == [None, None, -0.5, -0.5, -0.5]
     assert tokens["trainer_logprobs"] == [None, None, -0.25, -0.25, -0.25]
     assert tokens["entropies"] == [None, None, None, 1.2346, 0.0]
-    assert tokens["advantages"][:2] == [None, None]
-    assert tokens["advantages"][2:] == pytest.approx([trained[0]] * 3)
     assert (tokens["texts"][0], tokens["has_texts"]) == ("<1>", False)
 
 

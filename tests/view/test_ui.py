@@ -237,6 +237,53 @@ def test_ticked_runs_are_compared(page):
     assert chart(page, "reward/mean").locator(".legend li").count() == 2
 
 
+CUT_LEGENDS = """() => [...document.querySelectorAll(".legend")].filter((legend) => {
+  const edge = legend.parentElement.getBoundingClientRect().right;
+  return [...legend.querySelectorAll("b")].some((value) => value.getBoundingClientRect().right > edge)
+    || legend.getBoundingClientRect().bottom > legend.nextElementSibling.getBoundingClientRect().top + 1;
+}).length"""
+SPILLED_CHOICES = """() => {
+  const boxes = [...document.querySelectorAll("#token-color span")].map((one) => one.getBoundingClientRect());
+  const frame = document.querySelector("#token-color").getBoundingClientRect();
+  const meet = (a, b, low, high) => a[low] < b[high] - 1 && b[low] < a[high] - 1;
+  const overlap = (a, b) => meet(a, b, "left", "right") && meet(a, b, "top", "bottom");
+  return boxes.filter((box, i) => box.right > frame.right + 1 || box.height > 30
+    || boxes.slice(i + 1).some((other) => overlap(box, other))).length;
+}"""
+
+
+@pytest.mark.parametrize("width", [360, 760, 1010, 1300])
+def test_legends_and_token_filters_are_whole_at_every_width(browser, tmp_path, width):
+    names = [f"{'a-long-name-' * 8}{one}" for one in "ab"] + ["short"]
+    for name in names:
+        write_run(tmp_path / "runs", name)
+    with (
+        served(create_app(Catalogue(tmp_path / "runs"))) as port,
+        opened_page(browser, f"http://127.0.0.1:{port}") as page,
+    ):
+        page.set_viewport_size({"width": width, "height": 850})
+        page.goto("/compare?" + "&".join(f"run={name}" for name in names))
+        wait_for_charts(page)
+        assert page.evaluate(CUT_LEGENDS) == 0
+        assert page.locator(f'.line-name[title="{names[0]}"]').count() > 1
+        page.goto("/runs/short/rollout?step=1&id=g1a-0")
+        page.locator(".strip-row").first.wait_for()
+        assert page.evaluate(SPILLED_CHOICES) == 0
+
+
+def test_runs_stay_sorted_while_the_list_renews_itself(page):
+    page.goto("/")
+    page.get_by_role("link", name="Name").click()
+    page.wait_for_url("**sort=name")
+    names = page.locator("table.runs a.strong")
+    assert names.all_text_contents() == ["first", "real"]
+    page.get_by_role("link", name="Name").click()
+    page.wait_for_url("**sort=-name")
+    with page.expect_response(lambda answer: "sort=-name" in answer.url and "filter=" in answer.url):
+        pass  # what the page asks for every few seconds
+    assert names.all_text_contents() == ["real", "first"]
+
+
 def test_labels_are_given_on_the_page_of_a_run(page):
     page.goto("/runs/first")
     page.get_by_label("Add a tag").fill("good")

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import rich_click as click
 from msgspec import to_builtins
 
-from palestra.cli.checkpoint.common import base_name_option, base_option, find_saved, form_option, server_and_key
+from palestra.cli.checkpoint.common import (
+    base_name_option,
+    base_option,
+    dtype_option,
+    find_saved,
+    form_option,
+    server_and_key,
+)
 from palestra.cli.checkpoint.sharing import import_, push
 from palestra.cli.options import server_options
 from palestra.cli.output import bytes_text, fail, needs_extra, print_json
@@ -22,7 +29,7 @@ from palestra.cli.run.common import find, json_option, print_table, run_errors, 
 if TYPE_CHECKING:
     from palestra.checkpoints import SavedCheckpoint
     from palestra.checkpoints.export_check import ExportCheck
-    from palestra.runs.export_form import ExportForm
+    from palestra.runs.export_form import ExportDtype, ExportForm
 
 ADDRESS = "tinker://"
 
@@ -110,6 +117,7 @@ def show(which: str, root: Path, as_json: bool) -> None:
 @form_option
 @base_option
 @base_name_option
+@dtype_option
 @click.option("--check", is_flag=True, help="Load the export in transformers and compare it with the checkpoint.")
 @runs_option
 @server_and_key
@@ -120,6 +128,7 @@ def export(
     form: ExportForm,
     base: str | None,
     base_name: str | None,
+    dtype: ExportDtype | None,
     check: bool,
     root: Path,
     server: str | None,
@@ -135,7 +144,7 @@ def export(
         from palestra.checkpoints.export import base_of, export_checkpoint
 
         adapter, folder = source.folder, base_of(source.folder, base)
-        export_checkpoint(adapter, out, form, base=folder, base_name=base_name)
+        export_checkpoint(adapter, out, form, base=folder, base_name=base_name, dtype=dtype)
         size = sum(file.stat().st_size for file in out.iterdir())
         checked = _check(out, form, adapter, folder) if check else None
     if as_json:

@@ -29,6 +29,11 @@ base_option = click.option("--base", metavar="DIR_OR_ID", help="The model it was
 base_name_option = click.option(
     "--base-name", metavar="NAME", help="What the adapter calls its base. [its Hugging Face id or folder name]"
 )
+dtype_option = click.option(
+    "--dtype",
+    type=click.Choice(["bfloat16", "float16", "float32"]),
+    help="What the weights of a whole model are written in. [as the base is stored]",
+)
 
 
 def find_saved(which: str, root: Path) -> SavedCheckpoint:

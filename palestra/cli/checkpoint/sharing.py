@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 import rich_click as click
 from msgspec import to_builtins
 
-from palestra.cli.checkpoint.common import base_name_option, base_option, find_saved, form_option, server_and_key
+from palestra.cli.checkpoint.common import (
+    base_name_option,
+    base_option,
+    dtype_option,
+    find_saved,
+    form_option,
+    server_and_key,
+)
 from palestra.cli.options import server_options
 from palestra.cli.output import bytes_text, needs_extra, print_json, print_result
 from palestra.cli.run.common import json_option, run_errors, runs_option
@@ -19,7 +26,7 @@ from palestra.util.hugging_face import is_hub_id
 from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
-    from palestra.runs.export_form import ExportForm
+    from palestra.runs.export_form import ExportDtype, ExportForm
 
 
 @click.command()
@@ -28,6 +35,7 @@ if TYPE_CHECKING:
 @form_option
 @base_option
 @base_name_option
+@dtype_option
 @click.option("--public", is_flag=True, help="Make a new repository public. [private]")
 @click.option("--update", is_flag=True, help="Add a commit to a repository that has files already.")
 @click.option("--dry-run", is_flag=True, help="Print the model card and the files, and upload nothing.")
@@ -40,6 +48,7 @@ def push(
     form: ExportForm,
     base: str | None,
     base_name: str | None,
+    dtype: ExportDtype | None,
     public: bool,
     update: bool,
     dry_run: bool,
@@ -60,7 +69,8 @@ def push(
             repository.check(update=update)
         from palestra.checkpoints.push import prepared  # which takes seconds to import
 
-        made = prepared(found, repository, form, base=base, base_name=base_name, server=server, key=key)
+        where = {"base": base, "base_name": base_name, "server": server, "key": key}
+        made = prepared(found, repository, form, dtype=dtype, **where)
         with made as publication:
             facts: JsonObject = {
                 "repository": repository.name,

@@ -1,6 +1,6 @@
 """`palestra serve`: flags and files become a ServeConfig, which the server runs.
 
-Owns: arguments, and the errors that can be found before anything starts. Never touches: sockets, processes.
+Owns: arguments, and the errors that can be found before anything starts. Never touches: requests, processes.
 """
 
 from __future__ import annotations
@@ -113,9 +113,13 @@ def serve(
     if config.otlp_endpoint is not None:
         with needs_extra("otel"):
             import palestra.server.core.telemetry.otlp  # noqa: F401
+    from palestra.server.listeners import ServeError, open_listeners
+
+    with one_line_errors(ServeError, code=FAILED):
+        listeners = open_listeners(config)
     with needs_extra("server"):
-        from palestra.server.main import run
-    raise SystemExit(run(config, with_parent=with_parent))
+        from palestra.server.main import run  # takes seconds
+    raise SystemExit(run(config, listeners, with_parent=with_parent))
 
 
 def show_nodes(address: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from palestra.model.errors import UnsupportedModel
 
 Config = dict[str, Any]
-OUTER_FIELDS = ("tie_word_embeddings", "dtype", "torch_dtype", "eos_token_id", "quantization_config")
+OUTER_FIELDS = ("tie_word_embeddings", "dtype", "torch_dtype", "compute_dtype", "eos_token_id", "quantization_config")
 """Fields that stand beside a nested text model, or inside of it."""
 
 

@@ -59,7 +59,7 @@ class ModelSpec:
     tie_embeddings: bool
     eos_token_ids: tuple[int, ...]
     dtype: str
-    """The dtype of the stored weights."""
+    """The dtype to compute in, if none is chosen: the config's `compute_dtype`, or that of the stored weights."""
 
     @property
     def n_layers(self) -> int:
@@ -206,7 +206,7 @@ class ModelSpec:
             multipliers=family.multipliers(fields),
             tie_embeddings=fields.flag("tie_word_embeddings"),
             eos_token_ids=_token_ids(eos if eos is not None else fields.get("eos_token_id")),
-            dtype=str(fields.get("dtype") or fields.get("torch_dtype") or "float32"),
+            dtype=str(fields.get("compute_dtype") or fields.get("dtype") or fields.get("torch_dtype") or "float32"),
         )
 
 

@@ -110,6 +110,14 @@ class WeightFiles:
         packed = packed_names(name, self.file_of)
         return None if packed is None else packed.packing
 
+    def dtype(self, name: str) -> torch.dtype | None:
+        """The dtype in which the files keep this weight; None for one of 4 or 8 bits."""
+        if self.packing(name) is not None:
+            return None
+        self.shape(name)  # which refuses dtypes that are none of ours
+        dtype = self._header(name)[1]
+        return dtype if isinstance(dtype, torch.dtype) else None
+
     def int4_group(self, name: str) -> int | None:
         """How many inputs share a scale, of a weight that the files keep in four-bit integers; None for others."""
         if self.packing(name) != "int4":

@@ -1,11 +1,13 @@
-"""The base model with an adapter folded in, as a plain Hugging Face folder in the layout and dtype of the base."""
+"""The base model with an adapter folded in, as a plain Hugging Face folder in the layout of the base."""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import shutil
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,11 +30,20 @@ SHARD_BYTES = 5 * 10**9
 _EXPERTS = re.compile(r"(.*\.experts)(?:\.(\d+))?\.(gate_up_proj|gate_proj|up_proj|down_proj)")
 
 
-def export_merged(adapter: Adapter, base: str | Path, folder: str | Path, *, shard_bytes: int = SHARD_BYTES) -> None:
+def export_merged(
+    adapter: Adapter,
+    base: str | Path,
+    folder: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
     """Writes the base model with the adapter folded in; a tied unembedding, if trained, gets a matrix of its own.
 
-    Weights that the base keeps in 4 or 8 bits are written in bfloat16, since the sum does not fit their form. One file
-    of `shard_bytes` is in memory at a time.
+    Weights are written as the base stores them, and those that it keeps in 4 or 8 bits in bfloat16, since the sum does
+    not fit their form. Given `dtype`, those of the base's most frequent dtype are written in it; the few others, which
+    the base keeps apart for their precision, stay. `config.json` names the dtype that most weights have. One file of
+    `shard_bytes` is in memory at a time.
     """
     base, matrices = Path(base), adapter_matrices(adapter)
     config = json.loads((base / "config.json").read_text())
@@ -44,13 +55,16 @@ def export_merged(adapter: Adapter, base: str | Path, folder: str | Path, *, sha
         if untied:  # from here on the two differ
             sources[head] = files.embedding
         shards = _Shards(temporary, shard_bytes)
+        stored = {source: files.dtype(source) or torch.bfloat16 for source in sources.values()}
+        main = _most_frequent(stored, files)
         for name, source in sources.items():
             weight, change = files.tensor(source), _change(name, files.prefix, matrices, adapter.stack.layout)
-            dtype = torch.bfloat16 if files.packing(source) else weight.dtype
             if change is not None:
                 weight = weight.float() + adapter.stack.layout.scale * change
-            shards.add(name, weight.to(dtype).contiguous())
+            wanted = dtype if dtype is not None and stored[source] == main else stored[source]
+            shards.add(name, weight.to(wanted).contiguous())
         shards.finish()
+        _set_dtype(config, dtype or main)
         if files.unpacked:
             _forget_packing(config)
             log.info("merged_from_packed folder=%s packed=%s written_as=bfloat16", folder, ",".join(files.unpacked))
@@ -96,6 +110,21 @@ class _Shards:
 
     def _part(self, number: int) -> Path:
         return self._folder / f"part-{number}"
+
+
+def _most_frequent(stored: Mapping[str, torch.dtype], files: WeightFiles) -> torch.dtype:
+    """The dtype in which most numbers of the model are written."""
+    sizes: Counter[torch.dtype] = Counter()
+    for name, dtype in stored.items():
+        sizes[dtype] += math.prod(files.shape(name))
+    return sizes.most_common(1)[0][0]
+
+
+def _set_dtype(config: dict[str, Any], dtype: torch.dtype) -> None:
+    """Names the dtype wherever the config names one, by the key of its version of transformers."""
+    for level in (config, config.get("text_config") or {}):
+        for key in {"dtype", "torch_dtype"} & level.keys() or ({"dtype"} if level is config else set()):
+            level[key] = str(dtype).removeprefix("torch.")
 
 
 def _untie(config: dict[str, Any]) -> bool:

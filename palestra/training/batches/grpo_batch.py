@@ -168,6 +168,7 @@ def normalize(minibatches: Sequence[Sequence[TrainSequence]], config: GrpoConfig
             else:
                 divisor = of_tokens
             sequence.advantages = [advantage / divisor for advantage in sequence.advantages]
+            sequence.divisor = divisor
 
 
 class Played(Struct):

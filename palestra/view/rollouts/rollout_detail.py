@@ -67,6 +67,8 @@ class TokenColumns(Struct, frozen=True):
     logprobs: list[float | None]
     trainer_logprobs: list[float | None]
     advantages: list[float | None]
+    advantage_divisor: float | None
+    """What the advantages were divided by in the loss; None if an older version wrote them, already divided."""
     entropies: list[float | None]
     """In nats, of the trainer's distribution from which the token was to be predicted, just before the update."""
     has_texts: bool
@@ -118,6 +120,7 @@ def read_tokens(catalogue: Catalogue, name: str, step: int, row_id: str) -> Toke
         logprobs=[cell.logprob for cell in cells],
         trainer_logprobs=[cell.trainer_logprob for cell in cells],
         advantages=[cell.advantage for cell in cells],
+        advantage_divisor=record["advantage_divisor"],
         entropies=[cell.entropy for cell in cells],
         has_texts=tokenizer is not None,
     )

@@ -14,7 +14,19 @@ from msgspec import Meta, Struct
 from palestra.util.json_types import JsonObject
 
 NUMBERS = (
-    *("index", "reward", "advantage", "turns", "branches", "tokens", "prompt_tokens", "version", "temperature", "seed"),
+    *(
+        "index",
+        "reward",
+        "advantage",
+        "advantage_divisor",
+        "turns",
+        "branches",
+        "tokens",
+        "prompt_tokens",
+        "version",
+        "temperature",
+        "seed",
+    ),
     *("seconds", "sample_s", "env_s"),
 )
 TEXTS = ("id", "group", "task", "environment", "stop")
@@ -80,6 +92,7 @@ class RolloutTokens(Struct, frozen=True):
     prompt: list[TokenId]
     turns: list[TurnTokens]
     advantages: list[float | None] | None = None
+    advantage_divisor: float | None = None
     trainer_logprobs: list[float | None] | None = None
     entropies: list[float | None] | None = None
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Set
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -59,6 +60,26 @@ class ListedRun(Struct, frozen=True):
     curve: list[float]
     error: str | None = None
     """Why the run cannot be read."""
+
+
+def _evaluation(row: ListedRun) -> tuple[bool, float] | None:
+    """Success, or the loss, of which less is better, apart from it."""
+    if row.eval_success is not None:
+        return True, row.eval_success
+    return None if row.eval_loss is None else (False, -row.eval_loss)
+
+
+SORTS: dict[str, Callable[[ListedRun], Any]] = {
+    "name": lambda row: row.name.lower(),
+    "state": lambda row: row.status,
+    "step": lambda row: row.last_step,
+    "reward": lambda row: row.reward_mean,
+    "evaluation": _evaluation,
+    "model": lambda row: row.model,
+    "environment": lambda row: ", ".join(row.environments) or None,
+    "started": lambda row: row.created,
+}
+"""Columns by which the list of runs is sorted."""
 
 
 class RunPage(Struct, frozen=True):
@@ -112,8 +133,9 @@ class Catalogue:
         self._saved[run.path] = table.offset
         return table
 
-    def find(self, text: str = "", limit: int = 200, offset: int = 0) -> RunPage:
-        """The runs that fit a filter."""
+    def find(self, text: str = "", limit: int = 200, offset: int = 0, sort: str = "") -> RunPage:
+        """The runs that fit a filter. `sort` is one of SORTS, with a "-" before it the other way round; without one,
+        starred runs come first, then the newest."""
         runs = self._folders.list()
         index = self._index
         known = dict(self._rows)
@@ -123,7 +145,10 @@ class Catalogue:
         index.store({name: (found, msgspec.json.encode(row)) for name, (found, row) in new.items()})
         self._forget(known.keys() - {run.name for run in runs})
         found = [row for row in rows if fits(row, text)]
-        found.sort(key=lambda row: row.is_starred, reverse=True)  # stable: starred ones first, each part newest first
+        if (column := sort.removeprefix("-")) in SORTS:
+            found = sorted_by(found, column, is_falling=sort.startswith("-"))
+        else:
+            found.sort(key=lambda row: row.is_starred, reverse=True)  # stable: each part stays newest first
         return RunPage(found[offset : offset + limit], len(found), len(rows))
 
     def _forget(self, gone: Set[str]) -> None:
@@ -181,6 +206,13 @@ class Catalogue:
             known = dict.fromkeys(known) | {"name": run.name, "status": "damaged", "tags": [], "notes": []}
             known |= {"environments": environments, "is_starred": False, "curve": curve}
             return msgspec.convert({**known, "error": f"{run.config_file}: {error}"}, ListedRun)
+
+
+def sorted_by(rows: Sequence[ListedRun], column: str, *, is_falling: bool) -> list[ListedRun]:
+    """The rows by a column of SORTS; those that have no value there come last either way."""
+    value = SORTS[column]
+    known = [row for row in rows if value(row) is not None]
+    return sorted(known, key=value, reverse=is_falling) + [row for row in rows if value(row) is None]
 
 
 def fits(row: ListedRun, text: str) -> bool:

@@ -1,7 +1,8 @@
 """Rows of the list of runs, and metrics of long ones, kept in a small database beside the runs: a thousand runs are
 listed at once, and one of ten thousand steps opens without reading all of them again.
 
-Owns: the file, which may be deleted at any time. Never touches: what it keeps; files of runs stay the truth.
+Owns: its folder, which git ignores and which may be deleted at any time. Never touches: what it keeps; files of runs
+stay the truth.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-FILE = ".palestra-view.sqlite"
+FOLDER = ".palestra-view"
+FILE = f"{FOLDER}/index.sqlite"
+OLD_FILE = ".palestra-view.sqlite"
 VERSION = 2
 """Raised when rows or fingerprints change their form: what an older version kept is forgotten."""
 TABLES = {"runs": "fingerprint BLOB, row BLOB", "metrics": "saved BLOB"}
@@ -26,7 +29,7 @@ class RunIndex:
     def __init__(self, folder: Path) -> None:
         self._lock = threading.Lock()
         """Protects the connection: requests are answered in threads."""
-        self._connection = _open(folder / FILE)
+        self._connection = _open(folder)
 
     def load(self) -> dict[str, tuple[tuple[int, ...], bytes]]:
         if self._connection is None:
@@ -73,10 +76,15 @@ class RunIndex:
                 return
 
 
-def _open(file: Path) -> sqlite3.Connection | None:
-    if file.is_symlink():  # to whose database?
+def _open(root: Path) -> sqlite3.Connection | None:
+    folder, file = root / FOLDER, root / FILE
+    if folder.is_symlink() or file.is_symlink():  # to whose database?
         return None
     try:
+        if not folder.is_dir():
+            folder.mkdir()
+            (folder / ".gitignore").write_text("*\n")
+            (root / OLD_FILE).unlink(missing_ok=True)
         connection = sqlite3.connect(file, check_same_thread=False, timeout=1.0)
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version != VERSION:
@@ -86,6 +94,6 @@ def _open(file: Path) -> sqlite3.Connection | None:
         for table, columns in TABLES.items():
             connection.execute(f"CREATE TABLE IF NOT EXISTS {table} (name TEXT PRIMARY KEY, {columns})")
         connection.commit()
-    except sqlite3.DatabaseError:  # not a database, or a folder that cannot be written
+    except (sqlite3.DatabaseError, OSError):  # not a database, or a folder that cannot be written
         return None
     return connection

@@ -94,7 +94,7 @@ class Board {
     ask.popoverTargetElement = about;
     const values = chart.series.lines.map(() => element("b", "", []));
     const legend = element("ul", "legend", chart.series.lines.map((line, i) =>
-      element("li", "", [element("span", `swatch swatch-${i % COLORS}`, []), line.label, values[i]])));
+      element("li", "", [element("span", `swatch swatch-${i % COLORS}`, []), named(line.label), values[i]])));
     const plot = element("div", "plot", []);
     plot.setAttribute("role", "img");
     plot.setAttribute("aria-label", `Chart of ${chart.title}: ${chart.series.lines.map((line) => line.label).join(", ")}`);
@@ -179,6 +179,13 @@ class Board {
     this.data.last_step = step;
     for (const view of this.views) view.append(step, row);
   }
+}
+
+/** A line's name, which is shortened where it is longer than the chart is wide. @param {string} label */
+function named(label) {
+  const name = element("span", "line-name", [label]);
+  name.title = label;
+  return name;
 }
 
 /** @param {Chart} chart */

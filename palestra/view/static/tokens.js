@@ -4,7 +4,7 @@
 
 /**
  * @typedef {{ids: number[], texts: string[], origins: number[], turns: number[], logprobs: (number | null)[],
- *   trainer_logprobs: (number | null)[], advantages: (number | null)[], entropies: (number | null)[],
+ *   trainer_logprobs: (number | null)[], advantages: (number | null)[], advantage_divisor: number | null, entropies: (number | null)[],
  *   has_texts: boolean}} Tokens
  * @typedef {{token: number, text: string}} Piece
  */
@@ -267,6 +267,8 @@ class TokenStrip {
     for (const span of this.window.querySelectorAll(`[data-token="${token}"]`)) span.classList.add("chosen");
     const logprob = tokens.logprobs[token];
     const trainer = tokens.trainer_logprobs[token];
+    const advantage = tokens.advantages[token];
+    const divisor = tokens.advantage_divisor;
     const facts = {
       token: JSON.stringify(tokens.texts[token]),
       id: String(tokens.ids[token]),
@@ -276,7 +278,8 @@ class TokenStrip {
       trainer: numberText(trainer),
       gap: trainer === null || logprob === null ? "–" : numberText(trainer - logprob),
       entropy: numberText(tokens.entropies[token]),
-      advantage: numberText(tokens.advantages[token]),
+      advantage: numberText(advantage),
+      ...(advantage !== null && divisor ? { "in the loss": numberText(advantage / divisor) } : {}),
     };
     const list = document.createElement("dl");
     list.className = "facts";

@@ -270,6 +270,32 @@ def test_merged_export_keeps_the_dtype_of_the_base(get_bench, in_transformers, t
     assert load_model(tmp_path / "merged").decoder.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize(
+    ("stored", "chosen", "written"),
+    [
+        ("bfloat16", None, torch.bfloat16),
+        ("bfloat16", torch.float32, torch.float32),
+        ("float32", torch.float16, torch.float16),
+    ],
+)
+def test_merged_config_names_the_dtype_of_the_weights(get_bench, tmp_path, stored, chosen, written):
+    """Also of a base whose config names another one, and weights that are kept apart in float32 stay so."""
+    bench = get_bench(dtype=stored)
+    base = Path(shutil.copytree(bench.model.folder, tmp_path / "base"))
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(config | {"dtype": "float64"}))
+    tensors = load_file(base / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].float()
+    save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
+    export_merged(bench.adapter(), base, tmp_path / "merged", dtype=chosen)
+    weights = load_file(tmp_path / "merged" / "model.safetensors")
+    norm = weights.pop("model.norm.weight").dtype
+    assert norm == (written if stored == "float32" else torch.float32)
+    assert {weight.dtype for weight in weights.values()} == {written}
+    named = json.loads((tmp_path / "merged" / "config.json").read_text())["dtype"]
+    assert f"torch.{named}" == str(written)
+
+
 def test_merged_export_of_a_tied_model_that_also_stores_its_head(get_bench, in_transformers, tmp_path):
     """Some published folders are tied by config and still hold lm_head.weight: the adapter's part must survive."""
     bench = get_bench(tie=True)
