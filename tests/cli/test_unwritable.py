@@ -12,18 +12,18 @@ import pytest
 from palestra.runs.reader import RunStatus
 from palestra.runs.writer import RunFolder
 from palestra.util.file_errors import file_error_text
-from tests.cli.tree import COMMANDS, palestra
+from tests.cli.tree import COMMANDS, options, palestra
 from tests.training.records import make_config
 
 NO = "file/no"
 """A path below a file: also root cannot write there."""
 WRITES = {
-    ("agent", "tasks"): ["--export", NO],
+    ("agent", "task", "list"): ["--export", NO],
     ("agent", "warm-up"): [NO, "--count", "1"],
     ("backup",): [f"{NO}/backup.tar", "--state", "state"],
     ("data", "convert"): ["rows.jsonl", f"{NO}/out.jsonl", "--to", "messages"],
     ("data", "split"): ["rows.jsonl", NO, "--part", "eval=1"],
-    ("eval",): ["arithmetic", "--tasks", "1", f"runs={NO}"],
+    ("eval",): ["arithmetic", "--limit", "1", f"runs={NO}"],
     ("gym", "aggregate"): ["-i", "rows.jsonl", "-o", f"{NO}/out.jsonl", "--offline"],
     ("gym", "new"): ["tally", "--below", NO],
     ("key", "create"): ["--name", "a", "--state", NO],
@@ -34,8 +34,8 @@ WRITES = {
     ("platform", "task", "export"): [f"{NO}/tasks.json", "--count", "1"],
     ("quota", "set"): ["me", "models=1", "--state", NO],
     ("restore",): ["backup.tar", "--state", NO],
-    ("run", "export"): ["mine", "--out", f"{NO}/out.jsonl"],
-    ("run", "plot"): ["mine", "--out", f"{NO}/out.png"],
+    ("run", "export"): ["mine", "--output", f"{NO}/out.jsonl"],
+    ("run", "plot"): ["mine", "--output", f"{NO}/out.png"],
     ("serve",): ["--model", "ephebe", "--state", NO, "--port", "0"],
     ("train",): ["arithmetic", f"runs={NO}"],
 }
@@ -44,7 +44,7 @@ ELSEWHERE = {
     *((("episode", "export"), ("gym", "collect"), ("gym", "datasets"), ("gym", "reverify"), ("replica",))),  # a server
     *((("key", "list"), ("key", "revoke"), ("key", "rotate"), ("quota", "list"), ("quota", "delete"))),  # as `create`
 }
-PLACES = {"out", "output", "export", "below", "state"}
+PLACES = {"--output", "--export", "--below", "--state"}
 
 
 @pytest.fixture(autouse=True)
@@ -60,8 +60,8 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_table_has_every_command_that_names_a_place_to_write_to():
-    writing = {path for path, command in COMMANDS.items() if PLACES & {param.name for param in command.params}}
-    assert writing <= WRITES.keys() | ELSEWHERE | {("episode", "list")}  # whose --state is a filter
+    writing = {path for path, command in COMMANDS.items() if PLACES & options(command).keys()}
+    assert writing <= WRITES.keys() | ELSEWHERE
 
 
 SLOW = {("model", "puppet"), ("model", "random"), ("platform", "task", "export")}
