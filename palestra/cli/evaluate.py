@@ -59,7 +59,7 @@ SETTING = re.compile(r"[\w.]+=")
     metavar="SHARE",
     help="If more than this share of the rollouts failed, the exit code is 5. [0.5]",
 )
-@click.option("--name", help="Name of the evaluation's folder in `runs`. [eval and time]")
+@click.option("--name", help="Name of the evaluation's folder in `runs`. [two words]")
 @click.option("--resume", metavar="RUN", help="Play what is left of this evaluation.")
 @click.option("--json", "as_json", is_flag=True, help="Print the metrics as JSON.")
 def evaluate(

@@ -7,6 +7,9 @@ from typing import Literal
 
 from msgspec import Struct
 
+LOGPROB_ROUNDING = 2e-5
+"""Log-probabilities closer than this are equal: float32 passes over other batches were seen 4e-6 apart."""
+
 
 class TextChunk(Struct, frozen=True, tag="text"):
     """A run of token ids in a prompt."""

@@ -18,10 +18,8 @@ from torch import Tensor
 
 from palestra.model.errors import DataError
 from palestra.types import LossName
+from palestra.types.training import LOGPROB_ROUNDING
 from palestra.util.suggest import nearest
-
-ROUNDING = 2e-5
-"""Log-probabilities closer than this are equal: float32 passes over other batches were seen 4e-6 apart."""
 
 Inputs = Mapping[str, Tensor]
 Config = Mapping[str, float]
@@ -80,7 +78,7 @@ def _moved(lp: Tensor, old: Tensor) -> Tensor:
     """lp - q. A difference that is no more than rounding is 0 (its gradient stays): a sampler's last bits depend on
     who shared its batch, and those of the gradient must not."""
     moved = lp - old
-    return torch.where(moved.detach().abs() < ROUNDING, lp - lp.detach(), moved)
+    return torch.where(moved.detach().abs() < LOGPROB_ROUNDING, lp - lp.detach(), moved)
 
 
 def _importance_sampling(lp: Tensor, x: Inputs, c: Config, rows: list[int]) -> Tensor:

@@ -31,11 +31,10 @@ from palestra.training.row_scores import Teachers, score_rows
 from palestra.training.session import TrainingSession
 from palestra.training.state import RunState
 from palestra.types import AdamParams
-from palestra.types.rollouts import Group
+from palestra.types.rollouts import Branch, Group
+from palestra.types.training import LOGPROB_ROUNDING
 from palestra.util.suggest import did_you_mean
 
-ROUNDING = 2e-5
-"""Logprobs closer than this are equal; the engine's losses say the same."""
 BASE_SAMPLE = 16
 """Number of rows of a step that the base model scores if only the report needs it."""
 
@@ -97,9 +96,10 @@ class GrpoLoop:
         with clock.of(Stage.COLLECT):
             groups = await self._collect(collector, sampler)
         with clock.of(Stage.SCORE):
-            base_logprobs = await self._score(groups)
-            teacher_logprobs = await self._score_by_teachers(groups)
-            own_logprobs = await self._own_logprobs(groups)
+            rows = trainable_rows(groups, self._config)
+            base_logprobs = await self._score(rows)
+            teacher_logprobs = await self._score_by_teachers(groups, rows)
+            own_logprobs = await self._own_logprobs(rows)
             bonus = entropy_bonus(self._config.algorithm.entropy, self._state)
             batch = build_batch(groups, self._config, base_logprobs, own_logprobs, teacher_logprobs, bonus)
         with clock.of(Stage.UPDATE):
@@ -139,9 +139,8 @@ class GrpoLoop:
                 self._session.run.write_rollouts(self._state.step + 1, error.groups)
             raise
 
-    async def _score(self, groups: list[Group]) -> dict[str, list[float]]:
+    async def _score(self, rows: list[Branch]) -> dict[str, list[float]]:
         """Scores rows with the base model: all that are trained on if a penalty needs it, else a few for the report."""
-        rows = trainable_rows(groups, self._config)
         if not self._config.penalty.kl:
             rows = rows[:: max(1, len(rows) // BASE_SAMPLE)][:BASE_SAMPLE]
         if not rows:
@@ -156,13 +155,12 @@ class GrpoLoop:
             self._listener.note(f"kl/base is missing in this step: {error}")
             return {}
 
-    async def _score_by_teachers(self, groups: list[Group]) -> dict[str, list[float]] | None:
+    async def _score_by_teachers(self, groups: list[Group], rows: list[Branch]) -> dict[str, list[float]] | None:
         if (teachers := self._parts.teachers) is None:
             return None
-        rows = trainable_rows(groups, self._config)
         return await teachers.score(groups, rows, self._config.data.max_sequence_length, self._listener)
 
-    async def _own_logprobs(self, groups: list[Group]) -> dict[str, list[float]] | None:
+    async def _own_logprobs(self, rows: list[Branch]) -> dict[str, list[float]] | None:
         """Returns the trainer's own logprobs of all rows if corrections compare them with the sampler's, otherwise of
         those for which the sampler's cannot be used. Tinker's logprobs are those at the sampling temperature, its
         losses compare with those at temperature 1. Where the two differ, the ratio would be wrong for every token.
@@ -170,9 +168,7 @@ class GrpoLoop:
         algorithm = self._config.algorithm
         is_corrected = algorithm.correction.is_on
         has_moved = algorithm.minibatches > 1 and not self._config.asynchronous.enabled
-        rows = [
-            row for row in trainable_rows(groups, self._config) if is_corrected or has_moved or row.temperature != 1.0
-        ]
+        rows = [row for row in rows if is_corrected or has_moved or row.temperature != 1.0]
         if not rows:
             return {} if is_corrected else None
         sequences = [to_sequence(row, 0.0, self._config.data.max_sequence_length) for row in rows]
@@ -263,7 +259,7 @@ class GrpoLoop:
 
 def unrounded(sampler: Sequence[float], trainer: Sequence[float]) -> list[float]:
     """Returns the trainer's logprobs where the sampler's differ by rounding alone, and the sampler's elsewhere."""
-    return [own if abs(own - drawn) < ROUNDING else drawn for drawn, own in zip(sampler, trainer, strict=True)]
+    return [own if abs(own - drawn) < LOGPROB_ROUNDING else drawn for drawn, own in zip(sampler, trainer, strict=True)]
 
 
 def should_stop(rule: EarlyStop, metrics: dict[str, float], state: RunState) -> bool:
