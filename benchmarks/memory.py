@@ -24,7 +24,7 @@ from peers.ours import item_of
 from peers.workloads import TrainWork, timed
 from torch import Tensor
 
-from palestra.cli.model.plan import MemoryPlan, PlanRequest, plan_memory
+from palestra.memory_plan.model_plan import MemoryPlan, PlanRequest, plan_memory
 from palestra.model import AdapterPool, Decoder, ModelSpec, Sampler, Trainer
 from palestra.model.attention.kv_cache import KVCache
 from palestra.model.loading.parameter_counts import count_parameters

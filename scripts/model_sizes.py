@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from palestra.cli.model.plan import PlanRequest, plan_memory
+from palestra.memory_plan.model_plan import PlanRequest, plan_memory
 from palestra.model.loading.parameter_counts import count_parameters
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weight_files import WeightFiles

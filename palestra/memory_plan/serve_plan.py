@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from palestra.cli.model.plan import (
+from palestra.config.serve import ModelConfig
+from palestra.engine.torch_trainer import token_budget
+from palestra.memory_plan.model_plan import (
     ADAPTER_COPIES,
     DTYPE_BYTES,
     LAYER,
@@ -22,8 +24,6 @@ from palestra.cli.model.plan import (
     training_bytes,
     weight_bytes,
 )
-from palestra.config.serve import ModelConfig
-from palestra.engine.torch_trainer import token_budget
 from palestra.model.errors import UnsupportedModel
 from palestra.model.loading.parameter_counts import count_parameters
 from palestra.model.loading.spec import ModelSpec

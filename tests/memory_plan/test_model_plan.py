@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from palestra.cli.model.plan import PlanRequest, plan_memory, weight_bytes
+from palestra.memory_plan.model_plan import PlanRequest, plan_memory, weight_bytes
 from palestra.model import ModelSpec, load_model
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.quantised.forms import FORMS

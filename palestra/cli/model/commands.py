@@ -17,7 +17,7 @@ from palestra.util.amounts import parse_amount
 
 if TYPE_CHECKING:
     from palestra.cli.model.facts import ExpertFacts
-    from palestra.cli.model.plan import MemoryPlan
+    from palestra.memory_plan.model_plan import MemoryPlan
 
 overwrite_option = renamed_option(
     "--overwrite", old="--force", is_flag=True, help="Write into a folder that is not empty."
@@ -152,7 +152,7 @@ def info(
         raise fail(f"no such folder: {folder}; to make a small one to try: palestra model random {folder}", USAGE)
     with needs_extra("engine"):
         from palestra.cli.model.facts import LORA_RANK, gather_facts
-        from palestra.cli.model.plan import PlanRequest, device_memory, plan_memory
+        from palestra.memory_plan.model_plan import PlanRequest, device_memory, plan_memory
         from palestra.model.errors import ModelError
         from palestra.model.loading.spec import ModelSpec
         from palestra.model.loading.weight_files import WeightFiles

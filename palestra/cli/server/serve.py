@@ -141,7 +141,7 @@ def show_nodes(address: str) -> None:
 
 def show_plan(models: list[ModelConfig], memory: str | None) -> None:
     with needs_extra("engine"):
-        from palestra.cli.server.serve_plan import by_device, plan_serving
+        from palestra.memory_plan.serve_plan import by_device, plan_serving
         from palestra.model.errors import ModelError
     with one_line_errors(ModelError, OSError, ValueError):
         plan = plan_serving(models, None if memory is None else parse_amount(memory))
