@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.memory_plan.test_model_plan import write_hollow
 
 from tests.cli.test_cli import palestra
+from tests.memory_plan.test_model_plan import write_hollow
 
 VLLM = ("models.0.sampler=vllm", "models.0.vllm.urls=[http://127.0.0.1:8001]")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import httpx
@@ -20,7 +21,7 @@ def get(gate: StartingGate, path: str, **headers: str) -> httpx.Response:
 
 
 def test_the_page_says_how_long_the_server_has_been_starting_and_what_it_waits_for():
-    gate = StartingGate()
+    gate = StartingGate(time.monotonic())
     first = get(gate, "/")
     assert (first.status_code, first.headers["content-type"]) == (503, "text/html; charset=utf-8")
     assert "The server is starting, for 0 s so far." in first.text
@@ -29,12 +30,13 @@ def test_the_page_says_how_long_the_server_has_been_starting_and_what_it_waits_f
     page = get(gate, "/ui/", accept="text/html,*/*")
     assert page.headers["retry-after"] == "1"
     assert "1 of 2 models are ready; waiting for big&lt;model&gt; (the engine is not running)." in page.text
-    gate.reason = "standing by: another server uses the database"
+    gate.standing_by = "standing by: another server uses the database"
     assert "Standing by: another server uses the database" in get(gate, "/").text
 
 
 def test_programs_get_what_they_got():
-    gate = StartingGate()
-    assert get(gate, "/api/v1/create_session").json() == {"detail": "the server is starting"}
-    assert get(gate, "/readyz", accept="text/html").json()["reasons"] == ["the server is starting"]
+    gate = StartingGate(time.monotonic())
+    reason = "the server is starting, for 0 s so far; ask again in a moment"
+    assert get(gate, "/api/v1/create_session").json() == {"detail": reason}
+    assert get(gate, "/readyz", accept="text/html").json()["reasons"] == [reason]
     assert get(gate, "/healthz").status_code == 200
