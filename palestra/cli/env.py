@@ -124,7 +124,7 @@ async def _play(environments: EnvironmentSet, task: Task) -> None:
 
 
 def _typed() -> str | None:
-    """A line that somebody types; None at the end of the input."""
+    """Returns the line that is typed; None at the end of the input."""
     try:
         return click.prompt("assistant", prompt_suffix="> ", default="", show_default=False)
     except click.Abort as abort:

@@ -52,6 +52,8 @@ def view(
         from palestra.view.serving import ViewError, serve
 
     folder = root if which is None else Path(which) if Path(which).is_dir() else root / which
+    if not folder.is_dir() and which is not None:
+        raise fail(f"no run {which!r} in {root}, and no such folder; to see the runs: palestra run list", USAGE)
     if not folder.is_dir():
         raise fail(f"no such folder: {folder}; to make a run in it: palestra train demo runs={folder}", USAGE)
     is_run = (folder / "config.json").is_file()

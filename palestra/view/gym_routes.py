@@ -13,7 +13,7 @@ from palestra.view.api import Runs, json_response
 from palestra.view.rendering import render
 
 USUAL_SERVER = "http://127.0.0.1:8000"
-"""Where `palestra serve` is unless it is told otherwise."""
+"""The default address of `palestra serve`."""
 api = APIRouter(prefix="/api/v1/gym", tags=["gym"])
 pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 

@@ -137,4 +137,4 @@ def test_a_run_is_viewed_by_its_name_or_its_folder(words, page):
 
 def test_a_run_that_is_not_there_cannot_be_viewed():
     refused = CliRunner().invoke(main, ["view", "third"])
-    assert (refused.exit_code, "no such folder: runs/third" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "no run 'third' in runs, and no such folder" in refused.stderr) == (2, True)

@@ -133,5 +133,5 @@ def _play(
         player = AgentPlayer(config, found, keep, client.inner)
         click.echo(f"{' '.join(config.command)} plays {len(found)} tasks for {server}; records are kept in {keep}")
         return play_episodes(
-            client, player, is_picky=True, on_progress=print_progress, concurrency=config.concurrency, **pool
+            client, player, stops_at_unplayed=True, on_progress=print_progress, concurrency=config.concurrency, **pool
         )

@@ -53,7 +53,7 @@ def play(config_file: str | None, names: tuple[str, ...], server: str, key: str 
         with EpisodeClient(server, key) as client:
             click.echo(f"playing {', '.join(entry.name for entry in config.environments)} for {server}")
             try:
-                counts = play_episodes(client, player, is_picky=True, on_progress=print_progress, **options)
+                counts = play_episodes(client, player, stops_at_unplayed=True, on_progress=print_progress, **options)
             except NotPlayedHere as error:
                 raise fail(f"{error}; name the environment with --env, or give the run's CONFIG", NOT_FOUND) from error
     click.echo(f"{counts}; stopped ({counts.reason})")

@@ -5,8 +5,9 @@ Owns: arguments and printing. Never touches: the files of a run, except by readi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import rich_click as click
 from msgspec import to_builtins
@@ -23,6 +24,8 @@ from palestra.util.safe_text import safe_text
 
 if TYPE_CHECKING:
     from palestra.runs.reader import RunReader
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 # The metrics that are looked at first, as far as a run has them.
 KEY_METRICS = (
@@ -45,6 +48,11 @@ KEY_METRICS = (
     "throughput/total_tokens_per_s",
 )
 WORTH_TELLING = ("warning", "error", "resume", "stop", "end")
+
+
+def output_option(text: str) -> Callable[[F], F]:
+    file = click.Path(path_type=Path, dir_okay=False)
+    return renamed_option("--output", "-o", "out", old="--out", type=file, metavar="FILE", help=text)
 
 
 @click.group()
@@ -203,15 +211,7 @@ def compare(which: tuple[str, ...], everything: bool, root: Path, as_json: bool)
     show_default=True,
     help="What to export.",
 )
-@renamed_option(
-    "--output",
-    "-o",
-    "out",
-    old="--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="File to write. [stdout]",
-)
+@output_option("File to write. [stdout]")
 @runs_option
 @json_option
 def export(which: str, form: str, what: str, out: Path | None, root: Path, as_json: bool) -> None:
@@ -232,15 +232,7 @@ def export(which: str, form: str, what: str, out: Path | None, root: Path, as_js
 
 @run.command()
 @click.argument("which", metavar="RUN")
-@renamed_option(
-    "--output",
-    "-o",
-    "out",
-    old="--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="A .png or .svg file. [plot.png in the run's folder]",
-)
+@output_option("A .png or .svg file. [plot.png in the run's folder]")
 @runs_option
 @json_option
 def plot(which: str, out: Path | None, root: Path, as_json: bool) -> None:

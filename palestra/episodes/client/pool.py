@@ -90,7 +90,7 @@ class PoolOptions:
     """Stop after this number of episodes."""
     idle_s: float | None = None
     """Stop when no episode was available for this time."""
-    is_picky: bool = False
+    stops_at_unplayed: bool = False
     """Stop at an episode that is not played here; otherwise it is only given back."""
     run_wait_s: float = RUN_WAIT_S
     """How long to wait for a run that does not exist yet."""
@@ -234,7 +234,7 @@ class PlayerPool:
         try:
             await play_one(episode, self._player, self._on_error)
         except NotPlayedHere as error:
-            if self._options.is_picky:
+            if self._options.stops_at_unplayed:
                 self._fail(error)
                 await self._client.end_claims()  # a claim of this pool would get it again
             await episode.leave(error)

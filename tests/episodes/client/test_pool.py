@@ -172,14 +172,14 @@ def test_a_player_without_what_a_task_needs_leaves_it_to_others(client, make_run
     assert (counts.released, counts.ended) == (1, 4)
 
 
-def test_a_picky_pool_stops_and_holds_nothing(client, make_run):
+def test_a_pool_that_stops_at_what_it_cannot_play_holds_nothing(client, make_run):
     run = make_run(4, size=2)
 
     def player(_episode):
         raise NotPlayedHere("no such tool")
 
     with pytest.raises(NotPlayedHere, match="no such tool"):
-        play(client, player, run=run.name, concurrency=4, is_picky=True)
+        play(client, player, run=run.name, concurrency=4, stops_at_unplayed=True)
     now = run.refresh()
     assert (now.queued, now.leased) == (8, 0)
 
