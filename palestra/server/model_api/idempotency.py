@@ -27,6 +27,7 @@ RETRY_COUNT = "x-stainless-retry-count"
 """OpenAI's and Anthropic's SDKs send with each call how often they tried before."""
 IDEMPOTENCY_KEY = "idempotency-key"
 LINGER_S = 3.0  # the SDKs retry after half a second, then one, then two
+NOTICE_S = 0.1  # a connection's end may be read after the request that a retry sends on the next one
 KEEP_S = 60.0  # for a finished answer; the retry may have to wait for its turn
 
 
@@ -74,7 +75,7 @@ class IdempotentCalls:
         """Answers a call. `work` makes the body of the answer."""
         header = _Header.of(request)
         name = _name(request, caller, header, body)
-        call = self._find(header, name) or self._start(name, response_id, work)
+        call = await self._find(header, name) or self._start(name, response_id, work)
         call.readers += 1
         if call.timer is not None:
             call.timer.cancel()
@@ -89,11 +90,19 @@ class IdempotentCalls:
             lambda is_read: self._read(call, header, is_read=is_read),
         )
 
-    def _find(self, header: _Header, name: bytes) -> _Call | None:
+    async def _find(self, header: _Header, name: bytes) -> _Call | None:
         """Finds a call by its idempotency key; without a key, one that was abandoned."""
-        if header.key is None and not header.count:
+        if header.key is not None:
+            return next(iter(self._calls.get(name, ())), None)
+        if not header.count:
             return None
-        return next((call for call in self._calls.get(name, ()) if header.key is not None or not call.readers), None)
+        if (abandoned := self._abandoned(name)) is None:
+            await asyncio.sleep(NOTICE_S)
+            abandoned = self._abandoned(name)
+        return abandoned
+
+    def _abandoned(self, name: bytes) -> _Call | None:
+        return next((call for call in self._calls.get(name, ()) if not call.readers), None)
 
     def _start(self, name: bytes, response_id: str, work: Callable[[], Coroutine[Any, Any, bytes]]) -> _Call:
         call = _Call(name, response_id, asyncio.create_task(work(), name="model call"))

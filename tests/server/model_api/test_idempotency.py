@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -45,13 +46,32 @@ def turns_like(ephebe: Ephebe, text: str) -> int:
 
 def test_a_retry_gets_the_answer_of_the_call_that_was_given_up(ephebe: Ephebe) -> None:
     given = body("Give me up") | {"metadata": {"test": "given up"}}
-    with ThreadPoolExecutor(1) as threads:
+    with ThreadPoolExecutor(2) as threads:
         with standstill(ephebe):
-            send_and_leave(ephebe, given, 0.3, x_stainless_retry_count="0")
+            leaving = threads.submit(send_and_leave, ephebe, given, 2.0, x_stainless_retry_count="0")
+            ephebe.until(lambda: f"{QUEUE}1.0" in ephebe.metrics())
+            leaving.result()
             again = threads.submit(post, ephebe, given, x_stainless_retry_count="1")
             time.sleep(0.5)  # it comes while the call is under way
         assert again.result()["usage"]["completion_tokens"] == TOKENS
     assert turns_like(ephebe, "given up") == 1
+
+
+def test_a_call_that_was_given_up_before_it_began_is_not_sampled(ephebe: Ephebe) -> None:
+    """As on a machine so busy that both wait in the server's socket when it gets there."""
+    given = body("Too late") | {"metadata": {"test": "too late"}}
+    server = ephebe.process
+    assert server is not None
+    with ThreadPoolExecutor(1) as threads:
+        server.send_signal(signal.SIGSTOP)
+        try:
+            send_and_leave(ephebe, given, 0.3, x_stainless_retry_count="0")
+            again = threads.submit(post, ephebe, given, x_stainless_retry_count="1")
+            time.sleep(0.2)
+        finally:
+            server.send_signal(signal.SIGCONT)
+        assert again.result()["usage"]["completion_tokens"] == TOKENS
+    assert turns_like(ephebe, "too late") == 1
 
 
 def test_equal_calls_at_once_are_all_sampled(ephebe: Ephebe) -> None:
