@@ -77,7 +77,7 @@ nemo-gym: .nemo-gym/$(NEMO_GYM).ready ## NeMo Gym's own server folders, which te
 
 test-ray: .venv/.ready ## workers, replicas, the gym and sandboxes on a Ray cluster of local nodes
 	@$(PIP) --editable ".[ray]"
-	$(PYTEST) -m slow --timeout 600 tests/gym/control/test_ray.py tests/gym/collect/test_on_ray.py tests/gym/nemo_rl tests/sandbox/test_ray_node.py tests/server/ray $(ARGS)
+	$(PYTEST) -m slow --timeout 600 tests/gym/supervisor/test_ray.py tests/gym/collect/test_on_ray.py tests/gym/nemo_rl tests/sandbox/test_ray_node.py tests/placement $(ARGS)
 
 demo: .venv/.ready ## a small agent learns to use tools, in minutes on a CPU
 	$(BIN)/python examples/demo.py $(ARGS)

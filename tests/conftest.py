@@ -41,7 +41,7 @@ SHARING = {
     "tests/server/model_api": "ephebe",
     "tests/training": "training",
     "tests/gym/models": "ephebe",
-    "tests/gym/control": "control gym",
+    "tests/gym/supervisor": "gym",
     "tests/gym/stock": "stock gym",
     "tests/server/agentjet": "keyed",
     "tests/server/episodes": "keyed",

@@ -13,7 +13,7 @@ import pytest
 from palestra.gym.collect.collection import CollectionStatus
 from tests.gym.collect.conftest import write_rows
 from tests.gym.collect.test_kills import check_delivered, collected, gym
-from tests.gym.control.test_ray import cluster
+from tests.gym.supervisor.test_ray import cluster
 
 __all__ = ["cluster"]
 

@@ -18,9 +18,9 @@ from aiohttp import web
 
 from palestra.gym.collect.collection import CollectionStatus
 from palestra.gym.nemo_gym_compat import COMPAT, provided_packages
-from tests.gym.control.test_venvs import wheel
 from tests.gym.stock.conftest import FOLDERS, StockGym, row_of
 from tests.gym.stock.upstream import complete
+from tests.gym.test_venvs import wheel
 from tests.net.attacks import check_bounds
 
 PUBLIC = [

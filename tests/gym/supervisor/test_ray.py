@@ -14,7 +14,7 @@ import pytest
 
 from palestra.gym.config import GymSources, ReservedPorts, load_gym
 from palestra.gym.supervisor import Supervisor
-from tests.gym.control.conftest import PATIENCE_S, still_alive
+from tests.gym.supervisor.conftest import PATIENCE_S, still_alive
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

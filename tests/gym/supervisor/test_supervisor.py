@@ -20,7 +20,7 @@ from palestra.gym.records import GymConfig
 from palestra.gym.supervisor import Supervisor
 from palestra.gym.supervisor.child import log_to
 from palestra.gym.supervisor.probes import NoAnswer, check_server, wait_for_upstreams
-from tests.gym.control.conftest import PATIENCE_S, RunningGym, is_alive, still_alive
+from tests.gym.supervisor.conftest import PATIENCE_S, RunningGym, is_alive, still_alive
 
 StartGym = Callable[..., RunningGym]
 

@@ -13,7 +13,7 @@ import pytest
 from palestra.gym.errors import GymConfigError, ServerStartError
 from palestra.gym.requirements.folder_requirements import has_requirements, requirements_of
 from palestra.gym.venvs import interpreter_for
-from tests.gym.control.test_venvs import wheel
+from tests.gym.test_venvs import wheel
 from tests.sandbox.needs import needs_local
 
 VERSION = "3.13.14"

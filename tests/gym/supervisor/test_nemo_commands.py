@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from palestra.cli.gym.ng import RUNNING, collect_arguments
 from tests.gym.collect.conftest import UPSTREAM
-from tests.gym.control.conftest import RunningGym
+from tests.gym.supervisor.conftest import RunningGym
 
 PACKAGE = Path(__file__).parents[3] / "integrations/palestra_nemo_gym_cli"
 ORIGINAL = Path(__file__).parents[3] / ".nemo-gym"

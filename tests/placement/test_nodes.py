@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tinker import types
 
-from tests.server.ray.conftest import RayNodesHere, RayServer
+from tests.placement.conftest import RayNodesHere, RayServer
 from tests.server.replicas.test_faults import PROMPTS, all_begun, is_busy, tokens, up
 from tests.server.replicas.test_replicas import trained
 from tests.server.test_faults import assert_same_bits, train, weights

@@ -11,7 +11,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from palestra.gym.config import from_yaml, to_yaml
-from tests.gym.control.conftest import RunningGym
+from tests.gym.supervisor.conftest import RunningGym
 from tests.net.attacks import check_bounds
 
 CONFIG = "/global_config_dict_yaml"

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from palestra.cli import main
 from palestra.cli.gym.ng import ng_collect_rollouts, ng_run
-from tests.gym.control.conftest import RunningGym
+from tests.gym.supervisor.conftest import RunningGym
 
 
 def test_resolve_shows_the_config_without_its_secrets(gym_root: Path) -> None:
