@@ -16,8 +16,8 @@ from palestra.cli.output import USAGE, bytes_text, count_text, fail, needs_extra
 from palestra.util.amounts import parse_amount
 
 if TYPE_CHECKING:
-    from palestra.cli.model.facts import ExpertFacts
     from palestra.memory_plan.model_plan import MemoryPlan
+    from palestra.model.loading.model_facts import ExpertFacts
 
 overwrite_option = renamed_option(
     "--overwrite", old="--force", is_flag=True, help="Write into a folder that is not empty."
@@ -151,9 +151,9 @@ def info(
     if not folder.is_dir():
         raise fail(f"no such folder: {folder}; to make a small one to try: palestra model random {folder}", USAGE)
     with needs_extra("engine"):
-        from palestra.cli.model.facts import LORA_RANK, gather_facts
         from palestra.memory_plan.model_plan import PlanRequest, device_memory, plan_memory
         from palestra.model.errors import ModelError
+        from palestra.model.loading.model_facts import LORA_RANK, gather_facts
         from palestra.model.loading.spec import ModelSpec
         from palestra.model.loading.weight_files import WeightFiles
         from palestra.model.quantised.forms import FORMS
