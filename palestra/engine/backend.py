@@ -28,6 +28,7 @@ class MicroBatch:
     numbers: list[int]
     """Which data of the pass."""
     tokens: int
+    """Those that are computed: what its data share counts once."""
     width: int
     """Targets per position; only equal ones can be joined."""
     data: Any

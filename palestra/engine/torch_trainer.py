@@ -35,7 +35,7 @@ from palestra.model.lora.adapter_files import require_trained_on
 from palestra.model.lora.adapters import Rows
 from palestra.model.numerics import Numerics
 from palestra.model.training.gradient_tree import GradientTree, tree_place
-from palestra.model.training.packing import Prepared
+from palestra.model.training.prepared import Prepared
 from palestra.types import AdamParams, Datum, LoraConfig
 from palestra.types.engine import UNQUANTISED, DatumOutput, ModelCard, Pass, WorkerConfig
 
@@ -178,13 +178,13 @@ class TorchTrainer:
         data = self.trainer.prepare(items, train=not request.forward_only)
         parts = [
             MicroBatch(
-                numbers,
-                sum(len(data[i].tokens) for i in numbers),
-                data[numbers[0]].targets.shape[1],
-                [data[i] for i in numbers],
+                batch.numbers,
+                batch.rows,
+                data[batch.numbers[0]].targets.shape[1],
+                [data[i] for i in batch.numbers],
                 n % self.strands,
             )
-            for n, numbers in enumerate(self.trainer.plan(data))
+            for n, batch in enumerate(self.trainer.plan(data))
         ]
         return sorted(parts, key=lambda part: tree_place(part.strand, self.strands))
 
@@ -192,7 +192,7 @@ class TorchTrainer:
         for part in parts if train and self._has_trees else ():
             self._trees[part.data[0].adapter].enter(part.strand)
         data = [d for part in parts for d in part.data] or self._one_token(train=train)
-        done = self.trainer.forward_micro(data, list(range(len(data))), train=train)
+        done = self.trainer.forward_micro(data, train=train)
         results = iter(done.results)
         return Forward([[_done(next(results)) for _ in part.data] for part in parts], done if train else None)
 

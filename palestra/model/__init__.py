@@ -30,7 +30,7 @@ from palestra.model.sampling.sampler import Sampler
 from palestra.model.sampling.token_draws import TokenMask
 from palestra.model.training.losses import combine_metrics
 from palestra.model.training.optimizer import StepResult
-from palestra.model.training.packing import TrainItem, encode
+from palestra.model.training.prepared import TrainItem, encode
 from palestra.model.training.router_metrics import router_metrics
 from palestra.model.training.trainer import DatumResult, ForwardPass, Trainer
 

@@ -214,6 +214,7 @@ def get_bench(random_model: Callable[..., Path]) -> GetBench:
         max_rank: int = 64,
         token_budget: int | None = None,
         checkpointing: bool = False,
+        share_prefixes: bool = True,
         **options: Any,
     ) -> Bench:
         folder = random_model(family, **options)
@@ -227,7 +228,13 @@ def get_bench(random_model: Callable[..., Path]) -> GetBench:
             return references[folder]
 
         pool = AdapterPool(model.spec, dtype=model.decoder.dtype, max_rank=max_rank)
-        trainer = Trainer(model.decoder, pool, token_budget=token_budget, checkpointing=checkpointing)
+        trainer = Trainer(
+            model.decoder,
+            pool,
+            token_budget=token_budget,
+            checkpointing=checkpointing,
+            share_prefixes=share_prefixes,
+        )
         return Bench(model, reference, pool, trainer)
 
     return get

@@ -12,8 +12,7 @@ from palestra.types import AdamParams, LoraConfig
 
 def halfway(bench, adapters, lengths=(20, 9)):
     data = bench.trainer.prepare(bench.items(adapters, lengths), train=True)
-    (numbers,) = bench.trainer.plan(data)
-    return bench.trainer.forward_micro(data, numbers, train=True)
+    return bench.trainer.forward_micro(data, train=True)
 
 
 def test_request_that_ends_in_a_step_leaves_the_training_rows_writable(bench):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.model import Decoder, Trainer, TrainItem, encode
-from palestra.model.training.packing import decode
+from palestra.model.training.prepared import decode
 from palestra.types import AdamParams, Datum, SampleRequest, SamplingParams
 from tests.model.conftest import GEMMA4
 from tests.properties import examples
@@ -59,8 +59,8 @@ def test_micro_batches_keep_to_the_budget_and_lose_nothing(get_bench):
     bench = get_bench(token_budget=60)
     items = bench.items([bench.adapter(), bench.adapter(seed=1)], [*LENGTHS, 90, 1, 2])
     plan = bench.trainer.plan(bench.trainer.prepare(items, train=True))
-    assert sorted(n for batch in plan for n in batch) == list(range(len(items)))
-    sizes = [[len(items[n].datum.chunks[0].tokens) for n in batch] for batch in plan]
+    assert sorted(n for batch in plan for n in batch.numbers) == list(range(len(items)))
+    sizes = [[len(items[n].datum.chunks[0].tokens) for n in batch.numbers] for batch in plan]
     assert all(sum(batch) <= 60 or len(batch) == 1 for batch in sizes)
     assert len(plan) < len(items)
 
@@ -196,9 +196,9 @@ def test_forward_and_backward_are_separate_steps(get_bench):
     trainer = stepwise.trainer
     data = trainer.prepare(for_adapter(other, items), train=True)
     found = {}
-    for numbers in trainer.plan(data):
-        done = trainer.forward_micro(data, numbers, train=True)
-        found.update(zip(numbers, done.results, strict=True))
+    for batch in trainer.plan(data):
+        done = trainer.forward_micro([data[i] for i in batch.numbers], train=True)
+        found.update(zip(batch.numbers, done.results, strict=True))
         assert other.unfinished
         trainer.backward(done)
         assert not other.unfinished
@@ -217,7 +217,7 @@ def test_sampling_between_forward_and_backward_disturbs_neither(get_bench):
     request = SampleRequest(prompt=(5, 6, 7), params=SamplingParams(max_tokens=6, seed=2))
     expected = calm.sampler().generate([request], [one])[0]
     data = busy.trainer.prepare(for_adapter(other, items), train=True)
-    done = busy.trainer.forward_micro(data, list(range(len(data))), train=True)
+    done = busy.trainer.forward_micro(data, train=True)
     assert sampler.generate([request], [other])[0].sequences[0].tokens == expected.sequences[0].tokens
     busy.trainer.backward(done)
     check_close(busy.gradient(other), calm.gradient(one))

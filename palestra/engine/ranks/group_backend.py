@@ -69,7 +69,7 @@ from palestra.model.sampling.planned_step import PlannedStep
 from palestra.model.sampling.sampler import RowAdapters
 from palestra.model.sampling.sequences import StepPlan
 from palestra.model.tensor_group import TensorGroup
-from palestra.model.training.packing import Prepared
+from palestra.model.training.prepared import Prepared
 from palestra.types import AdamParams, LoraConfig
 from palestra.types.engine import Pass, RanksMeeting, WorkerConfig
 from palestra.util.processes import PIPE, spawn_blocking

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from palestra.model import kernels
+from palestra.model.attention.branches import Branches
 from palestra.model.attention.kv_cache import KVCache, PagedAttention
 from palestra.model.attention.packed import Attention, PackedAttention
 from palestra.model.loading.spec import ModelSpec
@@ -18,14 +19,18 @@ KERNEL_ROW = 576  # the same for compressed rows, which are read once as keys an
 
 
 def packed_attention(
-    lengths: Sequence[int], spec: ModelSpec, device: torch.device | str, dtype: torch.dtype
+    lengths: Sequence[int],
+    spec: ModelSpec,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    branches: Branches | None = None,
 ) -> Attention:
-    """Attention within each of several sequences that stand end to end."""
+    """Attention within each of several sequences that stand end to end, or trees of sequences that share rows."""
     if has_kernels(spec, device, dtype):
         from palestra.model.attention.tiled import TiledPackedAttention
 
-        return TiledPackedAttention(lengths, spec, device)
-    return PackedAttention(lengths, spec.windows, device, spec.kv_sources)
+        return TiledPackedAttention(lengths, spec, device, branches)
+    return PackedAttention(lengths, spec.windows, device, spec.kv_sources, branches)
 
 
 def paged_attention(cache: KVCache, plan: StepPlan) -> Attention:

@@ -2,6 +2,7 @@
 
 On a GPU in half precision kernels of our own do it (`tiled_attention`). Elsewhere sequences of similar length are
 computed together, right-padded: with a causal mask no real position sees the padding, so no mask tensor is needed.
+Sequences that share rows (`Branches`) are computed as one, with a mask.
 Never touches: the KV cache.
 """
 
@@ -14,6 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+
+from palestra.model.attention.branches import Branches
 
 PADDING_AREA = 128 * 128  # score cells a group may waste: about what launching one more group costs
 
@@ -35,6 +38,8 @@ class _Group:
     start: int
     index: Tensor | None
     """[n * length] rows, when the group is not simply the rows from `start` on."""
+    is_branched: bool = False
+    """One tree: who sees whom is not a matter of the order alone."""
 
     def take(self, x: Tensor) -> Tensor:
         rows = (
@@ -50,9 +55,11 @@ class PackedAttention:
         windows: Sequence[int | None],
         device: torch.device | str = "cpu",
         sources: Mapping[int, int] | None = None,
+        branches: Branches | None = None,
     ):
-        """`sources`: layers that read the keys and values of another one, and which that is."""
-        self.windows, self.sources = windows, sources or {}
+        """`sources`: layers that read the keys and values of another one, and which that is. `branches`: sequences that
+        share rows; `lengths` are the rows of each tree then."""
+        self.windows, self.sources, self._branches = windows, sources or {}, branches
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}
         """Keys and values of layers that others read."""
         self.groups: list[_Group] = []
@@ -60,6 +67,7 @@ class PackedAttention:
         """Where each packed row stands in the groups' outputs laid end to end (None: in place already)."""
         self._plan(list(lengths), device)
         self._bands: dict[tuple[int, int], Tensor] = {}
+        self._seen: dict[tuple[int, int | None], Tensor] = {}
 
     def __call__(
         self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, sinks: Tensor | None = None
@@ -76,7 +84,13 @@ class PackedAttention:
         self, group: _Group, window: int | None, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
     ) -> Tensor:
         taken = (group.take(q), group.take(k), group.take(v))
-        if sinks is not None:
+        if group.is_branched:
+            seen = self._seen_by(group, window, q.device)
+            if sinks is not None:
+                out = attend_with_sinks(*taken, seen, sinks)
+            else:
+                out = scaled_dot_product_attention(*taken, attn_mask=seen, enable_gqa=True)
+        elif sinks is not None:
             out = attend_with_sinks(*taken, self._band(group.length, window or group.length, q.device), sinks)
         else:
             band = self._band(group.length, window, q.device) if window is not None and window < group.length else None
@@ -91,12 +105,25 @@ class PackedAttention:
             self._bands[key] = (back >= 0) & (back < window)
         return self._bands[key]
 
+    def _seen_by(self, group: _Group, window: int | None, device: torch.device) -> Tensor:
+        key = (group.start, window)
+        if key not in self._seen:
+            assert self._branches is not None
+            self._seen[key] = torch.from_numpy(self._branches.seen(group.start, group.start + group.length, window)).to(
+                device
+            )
+        return self._seen[key]
+
     def _plan(self, lengths: list[int], device: torch.device | str) -> None:
         starts = [0]
         for length in lengths:
             starts.append(starts[-1] + length)
         position, offset = [0] * len(lengths), 0
-        for members in _similar(lengths):
+        branched = [m for m, n in enumerate(lengths) if self._is_branched(starts[m], starts[m] + n)]
+        for m in branched:
+            self.groups.append(_Group(1, lengths[m], starts[m], None, is_branched=True))
+            position[m], offset = offset, offset + lengths[m]
+        for members in _similar(lengths, without=branched):
             longest = lengths[members[-1]]
             members.sort()
             plain = all(
@@ -110,6 +137,9 @@ class PackedAttention:
         if position != starts[:-1] or offset != starts[-1]:
             rows = [torch.arange(p, p + n) for p, n in zip(position, lengths, strict=True)]
             self.restore = torch.cat(rows).to(device)
+
+    def _is_branched(self, start: int, stop: int) -> bool:
+        return self._branches is not None and bool((self._branches.ends[start:stop] != stop).any())
 
 
 def attend_with_sinks(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, sinks: Tensor) -> Tensor:
@@ -127,11 +157,11 @@ def softmax_with_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
     return torch.softmax(joined, -1)[..., :-1].to(scores.dtype)
 
 
-def _similar(lengths: list[int]) -> list[list[int]]:
+def _similar(lengths: list[int], without: Sequence[int]) -> list[list[int]]:
     """Numbers of sequences grouped by length, shortest first, each group ending with its longest."""
     groups: list[list[int]] = []
     area = 0
-    for m in sorted(range(len(lengths)), key=lambda m: (lengths[m], m)):
+    for m in sorted(set(range(len(lengths))).difference(without), key=lambda m: (lengths[m], m)):
         cells = lengths[m] ** 2
         if groups and cells * len(groups[-1]) - area <= PADDING_AREA:
             groups[-1].append(m)

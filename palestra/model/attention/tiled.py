@@ -15,11 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from palestra.model.attention.branches import Branches
 from palestra.model.attention.kv_cache import KVCache, write_slots
 from palestra.model.kernels.attention import (
     KEY_SPLIT,
     KeySource,
     Launch,
+    PackedTrees,
     SharedSplits,
     Tiles,
     attend,
@@ -47,29 +49,41 @@ def head_group(shape: HeadShape, key_tail: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _PackedTiles:
-    """Tiles of sequences that stand end to end, for layers with heads of one shape."""
+    """Tiles of rows that were added by one sequence each, for layers with heads of one shape."""
 
     groups: int
     tiles: Tiles
     key_blocks: Tensor
 
     @classmethod
-    def of(cls, lengths: Seq[int], shape: HeadShape, key_tail: int, device: torch.device | str) -> _PackedTiles:
-        starts = np.concatenate([[0], np.cumsum(lengths)])[:-1].tolist()
-        spans = [(start, 0, n, start) for start, n in zip(starts, lengths, strict=True)]
+    def of(cls, spans: NDArray[np.int32], shape: HeadShape, key_tail: int, device: torch.device | str) -> _PackedTiles:
+        """`spans`: as for `cut_spans`."""
         group = head_group(shape, key_tail)
         step = Launch.of(shape.head_dim - key_tail, device).gradient_keys
-        blocks = [(s, key, n) for s, n in zip(starts, lengths, strict=True) for key in range(0, n, step)]
-        tiles = cut_tiles(np.array(spans, np.int32), group, PREFILL_ROWS, device)
+        blocks = [
+            (row + key, position + key, row + n) for row, position, n, _ in spans.tolist() for key in range(0, n, step)
+        ]
+        tiles = cut_tiles(spans, group, PREFILL_ROWS, device)
         return cls(shape.n_heads // group, tiles, to_device(blocks, device, np.int32))
 
 
 class TiledPackedAttention:
-    """Causal attention within each of several sequences that stand end to end; see `Attention`."""
+    """Causal attention within each of several sequences that stand end to end, or that share rows; see `Attention`."""
 
-    def __init__(self, lengths: Seq[int], spec: ModelSpec, device: torch.device | str):
+    def __init__(
+        self, lengths: Seq[int], spec: ModelSpec, device: torch.device | str, branches: Branches | None = None
+    ):
         self.spec = spec
-        self.tiles = {shape: _PackedTiles.of(lengths, shape, spec.key_tail, device) for shape in set(spec.heads)}
+        if branches is None:
+            starts = np.concatenate([[0], np.cumsum(lengths)])[:-1]
+            spans = np.stack([starts, np.zeros_like(starts), np.asarray(lengths), starts], axis=1)
+            self.trees = None
+        else:
+            spans = np.array(branches.spans)
+            arrays = branches.paths, branches.positions, branches.ends
+            self.trees = PackedTrees(*(to_device(array, device, np.int32) for array in arrays))
+        shapes = set(spec.heads)
+        self.tiles = {s: _PackedTiles.of(spans.astype(np.int32), s, spec.key_tail, device) for s in shapes}
         self._kept: dict[int, tuple[Tensor, Tensor | None]] = {}
         """Keys and values of layers that others read."""
 
@@ -82,7 +96,10 @@ class TiledPackedAttention:
             k, values = self._kept[self.spec.kv_sources[layer]]
         elif layer in self.spec.kv_sources.values():
             self._kept[layer] = (k, values)
-        return attend_packed(q, k, values, planned.tiles, planned.key_blocks, planned.groups, window, sinks, tail)
+        trees = self.trees
+        return attend_packed(
+            q, k, values, planned.tiles, planned.key_blocks, planned.groups, window, sinks, tail, trees
+        )
 
 
 @dataclass(frozen=True, slots=True)

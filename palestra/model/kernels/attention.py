@@ -128,6 +128,17 @@ class KeySource:
     pages: Tensor | None = None
     """int32: page numbers of all sequences end to end; None for packed keys."""
     page_size: int = 1
+    value_stride: int | None = None
+    """Of rows of values; None: as of keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTrees:
+    """Packed rows that several sequences share: see `attention.branches`. All int32."""
+
+    paths: Tensor
+    positions: Tensor
+    ends: Tensor
 
 
 @triton.jit
@@ -306,7 +317,7 @@ def _score_gradients(q, q_tail, k, k_tail, v, do, lse, delta, seen, c, TAIL: tl.
 
 @triton.jit
 def _queries_gradient_kernel(
-    Q, K, V, DO, LSE, DELTA, DQ, TILES, scale, q_stride, k_stride, v_stride, do_stride, dq_stride, n_heads,
+    Q, K, V, DO, LSE, DELTA, DQ, TILES, PATHS, scale, q_stride, k_stride, v_stride, do_stride, dq_stride, n_heads,
     head_stride, WINDOW: tl.constexpr, G: tl.constexpr, D: tl.constexpr, TAIL: tl.constexpr, R: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
@@ -333,7 +344,8 @@ def _queries_gradient_kernel(
         first = tl.maximum(pos0 - WINDOW + 1, 0) // BLOCK * BLOCK
     for start in range(first, end, BLOCK):
         key = start + tl.arange(0, BLOCK)
-        place, kv_mask = (source + key).to(tl.int64), (key < end)[:, None] & (d < D)[None]
+        place = _key_places(source, key, key < end, PATHS, 1, PATHS is not None)
+        kv_mask = (key < end)[:, None] & (d < D)[None]
         k = tl.load(K + place[:, None] * k_stride + head * head_stride + d[None], mask=kv_mask, other=0.0)
         k_tail, v = k, k
         if TAIL > 0:
@@ -357,34 +369,40 @@ def _queries_gradient_kernel(
 
 @triton.jit
 def _keys_gradient_kernel(
-    Q, K, V, DO, LSE, DELTA, DK, DV, BLOCKS, scale, q_stride, k_stride, v_stride, do_stride, dk_stride, dv_stride,
-    n_heads, GROUPS: tl.constexpr, WINDOW: tl.constexpr, G: tl.constexpr, D: tl.constexpr, TAIL: tl.constexpr,
-    R: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
+    Q, K, V, DO, LSE, DELTA, DK, DV, BLOCKS, POSITIONS, ENDS, scale, q_stride, k_stride, v_stride, do_stride,
+    dk_stride, dv_stride, n_heads, GROUPS: tl.constexpr, WINDOW: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
+    TAIL: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """`GROUPS` of G heads each have these keys."""
+    """`GROUPS` of G heads each have these keys. The rows behind a key see it: all of its sequence, or with `ENDS` those
+    before its end."""
     block, head = tl.program_id(0), tl.program_id(1)
-    source, start = tl.load(BLOCKS + block * 3), tl.load(BLOCKS + block * 3 + 1)
-    length = tl.load(BLOCKS + block * 3 + 2)
+    start, position0 = tl.load(BLOCKS + block * 3), tl.load(BLOCKS + block * 3 + 1)
+    stop = tl.load(BLOCKS + block * 3 + 2)
     d, r, TOKENS = tl.arange(0, BLOCK_D), tl.arange(0, R), R // G
     key = start + tl.arange(0, BLOCK)
-    place, kv_mask = (source + key).to(tl.int64), (key < length)[:, None] & (d < D)[None]
+    key_position = position0 + tl.arange(0, BLOCK)
+    place, kv_mask = key.to(tl.int64), (key < stop)[:, None] & (d < D)[None]
     k = tl.load(K + place[:, None] * k_stride + head * D + d[None], mask=kv_mask, other=0.0)
     k_tail, v = k, k
     dk, dv = tl.zeros((BLOCK, BLOCK_D), tl.float32), tl.zeros((BLOCK, BLOCK_D), tl.float32)
     if TAIL > 0:
-        k_tail = _tails(K, place, k_stride, key < length, D, TAIL, BLOCK_T)
+        k_tail = _tails(K, place, k_stride, key < stop, D, TAIL, BLOCK_T)
         dk_tail = tl.zeros((BLOCK, BLOCK_T), tl.float32)
     else:
         v = tl.load(V + place[:, None] * v_stride + head * D + d[None], mask=kv_mask, other=0.0)
-    end = length
-    if WINDOW > 0:
-        end = tl.minimum(length, start + BLOCK - 1 + WINDOW)
+    end = stop
+    if ENDS is not None:
+        end = tl.load(ENDS + start)  # that of a later key is no later
+        key_end = tl.load(ENDS + key, mask=key < stop, other=0)
+    last = end
+    if WINDOW > 0 and ENDS is None:
+        last = tl.minimum(end, start + BLOCK - 1 + WINDOW)
     for group in tl.static_range(GROUPS):
         query_head = (head * GROUPS + group) * G + r % G
-        for first in range(start, end, TOKENS):
-            position = first + r // G
-            is_query = (position < length) & (r < TOKENS * G)
-            row = (source + position).to(tl.int64)
+        for first in range(start, last, TOKENS):
+            query = first + r // G
+            is_query = (query < end) & (r < TOKENS * G)
+            row = query.to(tl.int64)
             mask, q_place = is_query[:, None] & (d < D)[None], row * q_stride + query_head * (D + TAIL)
             q = tl.load(Q + q_place[:, None] + d[None], mask=mask, other=0.0)
             q_tail = q
@@ -393,9 +411,14 @@ def _keys_gradient_kernel(
             do = tl.load(DO + (row * do_stride + query_head * D)[:, None] + d[None], mask=mask, other=0.0)
             lse = tl.load(LSE + row * n_heads + query_head, mask=is_query, other=0.0)
             delta = tl.load(DELTA + row * n_heads + query_head, mask=is_query, other=0.0)
-            seen = (key[None] <= position[:, None]) & is_query[:, None]
+            seen = (key[None] <= query[:, None]) & is_query[:, None]
+            if ENDS is not None:
+                seen &= query[:, None] < key_end[None]
             if WINDOW > 0:
-                seen &= key[None] > position[:, None] - WINDOW
+                position = position0 + query - start
+                if ENDS is not None:
+                    position = tl.load(POSITIONS + row, mask=is_query, other=0)
+                seen &= key_position[None] > position[:, None] - WINDOW
             c = scale * 1.4426950408889634
             p, ds = _score_gradients(q, q_tail, k, k_tail, v, do, lse, delta, seen, c, TAIL)
             dv = tl.dot(tl.trans(p.to(do.dtype)), do, dv)
@@ -405,7 +428,7 @@ def _keys_gradient_kernel(
     dk_place = (place * dk_stride + head * D)[:, None]
     if TAIL > 0:
         t = tl.arange(0, BLOCK_T)
-        tail_mask = (key < length)[:, None] & (t < TAIL)[None]
+        tail_mask = (key < stop)[:, None] & (t < TAIL)[None]
         tl.store(DK + dk_place + d[None], (dk * scale + dv).to(DK.dtype.element_ty), mask=kv_mask)
         tl.store(DK + dk_place + D + t[None], (dk_tail * scale).to(DK.dtype.element_ty), mask=tail_mask)
     else:
@@ -438,7 +461,7 @@ def attend(
             *(q, k, v, out, out if sums is None else sums, sinks),
             *(tiles.table, keys.pages if is_paged else tiles.table),
             *(*found, width**-0.5, q.stride(0), out.stride(0), keys.row_stride, keys.head_stride),
-            *(keys.row_stride if is_paged else v.stride(0), keys.head_stride),
+            *(keys.row_stride if keys.value_stride is None else keys.value_stride, keys.head_stride),
             heads,
             WINDOW=window or 0,
             G=heads // kv_heads,
@@ -495,20 +518,25 @@ def attend_packed(
     window: int | None,
     sinks: Tensor | None = None,
     tail: int = 0,
+    trees: PackedTrees | None = None,
 ) -> Tensor:
     """Attention with gradients over packed keys, [tokens, kv heads, dim]; `key_blocks` is what the gradient of the
-    keys is computed in, blocks of `Launch.gradient_keys`: int32 [blocks, 3] of the sequence's first row, the block's
-    first key, the sequence's length. Sinks are not trained. Without v, values are the keys but for their `tail`."""
+    keys is computed in, blocks of `Launch.gradient_keys`: int32 [blocks, 3] of the row of the block's first key, its
+    position, and where the rows of its sequence end. Sinks are not trained. Without v, values are the keys but for
+    their `tail`. `trees`: of sequences that share rows; the key source of a tile is a place in its `paths` then."""
     if torch.is_grad_enabled() and q.requires_grad:
-        return _AttendPacked.apply(q, k, v, tiles, key_blocks, kv_heads, window, sinks, tail)
+        return _AttendPacked.apply(q, k, v, tiles, key_blocks, kv_heads, window, sinks, tail, trees)
     values = k[..., :-tail] if v is None else v
     out = q.new_empty(len(q), q.shape[1] * values.shape[-1])
-    attend(q, k, values, tiles, _packed_keys(k, v), kv_heads, window, out, sinks=sinks)
+    attend(q, k, values, tiles, _packed_keys(k, v, trees), kv_heads, window, out, sinks=sinks)
     return out
 
 
-def _packed_keys(k: Tensor, v: Tensor | None) -> KeySource:
-    return KeySource(k.stride(0), 0 if v is None else k.stride(1))
+def _packed_keys(k: Tensor, v: Tensor | None, trees: PackedTrees | None) -> KeySource:
+    paths = None if trees is None else trees.paths
+    return KeySource(
+        k.stride(0), 0 if v is None else k.stride(1), paths, value_stride=(k if v is None else v).stride(0)
+    )
 
 
 class _AttendPacked(Function):
@@ -524,19 +552,22 @@ class _AttendPacked(Function):
         window: int | None,
         sinks: Tensor | None,
         tail: int,
+        trees: PackedTrees | None,
     ) -> Tensor:
         values = k[..., :-tail] if v is None else v
         out = q.new_empty(len(q), q.shape[1] * values.shape[-1])
         sums = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-        attend(q, k, values, tiles, _packed_keys(k, v), kv_heads, window, out, sums, sinks=sinks)
+        attend(q, k, values, tiles, _packed_keys(k, v, trees), kv_heads, window, out, sums, sinks=sinks)
         ctx.save_for_backward(q, k, v, out, sums)
         ctx.tiles, ctx.key_blocks, ctx.kv_heads, ctx.window, ctx.tail = tiles, key_blocks, kv_heads, window, tail
+        ctx.trees = trees
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         q, k, v, out, sums = ctx.saved_tensors
         d_out, (heads, width) = grads[0].contiguous(), q.shape[1:]
+        trees = (None, None, None) if ctx.trees is None else (ctx.trees.paths, ctx.trees.positions, ctx.trees.ends)
         dim, n_keys = width - ctx.tail, k.shape[1]
         delta, dq, dk = torch.empty_like(sums), q.new_empty(q.shape), k.new_empty(k.shape)
         dv = None if v is None else v.new_empty(v.shape)
@@ -550,7 +581,7 @@ class _AttendPacked(Function):
         shape = {"WINDOW": ctx.window or 0, "G": group, "BLOCK": launch.gradient_keys, **widths}
         rows = max(launch.gradient_rows or ctx.tiles.rows, triton.next_power_of_2(group))
         _queries_gradient_kernel[(len(ctx.tiles.table), ctx.kv_heads)](
-            *(q, k, values, d_out, sums, delta, dq, ctx.tiles.table, width**-0.5),
+            *(q, k, values, d_out, sums, delta, dq, ctx.tiles.table, trees[0], width**-0.5),
             *(
                 q.stride(0),
                 k.stride(0),
@@ -566,7 +597,7 @@ class _AttendPacked(Function):
             num_stages=launch.stages,
         )
         _keys_gradient_kernel[(len(ctx.key_blocks), n_keys)](
-            *(q, k, values, d_out, sums, delta, dk, d_values, ctx.key_blocks, width**-0.5),
+            *(q, k, values, d_out, sums, delta, dk, d_values, ctx.key_blocks, *trees[1:], width**-0.5),
             *(q.stride(0), k.stride(0), values.stride(0), d_out.stride(0), dk.stride(0), d_values.stride(0), heads),
             GROUPS=ctx.kv_heads // n_keys,
             **shape,
@@ -574,4 +605,4 @@ class _AttendPacked(Function):
             num_warps=8 if dim > 128 else launch.warps_for(rows),
             num_stages=launch.gradient_stages,
         )
-        return dq, dk, dv, None, None, None, None, None, None
+        return dq, dk, dv, None, None, None, None, None, None, None

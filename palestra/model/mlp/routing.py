@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import embedding_bag, grouped_mm, linear
 
 from palestra.model.loading.layer_spec import ExpertsSpec
+from palestra.model.transfers import to_device
 
 FEW_ROWS = 8
 SUM_EPS = 1e-20  # what transformers adds to the sum of sigmoids before it divides
@@ -86,15 +89,17 @@ class Routing:
         self.numbers: dict[int, Tensor] = {}
         self.replayed = replayed or {}
 
-    def visits(self, lengths: Sequence[int], n_experts: int) -> Tensor:
-        """How often each expert was visited by each of the sequences that make up the rows: [sequences, layers,
+    def visits(self, sequences: Sequence[NDArray[np.int64]], n_experts: int) -> Tensor:
+        """How often each expert was visited by each of the sequences, given by their rows: [sequences, layers,
         experts]."""
         layers = torch.stack(list(self.numbers.values()))
-        owners = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(layers.device)
+        owners = np.repeat(np.arange(len(sequences)), [len(rows) for rows in sequences])
+        layers = layers.index_select(1, to_device(np.concatenate(sequences), layers.device))
         every = torch.arange(len(layers), device=layers.device)
-        cells = (owners[None, :, None] * len(layers) + every[:, None, None]) * n_experts + layers
-        counts = torch.bincount(cells.flatten(), minlength=len(lengths) * len(layers) * n_experts)
-        return counts.view(len(lengths), len(layers), n_experts)
+        owner = to_device(owners, layers.device)
+        cells = (owner[None, :, None] * len(layers) + every[:, None, None]) * n_experts + layers
+        counts = torch.bincount(cells.flatten(), minlength=len(sequences) * len(layers) * n_experts)
+        return counts.view(len(sequences), len(layers), n_experts)
 
 
 @dataclass(frozen=True)

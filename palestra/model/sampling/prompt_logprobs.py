@@ -20,7 +20,7 @@ from torch import Tensor
 from palestra.model.errors import DataError
 from palestra.model.sampling.token_draws import draw_many, uniform_grid
 from palestra.model.training.log_softmax import log_softmax
-from palestra.model.training.packing import encode
+from palestra.model.training.prepared import encode
 from palestra.types import SampleRequest, SampleResult, TensorData, TopLogprobs
 
 ALT_COPIES = 4  # a draw holds the logits' rows a few times over, once in double

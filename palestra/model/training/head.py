@@ -3,6 +3,8 @@
 Logits of a chunk of rows are made, reduced and dropped. When a position's gradient needs only its own
 log-probability (every loss but the sequence-level ones), the chunk's backward is done while its logits are there;
 otherwise they are made a second time. Rows that cannot have a gradient skip the backward altogether.
+Positions of several data may read one row (`Readers`): its log-probability is made once, and what their losses send
+back is summed in the order of the positions.
 Owns: the unembedding. Never touches: the trunk, requests.
 """
 
@@ -20,6 +22,7 @@ from palestra.model.decoder import Decoder
 from palestra.model.lora.adapters import Adapter
 from palestra.model.lora.layout import UNEMBED
 from palestra.model.lora.linear import LoraPlan, lora_backward, lora_forward, lora_inner, lora_linear
+from palestra.model.shared_rows import Readers
 from palestra.model.training.log_softmax import TargetRows, cap_logits, target_rows
 from palestra.model.training.losses import Loss
 from palestra.model.transfers import to_device
@@ -31,11 +34,11 @@ MIN_CHUNK_ROWS = 64  # below this the product is bound by reading the weights
 
 @dataclass(slots=True)
 class LossRun:
-    """Adjacent rows under one loss."""
+    """Adjacent positions under one loss."""
 
     start: int
     rows: list[int]
-    """Rows of each datum."""
+    """Positions of each datum."""
     loss: Loss
     config: dict[str, float]
     inputs: dict[str, Tensor]
@@ -49,12 +52,13 @@ class LossRun:
 @dataclass(slots=True)
 class HeadPass:
     logprobs: Tensor
-    """[rows, K]."""
+    """[positions, K]."""
     losses: Tensor
-    """[rows, K]."""
+    """[positions, K]."""
     hidden_grad: Tensor | None
+    """[rows, hidden]."""
     entropies: Tensor | None = None
-    """[rows], of the rows that have a gradient, NaN elsewhere; only with a loss of sampled tokens."""
+    """[positions], of those that have a gradient, NaN elsewhere; only with a loss of sampled tokens."""
 
 
 def chunk_rows(decoder: Decoder) -> int:
@@ -68,30 +72,41 @@ def logits_of(decoder: Decoder, hidden: Tensor, plan: LoraPlan) -> Tensor:
 
 
 def run_head(
-    decoder: Decoder, hidden: Tensor, targets: Tensor, adapters: Runs, losses: list[LossRun], *, train: bool
+    decoder: Decoder,
+    hidden: Tensor,
+    targets: Tensor,
+    adapters: Runs,
+    losses: list[LossRun],
+    *,
+    train: bool,
+    readers: Readers | None = None,
 ) -> HeadPass:
-    head = _Head(decoder, hidden, targets, adapters)
+    """`hidden` and `targets` are of the head's rows. `readers`: positions of the data by rows; None: each its own."""
+    head = _Head(decoder, hidden, targets, adapters, readers)
+    active = np.concatenate([run.active for run in losses])
     if train and any(run.loss.is_of_samples for run in losses):
         head.entropies = torch.full((len(hidden),), torch.nan, dtype=torch.float32, device=hidden.device)
     with torch.no_grad():
         if not train:
             head.forward(head.everything)
-            values, _ = _evaluate(losses, head.logprobs, grad=False)
-            return HeadPass(head.logprobs, values, None)
-        active = np.concatenate([run.active for run in losses])
+            values, _ = _evaluate(losses, head.read(head.logprobs), grad=False)
+            return HeadPass(head.read(head.logprobs), values, None)
         if any(run.loss.whole_sequence for run in losses):
             head.forward(head.everything)
-            values, grads = _evaluate(losses, head.logprobs, grad=True)
-            head.backward(np.flatnonzero(active), grads)
+            values, grads = _evaluate(losses, head.read(head.logprobs), grad=True)
+            head.backward(active, grads)
         else:
             head.forward_backward(active, losses)
-            values, _ = _evaluate(losses, head.logprobs, grad=False)
-        return HeadPass(head.logprobs, values, head.hidden_grad, head.entropies)
+            values, _ = _evaluate(losses, head.read(head.logprobs), grad=False)
+        entropies = None if head.entropies is None else head.read(head.entropies)
+        if entropies is not None and readers is not None:  # a position is not active because another reader is
+            entropies = entropies.masked_fill(to_device(~active, hidden.device), torch.nan)
+        return HeadPass(head.read(head.logprobs), values, head.hidden_grad, entropies)
 
 
 class _Head:
-    def __init__(self, decoder: Decoder, hidden: Tensor, targets: Tensor, adapters: Runs):
-        self.decoder, self.hidden, self.targets = decoder, hidden, targets
+    def __init__(self, decoder: Decoder, hidden: Tensor, targets: Tensor, adapters: Runs, readers: Readers | None):
+        self.decoder, self.hidden, self.targets, self.readers = decoder, hidden, targets, readers
         self.everything = np.arange(len(hidden))
         self.logprobs = torch.zeros(targets.shape, dtype=torch.float32, device=hidden.device)
         self.hidden_grad = torch.zeros_like(hidden)
@@ -103,22 +118,42 @@ class _Head:
         for index, plan in self._chunks(rows):
             self.logprobs[index] = self._rows(index, plan)[0].logprobs(self.targets[index])
 
+    def read(self, values: Tensor) -> Tensor:
+        """What stands at the rows, for each position."""
+        return values if self.readers is None else self.readers.spread(values)
+
     def forward_backward(self, active: NDArray[np.bool_], losses: list[LossRun]) -> None:
-        """Chunks as in `forward`, so that log-probabilities are the same to the bit whatever is active."""
+        """Chunks as in `forward`, so that log-probabilities are the same to the bit whatever is active. `active` is of
+        the positions."""
         for (index, plan), part in zip(self._chunks(self.everything), self._split(self.everything), strict=True):
             chunk, inner = self._rows(index, plan)
             self.logprobs[index] = chunk.logprobs(self.targets[index])
-            rows = part[active[part]]
-            if len(rows) == 0:
+            positions = part if self.readers is None else self.readers.of_rows(int(part[0]), int(part[-1]))
+            positions = positions[active[positions]]
+            if len(positions) == 0:
                 continue
+            rows = positions if self.readers is None else np.unique(self.readers.rows[positions])
             if len(rows) < len(part):
                 chunk = chunk.pick(to_device(rows - part[0], self.hidden.device))
                 ((index, plan),) = self._chunks(rows)
                 inner = lora_inner(self.hidden[index], UNEMBED, plan)
-            grads = _chunk_gradients(losses, rows, self.logprobs[index])
+            if self.readers is None:
+                grads = _chunk_gradients(losses, positions, self.logprobs[index])
+            else:
+                read = self.readers.spread(self.logprobs, positions)
+                grads = self.readers.summed(_chunk_gradients(losses, positions, read), positions)
             self._backward_chunk(index, plan, chunk, inner, grads)
 
-    def backward(self, rows: NDArray, grads: Tensor) -> None:
+    def backward(self, active: NDArray[np.bool_], grads: Tensor) -> None:
+        """`active` and `grads` are of the positions."""
+        positions = np.flatnonzero(active)
+        rows = positions
+        if self.readers is not None and len(positions):
+            rows = np.unique(self.readers.rows[positions])
+            picked = grads.index_select(0, to_device(positions, grads.device))
+            grads = torch.zeros_like(self.logprobs).index_copy_(
+                0, to_device(rows, grads.device), self.readers.summed(picked, positions)
+            )
         for index, plan in self._chunks(rows):
             self._backward_chunk(index, plan, *self._rows(index, plan), grads[index])
 
@@ -165,7 +200,7 @@ def _evaluate(losses: list[LossRun], logprobs: Tensor, *, grad: bool) -> tuple[T
 
 
 def _chunk_gradients(losses: list[LossRun], rows: NDArray, logprobs: Tensor) -> Tensor:
-    """Derivatives for some sorted rows of position-wise losses."""
+    """Derivatives for some sorted positions of position-wise losses."""
     grads = []
     for run in losses:
         low, high = np.searchsorted(rows, [run.start, run.stop])

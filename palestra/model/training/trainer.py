@@ -22,10 +22,12 @@ from palestra.model.lora.adapters import Adapter, AdapterPool, Stack
 from palestra.model.lora.linear import LoraPlan
 from palestra.model.mixers.packed_recurrence import packed_recurrence
 from palestra.model.mlp.routing import Routing
+from palestra.model.shared_rows import Readers, sum_runs
 from palestra.model.training.head import HeadPass, LossRun, run_head
 from palestra.model.training.losses import datum_metrics
 from palestra.model.training.optimizer import StepResult, optim_step
-from palestra.model.training.packing import Prepared, TrainItem, plan_micro_batches, prepare
+from palestra.model.training.prefix_trees import PlannedBatch, PrefixTrees, grow_trees, plan_micro_batches
+from palestra.model.training.prepared import Prepared, TrainItem, prepare
 from palestra.model.transfers import to_device
 from palestra.types import AdamParams
 
@@ -72,8 +74,11 @@ class Trainer:
         *,
         token_budget: int | None = None,
         checkpointing: bool = False,
+        share_prefixes: bool = True,
     ):
+        """`share_prefixes`: tokens that several data of an adapter begin with are computed once."""
         self.decoder, self.pool, self.checkpointing = decoder, pool, checkpointing
+        self.share_prefixes = share_prefixes
         self.token_budget = token_budget or (1024 if decoder.device.type == "cpu" else 8192)
 
     def prepare(self, items: Sequence[TrainItem], *, train: bool) -> list[Prepared]:
@@ -86,8 +91,8 @@ class Trainer:
                 raise AdapterError(f"{what} cannot be trained; create an adapter")
         return [prepare(item, self.decoder.spec) for item in items]
 
-    def plan(self, data: Sequence[Prepared]) -> list[list[int]]:
-        return plan_micro_batches(data, self.token_budget)
+    def plan(self, data: Sequence[Prepared]) -> list[PlannedBatch]:
+        return plan_micro_batches(data, self.token_budget, share=self.share_prefixes)
 
     def forward(self, items: Sequence[TrainItem]) -> list[DatumResult]:
         return self._run(items, train=False)
@@ -102,28 +107,28 @@ class Trainer:
     def _run(self, items: Sequence[TrainItem], *, train: bool) -> list[DatumResult]:
         data = self.prepare(items, train=train)
         results: dict[int, DatumResult] = {}
-        for numbers in self.plan(data):
-            done = self.forward_micro(data, numbers, train=train)
+        for batch in self.plan(data):
+            done = self.forward_micro([data[i] for i in batch.numbers], train=train)
             self.backward(done)
-            results.update(zip(numbers, done.results, strict=True))
+            results.update(zip(batch.numbers, done.results, strict=True))
         return [results[i] for i in range(len(items))]
 
-    def forward_micro(self, data: Sequence[Prepared], numbers: list[int], *, train: bool) -> ForwardPass:
+    def forward_micro(self, batch: Sequence[Prepared], *, train: bool) -> ForwardPass:
         """One micro-batch forward. With `train` the unembedding's gradient is already added on the way, because
         its logits exist only here; `backward` must follow."""
-        batch = [data[i] for i in numbers]
         adapters = [a for a in dict.fromkeys(d.adapter for d in batch) if a is not None]
-        lengths = [len(d.tokens) for d in batch]
-        device = self.decoder.device
-        tokens = to_device(np.concatenate([d.tokens for d in batch]), device)
-        positions = to_device(np.concatenate([np.arange(n) for n in lengths]), device)
-        runs = [(d.adapter, n) for d, n in zip(batch, lengths, strict=True)]
+        device, spec, dtype = self.decoder.device, self.decoder.spec, self.decoder.dtype
+        trees = grow_trees(batch, share=self.share_prefixes)
+        tokens = to_device(trees.of_rows([d.tokens for d in batch]), device)
+        positions = to_device(trees.of_rows([np.arange(len(d.tokens)) for d in batch]), device)
+        runs = [(batch[i].adapter, n) for i, n in zip(trees.owners, trees.lengths, strict=True)]
         plan = LoraPlan.of(runs, train=train, device=device)
-        attend = packed_attention(lengths, self.decoder.spec, device, self.decoder.dtype)
-        recur = packed_recurrence(lengths, self.decoder.spec, device, self.decoder.dtype)
-        targets = to_device(np.concatenate([d.targets for d in batch]), device)
+        branches = trees.branches()
+        attend = packed_attention(trees.lengths, spec, device, dtype, branches)
+        recur = packed_recurrence(trees.lengths, spec, device, dtype, branches)
+        head_rows = _head_rows(trees, np.concatenate([d.targets for d in batch]), runs)
         losses = _loss_runs(batch, device)
-        routing = Routing(self._replayed(batch)) if self.decoder.spec.experts else None
+        routing = Routing(self._replayed(batch, trees)) if spec.experts else None
         done = ForwardPass([], {}, [], None, None)
         if train:
             self._begin(done, adapters)
@@ -132,29 +137,29 @@ class Trainer:
                 hidden = self.decoder(
                     tokens, positions, attend, plan, recur, checkpointing=self.checkpointing, routing=routing
                 )
-            head = run_head(self.decoder, hidden.detach(), targets, runs, losses, train=train)
+            head = head_rows.run(self.decoder, hidden.detach(), losses, train=train)
         except BaseException:
             self._unpin(done)  # what it added stays marked as unfinished
             raise
-        done.results = _results(batch, head, self._visits(routing, lengths))
+        done.results = _results(batch, head, self._visits(routing, trees))
         if train:
             done.hidden, done.hidden_grad = hidden, head.hidden_grad
         return done
 
-    def _replayed(self, batch: list[Prepared]) -> dict[int, Tensor] | None:
+    def _replayed(self, batch: Sequence[Prepared], trees: PrefixTrees) -> dict[int, Tensor] | None:
         """The experts that rows have to visit, by layer; None if the router chooses all."""
         found = next((d.routing for d in batch if d.routing is not None), None)
         if found is None:
             return None
         parts = [np.full((len(d.tokens), *found.shape[1:]), -1) if d.routing is None else d.routing for d in batch]
-        layers = to_device(np.concatenate(parts), self.decoder.device).unbind(1)
+        layers = to_device(trees.of_rows(parts), self.decoder.device).unbind(1)
         return dict(zip(self.decoder.spec.experts, layers, strict=True))
 
-    def _visits(self, routing: Routing | None, lengths: list[int]) -> list[NDArray[np.int64] | None]:
+    def _visits(self, routing: Routing | None, trees: PrefixTrees) -> list[NDArray[np.int64] | None]:
         if routing is None:
-            return [None] * len(lengths)
+            return [None] * len(trees.paths)
         n_experts = next(iter(self.decoder.spec.experts.values())).n_experts
-        return list(routing.visits(lengths, n_experts).cpu().numpy())
+        return list(routing.visits(trees.paths, n_experts).cpu().numpy())
 
     def backward(self, done: ForwardPass) -> None:
         """Ends a pass. An adapter whose gradient was discarded since its forward keeps what it has gathered after."""
@@ -200,7 +205,44 @@ class _WithGradient(Function):
         return ctx.gradient, None
 
 
-def _loss_runs(batch: list[Prepared], device: torch.device) -> list[LossRun]:
+@dataclass(frozen=True, slots=True)
+class _HeadRows:
+    """Rows of the head: a hidden state with its targets. Positions that have both in common read the same one."""
+
+    hidden: NDArray[np.int64] | None
+    """The row of the decoder that each has, in order; None: as they are."""
+    counts: NDArray[np.int64] | None
+    """How many there are of each row of the decoder."""
+    targets: NDArray[np.int64]
+    runs: list[tuple[Adapter | None, int]]
+    readers: Readers | None
+
+    def run(self, decoder: Decoder, hidden: Tensor, losses: list[LossRun], *, train: bool) -> HeadPass:
+        device = hidden.device
+        if self.hidden is not None:
+            hidden = hidden.index_select(0, to_device(self.hidden, device))
+        targets = to_device(self.targets, device)
+        done = run_head(decoder, hidden, targets, self.runs, losses, train=train, readers=self.readers)
+        if done.hidden_grad is not None and self.counts is not None:
+            done.hidden_grad = sum_runs(done.hidden_grad, self.counts)
+        return done
+
+
+def _head_rows(trees: PrefixTrees, targets: NDArray[np.int64], runs: list[tuple[Adapter | None, int]]) -> _HeadRows:
+    """`targets`: of all positions, [positions, K]. `runs`: adapters of the trees."""
+    if trees.is_plain:
+        return _HeadRows(None, None, targets, runs, None)
+    pairs = np.column_stack([trees.readers, targets])
+    distinct, readers = np.unique(pairs, axis=0, return_inverse=True)
+    hidden = distinct[:, 0]
+    counts = np.bincount(hidden, minlength=trees.rows)
+    ends = np.cumsum([n for _, n in runs])
+    of_trees = np.diff(np.concatenate([[0], np.cumsum(counts)[ends - 1]]))
+    head_runs = [(adapter, int(n)) for (adapter, _), n in zip(runs, of_trees, strict=True)]
+    return _HeadRows(hidden, counts, distinct[:, 1:], head_runs, Readers(readers.reshape(-1)))
+
+
+def _loss_runs(batch: Sequence[Prepared], device: torch.device) -> list[LossRun]:
     """Neighbours under the same loss and settings are computed as one."""
     groups: list[list[Prepared]] = []
     for d in batch:
@@ -222,7 +264,7 @@ def _alike(a: Prepared, b: Prepared) -> bool:
     return a.loss is b.loss and a.config == b.config and a.inputs.keys() == b.inputs.keys()
 
 
-def _results(batch: list[Prepared], head: HeadPass, visits: list[NDArray[np.int64] | None]) -> list[DatumResult]:
+def _results(batch: Sequence[Prepared], head: HeadPass, visits: list[NDArray[np.int64] | None]) -> list[DatumResult]:
     lp, loss = head.logprobs.cpu().numpy(), head.losses.double().cpu().numpy()
     entropies = None if head.entropies is None else head.entropies.cpu().numpy()
     results, start = [], 0

@@ -391,8 +391,7 @@ def test_freeing_others_between_forward_and_backward_disturbs_nothing(bench):
     for a in adapters[6:]:
         bench.pool.clear_training_state(a)
     data = bench.trainer.prepare(items, train=True)
-    (numbers,) = bench.trainer.plan(data)
-    halfway = bench.trainer.forward_micro(data, numbers, train=True)
+    halfway = bench.trainer.forward_micro(data, train=True)
     for a in adapters[:6]:
         bench.pool.free(a)
     bench.trainer.backward(halfway)

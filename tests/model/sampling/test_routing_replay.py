@@ -10,7 +10,7 @@ import torch
 from palestra.model import DataError, TrainItem, encode
 from palestra.model.loading.layer_spec import ExpertsSpec
 from palestra.model.mlp.routing import choose_experts
-from palestra.model.training.packing import decode_routing
+from palestra.model.training.prepared import decode_routing
 from palestra.types import Datum, RoutedExperts, SampledSequence, SampleRequest
 
 LAYERS, EXPERTS, PER_TOKEN = 2, 8, 2  # of the tiny model

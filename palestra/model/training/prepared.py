@@ -1,15 +1,12 @@
-"""From data to micro-batches: checked, ordered, packed without padding.
+"""Data as they are trained on: checked, and as arrays.
 
-The plan depends only on the data, their order and the token budget, so a lone tenant's plan is the same whenever it is
-made.
-
-Owns: validation of data, the plan. Never touches: the forward pass.
+Owns: validation of data. Never touches: how they are packed, the forward pass.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -201,29 +198,3 @@ def _check_names(inputs: Mapping[str, NDArray], loss: Loss) -> None:
         if name not in (*loss.required, *loss.optional):
             known = ", ".join(("target_tokens", *loss.required, *loss.optional))
             raise DataError(f"loss {loss.name.value!r} has no loss input {name!r} (known: {known})")
-
-
-def plan_micro_batches(data: Sequence[Prepared], token_budget: int) -> list[list[int]]:
-    """Numbers of the data in each micro-batch: by width, then adapter, then length, up to the token budget."""
-    first_seen: dict[int, int] = {}
-    for d in data:
-        first_seen.setdefault(_row_of(d.adapter), len(first_seen))
-
-    def order(i: int) -> tuple[int, ...]:
-        d = data[i]
-        return (d.targets.shape[1], first_seen[_row_of(d.adapter)], len(d.tokens), i)
-
-    batches: list[list[int]] = []
-    room, width = 0, 0
-    for i in sorted(range(len(data)), key=order):
-        size = len(data[i].tokens)
-        if size > room or data[i].targets.shape[1] != width:
-            batches.append([])
-            room, width = token_budget, data[i].targets.shape[1]
-        batches[-1].append(i)
-        room -= size
-    return batches
-
-
-def _row_of(adapter: Adapter | None) -> int:
-    return -1 if adapter is None else adapter.uid

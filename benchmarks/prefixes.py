@@ -1,0 +1,150 @@
+"""Training on data that share their beginnings, with and without computing these once.
+
+    python benchmarks/prefixes.py --quick
+    python benchmarks/prefixes.py --rows group,branches,nothing --json
+    python benchmarks/prefixes.py --device cuda --shape qwen3-4b
+
+Tokens a second are those of the data: what is shared counts for each datum that has it.
+
+| row | data |
+| --- | --- |
+| group | prompts with 16 answers each, as a step of GRPO has them |
+| branches | conversations of 8 turns, each turn a datum: it reads what was said before, but not what was thought |
+| nothing | the answers' lengths, with prompts of their own |
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from harness import Progress, Report, Row, alternate, argument_parser, machine, report, some_of, versions
+
+from palestra.model import AdapterPool, Trainer, TrainItem, encode, load_model
+from palestra.model.numerics import set_numerics
+from palestra.testing.random_model import SHAPES, make_random_model
+from palestra.types import Datum, LoraConfig
+
+ROWS = ("group", "branches", "nothing")
+TURNS = 8
+RANK = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    prompts: int
+    prompt: int
+    answers: int
+    answer: int
+    goals: dict[str, float]
+    """The least ratio of each row."""
+
+
+CPU = Size(8, 512, 16, 64, {"group": 3.0, "nothing": 0.97})
+QUICK = Size(2, 512, 16, 64, {})
+GPU = Size(32, 1024, 16, 256, {"group": 2.8, "branches": 2.5, "nothing": 0.97})
+
+
+def main() -> None:
+    parser = argument_parser("prefixes", "Training on data that share their beginnings.")
+    parser.add_argument("--rows", type=some_of("rows", ROWS), default=list(ROWS), metavar="NAME,…")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--shape", choices=list(SHAPES), help="[tiny on a CPU, qwen3-4b on a GPU]")
+    parser.add_argument("--family", default="qwen3")
+    args = parser.parse_args()
+    size = QUICK if args.quick else GPU if args.device == "cuda" else CPU
+    shape = args.shape or ("qwen3-4b" if args.device == "cuda" else "tiny")
+    progress = Progress()
+    if args.device == "cuda":
+        set_numerics("exact")
+    with tempfile.TemporaryDirectory() as scratch:
+        progress.doing("making the model")
+        folder = make_random_model(Path(scratch) / "model", family=args.family, shape=shape)
+        bench = Bench(folder, args.device)
+        rows = [bench.row(name, size, args.rounds or (1 if args.quick else 5), progress) for name in args.rows]
+    progress.done()
+    notes = [f"{args.family}, shape {shape}, one adapter of rank {RANK}, cross-entropy on the answers"]
+    report(Report("prefixes", machine(), versions(("palestra", "torch")), rows, notes), json_line=args.json)
+
+
+class Bench:
+    def __init__(self, folder: Path, device: str) -> None:
+        self.model = load_model(folder, device=device)
+        self.pool = AdapterPool(
+            self.model.spec, dtype=self.model.decoder.dtype, device=self.model.decoder.device, max_rank=64
+        )
+        self.adapter = self.pool.create(LoraConfig(rank=RANK, seed=0))
+
+    def row(self, name: str, size: Size, rounds: int, progress: Progress) -> Row:
+        data = DATA[name](np.random.default_rng(0), self.model.spec.vocab_size, size)
+        tokens = sum(len(datum.chunks[0].tokens) for datum in data)
+        items = [TrainItem(self.adapter, datum) for datum in data]
+        trainers = {share: Trainer(self.model.decoder, self.pool, share_prefixes=share) for share in (True, False)}
+        computed = sum(batch.rows for batch in trainers[True].plan(trainers[True].prepare(items, train=True)))
+        contenders = {
+            "shared": self._contender(trainers[True], items, tokens),
+            "alone": self._contender(trainers[False], items, tokens),
+        }
+        found = alternate(contenders, rounds, warmups=1, progress=progress)
+        what = f"{name}: {len(data)} data, {tokens:,} tokens, {computed:,} computed"
+        return Row(what, "tok/s", found["shared"], "ours, nothing shared", found["alone"], size.goals.get(name))
+
+    def _contender(self, trainer: Trainer, items: list[TrainItem], tokens: int) -> Callable[[], float]:
+        def run() -> float:
+            self._wait()
+            start = time.perf_counter()
+            trainer.forward_backward(items)
+            self._wait()
+            return tokens / (time.perf_counter() - start)
+
+        return run
+
+    def _wait(self) -> None:
+        if self.model.decoder.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def group(rng: np.random.Generator, vocab: int, size: Size) -> list[Datum]:
+    return [
+        datum(prompt, rng.integers(0, vocab, size.answer))
+        for prompt in rng.integers(0, vocab, (size.prompts, size.prompt))
+        for _ in range(size.answers)
+    ]
+
+
+def branches(rng: np.random.Generator, vocab: int, size: Size) -> list[Datum]:
+    """As agents send them whose chat template drops earlier thoughts: all turns of a conversation branch off it."""
+    first, thought, said = size.prompt // 2, size.answer // 2, size.answer // 2
+    made = []
+    for _ in range(size.prompts):
+        prompt = rng.integers(0, vocab, first)
+        for _ in range(size.answers // 4):
+            read = prompt
+            for _ in range(TURNS):
+                words = rng.integers(0, vocab, said)
+                made.append(datum(read, np.concatenate([rng.integers(0, vocab, thought), words])))
+                read = np.concatenate([read, words, rng.integers(0, vocab, said)])  # and what a tool returned
+    return made
+
+
+def nothing(rng: np.random.Generator, vocab: int, size: Size) -> list[Datum]:
+    lengths = rng.integers(size.answer, size.prompt + size.answer, size.prompts * size.answers // 2)
+    return [datum(rng.integers(0, vocab, n - n // 2), rng.integers(0, vocab, n // 2)) for n in lengths]
+
+
+DATA = {"group": group, "branches": branches, "nothing": nothing}
+
+
+def datum(prompt: np.ndarray, answer: np.ndarray) -> Datum:
+    tokens = np.concatenate([prompt, answer])
+    weights = (np.arange(1, len(tokens)) >= len(prompt)).astype(np.float32)
+    return Datum.of_tokens(tokens[:-1].tolist(), target_tokens=encode(tokens[1:]), weights=encode(weights))
+
+
+if __name__ == "__main__":
+    main()
