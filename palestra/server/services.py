@@ -59,7 +59,7 @@ from palestra.server.http.auth import Authenticator
 from palestra.server.model_api.engine_sampler import EngineSampler
 from palestra.server.model_api.model_resolver import ModelResolver
 from palestra.server.model_api.service import ModelApi
-from palestra.server.pages.mount import PageParts
+from palestra.server.pages.parts import PageParts
 from palestra.server.pages.server_state import ServerReader
 from palestra.server.tinker.copies import CheckpointCopies
 from palestra.server.tinker.imports import WeightImports

@@ -24,7 +24,7 @@ from palestra.server.pages import (
     server_routes,
 )
 from palestra.server.pages.access import CALLER, AdminNow, ServerAccess, TrainerNow
-from palestra.server.pages.mount import PageParts
+from palestra.server.pages.parts import PageParts
 from palestra.store.errors import StoreError
 from palestra.store.records import Rights
 from palestra.view.access import own_path
