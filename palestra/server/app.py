@@ -21,11 +21,9 @@ from palestra import __version__
 from palestra.server import engine_api, usage_api
 from palestra.server.agentjet.routes import playing_router
 from palestra.server.agentjet.trainer_routes import engine_router
-from palestra.server.core.core import Core
 from palestra.server.core.errors import Refusal, not_kept
-from palestra.server.core.lookup import Lookup
-from palestra.server.core.samples.samplers import SamplingSessions
-from palestra.server.core.telemetry.metrics import CONTENT_TYPE
+from palestra.server.core.telemetry.metrics import CONTENT_TYPE, Metrics
+from palestra.server.core.telemetry.readiness import Readiness
 from palestra.server.core.wire_errors import WireError
 from palestra.server.episodes import inspection_routes as looking_routes
 from palestra.server.episodes import player_routes
@@ -41,12 +39,10 @@ from palestra.server.model_api.errors import BROKE, envelope
 from palestra.server.model_api.messages import routes as anthropic_routes
 from palestra.server.model_api.messages.errors import envelope as anthropic_envelope
 from palestra.server.model_api.responses import routes as responses_routes
-from palestra.server.model_api.service import ModelApi
 from palestra.server.pages.mount import MOUNT, ServerPages
 from palestra.server.services import ServerServices
 from palestra.server.tinker import routes_futures, routes_rest, routes_sampling, routes_service, routes_training
 from palestra.server.tinker.schemas import ErrorResponse
-from palestra.server.tinker.service import TinkerService
 from palestra.server.web_pages import add_pages
 from palestra.store.errors import StoreError
 from palestra.store.records import Rights
@@ -106,20 +102,11 @@ class StartingGate:
 
 
 def create_app(services: ServerServices) -> RequestLog:
-    authenticator = Authenticator(
-        services.store,
-        services.episodes.broker.keys.find,
-        services.core.key_uses,
-        is_loopback=services.config.is_loopback,
-        require_key=services.config.require_key == "always",
-    )
-    limited = BodyMiddleware(
-        _routed(services, authenticator), authenticator, max_bytes=services.config.limits.max_body_bytes
-    )
-    return RequestLog(Turnstile(limited, BULK_ROUTES), observe=services.core.metrics.request)
+    limited = BodyMiddleware(_routed(services), services.authenticator, services.config.limits.max_body_bytes)
+    return RequestLog(Turnstile(limited, BULK_ROUTES), observe=services.metrics.request)
 
 
-def _routed(services: ServerServices, authenticator: Authenticator) -> FastAPI:
+def _routed(services: ServerServices) -> FastAPI:
     app = FastAPI(
         title="Palestra",
         version=__version__,
@@ -130,15 +117,13 @@ def _routed(services: ServerServices, authenticator: Authenticator) -> FastAPI:
         # we have our own; asking for these costs time in each request
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    config = services.config
-    lookup = Lookup(services.core)
-    samplers = SamplingSessions(services.core, lookup)
-    app.state.core, app.state.episodes, app.state.trainer = services.core, services.episodes, services.agentjet_trainer
-    app.state.replica_port = services.replica_port
-    app.state.tinker = TinkerService(services.core, lookup, samplers)
-    app.state.model_api = ModelApi(services.core, samplers, services.episodes)
-    app.state.authenticator = authenticator
-    app.state.max_body_bytes = config.limits.max_body_bytes
+    # What routes ask for, each for its own: `request.app.state` is how FastAPI hands it to them.
+    app.state.config, app.state.max_body_bytes = services.config, services.config.limits.max_body_bytes
+    app.state.authenticator = services.authenticator
+    app.state.tinker, app.state.model_api, app.state.episodes = services.tinker, services.model_api, services.episodes
+    app.state.trainer, app.state.engine_api = services.agentjet_trainer, services.engine_api
+    app.state.owners, app.state.usage = services.owners, services.usage
+    app.state.metrics, app.state.readiness = services.metrics, services.readiness
     for routes in (
         *(routes_service, routes_training, routes_sampling, routes_futures, routes_rest),
         *(episode_routes, player_routes, looking_routes, engine_api, usage_api),
@@ -160,7 +145,7 @@ def _routed(services: ServerServices, authenticator: Authenticator) -> FastAPI:
     )
     add_pages(app)
     app.add_api_route(MOUNT, _to_pages, methods=["GET", "HEAD"], include_in_schema=False)
-    app.mount(MOUNT, ServerPages(services, authenticator, app.state.model_api))
+    app.mount(MOUNT, ServerPages(services.pages))
     app.add_api_route("/healthz", _healthz, tags=["operations"])
     app.add_api_route("/readyz", _readyz, tags=["operations"])
     app.add_api_route("/metrics", _metrics, tags=["operations"], response_class=Response)
@@ -186,21 +171,17 @@ async def _healthz() -> dict[str, str]:
 
 async def _readyz(request: Request) -> Response:
     """200 if every engine is up, the database answers and the disks are writable; else 503 with the reasons."""
-    core: Core = request.app.state.core
-    away = core.engine_troubles()
-    reasons = [f"{name}: {why}" for name, why in away.items()] + await core.disks.troubles()
-    if why := await core.store.trouble():
-        reasons.append(why)
-    if core.is_stopping:
-        reasons.append("the server is being stopped")
-    response = {"ready": not reasons, "waiting_for": list(away), "reasons": reasons}
-    return JSONResponse(response, status_code=503 if reasons else 200)
+    readiness: Readiness = request.app.state.readiness
+    now = await readiness.read()
+    response = {"ready": not now.reasons, "waiting_for": now.waiting_for, "reasons": now.reasons}
+    return JSONResponse(response, status_code=503 if now.reasons else 200)
 
 
 async def _metrics(request: Request) -> Response:
     """Metrics in Prometheus' text format. They contain all owners, so a trainer's key is not enough."""
     await request.app.state.authenticator.admit(request, rights=(Rights.ADMIN, Rights.METRICS))
-    return Response(request.app.state.core.metrics.render(), media_type=CONTENT_TYPE)
+    metrics: Metrics = request.app.state.metrics
+    return Response(metrics.render(), media_type=CONTENT_TYPE)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

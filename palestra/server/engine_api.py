@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,8 +19,11 @@ from pydantic import BaseModel
 
 from palestra import __version__
 from palestra.config.serve import ModelConfig, ServeConfig
-from palestra.server.core.core import Core
+from palestra.server.core.checkpoints.adapter_depot import AdapterDepot
 from palestra.server.core.errors import Refusal
+from palestra.server.core.samples.runners import SampleRunner
+from palestra.server.core.workers.served_models import ServedModels
+from palestra.server.core.workers.supervisor import WorkerSupervisor
 from palestra.server.http.auth import Authenticator
 from palestra.server.replicas.engine_runner import EngineRunner
 from palestra.server.replicas.replica_port import ReplicaPort
@@ -60,11 +65,30 @@ class JoinAnswer(BaseModel):
     """Settings of its engine."""
 
 
-async def _admit(request: Request) -> int:
+@dataclass(frozen=True, slots=True)
+class EngineApi:
+    """What these routes need of the server."""
+
+    config: ServeConfig
+    served: ServedModels
+    runners: Mapping[WorkerSupervisor, SampleRunner]
+    adapters: AdapterDepot
+    port: ReplicaPort | None
+    own_key: str
+    """Key of the samplers that the server starts itself."""
+
+
+async def _engine_api(request: Request) -> EngineApi:
+    return request.app.state.engine_api
+
+
+EngineApiNow = Annotated[EngineApi, Depends(_engine_api)]
+
+
+async def _admit(request: Request, api: EngineApiNow) -> int:
     """Returns the number of the caller's key. Also accepts the key of samplers that the server has started itself,
     which has the number 0."""
-    core: Core = request.app.state.core
-    if hmac.compare_digest(request.headers.get("x-api-key", "").encode(), core.replica_key.encode()):
+    if hmac.compare_digest(request.headers.get("x-api-key", "").encode(), api.own_key.encode()):
         return 0
     authenticator: Authenticator = request.app.state.authenticator
     caller = await authenticator.admit(request, rights=REPLICAS)
@@ -72,17 +96,16 @@ async def _admit(request: Request) -> int:
 
 
 @router.post("/replicas")
-async def join(request: Request, body: JoinRequest, key_id: Annotated[int, Depends(_admit)]) -> JoinAnswer:
+async def join(api: EngineApiNow, body: JoinRequest, key_id: Annotated[int, Depends(_admit)]) -> JoinAnswer:
     """Admit a sampler replica, if its base model and version are the server's."""
-    core: Core = request.app.state.core
-    port: ReplicaPort | None = request.app.state.replica_port
-    if port is None or core.config.replica_port is None:
+    port = api.port
+    if port is None or api.config.replica_port is None:
         raise Refusal(400, "no replica can join this server; start it with replica_port=PORT")
     if body.version != __version__:
         raise Refusal(400, f"this replica is Palestra {body.version}, the server is {__version__}; install the same")
-    model = _model(core.config, body.base_model)
-    worker = core.workers[model.name[0]]
-    if not isinstance(core.sampling.runners[worker], EngineRunner):
+    model = _model(api.config, body.base_model)
+    worker = api.served.by_name[model.name[0]]
+    if not isinstance(api.runners[worker], EngineRunner):
         raise Refusal(
             400, f"{worker.name} is not sampled by replicas; serve it with models.N.replicas=0, or a number to start"
         )
@@ -94,7 +117,7 @@ async def join(request: Request, body: JoinRequest, key_id: Annotated[int, Depen
     settings = {name: getattr(worker.config, name) for name in SHARED_SETTINGS}
     return JoinAnswer(
         base_model=worker.name,
-        port=core.config.replica_port,
+        port=api.config.replica_port,
         server_key=port.public_key,
         replica_id=ticket.replica_id,
         signature=ticket.signature,
@@ -119,10 +142,9 @@ def _fingerprint(folder: Path) -> str:
 
 
 @router.get("/adapters/{digest}", response_class=Response)
-async def adapter(request: Request, digest: str, _: Annotated[int, Depends(_admit)]) -> Response:
+async def adapter(api: EngineApiNow, digest: str, _: Annotated[int, Depends(_admit)]) -> Response:
     """The file of an adapter, by its SHA-256, also in ranges. It is there while a sampler is told to load it."""
-    core: Core = request.app.state.core
-    with core.adapters.reading(digest) as file:
+    with api.adapters.reading(digest) as file:
         if file is None:
             raise Refusal(404, f"there is no adapter {digest[:12]!r} here now")
         return FileResponse(file, media_type="application/octet-stream")

@@ -1,23 +1,27 @@
-"""Engines of the served models: a worker for each, and its sampler.
+"""Engines of the served models: a worker for each, and the runner of its samples.
 
-Owns: making them from the config. Never touches: starting them, their requests.
+Owns: making them from the config, and the order in which they start. Never touches: their requests.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import re
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Protocol
 
-from palestra.config.serve import ModelConfig, ServeConfig, replica_config, worker_config
-from palestra.server.core.core import Core
+from palestra.config.serve import ModelConfig, ReplicasConfig, ServeConfig, replica_config, worker_config
+from palestra.server.core.checkpoints.adapter_depot import AdapterDepot
+from palestra.server.core.samples.requests import SamplingRequests
 from palestra.server.core.samples.runners import SampleRunner, WorkerRunner
+from palestra.server.core.telemetry.metrics import Metrics
 from palestra.server.core.workers.link import address_in
-from palestra.server.core.workers.messages import WorkerMessages
 from palestra.server.core.workers.places import LocalPlace
-from palestra.server.core.workers.supervisor import RemoteWorker, WorkerError, WorkerSupervisor
+from palestra.server.core.workers.served_models import ServedModels
+from palestra.server.core.workers.supervisor import RemoteWorker, WorkerError, WorkerListener, WorkerSupervisor
 from palestra.server.core.workers.watchdog import WatchdogTimeouts
 from palestra.server.replicas.engine_runner import EngineRunner
 from palestra.server.replicas.replica_port import ReplicaPort
@@ -57,38 +61,40 @@ class WorkerCluster(Protocol):
         ...
 
 
-async def open_cluster(core: Core, stack: AsyncExitStack) -> WorkerCluster | None:
+async def open_cluster(config: ServeConfig, secret: str, stack: AsyncExitStack) -> WorkerCluster | None:
     """Joins the Ray cluster on which workers are to run, if there is one. Raises WorkerError."""
-    if core.config.ray is None:
+    if config.ray is None:
         return None
     try:
         from palestra.server.core.workers.ray_workers import RayWorkers
     except ModuleNotFoundError as e:
         raise WorkerError(f"ray needs {e.name}; to install it: pip install 'palestra[ray]'") from None
-    return await RayWorkers.open(core.config, core.config.ray, core.secret, stack)
+    return await RayWorkers.open(config, config.ray, secret, stack)
 
 
-def add_engines(core: Core, preloaded: PreloadedWorkers, cluster: WorkerCluster | None = None) -> None:
-    config, messages, patience = core.config, WorkerMessages(core), _patience(core.config)
+def make_workers(
+    config: ServeConfig, listener: WorkerListener, preloaded: PreloadedWorkers, cluster: WorkerCluster | None
+) -> ServedModels:
+    patience, workers = _patience(config), dict[str, WorkerSupervisor]()
     for model in config.models:
         own, log_file = _settings_of(config, model)
         state = own.state
-        if any(worker.config.state == state for worker in core.all_workers):
+        if any(worker.config.state == state for worker in workers.values()):
             name = Path(state).name
             raise WorkerError(f"two models would share the state folder {name}; give one of them another name")
         own, remote = _placed(own, model, cluster)
         worker = WorkerSupervisor(
             model.name[0],
             own,
-            messages,
+            listener,
             log_file=log_file,
             patience=patience,
             write_wait_s=config.write_wait_s,
             remote=remote,
             place=preloaded.place(state),
         )
-        core.workers.update(dict.fromkeys(model.name, worker))
-        core.sampling.runners[worker] = _runner(core, worker, model, patience, cluster)
+        workers.update(dict.fromkeys(model.name, worker))
+    return ServedModels(workers)
 
 
 def _settings_of(config: ServeConfig, model: ModelConfig) -> tuple[WorkerConfig, Path]:
@@ -104,20 +110,29 @@ def _placed(
     return (config, None) if cluster is None else cluster.place(config, model)
 
 
-def open_replica_port(core: Core) -> ReplicaPort | None:
+def replica_key(secret: str) -> str:
+    """Returns the key of the samplers that the server starts itself. It is the same after a restart."""
+    return hmac.digest(secret.encode(), b"palestra replicas", "sha256").hex()
+
+
+def open_replica_port(
+    config: ServeConfig,
+    secret: str,
+    served: ServedModels,
+    runners: Mapping[WorkerSupervisor, SampleRunner],
+    is_valid_key: Callable[[int], bool],
+) -> ReplicaPort | None:
     """Opens the port at which replicas elsewhere join, if there is to be one. Raises WorkerError if it is taken."""
-    config = core.config
     if config.replica_port is None:
         return None
 
     def find(base_model: str) -> EngineRunner | None:
-        worker = core.workers.get(base_model)
-        runner = core.sampling.runners.get(worker) if worker is not None else None
+        worker = served.by_name.get(base_model)
+        runner = runners.get(worker) if worker is not None else None
         return runner if isinstance(runner, EngineRunner) else None
 
     host = config.replica_host or config.host
-    port = ReplicaPort(core.secret, find, _patience(config), core.keys.is_valid)
-    core.keys.on_end.append(port.end_keys)
+    port = ReplicaPort(secret, find, _patience(config), is_valid_key)
     try:
         port.open(host, config.replica_port)
     except OSError as e:
@@ -131,8 +146,7 @@ def _patience(config: ServeConfig) -> WatchdogTimeouts:
     )
 
 
-async def start_engine(core: Core, worker: WorkerSupervisor) -> None:
-    runner = core.sampling.runners[worker]
+async def start_engine(worker: WorkerSupervisor, runner: SampleRunner) -> None:
     if isinstance(runner, EngineRunner):  # both load the same model, and neither needs the other for it
         await asyncio.gather(worker.start(), runner.start())
     else:
@@ -140,39 +154,71 @@ async def start_engine(core: Core, worker: WorkerSupervisor) -> None:
         await runner.start()
 
 
-def _runner(
-    core: Core, worker: WorkerSupervisor, model: ModelConfig, patience: WatchdogTimeouts, cluster: WorkerCluster | None
-) -> SampleRunner:
-    if model.sampler == "torch" and model.replicas is None:
-        return WorkerRunner(worker, lambda worker: core.training.dispatcher(worker).is_quarantined)
+class RunnerFactory:
+    def __init__(
+        self,
+        config: ServeConfig,
+        sampling: SamplingRequests,
+        adapters: AdapterDepot,
+        metrics: Metrics,
+        cluster: WorkerCluster | None,
+        *,
+        is_held: Callable[[WorkerSupervisor], bool],
+        own_url: str,
+        own_key: str,
+    ):
+        """`is_held` says whether samples of a worker have to wait because of training. With `own_url` and `own_key`
+        samplers on this machine fetch adapters."""
+        self._config, self._adapters, self._metrics, self._cluster = config, adapters, metrics, cluster
+        self._sampling, self._is_held, self._own_url, self._own_key = sampling, is_held, own_url, own_key
 
-    def on_sampled(message: Sampled) -> None:
-        core.sampling.on_sampled(message, encode_message(message))
+    def make(self, worker: WorkerSupervisor, model: ModelConfig) -> SampleRunner:
+        if model.sampler == "vllm":
+            return self._vllm_runner(worker, model)
+        if model.replicas is None:
+            return WorkerRunner(worker, self._is_held)
+        return self._engine_runner(worker, model, model.replicas)
 
-    ends = {"on_sampled": on_sampled, "on_streamed": core.sampling.on_streamed}
-    if model.sampler == "vllm":
+    def _vllm_runner(self, worker: WorkerSupervisor, model: ModelConfig) -> SampleRunner:
         from palestra.server.vllm.process import AdapterSource
         from palestra.server.vllm.runner import VllmRunner
 
-        def source() -> AdapterSource:
-            return AdapterSource(core.own_url, core.replica_key)
-
-        return VllmRunner(worker, model, core.metrics, core.adapters, source, core.config.state, **ends)
-    assert model.replicas is not None
-    runner, config = EngineRunner(worker, model.replicas, core.metrics, core.adapters, **ends), core.config
-    folder = Path(worker.config.state)
-    for number in range(model.replicas.count):
-        name = f"{folder.name}-replica-{number}"
-        own = replica_config(config, model, number, address_in(config.state, name), folder / f"replica-{number}")
-        own, remote = _placed(own, model, cluster)
-        runner.add_own(
-            own,
-            config.state / "logs" / f"{name}.log",
-            patience=patience,
-            write_wait_s=config.write_wait_s,
-            remote=remote,
+        return VllmRunner(
+            worker,
+            model,
+            self._metrics,
+            self._adapters,
+            AdapterSource(self._own_url, self._own_key),
+            self._config.state,
+            on_sampled=self._on_sampled,
+            on_streamed=self._sampling.on_streamed,
         )
-    return runner
+
+    def _engine_runner(self, worker: WorkerSupervisor, model: ModelConfig, replicas: ReplicasConfig) -> SampleRunner:
+        config, folder = self._config, Path(worker.config.state)
+        runner = EngineRunner(
+            worker,
+            replicas,
+            self._metrics,
+            self._adapters,
+            on_sampled=self._on_sampled,
+            on_streamed=self._sampling.on_streamed,
+        )
+        for number in range(replicas.count):
+            name = f"{folder.name}-replica-{number}"
+            own = replica_config(config, model, number, address_in(config.state, name), folder / f"replica-{number}")
+            own, remote = _placed(own, model, self._cluster)
+            runner.add_own(
+                own,
+                config.state / "logs" / f"{name}.log",
+                patience=_patience(config),
+                write_wait_s=config.write_wait_s,
+                remote=remote,
+            )
+        return runner
+
+    def _on_sampled(self, message: Sampled) -> None:
+        self._sampling.on_sampled(message, encode_message(message))
 
 
 def _folder_name(state: Path, names: list[str]) -> str:

@@ -21,6 +21,7 @@ from palestra.config.serve import ModelConfig, ServeConfig
 from palestra.net.serving import HttpBounds, HttpServer
 from palestra.server.app import StartingGate, create_app
 from palestra.server.core.telemetry.disk_health import DiskHealth
+from palestra.server.core.workers.served_models import ServedModels
 from palestra.server.core.workers.supervisor import WorkerError
 from palestra.server.engines import PreloadedWorkers
 from palestra.server.http.logs import set_up_logs
@@ -124,9 +125,7 @@ async def _until_stopped(
 
     def open_for_engines(services: ServerServices) -> None:
         """Engines that start need the server, so it is there before them."""
-        services.core.own_url = _own_url(own)
-        core = services.core
-        gate.engines = lambda: {one.name: core.engine_troubles().get(one.name) for one in core.all_workers}
+        gate.engines = services.engines.read
         gate.app = create_app(services)
 
     async def close() -> None:
@@ -147,7 +146,9 @@ async def _until_stopped(
         is_replaced = asyncio.Event()
         store.on_lock_lost = _threadsafe(lambda: (is_replaced.set(), stop.set()))
         started = time.monotonic()
-        async with ServerServices.open(config, store, open_for_engines, preloaded) as services:
+        async with ServerServices.open(
+            config, store, own_url=_own_url(own), before_engines=open_for_engines, preloaded=preloaded
+        ) as services:
             first_key = await _first_key(config, services.store)
             gate.is_open = True
             _announce(services, urls, first_key, time.monotonic() - started)
@@ -255,15 +256,15 @@ async def _first_key(config: ServeConfig, store: Store) -> str | None:
 
 def _announce(services: ServerServices, urls: list[str], first_key: str | None, seconds: float) -> None:
     """`urls`: the server's own, and TinkerScript's if there is one."""
-    names = ", ".join(_served(services, model) for model in services.config.models)
+    names = ", ".join(_served(services.served, model) for model in services.config.models)
     besides = "".join(f"; TinkerScript at {url}" for url in urls[1:])
     if first_key is not None:
         print(f"admin key (shown this once): {first_key}", flush=True)  # noqa: T201
     print(f"Palestra is ready at {urls[0]} after {seconds:.1f} s, serving {names}{besides}", flush=True)  # noqa: T201
 
 
-def _served(services: ServerServices, model: ModelConfig) -> str:
-    card = services.core.workers[model.name[0]].card
+def _served(served: ServedModels, model: ModelConfig) -> str:
+    card = served.by_name[model.name[0]].card
     where = "" if card is None else f" ({card.device}, {card.dtype})"
     return ", ".join(model.name) + where
 

@@ -10,14 +10,14 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request, Response
 from msgspec import Struct
 
-from palestra.server.core.core import Core
 from palestra.server.core.errors import Refusal
 from palestra.server.core.owners.callers import TRAINERS, Caller
-from palestra.server.core.owners.owner_states import OwnerState, read_owners
+from palestra.server.core.owners.owner_states import OwnerState, OwnerStates
+from palestra.server.core.owners.usage import UsageAccount
 from palestra.server.http.auth import Authenticator
 from palestra.server.http.json_records import json_response
 from palestra.server.http.openapi import answer_of
-from palestra.store.queries.usage import UsageGrouping, UsageTotal, read_usage
+from palestra.store.queries.usage import UsageGrouping, UsageTotal
 from palestra.store.records import Rights
 
 router = APIRouter(prefix="/api/v1", tags=["usage"])
@@ -47,7 +47,8 @@ async def show_quotas(request: Request, caller: Viewer) -> Response:
     """The limits of owners, and what they have of each now. A key sees its own owner; with the right `admin` or
     `metrics` it sees all of them."""
     owner = None if caller.right in SEE_ALL else caller.owner
-    return json_response(QuotasAnswer(owners=await read_owners(request.app.state.core, owner)))
+    owners: OwnerStates = request.app.state.owners
+    return json_response(QuotasAnswer(owners=await owners.read(owner)))
 
 
 @router.get("/usage", response_class=Response, responses=answer_of(UsageAnswer))
@@ -61,11 +62,9 @@ async def show_usage(
 ) -> Response:
     """Tokens, checkpoint bytes and engine seconds, added up by `owner`, `run` or `day` (or several of them), from one
     day to another by UTC. A key sees its own owner; with the right `admin` or `metrics` it sees all of them, or one."""
-    core: Core = request.app.state.core
+    usage: UsageAccount = request.app.state.usage
     if caller.right not in SEE_ALL:
         if owner not in (None, caller.owner):
             raise Refusal(403, f"this key has the right '{caller.right}'; the usage of others needs admin")
         owner = caller.owner
-    await core.usage.flush()
-    found = await core.store.read(lambda c: read_usage(c, by, owner=owner, since=since, until=until))
-    return json_response(UsageAnswer(usage=found))
+    return json_response(UsageAnswer(usage=await usage.totals(by, owner=owner, since=since, until=until)))

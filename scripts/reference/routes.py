@@ -87,7 +87,7 @@ async def _server_apis() -> tuple[dict[str, Any], dict[str, Any]]:
             app: Any = create_app(services)
             while not isinstance(app, FastAPI):
                 app = app.app
-            return app.openapi(), create_pages(services, app.state.authenticator, app.state.model_api).openapi()
+            return app.openapi(), create_pages(services.pages).openapi()
 
 
 def _server(api: dict[str, Any], reference: Reference) -> Iterator[str]:

@@ -65,9 +65,16 @@ class _Life:
 
 class AgentJetTrainer:
     def __init__(
-        self, config: ServeConfig, store: Store, broker: Broker, *, clock: Callable[[], float] = time.monotonic
+        self,
+        config: ServeConfig,
+        store: Store,
+        broker: Broker,
+        own_url: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ):
-        self._config, self._broker = config, broker
+        """`own_url` is the address at which a training process reaches this server."""
+        self._config, self._broker, self._own_url = config, broker, own_url
         self._records = TrainerRecords(store)
         self._lives: dict[str, _Life] = {}
         self._fed = FedRuns(clock)
@@ -142,9 +149,8 @@ class AgentJetTrainer:
 
     # Config, start, stop
 
-    async def sync(self, owner: str, text: str, url: str) -> JobConfig:
-        """Takes a config. `url` is the address at which a training process reaches this server. May also raise
-        AgentJetError."""
+    async def sync(self, owner: str, text: str) -> JobConfig:
+        """Takes a config. May also raise AgentJetError."""
         life, folder = self._life(owner), TrainerFolder(self._config.state, owner)
         async with life.lock:
             if life.process is not None:
@@ -152,21 +158,21 @@ class AgentJetTrainer:
             job = await asyncio.to_thread(map_for_server, text, self._config.models)
             record = self._records.of(owner)
             run = name_run(job.run, record, folder, self._taken(owner))
-            config = await _on_disk(make_config, job, run, folder, url)
+            config = await _on_disk(make_config, job, run, folder, self._own_url)
             await self._records.save(owner, replace(record, config=config, run=run, asked_name=job.run))
         if folder.has_begun(run):
             job.notes.append(f"/start_engine continues run {run!r}; another experiment_name starts a new run")
         log.info("engine config taken", owner=owner, run=run, unknown=len(job.unknown))
         return job
 
-    async def start(self, owner: str, url: str, *, with_key: bool) -> int:
+    async def start(self, owner: str, *, with_key: bool) -> int:
         """Starts the training process and returns its pid."""
         life, folder = self._life(owner), TrainerFolder(self._config.state, owner)
         async with life.lock:
             record = replace(self._next_run(owner, life, folder), is_running=True, detail="")
             record = replace(record, set_aside=[run for run in record.set_aside if run != record.run])
             assert record.config is not None
-            file = await _on_disk(folder.write_config, record.run, record.config | {"server": url})
+            file = await _on_disk(folder.write_config, record.run, record.config | {"server": self._own_url})
             key = (
                 await self._records.save_with_key(owner, record)
                 if with_key

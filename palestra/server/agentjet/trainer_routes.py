@@ -71,7 +71,7 @@ async def sync_train_config(request: Request, engine: EngineNow, caller: Admin) 
     effect."""
     body = await read_record(request, t.SyncTrainConfig, others_pass=True)
     try:
-        job = await engine.sync(caller.owner, body.yaml_as_string, _own_url(request))
+        job = await engine.sync(caller.owner, body.yaml_as_string)
     except (TrainerRefusal, AgentJetError) as refusal:
         return json_response(t.TrainConfigSynced(success=False, error=str(refusal)))
     synced = t.TrainConfigSynced(success=True, mapped=job.mapped, unknown=job.unknown, notes=job.notes)
@@ -83,7 +83,7 @@ async def start_engine(request: Request, engine: EngineNow, caller: Admin) -> Re
     """Start `palestra train` as a child of this server, with the config that was synced."""
     await read_record(request, t.StartEngine, others_pass=True)
     try:
-        pid = await engine.start(caller.owner, _own_url(request), with_key=caller.key is not None)
+        pid = await engine.start(caller.owner, with_key=caller.key is not None)
     except TrainerRefusal as refusal:
         return json_response(t.EngineStarted(success=False, error=str(refusal)))
     return json_response(t.EngineStarted(success=True, pid=pid))
@@ -98,9 +98,3 @@ async def stop_engine(request: Request, engine: EngineNow, caller: Admin) -> Res
     except TrainerRefusal as refusal:
         return json_response(t.EngineStopped(success=False, error=str(refusal)))
     return json_response(t.EngineStopped(success=True, killed_pids=stopped.pids, episodes_removed=stopped.episodes))
-
-
-def _own_url(request: Request) -> str:
-    """Returns the address for processes on this machine. The host name of the request is not used, because the caller
-    chooses it."""
-    return request.app.state.core.own_url

@@ -22,11 +22,10 @@ UNKNOWN = ""  # name for a run whose engine is not known yet
 
 
 class Backpressure:
-    def __init__(self, most: int | None):
-        """`most` is the number of calls that may wait; None: any number."""
-        self._most = most
-        self.waiting: Callable[[], Mapping[str, int]] = dict
-        """Returns the number of waiting calls by the base model's name."""
+    def __init__(self, most: int | None, calls_waiting: Callable[[], Mapping[str, int]]):
+        """`most` is the number of calls that may wait; None: any number. `calls_waiting` returns how many wait, by the
+        base model's name."""
+        self._most, self._calls_waiting = most, calls_waiting
         self._full: dict[str, str] = {}
         self._looked_at = float("-inf")
         self._blocked: set[str] = set()
@@ -58,7 +57,7 @@ class Backpressure:
                     log.exception("waiting claims could not be checked; trying again")
 
     def _look(self, most: int) -> dict[str, str]:
-        waiting = self.waiting()
+        waiting = self._calls_waiting()
         full = {
             name: f"{count} model calls wait for {name}, more than {most} (episodes.max_calls_waiting); "
             "claim again soon"

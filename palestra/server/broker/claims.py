@@ -56,11 +56,10 @@ Hold = Callable[[Coroutine[Any, Any, list[Lease]]], Awaitable[list[Lease]]]
 
 
 class ClaimService:
-    def __init__(self, broker: Broker, pressure: Backpressure):
-        self._broker, self._pressure = broker, pressure
+    def __init__(self, broker: Broker, pressure: Backpressure, check_owner: Callable[[str], None]):
+        """`check_owner` refuses owners whose players could not sample now."""
+        self._broker, self._pressure, self._check_owner = broker, pressure, check_owner
         self._rates = RateLimiter(broker.config.max_claims_per_s)
-        self.check_owner: Callable[[str], None] = lambda owner: None
-        """Refuses owners whose players could not sample now."""
         self._waiting: WaitingClaims[Claim, Got] = WaitingClaims()
         broker.on_claimable = self._hand_out
         broker.observer.watch_claims(lambda: len(self._waiting))
@@ -70,7 +69,7 @@ class ClaimService:
         claimed. `hold` awaits the wait, and may end it early."""
         broker, began_at = self._broker, self._broker.clock.now()
         self._check_rate(claim, began_at)
-        self.check_owner(claim.owner)
+        self._check_owner(claim.owner)
         if len(self._waiting):
             # episodes that become due go to claims that have waited longer
             broker.apply(lambda board, now: board.tick(now))

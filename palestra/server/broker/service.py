@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from msgspec.structs import replace
@@ -34,12 +34,16 @@ class EpisodeService:
         observer: CallObserver,
         secret: str,
         *,
+        calls_waiting: Callable[[], Mapping[str, int]],
+        check_owner: Callable[[str], None],
         more_pushes: Sequence[MakeGroupPusher] = (),
     ):
+        """`calls_waiting` returns how many model calls wait, by the base model's name; `check_owner` refuses owners
+        whose players could not sample now."""
         watch = EpisodeObserver(observer.metrics.registry, observer.traces)
         self.broker = Broker(store, config, watch, secret)
-        self.backpressure = Backpressure(config.max_calls_waiting)
-        self.claims = ClaimService(self.broker, self.backpressure)
+        self.backpressure = Backpressure(config.max_calls_waiting, calls_waiting)
+        self.claims = ClaimService(self.broker, self.backpressure, check_owner)
         self.deliveries = Deliveries(self.broker, store)
         self.masking = Masking(config.mask)
         self.timelines = Timelines(self.broker, store, self.masking)

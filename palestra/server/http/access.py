@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from palestra.server.core.core import Core
+from palestra.config.serve import ServeConfig
 from palestra.server.core.owners.callers import TRAINERS, Caller
 from palestra.server.http.auth import Authenticator
 
@@ -28,5 +28,5 @@ ModelCallerNow = Annotated[Caller, Depends(_model_caller)]
 
 def public_url(request: Request) -> str:
     """Returns the address by which clients reach this server: the one that was set, else that of this request."""
-    core: Core = request.app.state.core
-    return core.config.public_url or str(request.base_url).rstrip("/")
+    config: ServeConfig = request.app.state.config
+    return config.public_url or str(request.base_url).rstrip("/")

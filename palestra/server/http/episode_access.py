@@ -11,8 +11,8 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from palestra.config.serve import ServeConfig
 from palestra.server.broker.service import EpisodeService
-from palestra.server.core.core import Core
 from palestra.server.core.errors import Refusal
 from palestra.server.core.owners.callers import TRAINERS, Caller
 from palestra.server.http.access import public_url
@@ -74,5 +74,5 @@ def speaker(caller: Caller, client_id: str, about: Sequence[LeaseRef | EndReques
 
 def endpoint(request: Request) -> tuple[str, str]:
     """Returns the address at which a player reaches the model, and the name of a model."""
-    core: Core = request.app.state.core
-    return f"{core.config.episodes.url or public_url(request)}/v1", next(iter(core.workers))
+    config: ServeConfig = request.app.state.config
+    return f"{config.episodes.url or public_url(request)}/v1", config.models[0].name[0]

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from palestra.server.broker.model_calls import EpisodeCalls
-from palestra.server.core.core import Core
 from palestra.server.core.errors import ApiError, Refusal
 from palestra.server.core.owners.callers import Caller
+from palestra.server.core.samples.requests import SamplingRequests
 from palestra.server.core.samples.samplers import SampleCall, SamplingSessions
+from palestra.server.core.shutdown import Shutdown
 from palestra.server.core.training.futures import SampleFuture
 from palestra.server.model_api.model_resolver import SamplingTarget, weights_name
 from palestra.types import Grammar, SampleRequest, SampleResult
@@ -34,8 +35,8 @@ class SampleOutcome:
 
 
 class RunningSample:
-    def __init__(self, core: Core, future: SampleFuture, weights: str, grammar: Grammar | None):
-        self._core, self._future = core, future
+    def __init__(self, future: SampleFuture, weights: str, grammar: Grammar | None, shutdown: Shutdown):
+        self._future, self._shutdown = future, shutdown
         self.weights = weights
         """The exact weights that are sampled from."""
         self._grammar = grammar
@@ -72,13 +73,13 @@ class RunningSample:
         return SampleOutcome(message.outcome, message.compute_s)
 
     def _refuse_when_stopping(self) -> None:
-        if self._core.is_stopping and not self._future.is_done:
+        if self._shutdown.has_begun and not self._future.is_done:
             raise ApiError(503, "the server is being stopped", retry_after_s=2.0)
 
 
 class EngineSampler:
-    def __init__(self, core: Core, samplers: SamplingSessions, calls: EpisodeCalls):
-        self._core, self._samplers, self._calls = core, samplers, calls
+    def __init__(self, sampling: SamplingRequests, samplers: SamplingSessions, calls: EpisodeCalls, shutdown: Shutdown):
+        self._sampling, self._samplers, self._calls, self._shutdown = sampling, samplers, calls, shutdown
 
     @asynccontextmanager
     async def run(
@@ -88,13 +89,13 @@ class EngineSampler:
         call = SampleCall(
             request, target.sampling_session_id, None, target.base_model, target.model_path, stream=stream
         )
-        sampling = self._core.sampling
+        sampling = self._sampling
         try:
             future = await self._samplers.sample(caller, call)
             try:
                 with self._calls.aborting(caller, lambda: sampling.cancel(future)):
                     weights = weights_name(sampling.samplers[future.sampler_id])
-                    yield RunningSample(self._core, future, weights, request.grammar)
+                    yield RunningSample(future, weights, request.grammar, self._shutdown)
             finally:
                 sampling.cancel(future)  # does nothing if it is done
                 sampling.forget(future)

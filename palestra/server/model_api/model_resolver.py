@@ -6,23 +6,26 @@ Owns: finding it, by owner. Never touches: sampling.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from palestra.chat import ChatError, ChatTokenizer
 from palestra.chat.tool_parsers import tool_format
+from palestra.config.serve import ModelConfig
 from palestra.server.broker.model_calls import EpisodeCalls
-from palestra.server.core.core import Core
+from palestra.server.core.checkpoints.files import CheckpointFiles
 from palestra.server.core.errors import ApiError, Refusal
 from palestra.server.core.owners.callers import Caller
 from palestra.server.core.paths import SCHEME, TinkerPath
-from palestra.server.core.samples.requests import SamplingSession
+from palestra.server.core.samples.requests import SamplingRequests, SamplingSession
 from palestra.server.core.wire_errors import WireError
+from palestra.server.core.workers.served_models import ServedModels
 from palestra.server.core.workers.supervisor import WorkerSupervisor
 from palestra.server.model_api.aliases import Aliases, check_name, target_gone, target_missing
 from palestra.server.model_api.errors import invalid, no_model
+from palestra.store import Store
 from palestra.store.records import Alias
 from palestra.types.engine import KeptSampler, ModelCard, SavedAdapter
 from palestra.types.episodes import SamplingBounds
@@ -54,18 +57,24 @@ class SamplingTarget:
 
 
 class ModelResolver:
-    def __init__(self, core: Core, calls: EpisodeCalls):
-        self._core, self._calls = core, calls
-        self.aliases = Aliases(core.store)
+    def __init__(
+        self,
+        models: Sequence[ModelConfig],
+        store: Store,
+        served: ServedModels,
+        sampling: SamplingRequests,
+        checkpoints: CheckpointFiles,
+        calls: EpisodeCalls,
+    ):
+        self._served, self._sampling, self._checkpoints, self._calls = served, sampling, checkpoints, calls
+        self.aliases = Aliases(store)
         self._tokenizers: dict[str, asyncio.Task[ChatTokenizer]] = {}
-        self._tool_formats = {
-            model.name[0]: tool_format(model.tool_format) for model in core.config.models if model.tool_format
-        }
+        self._tool_formats = {model.name[0]: tool_format(model.tool_format) for model in models if model.tool_format}
         """Formats that the config sets."""
 
     @property
     def names(self) -> list[str]:
-        return list(self._core.workers)
+        return self._served.names
 
     async def find(self, caller: Caller, name: str) -> SamplingTarget:
         """Resolves a name. With an episode's key it is the model of its run, whatever the name."""
@@ -97,7 +106,7 @@ class ModelResolver:
 
     def _played(self, model: str | None, name: str) -> str:
         """Returns the model of a run that has none: the only served one, or what the player names."""
-        return model or (self.names[0] if len(self._core.all_workers) == 1 else name)
+        return model or (self.names[0] if len(self._served.workers) == 1 else name)
 
     async def _named(self, caller: Caller, name: str) -> SamplingTarget:
         target = await self._find(caller, name)
@@ -115,14 +124,14 @@ class ModelResolver:
         """Finds a model that has this name itself."""
         if name.startswith(SCHEME):
             try:
-                checkpoint = await self._core.checkpoints.find(TinkerPath.parse(name), caller.owner)
+                checkpoint = await self._checkpoints.find(TinkerPath.parse(name), caller.owner)
             except (WireError, Refusal):
                 return None
-            worker = self._core.base(checkpoint.base_model)
+            worker = self._served.find(checkpoint.base_model)
             return SamplingTarget(name, worker, model_path=name) if worker is not None else None
-        if (sampler := self._core.sampling.samplers.get(name)) is not None and sampler.owner == caller.owner:
+        if (sampler := self._sampling.samplers.get(name)) is not None and sampler.owner == caller.owner:
             return SamplingTarget(name, sampler.worker, sampling_session_id=name)
-        worker = self._core.base(name)
+        worker = self._served.find(name)
         return SamplingTarget(name, worker, base_model=name) if worker is not None else None
 
     async def _behind(self, caller: Caller, alias: Alias) -> SamplingTarget | None:
@@ -140,14 +149,14 @@ class ModelResolver:
         """Returns the base models, and the aliases that work. For an episode, the model of its run."""
         if caller.attempt is not None:
             return [await self.find(caller, self.names[0])]
-        bases = [SamplingTarget(name, worker, base_model=name) for name, worker in self._core.workers.items()]
+        bases = [SamplingTarget(name, worker, base_model=name) for name, worker in self._served.by_name.items()]
         mine = [alias for alias in await self.aliases.of(caller.owner) if alias.name not in self.names]
         found = [await self._behind(caller, alias) for alias in mine]
         return bases + [target for target in found if target is not None]
 
     async def find_or_only(self, caller: Caller, name: str | None) -> SamplingTarget:
         """Without a name, returns the only served model."""
-        if name is None and caller.attempt is None and len(self._core.all_workers) != 1:
+        if name is None and caller.attempt is None and len(self._served.workers) != 1:
             raise invalid("model", f"model: name one of {', '.join(self.names)}")
         return await self.find(caller, self.names[0] if name is None else name)
 

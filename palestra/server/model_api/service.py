@@ -10,10 +10,10 @@ import functools
 from collections.abc import AsyncGenerator, Sequence
 
 from palestra.chat import ChatTokenizer
+from palestra.config.serve import ServeConfig
 from palestra.server.broker.service import EpisodeService
-from palestra.server.core.core import Core
 from palestra.server.core.owners.callers import Caller
-from palestra.server.core.samples.samplers import SamplingSessions
+from palestra.server.core.telemetry.metrics import Metrics
 from palestra.server.model_api.chat.calls import ChatCalls, ChatOrigin
 from palestra.server.model_api.chat.prompt_request import prompt_request
 from palestra.server.model_api.chat.response_bodies import chat_body, chat_chunks
@@ -28,21 +28,28 @@ from palestra.server.model_api.idempotency import IdempotentCalls
 from palestra.server.model_api.json_text import dumps
 from palestra.server.model_api.model_resolver import ModelResolver, about
 from palestra.server.model_api.traces import CallTraces
+from palestra.store import Store
 from palestra.util.json_types import JsonObject
 
 
 class ModelApi:
-    def __init__(self, core: Core, samplers: SamplingSessions, episodes: EpisodeService):
-        self.store = core.store
-        self.models = ModelResolver(core, episodes.calls)
-        delivery_acks = DeliveryAcks(core.store, episodes.calls)
-        self.traces = CallTraces(core.store, episodes.calls, delivery_acks, episodes.masking)
+    def __init__(
+        self,
+        config: ServeConfig,
+        store: Store,
+        models: ModelResolver,
+        sampler: EngineSampler,
+        episodes: EpisodeService,
+        metrics: Metrics,
+    ):
+        self.store, self.models = store, models
+        delivery_acks = DeliveryAcks(store, episodes.calls)
+        self.traces = CallTraces(store, episodes.calls, delivery_acks, episodes.masking)
         self.retries = IdempotentCalls(delivery_acks)
-        self.tools = ToolSettings(core.config.hosted_tools, core.config.tool_namespaces)
-        self._conversations = ConversationStore(core.config, core.store)
-        runner = EngineSampler(core, samplers, episodes.calls)
-        self.chats = ChatCalls(core.metrics, self.models, runner, self.traces, self._conversations, delivery_acks)
-        self.texts = TextCalls(self.models, runner, self.traces, delivery_acks)
+        self.tools = ToolSettings(config.hosted_tools, config.tool_namespaces)
+        self._conversations = ConversationStore(config, store)
+        self.chats = ChatCalls(metrics, models, sampler, self.traces, self._conversations, delivery_acks)
+        self.texts = TextCalls(models, sampler, self.traces, delivery_acks)
 
     async def chat(self, origin: ChatOrigin) -> bytes:
         answer, call = await self.chats.answer(origin), origin.call

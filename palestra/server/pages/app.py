@@ -14,9 +14,7 @@ from fastapi.staticfiles import StaticFiles
 from palestra.server.core.errors import Refusal, not_kept
 from palestra.server.core.owners.callers import TRAINERS, Caller
 from palestra.server.core.wire_errors import WireError
-from palestra.server.http.auth import Authenticator
 from palestra.server.model_api.chat import routes as openai_routes
-from palestra.server.model_api.service import ModelApi
 from palestra.server.pages import (
     episode_routes,
     key_routes,
@@ -26,7 +24,7 @@ from palestra.server.pages import (
     server_routes,
 )
 from palestra.server.pages.access import CALLER, AdminNow, ServerAccess, TrainerNow
-from palestra.server.services import ServerServices
+from palestra.server.pages.parts import PageParts
 from palestra.store.errors import StoreError
 from palestra.store.records import Rights
 from palestra.view.access import own_path
@@ -51,13 +49,15 @@ PLACES = (
 """Title, path and who may see it: whoever may call what is behind it."""
 
 
-def create_pages(services: ServerServices, authenticator: Authenticator, model_api: ModelApi) -> FastAPI:
-    access = ServerAccess(authenticator, services.store, services.core.secret)
+def create_pages(parts: PageParts) -> FastAPI:
+    access = ServerAccess(parts.authenticator, parts.store, parts.secret)
 
     def add(app: FastAPI) -> None:
-        app.state.core, app.state.episodes, app.state.model_api = services.core, services.episodes, model_api
-        app.state.is_stopping = lambda: services.core.is_stopping
-        app.state.store, app.state.replays = services.store, services.replays
+        app.state.server, app.state.activity = parts.server, parts.activity
+        app.state.owners, app.state.quotas, app.state.usage = parts.owners, parts.quotas, parts.usage
+        app.state.episodes, app.state.model_api, app.state.replays = parts.episodes, parts.model_api, parts.replays
+        app.state.store, app.state.key_uses = parts.store, parts.key_uses
+        app.state.is_stopping = lambda: parts.shutdown.has_begun
         app.state.authenticator, app.state.max_body_bytes = access, access.max_body_bytes
         app.dependency_overrides[get_catalogue] = _runs
         app.dependency_overrides[get_player] = _player
@@ -72,7 +72,7 @@ def create_pages(services: ServerServices, authenticator: Authenticator, model_a
         app.add_exception_handler(WireError, _refused)
 
     extension = Extension(add, FOLDER / "templates", _context)
-    return create_app(Catalogue(services.config.runs), access, extension, services.config.gym)
+    return create_app(Catalogue(parts.runs), access, extension, parts.gym)
 
 
 def _runs(request: Request, caller: AdminNow) -> Catalogue:

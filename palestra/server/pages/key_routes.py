@@ -102,7 +102,7 @@ class KeyStore:
 
 
 async def _keys(request: Request) -> KeyStore:
-    return KeyStore(request.app.state.store, request.app.state.core.key_uses)
+    return KeyStore(request.app.state.store, request.app.state.key_uses)
 
 
 KeysNow = Annotated[KeyStore, Depends(_keys)]

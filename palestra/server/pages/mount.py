@@ -5,14 +5,9 @@ Owns: its path and its beginning. Never touches: what it shows.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-if TYPE_CHECKING:
-    from palestra.server.http.auth import Authenticator
-    from palestra.server.model_api.service import ModelApi
-    from palestra.server.services import ServerServices
+from palestra.server.pages.parts import PageParts
 
 MOUNT = "/ui"
 
@@ -20,13 +15,13 @@ MOUNT = "/ui"
 class ServerPages:
     """Most servers are never looked at, and modules and templates of the pages take their time."""
 
-    def __init__(self, services: ServerServices, authenticator: Authenticator, model_api: ModelApi):
-        self._parts = services, authenticator, model_api
+    def __init__(self, parts: PageParts):
+        self._parts = parts
         self._app: ASGIApp | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._app is None:
             from palestra.server.pages.app import create_pages
 
-            self._app = create_pages(*self._parts)
+            self._app = create_pages(self._parts)
         await self._app(scope, receive, send)

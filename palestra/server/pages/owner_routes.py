@@ -9,19 +9,20 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse
 from msgspec import Struct
 
-from palestra.server.core.core import Core
 from palestra.server.core.errors import Refusal
 from palestra.server.core.owners.callers import Caller
-from palestra.server.core.owners.owner_states import read_owners
+from palestra.server.core.owners.owner_states import OwnerStates
+from palestra.server.core.owners.quotas import OwnerQuotas
+from palestra.server.core.owners.usage import UsageAccount
 from palestra.server.http.json_records import read_record
 from palestra.server.http.openapi import JSON_BODY
 from palestra.server.pages.access import AdminNow, LookerNow
 from palestra.server.pages.server_state import sees_all
-from palestra.store.queries.usage import UsageGrouping, UsageTotal, read_usage
+from palestra.store.queries.usage import UsageGrouping, UsageTotal
 from palestra.store.records import EVERYBODY, LIMITS, Rights
 from palestra.util.amounts import parse_amount
 from palestra.util.suggest import did_you_mean
@@ -45,18 +46,30 @@ class QuotaRequest(Struct, frozen=True, kw_only=True):
     """By name: models, pending_samples, pending_bytes, tokens_per_day, checkpoint_bytes. None removes a limit."""
 
 
+async def _owners(request: Request) -> OwnerStates:
+    return request.app.state.owners
+
+
+async def _quotas(request: Request) -> OwnerQuotas:
+    return request.app.state.quotas
+
+
+OwnersNow = Annotated[OwnerStates, Depends(_owners)]
+QuotasNow = Annotated[OwnerQuotas, Depends(_quotas)]
+
+
 @api.get("")
-async def show_owners(request: Request, caller: LookerNow) -> Response:
+async def show_owners(owners: OwnersNow, caller: LookerNow) -> Response:
     """Owners with their limits and what they have of each now; a trainer sees its own owner."""
-    return json_response(await read_owners(request.app.state.core, _whose(caller)))
+    return json_response(await owners.read(_whose(caller)))
 
 
 @api.post("", openapi_extra=JSON_BODY)
-async def set_owner_quota(request: Request, caller: AdminNow) -> Response:
+async def set_owner_quota(request: Request, owners: OwnersNow, quotas: QuotasNow, caller: AdminNow) -> Response:
     """Set limits of an owner, for keys with the right `admin`."""
     wanted = await read_record(request, QuotaRequest)
-    await _set(request.app.state.core, wanted)
-    return json_response(await read_owners(request.app.state.core, wanted.owner))
+    await _set(quotas, wanted)
+    return json_response(await owners.read(wanted.owner))
 
 
 @pages.get("/owners")
@@ -70,11 +83,11 @@ async def owners_page(
 
 
 @pages.post("/owners")
-async def set_quota_on_page(request: Request, caller: AdminNow, form: Form) -> HTMLResponse:
+async def set_quota_on_page(request: Request, quotas: QuotasNow, caller: AdminNow, form: Form) -> HTMLResponse:
     owner, name, amount = (form.get(field, "").strip() for field in ("owner", "limit", "amount"))
     try:
         limit = None if amount == NONE else parse_amount(amount)
-        await _set(request.app.state.core, QuotaRequest(owner=owner, limits={name: limit}))
+        await _set(quotas, QuotaRequest(owner=owner, limits={name: limit}))
     except (Refusal, ValueError) as error:
         return await _page(request, caller, complaint=str(error), status=400)
     return await _page(request, caller)
@@ -89,14 +102,15 @@ async def _page(
     complaint: str = "",
     status: int = 200,
 ) -> HTMLResponse:
-    core: Core = request.app.state.core
-    rows = await _usage(core, _whose(caller), by, days)
+    owners: OwnerStates = request.app.state.owners
+    quotas: OwnerQuotas = request.app.state.quotas
+    rows = await _usage(request.app.state.usage, _whose(caller), by, days)
     return render(
         request,
         "owners.html",
         status,
-        owners=await read_owners(core, _whose(caller)),
-        common=core.quotas.of(EVERYBODY),
+        owners=await owners.read(_whose(caller)),
+        common=quotas.of(EVERYBODY),
         usage=rows[:MAX_ROWS],
         usage_total=len(rows),
         by=by,
@@ -109,11 +123,10 @@ async def _page(
     )
 
 
-async def _usage(core: Core, owner: str | None, by: UsageGrouping, days: int) -> list[UsageTotal]:
+async def _usage(usage: UsageAccount, owner: str | None, by: UsageGrouping, days: int) -> list[UsageTotal]:
     """The newest day first, or who has used the most tokens."""
-    await core.usage.flush()
     since = (datetime.fromtimestamp(time.time(), UTC) - timedelta(days=days - 1)).date().isoformat()
-    found = await core.store.read(lambda c: read_usage(c, (by,), owner=owner, since=since))
+    found = await usage.totals((by,), owner=owner, since=since)
     return sorted(found, key=lambda one: one.day if by is UsageGrouping.DAY else one.tokens, reverse=True)
 
 
@@ -121,13 +134,13 @@ def _whose(caller: Caller) -> str | None:
     return None if sees_all(caller) else caller.owner
 
 
-async def _set(core: Core, wanted: QuotaRequest) -> None:
+async def _set(quotas: OwnerQuotas, wanted: QuotaRequest) -> None:
     if not 0 < len(wanted.owner) <= MAX_OWNER or not wanted.owner.isprintable():
         raise Refusal(400, f"owner: name one, of at most {MAX_OWNER} characters")
     for name in wanted.limits:
         if name not in LIMITS:
             raise Refusal(400, f"limits: {name[:50]!r} is unknown; {did_you_mean(name, list(LIMITS))}")
     try:
-        await core.quotas.set(wanted.owner, wanted.limits)
+        await quotas.set(wanted.owner, wanted.limits)
     except ValueError as error:
         raise Refusal(400, str(error)) from None

@@ -5,13 +5,15 @@ Owns: what is shown to whom. Never touches: how it is counted; the core does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
 from palestra import __version__
-from palestra.server.core.core import Core
+from palestra.config.serve import ModelConfig
 from palestra.server.core.owners.callers import Caller
+from palestra.server.core.samples.requests import SamplingRequests
+from palestra.server.core.sessions import TinkerSessions
 from palestra.server.core.telemetry.activity import (
     LATENCY_S,
     RATE_S,
@@ -23,7 +25,12 @@ from palestra.server.core.telemetry.activity import (
     quantile,
     rate,
 )
+from palestra.server.core.telemetry.disk_health import DiskHealth
+from palestra.server.core.telemetry.engine_states import EngineStates
+from palestra.server.core.telemetry.metrics import Metrics
 from palestra.server.core.training.models import TrackedModel
+from palestra.server.core.training.requests import TrainingRequests
+from palestra.server.core.workers.served_models import ServedModels
 from palestra.server.core.workers.supervisor import WorkerSupervisor
 from palestra.server.replicas.runner import ReplicaRunner
 from palestra.store.records import Rights
@@ -137,34 +144,83 @@ def sees_all(caller: Caller) -> bool:
     return caller.right in (Rights.ADMIN, Rights.METRICS)
 
 
-async def read_server(core: Core, caller: Caller) -> ServerState:
-    has_figures = sees_all(caller)
-    models = _theirs(caller, core.training.models.values())
-    models.sort(key=lambda model: model.last_request_at, reverse=True)
-    owners = None if caller.right is Rights.ADMIN else caller.owner
-    now = core.activity.read(core.queues())
-    return ServerState(
-        version=__version__,
-        started_at=core.activity.started_at,
-        troubles=await _troubles(core, has_figures),
-        sees_all=has_figures,
-        engines=[_engine(core, worker, now if has_figures else None) for worker in core.all_workers],
-        replicas=_replicas(core) if has_figures else [],
-        calls=_calls(core.activity, now) if has_figures else [],
-        models=[_model(model) for model in models[:MAX_MODELS]],
-        models_total=len(models),
-        sessions=sum(owners in (None, one.owner) for one in core.sessions.active.values()),
-        sampling_sessions=sum(owners in (None, one.owner) for one in core.sampling.samplers.values()),
-    )
+class ServerReader:
+    def __init__(
+        self,
+        models: Sequence[ModelConfig],
+        served: ServedModels,
+        engines: EngineStates,
+        sessions: TinkerSessions,
+        training: TrainingRequests,
+        sampling: SamplingRequests,
+        activity: Activity,
+        disks: DiskHealth,
+        metrics: Metrics,
+    ):
+        self._models, self._served, self._engines, self._sessions = models, served, engines, sessions
+        self._training, self._sampling = training, sampling
+        self._activity, self._disks, self._metrics = activity, disks, metrics
+
+    async def read(self, caller: Caller) -> ServerState:
+        has_figures = sees_all(caller)
+        models = _theirs(caller, self._training.models.values())
+        models.sort(key=lambda model: model.last_request_at, reverse=True)
+        owners = None if caller.right is Rights.ADMIN else caller.owner
+        now = self._activity.read()
+        return ServerState(
+            version=__version__,
+            started_at=self._activity.started_at,
+            troubles=await self._troubles(has_figures),
+            sees_all=has_figures,
+            engines=[self._engine(worker, now if has_figures else None) for worker in self._served],
+            replicas=self._replicas() if has_figures else [],
+            calls=_calls(self._activity, now) if has_figures else [],
+            models=[_model(model) for model in models[:MAX_MODELS]],
+            models_total=len(models),
+            sessions=sum(owners in (None, one.owner) for one in self._sessions.active.values()),
+            sampling_sessions=sum(owners in (None, one.owner) for one in self._sampling.samplers.values()),
+        )
+
+    async def _troubles(self, sees_all: bool) -> list[str]:
+        found = [f"{name}: {why}" for name, why in self._engines.troubles().items()]
+        return found + (await self._disks.troubles() if sees_all else [])
+
+    def _engine(self, worker: WorkerSupervisor, now: ServerReading | None) -> EngineActivity:
+        card = worker.card
+        plain = EngineActivity(
+            name=worker.name,
+            names=self._served.names_of(worker),
+            is_up=worker.link.is_up and self._sampling.runners[worker].is_up,
+            device=card.device if card else None,
+            dtype=card.dtype if card else None,
+            parameters=card.parameters if card else None,
+            max_positions=card.max_positions if card else None,
+            sampler=next((one.sampler for one in self._models if one.name[0] == worker.name), "torch"),
+        )
+        return plain if now is None else _with_figures(plain, self._activity, now)
+
+    def _replicas(self) -> list[ReplicaState]:
+        counted = {
+            (labels["base_model"], labels["replica"]): int(value) for _, labels, value in self._metrics.read([SAMPLES])
+        }
+        return [
+            ReplicaState(
+                base_model=worker.name,
+                number=one.number,
+                name=one.where,
+                is_up=one.is_up,
+                trouble=one.trouble,
+                requests=one.requests,
+                samples=counted.get((worker.name, str(one.number)), 0),
+            )
+            for worker in self._served
+            if isinstance(runner := self._sampling.runners[worker], ReplicaRunner)
+            for one in runner.replicas.replicas
+        ]
 
 
 def _theirs(caller: Caller, models: Iterable[TrackedModel]) -> list[TrackedModel]:
     return [one for one in models if caller.right is Rights.ADMIN or one.owner == caller.owner]
-
-
-async def _troubles(core: Core, sees_all: bool) -> list[str]:
-    found = [f"{name}: {why}" for name, why in core.engine_troubles().items()]
-    return found + (await core.disks.troubles() if sees_all else [])
 
 
 def _model(model: TrackedModel) -> TenantModel:
@@ -177,41 +233,6 @@ def _model(model: TrackedModel) -> TenantModel:
         requests=model.next_seq,
         last_request_at=model.last_request_at,
     )
-
-
-def _engine(core: Core, worker: WorkerSupervisor, now: ServerReading | None) -> EngineActivity:
-    card = worker.card
-    plain = EngineActivity(
-        name=worker.name,
-        names=[name for name, one in core.workers.items() if one is worker],
-        is_up=worker.link.is_up and core.sampling.runners[worker].is_up,
-        device=card.device if card else None,
-        dtype=card.dtype if card else None,
-        parameters=card.parameters if card else None,
-        max_positions=card.max_positions if card else None,
-        sampler=next((one.sampler for one in core.config.models if one.name[0] == worker.name), "torch"),
-    )
-    return plain if now is None else _with_figures(plain, core.activity, now)
-
-
-def _replicas(core: Core) -> list[ReplicaState]:
-    counted = {
-        (labels["base_model"], labels["replica"]): int(value) for _, labels, value in core.metrics.read([SAMPLES])
-    }
-    return [
-        ReplicaState(
-            base_model=worker.name,
-            number=one.number,
-            name=one.where,
-            is_up=one.is_up,
-            trouble=one.trouble,
-            requests=one.requests,
-            samples=counted.get((worker.name, str(one.number)), 0),
-        )
-        for worker in core.all_workers
-        if isinstance(runner := core.sampling.runners[worker], ReplicaRunner)
-        for one in runner.replicas.replicas
-    ]
 
 
 def _with_figures(plain: EngineActivity, activity: Activity, now: ServerReading) -> EngineActivity:

@@ -99,6 +99,9 @@ class ReplicaRunner(SampleRunner):
         if adapter is not None:
             self.replicas.push(adapter)
 
+    def on_worker_ready(self) -> None:
+        self._depot.ask_again(self._worker)
+
     def drop(self, sampler_ids: list[str]) -> None:
         self._worker.link.send(DropSamplers(sampler_ids=sampler_ids))
         for sampler_id in sampler_ids:

@@ -21,14 +21,15 @@ from pathlib import Path
 import msgspec
 from sqlalchemy import Connection
 
-from palestra.server.core.checkpoints.files import key_of
-from palestra.server.core.core import Core
+from palestra.server.core.checkpoints.files import CheckpointFiles, key_of
 from palestra.server.core.errors import Refusal, not_found
 from palestra.server.core.owners.callers import Caller
 from palestra.server.core.owners.quotas import exceeded
 from palestra.server.core.paths import ModelId, TinkerPath
+from palestra.server.core.sessions import TinkerSessions
 from palestra.server.tinker.downloads import files_in
 from palestra.server.tinker.schemas_rest import CopyWeightsRequest
+from palestra.store import Store
 from palestra.store.errors import CheckpointExists, QuotaExceeded
 from palestra.store.queries import checkpoints as checkpoint_rows
 from palestra.store.queries import models as model_rows
@@ -52,49 +53,52 @@ class CheckpointCopy:
     exists."""
 
 
-async def copy_weights(core: Core, caller: Caller, request: CopyWeightsRequest, idempotency_key: str | None) -> str:
-    """Returns the path of the copy."""
-    copy = _plan(core, caller, request, idempotency_key)
-    original = await core.checkpoints.open(copy.source, caller.owner)
-    key = key_of(copy.target)
-    there = await core.store.read(lambda c: checkpoint_rows.get_checkpoint(c, key))
-    if there is not None and there.request_id == copy.request_id:
+class CheckpointCopies:
+    def __init__(self, store: Store, checkpoints: CheckpointFiles, sessions: TinkerSessions, secret: str):
+        self._store, self._checkpoints, self._sessions, self._secret = store, checkpoints, sessions, secret
+
+    async def copy(self, caller: Caller, request: CopyWeightsRequest, idempotency_key: str | None) -> str:
+        """Returns the path of the copy."""
+        copy = self._plan(caller, request, idempotency_key)
+        original = await self._checkpoints.open(copy.source, caller.owner)
+        key = key_of(copy.target)
+        there = await self._store.read(lambda c: checkpoint_rows.get_checkpoint(c, key))
+        if there is not None and there.request_id == copy.request_id:
+            return str(copy.target)
+        folder = self._checkpoints.folder(copy.target, f"copy-{secrets.token_hex(8)}")
+        try:
+            await asyncio.to_thread(_share_files, original.folder, folder)
+            await self._checkpoints.upload(folder)
+            limit = self._checkpoints.max_bytes(caller.owner)
+            stored = await self._store.write(lambda c: _write(c, copy, original, caller.owner, str(folder), limit))
+        except BaseException as e:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            if isinstance(e, CheckpointExists):
+                raise Refusal(400, str(e)) from None
+            if isinstance(e, QuotaExceeded):
+                raise exceeded(e) from None
+            if isinstance(e, FileNotFoundError):
+                raise not_found("checkpoint", str(copy.source)) from e
+            raise
+        if stored.folder != str(folder):  # the same request arrived twice at once
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         return str(copy.target)
-    folder = core.checkpoints.folder(copy.target, f"copy-{secrets.token_hex(8)}")
-    try:
-        await asyncio.to_thread(_share_files, original.folder, folder)
-        await core.checkpoints.upload(folder)
-        limit = core.checkpoints.max_bytes(caller.owner)
-        stored = await core.store.write(lambda c: _write(c, copy, original, caller.owner, str(folder), limit))
-    except BaseException as e:
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-        if isinstance(e, CheckpointExists):
-            raise Refusal(400, str(e)) from None
-        if isinstance(e, QuotaExceeded):
-            raise exceeded(e) from None
-        if isinstance(e, FileNotFoundError):
-            raise not_found("checkpoint", str(copy.source)) from e
-        raise
-    if stored.folder != str(folder):  # the same request arrived twice at once
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-    return str(copy.target)
 
-
-def _plan(core: Core, caller: Caller, request: CopyWeightsRequest, idempotency_key: str | None) -> CheckpointCopy:
-    source = TinkerPath.parse(request.source_path)
-    fingerprint = [caller.owner, str(source), request.ttl_seconds, request.destination_project_id]
-    if request.session_id is not None:
-        if core.sessions.find(request.session_id, caller.owner) is None:
-            raise Refusal(404, f"no such session, or it has ended: {request.session_id[:200]}")
-        run = ModelId(request.session_id, request.model_seq_id or 0)
-        fingerprint += [str(run)]
-    else:
-        fingerprint += [idempotency_key or secrets.token_hex(16), core.secret]
-        run = ModelId(_digest(fingerprint)[:32], 0)
-    target = TinkerPath(str(run), source.kind, source.name)
-    return CheckpointCopy(
-        source, target, f"copy:{_digest(fingerprint)}", request.ttl_seconds, request.destination_project_id
-    )
+    def _plan(self, caller: Caller, request: CopyWeightsRequest, idempotency_key: str | None) -> CheckpointCopy:
+        source = TinkerPath.parse(request.source_path)
+        fingerprint = [caller.owner, str(source), request.ttl_seconds, request.destination_project_id]
+        if request.session_id is not None:
+            if self._sessions.find(request.session_id, caller.owner) is None:
+                raise Refusal(404, f"no such session, or it has ended: {request.session_id[:200]}")
+            run = ModelId(request.session_id, request.model_seq_id or 0)
+            fingerprint += [str(run)]
+        else:
+            fingerprint += [idempotency_key or secrets.token_hex(16), self._secret]
+            run = ModelId(_digest(fingerprint)[:32], 0)
+        target = TinkerPath(str(run), source.kind, source.name)
+        return CheckpointCopy(
+            source, target, f"copy:{_digest(fingerprint)}", request.ttl_seconds, request.destination_project_id
+        )
 
 
 def _digest(parts: list[object]) -> str:

@@ -18,8 +18,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from palestra.server.core.checkpoints.files import UPLOADS, key_of
-from palestra.server.core.core import Core
+from palestra.server.core.checkpoints.files import UPLOADS, CheckpointFiles, key_of
 from palestra.server.core.errors import Refusal, not_found
 from palestra.server.core.owners.callers import Caller
 from palestra.server.core.owners.quotas import exceeded
@@ -27,8 +26,10 @@ from palestra.server.core.owners.usage import day_of
 from palestra.server.core.paths import ModelId, TinkerPath
 from palestra.server.core.telemetry.disk_health import MIN_FREE_BYTES
 from palestra.server.core.wire_errors import shown
+from palestra.server.core.workers.served_models import ServedModels
 from palestra.server.tinker.copies import add_detached_run
 from palestra.server.tinker.schemas_rest import ImportWeightsRequest
+from palestra.store import Store
 from palestra.store.errors import QuotaExceeded
 from palestra.store.queries import checkpoints as checkpoint_rows
 from palestra.store.queries.quotas import check_checkpoint_bytes
@@ -43,53 +44,65 @@ MAX_BYTES = 64 << 30
 _UPLOAD = re.compile("[0-9a-f]{32}")
 
 
-async def receive_part(core: Core, caller: Caller, upload_id: str, file: str, offset: int, body: bytes) -> int:
-    """Writes a part of a file and returns the file's size. The same part again changes nothing."""
-    if file not in FILES:
-        raise Refusal(400, f"{shown(file)} is no file of an adapter; send {' and '.join(FILES)}")
-    if offset + len(body) > MAX_BYTES:
-        raise Refusal(400, f"a file may have {MAX_BYTES >> 30} GiB at most")
-    return await asyncio.to_thread(_write_part, _folder(core, caller, upload_id) / file, offset, body)
+class WeightImports:
+    def __init__(self, store: Store, served: ServedModels, checkpoints: CheckpointFiles, secret: str):
+        self._store, self._served, self._checkpoints, self._secret = store, served, checkpoints, secret
 
+    async def receive_part(self, caller: Caller, upload_id: str, file: str, offset: int, body: bytes) -> int:
+        """Writes a part of a file and returns the file's size. The same part again changes nothing."""
+        if file not in FILES:
+            raise Refusal(400, f"{shown(file)} is no file of an adapter; send {' and '.join(FILES)}")
+        if offset + len(body) > MAX_BYTES:
+            raise Refusal(400, f"a file may have {MAX_BYTES >> 30} GiB at most")
+        return await asyncio.to_thread(_write_part, self._folder(caller, upload_id) / file, offset, body)
 
-async def import_weights(core: Core, caller: Caller, request: ImportWeightsRequest) -> str:
-    """Returns the path of a checkpoint with what was uploaded. The same request again gets the same path."""
-    if core.base(request.base_model) is None:
-        names = ", ".join(core.workers)
-        raise Refusal(400, f"base model {request.base_model[:200]!r} is not served here; served: {names}")
-    uploaded = _folder(core, caller, request.upload_id)
-    run = ModelId(hashlib.sha256(f"{core.secret} {uploaded.name}".encode()).hexdigest()[:32], 0)
-    path = TinkerPath(str(run), CheckpointKind.WEIGHTS, "imported")
-    if await core.store.read(lambda c: checkpoint_rows.get_checkpoint(c, key_of(path))) is not None:
+    async def import_weights(self, caller: Caller, request: ImportWeightsRequest) -> str:
+        """Returns the path of a checkpoint with what was uploaded. The same request again gets the same path."""
+        if self._served.find(request.base_model) is None:
+            names = ", ".join(self._served.names)
+            raise Refusal(400, f"base model {request.base_model[:200]!r} is not served here; served: {names}")
+        uploaded = self._folder(caller, request.upload_id)
+        run = ModelId(hashlib.sha256(f"{self._secret} {uploaded.name}".encode()).hexdigest()[:32], 0)
+        path = TinkerPath(str(run), CheckpointKind.WEIGHTS, "imported")
+        if await self._store.read(lambda c: checkpoint_rows.get_checkpoint(c, key_of(path))) is not None:
+            return str(path)
+        if not all((uploaded / file).is_file() for file in FILES):
+            raise not_found("upload", request.upload_id)
+        limit, size = self._checkpoints.max_bytes(caller.owner), sum((uploaded / file).stat().st_size for file in FILES)
+        try:
+            await self._store.read(
+                lambda c: check_checkpoint_bytes(c, key_of(path), caller.owner, limit, size_bytes=size)
+            )
+        except QuotaExceeded as e:
+            raise exceeded(e) from None
+        folder, now = self._checkpoints.folder(path, "0"), time.time()
+        size = await asyncio.to_thread(_move, uploaded, folder)
+        await self._checkpoints.upload(folder)
+        row = CheckpointRow(
+            model_id=path.model_id,
+            kind=path.kind,
+            name=path.name,
+            owner=caller.owner,
+            status=CheckpointStatus.COMPLETED,
+            folder=str(folder),
+            base_model=request.base_model,
+            lora=LoraConfig(**request.lora.model_dump()),
+            request_id=f"import:{request.upload_id}",
+            seq_id=0,
+            created_at=now,
+            completed_at=now,
+            expires_at=now + VALID_S,
+            size_bytes=size,
+        )
+        await self._store.write(lambda c: _record(c, row))
         return str(path)
-    if not all((uploaded / file).is_file() for file in FILES):
-        raise not_found("upload", request.upload_id)
-    limit, size = core.checkpoints.max_bytes(caller.owner), sum((uploaded / file).stat().st_size for file in FILES)
-    try:
-        await core.store.read(lambda c: check_checkpoint_bytes(c, key_of(path), caller.owner, limit, size_bytes=size))
-    except QuotaExceeded as e:
-        raise exceeded(e) from None
-    folder, now = core.checkpoints.folder(path, "0"), time.time()
-    size = await asyncio.to_thread(_move, uploaded, folder)
-    await core.checkpoints.upload(folder)
-    row = CheckpointRow(
-        model_id=path.model_id,
-        kind=path.kind,
-        name=path.name,
-        owner=caller.owner,
-        status=CheckpointStatus.COMPLETED,
-        folder=str(folder),
-        base_model=request.base_model,
-        lora=LoraConfig(**request.lora.model_dump()),
-        request_id=f"import:{request.upload_id}",
-        seq_id=0,
-        created_at=now,
-        completed_at=now,
-        expires_at=now + VALID_S,
-        size_bytes=size,
-    )
-    await core.store.write(lambda c: _record(c, row))
-    return str(path)
+
+    def _folder(self, caller: Caller, upload_id: str) -> Path:
+        """Owners have folders of their own, so nobody can write into another's upload."""
+        if not _UPLOAD.fullmatch(upload_id):
+            raise Refusal(400, f"{shown(upload_id)} is not the id of an upload; send 32 hexadecimal digits")
+        owner = hashlib.sha256(caller.owner.encode()).hexdigest()[:16]
+        return self._checkpoints.root / UPLOADS / f"{owner}_{upload_id}"
 
 
 def _record(conn: Connection, row: CheckpointRow) -> None:
@@ -99,14 +112,6 @@ def _record(conn: Connection, row: CheckpointRow) -> None:
         checkpoint_rows.add_checkpoint(conn, row)
         key = UsageKey(day_of(row.created_at), row.owner, row.model_id)
         add_usage(conn, {key: UsageCounts(checkpoint_bytes=row.size_bytes)})
-
-
-def _folder(core: Core, caller: Caller, upload_id: str) -> Path:
-    """Owners have folders of their own, so nobody can write into another's upload."""
-    if not _UPLOAD.fullmatch(upload_id):
-        raise Refusal(400, f"{shown(upload_id)} is not the id of an upload; send 32 hexadecimal digits")
-    owner = hashlib.sha256(caller.owner.encode()).hexdigest()[:16]
-    return core.checkpoints.root / UPLOADS / f"{owner}_{upload_id}"
 
 
 def _write_part(file: Path, offset: int, body: bytes) -> int:

@@ -7,21 +7,25 @@ import time
 
 import msgspec
 
-from palestra.server.core.core import Core
+from palestra.server.core.checkpoints.files import CheckpointFiles
 from palestra.server.core.errors import Refusal, not_found
 from palestra.server.core.lookup import Lookup, is_over
 from palestra.server.core.owners.callers import Caller
-from palestra.server.core.owners.quotas import exceeded
+from palestra.server.core.owners.quotas import OwnerQuotas, exceeded
 from palestra.server.core.paths import ModelId, TinkerPath
-from palestra.server.core.sessions import TinkerSession
-from palestra.server.core.teardown import unload
+from palestra.server.core.samples.requests import SamplingRequests
+from palestra.server.core.sessions import TinkerSession, TinkerSessions
+from palestra.server.core.teardown import Teardown
 from palestra.server.core.training.futures import RequestKind
 from palestra.server.core.training.models import TrackedModel
+from palestra.server.core.training.requests import TrainingRequests
 from palestra.server.core.training.routing_records import Scope
+from palestra.server.core.workers.served_models import ServedModels
 from palestra.server.tinker import encode
 from palestra.server.tinker import schemas as s
 from palestra.server.tinker.decode import PassRequest
 from palestra.server.tinker.encode import accepted
+from palestra.store import Store
 from palestra.store.errors import QuotaExceeded
 from palestra.store.queries import models as model_rows
 from palestra.store.queries.quotas import insert_model_within
@@ -32,8 +36,26 @@ from palestra.util.json_types import JsonObject
 
 
 class ModelService:
-    def __init__(self, core: Core, lookup: Lookup):
-        self._core, self._lookup = core, lookup
+    def __init__(
+        self,
+        store: Store,
+        lookup: Lookup,
+        served: ServedModels,
+        sessions: TinkerSessions,
+        training: TrainingRequests,
+        sampling: SamplingRequests,
+        checkpoints: CheckpointFiles,
+        quotas: OwnerQuotas,
+        teardown: Teardown,
+        *,
+        max_models: int,
+        is_loopback: bool,
+    ):
+        """`is_loopback`: clients are on this machine."""
+        self._store, self._lookup, self._served, self._sessions = store, lookup, served, sessions
+        self._training, self._sampling, self._checkpoints = training, sampling, checkpoints
+        self._quotas, self._teardown = quotas, teardown
+        self._max_models, self._is_loopback = max_models, is_loopback
 
     async def create_model(self, caller: Caller, request: s.CreateModelRequest) -> s.FutureResponse:
         _only_adam(request.optimizer_config.type)
@@ -58,7 +80,7 @@ class ModelService:
         load: tuple[CheckpointRow, bool] | None,
     ) -> s.FutureResponse:
         model_id = str(ModelId(session.session_id, number))
-        model = self._core.training.models.get(model_id)
+        model = self._training.models.get(model_id)
         if model is None:
             model = await self._new_model(session, model_id, base_model, lora, user_metadata)
         if lora.seed is None:  # decided at the first call, so that a repeated one asks for the same
@@ -81,8 +103,8 @@ class ModelService:
         user_metadata: dict[str, str] | None,
     ) -> TrackedModel:
         worker, now = self._lookup.base(base_model), time.time()
-        self._core.sampling.runners[worker].check_lora(lora)
-        if sum(m.worker is worker for m in self._core.training.models.values()) >= self._core.config.limits.max_models:
+        self._sampling.runners[worker].check_lora(lora)
+        if sum(m.worker is worker for m in self._training.models.values()) >= self._max_models:
             raise Refusal(429, "this server has reached its limit of models; finish a session first", retry_after_s=10)
         if lora.seed is None:
             lora = msgspec.structs.replace(lora, seed=secrets.randbits(62))
@@ -96,21 +118,21 @@ class ModelService:
             last_request_at=now,
             user_metadata=user_metadata,
         )
-        limit = self._core.quotas.of(session.owner).models
+        limit = self._quotas.of(session.owner).models
         try:
-            stored = await self._core.store.write(lambda c: insert_model_within(c, row, limit))
+            stored = await self._store.write(lambda c: insert_model_within(c, row, limit))
         except QuotaExceeded as e:
             raise exceeded(e) from None
         if stored.created_at != now:
-            existing = self._core.training.models.get(model_id)
+            existing = self._training.models.get(model_id)
             if existing is None:
                 raise Refusal(400, f"{model_id} was created before and is {stored.status}; use the next model_seq_id")
             return existing
         model = TrackedModel(model_id, session.session_id, session.owner, base_model, lora, worker)
-        if session.session_id not in self._core.sessions.active:  # it ended while the row was written
-            await unload(self._core, model, "its session has ended")
+        if session.session_id not in self._sessions.active:  # it ended while the row was written
+            await self._teardown.unload(model, "its session has ended")
             raise is_over(session.session_id)
-        self._core.training.models[model_id] = model
+        self._training.models[model_id] = model
         return model
 
     def get_info(self, caller: Caller, model_id: str) -> s.GetInfoResponse:
@@ -119,7 +141,7 @@ class ModelService:
         data = s.ModelData(
             model_name=model.base_model,
             # The folder is useful only to clients on this machine; others use the name.
-            tokenizer_id=model.worker.config.model if self._core.config.is_loopback else None,
+            tokenizer_id=model.worker.config.model if self._is_loopback else None,
             arch=card.architecture if card else None,
         )
         return s.GetInfoResponse(
@@ -128,24 +150,24 @@ class ModelService:
 
     async def unload_model(self, caller: Caller, model_id: str) -> s.FutureResponse:
         """Unloads a model; it is no error if the model is not loaded (any more)."""
-        model = self._core.training.models.get(model_id)
+        model = self._training.models.get(model_id)
         if model is not None and model.owner == caller.owner:
-            await unload(self._core, model, "the model was unloaded")
+            await self._teardown.unload(model, "the model was unloaded")
         else:
-            row = await self._core.store.read(lambda c: model_rows.get_model(c, model_id))
+            row = await self._store.read(lambda c: model_rows.get_model(c, model_id))
             if row is None or row.owner != caller.owner:
                 raise not_found("model", model_id)
         reply = {"model_id": model_id, "type": "unload_model"}
-        future = self._core.training.finished_at_once(model_id, caller.owner, RequestKind.UNLOAD_MODEL, reply)
+        future = self._training.finished_at_once(model_id, caller.owner, RequestKind.UNLOAD_MODEL, reply)
         return s.FutureResponse(request_id=future.request_id, model_id=model_id)
 
     async def load_as_new(self, caller: Caller, request: s.LoadWeightsRequest) -> s.FutureResponse:
         if request.optimizer_config is not None:
             _only_adam(request.optimizer_config.type)
         session = self._lookup.session(caller, request.session_id or "")
-        checkpoint = await self._core.checkpoints.open(TinkerPath.parse(request.path), caller.owner)
+        checkpoint = await self._checkpoints.open(TinkerPath.parse(request.path), caller.owner)
         base_model = request.base_model or checkpoint.base_model
-        if self._lookup.base(base_model) is not self._core.base(checkpoint.base_model):
+        if self._lookup.base(base_model) is not self._served.find(checkpoint.base_model):
             raise Refusal(400, f"{request.path} belongs to the base model {checkpoint.base_model}, not {base_model}")
         lora = msgspec.structs.replace(checkpoint.lora, seed=0)  # its initial weights are overwritten at once
         return await self._create(
@@ -169,7 +191,7 @@ class ModelService:
 
     def _with_routing(self, scope: Scope, request: PassRequest) -> Pass | None:
         """Adds what was recorded while the data were sampled; None if nothing was."""
-        found = [self._core.sampling.routing.find(scope, spans) for spans in request.spans]
+        found = [self._sampling.routing.find(scope, spans) for spans in request.spans]
         if not any(found):
             return None
         pairs = zip(request.operation.data, found, strict=True)

@@ -12,17 +12,17 @@ import time
 from pathlib import Path
 from typing import Literal
 
-from palestra.server.core.checkpoints.files import key_of
-from palestra.server.core.core import Core
+from palestra.server.core.checkpoints.files import CheckpointFiles, key_of
 from palestra.server.core.errors import Refusal, not_found
 from palestra.server.core.owners.callers import Caller
 from palestra.server.core.paths import TinkerPath, check_name, check_run_id, parse_kind
+from palestra.server.core.training.requests import TrainingRequests
 from palestra.server.core.wire_errors import WireError, shown
 from palestra.server.tinker import schemas_account as a
 from palestra.server.tinker import schemas_rest as r
 from palestra.server.tinker.downloads import VALID_S, DownloadSigner, DownloadTicket, files_in, version_of
 from palestra.server.tinker.rest_objects import checkpoint_of, run_of, strings, summary_of, time_of
-from palestra.store import records
+from palestra.store import Store, records
 from palestra.store.queries import checkpoints as checkpoint_rows
 from palestra.store.queries import models as model_rows
 from palestra.store.queries import samplers as sampler_rows
@@ -46,9 +46,9 @@ def path_from(run_id: str, kind: str, name: str) -> TinkerPath:
 
 
 class RestService:
-    def __init__(self, core: Core):
-        self.core, self._store = core, core.store
-        self._signer = DownloadSigner(core.secret)
+    def __init__(self, store: Store, training: TrainingRequests, checkpoints: CheckpointFiles, secret: str):
+        self._store, self._training, self._checkpoints = store, training, checkpoints
+        self._signer = DownloadSigner(secret)
 
     # Training runs
 
@@ -115,7 +115,7 @@ class RestService:
 
     def _last_request_at(self, row: records.ModelRow) -> float:
         """Returns the time of the last request; the database has it some seconds late."""
-        model = self.core.training.models.get(row.model_id)
+        model = self._training.models.get(row.model_id)
         return max(row.last_request_at, model.last_request_at if model else 0.0)
 
     # Checkpoints
@@ -132,17 +132,17 @@ class RestService:
 
     async def delete(self, caller: Caller, path: TinkerPath) -> None:
         """Deletes a path at once; its files are deleted later."""
-        await self.core.checkpoints.delete(path, caller.owner)
+        await self._checkpoints.delete(path, caller.owner)
 
     async def publish(self, caller: Caller, path: TinkerPath, *, public: bool) -> None:
         """Publishing twice is no error, because the SDK would repeat a 409 for minutes."""
-        await self.core.checkpoints.find(path, caller.owner, own=True)
+        await self._checkpoints.find(path, caller.owner, own=True)
         key = key_of(path)
         if not await self._store.write(lambda c: checkpoint_rows.publish_checkpoint(c, key, public=public)):
             raise not_found("checkpoint", str(path))
 
     async def set_ttl(self, caller: Caller, path: TinkerPath, ttl_s: int | None) -> None:
-        await self.core.checkpoints.find(path, caller.owner, own=True)
+        await self._checkpoints.find(path, caller.owner, own=True)
         key, now = key_of(path), time.time()
         if not await self._store.write(lambda c: checkpoint_rows.set_ttl(c, key, ttl_s, now=now)):
             raise not_found("checkpoint", str(path))
@@ -154,7 +154,7 @@ class RestService:
             raise Refusal(
                 400, f"{path} cannot be downloaded; only external_weights can, which save_weights_external makes"
             )
-        found = await self.core.checkpoints.open(path, caller.owner)
+        found = await self._checkpoints.open(path, caller.owner)
         expires = int(min(time.time() + VALID_S, found.expires_at or float("inf")))
         version = version_of(found.folder)
         files = await asyncio.to_thread(files_in, found.folder)
@@ -167,7 +167,7 @@ class RestService:
         self._signer.check(ticket, signature, time.time())
         row = await self._store.read(lambda c: checkpoint_rows.get_checkpoint(c, key_of(ticket.path)))
         if row is not None:
-            found = await self.core.checkpoints.open(ticket.path, row.owner)
+            found = await self._checkpoints.open(ticket.path, row.owner)
             files = await asyncio.to_thread(files_in, found.folder)
             if version_of(found.folder) == ticket.version and ticket.file in files:
                 return files[ticket.file]

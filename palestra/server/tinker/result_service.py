@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from palestra.server.core.core import Core
 from palestra.server.core.errors import Refusal, not_found
 from palestra.server.core.lookup import why_down
 from palestra.server.core.owners.callers import Caller
 from palestra.server.core.paths import SampleRequestId, parse_request_id
+from palestra.server.core.samples.requests import SamplingRequests
+from palestra.server.core.shutdown import Shutdown
+from palestra.server.core.telemetry.metrics import Metrics
 from palestra.server.core.training.futures import RequestKind, SampleFuture, TrainFuture
+from palestra.server.core.training.requests import TrainingRequests
 from palestra.server.tinker import encode
 from palestra.server.tinker import schemas as s
 from palestra.types.engine import EngineFailure, PassResult, Sampled, Saved, StepDone, decode_from_worker
@@ -17,12 +20,12 @@ Answer = JsonObject | bytes | s.TryAgainResponse
 
 
 class ResultService:
-    def __init__(self, core: Core):
-        self._core = core
+    def __init__(self, training: TrainingRequests, sampling: SamplingRequests, metrics: Metrics, shutdown: Shutdown):
+        self._training, self._sampling, self._metrics, self._shutdown = training, sampling, metrics, shutdown
 
     async def retrieve(self, caller: Caller, request_id: str, *, as_protobuf: bool) -> Answer:
         future = self._future(caller, request_id)
-        if not await future.wait(self._core.poll_hold_s):
+        if not await future.wait(self._shutdown.poll_hold_s):
             return self._not_yet(future)
         if isinstance(future, SampleFuture):
             future.note_read()
@@ -32,7 +35,7 @@ class ResultService:
             if isinstance(message.outcome, EngineFailure):
                 return encode.failure_json(message.outcome)
             return encode.sample_protobuf(message.outcome) if as_protobuf else encode.sample_json(message.outcome)
-        outcome = self._core.training.outcome(future)
+        outcome = self._training.outcome(future)
         match outcome:
             case EngineFailure():
                 return encode.failure_json(outcome)
@@ -46,24 +49,24 @@ class ResultService:
                 return future.reply
 
     def _future(self, caller: Caller, request_id: str) -> TrainFuture | SampleFuture:
-        future = self._core.training.futures.get(request_id) or self._core.sampling.futures.get(request_id)
+        future = self._training.futures.get(request_id) or self._sampling.futures.get(request_id)
         if future is not None and future.owner == caller.owner:
             return future
         known = parse_request_id(request_id)
         # a sample of another owner is reported as lost, like one that never existed
         if isinstance(known, SampleRequestId):
-            sampler = self._core.sampling.samplers.get(known.sampler_id)
-            self._core.metrics.sample_lost(sampler.worker.name if sampler else "")
+            sampler = self._sampling.samplers.get(known.sampler_id)
+            self._metrics.sample_lost(sampler.worker.name if sampler else "")
             raise Refusal(410, "this sample was lost when the server restarted; send it again")
-        lost = self._core.training.lost.message(known.model_id, owner=caller.owner) if known is not None else None
+        lost = self._training.lost.message(known.model_id, owner=caller.owner) if known is not None else None
         raise not_found("request", request_id) if lost is None else Refusal(404, lost)
 
     def _not_yet(self, future: TrainFuture | SampleFuture) -> s.TryAgainResponse:
         paused = None
-        if self._core.is_stopping:
+        if self._shutdown.has_begun:
             paused = "the server is being stopped; the request continues when it is back"
         else:
-            of = self._core.training.models if isinstance(future, TrainFuture) else self._core.sampling.samplers
+            of = self._training.models if isinstance(future, TrainFuture) else self._sampling.samplers
             owner = of.get(future.model_id if isinstance(future, TrainFuture) else future.sampler_id)
             if owner is not None and not owner.worker.link.is_up:
                 paused = why_down(owner.worker)

@@ -13,9 +13,8 @@ from palestra.server.http.access import CallerNow, public_url
 from palestra.server.http.body import read_body
 from palestra.server.tinker import schemas_account as a
 from palestra.server.tinker import schemas_rest as r
-from palestra.server.tinker.copies import copy_weights
+from palestra.server.tinker.access import ServiceNow
 from palestra.server.tinker.downloads import DownloadTicket
-from palestra.server.tinker.imports import import_weights, receive_part
 from palestra.server.tinker.rest_service import RestService, Scope, path_from
 from palestra.server.tinker.schemas import INT64, Id
 from palestra.store.records import Rights
@@ -35,8 +34,8 @@ Limit = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 Offset = Annotated[int, Query(ge=0, le=INT64)]
 
 
-def _rest(request: Request) -> RestService:
-    return RestService(request.app.state.core)
+async def _rest(service: ServiceNow) -> RestService:
+    return service.rest
 
 
 async def _key_holder(request: Request) -> Caller:
@@ -142,12 +141,12 @@ async def checkpoint_file(
 @router.post("/copy_weights")
 async def copy(
     body: r.CopyWeightsRequest,
-    rest: Rest,
+    service: ServiceNow,
     caller: CallerNow,
     x_idempotency_key: Annotated[str | None, Header(max_length=256)] = None,
 ) -> r.CopyWeightsResponse:
     """Copy a checkpoint into a training run of the caller."""
-    return r.CopyWeightsResponse(tinker_path=await copy_weights(rest.core, caller, body, x_idempotency_key))
+    return r.CopyWeightsResponse(tinker_path=await service.copies.copy(caller, body, x_idempotency_key))
 
 
 @router.put("/uploads/{upload_id}/{file}", openapi_extra=BINARY_BODY)
@@ -155,19 +154,19 @@ async def upload(
     upload_id: str,
     file: str,
     request: Request,
-    rest: Rest,
+    service: ServiceNow,
     caller: CallerNow,
     offset: Annotated[int, Query(ge=0, le=INT64)] = 0,
 ) -> r.UploadResponse:
     """Upload a part of a file of an adapter, which begins at `offset`; for `import_weights`."""
-    size = await receive_part(rest.core, caller, upload_id, file, offset, await read_body(request))
+    size = await service.imports.receive_part(caller, upload_id, file, offset, await read_body(request))
     return r.UploadResponse(size_bytes=size)
 
 
 @router.post("/import_weights")
-async def import_(body: r.ImportWeightsRequest, rest: Rest, caller: CallerNow) -> r.ImportWeightsResponse:
+async def import_(body: r.ImportWeightsRequest, service: ServiceNow, caller: CallerNow) -> r.ImportWeightsResponse:
     """Make an uploaded adapter loadable for an hour; load it and save it to keep it."""
-    return r.ImportWeightsResponse(tinker_path=await import_weights(rest.core, caller, body))
+    return r.ImportWeightsResponse(tinker_path=await service.imports.import_weights(caller, body))
 
 
 # Sessions

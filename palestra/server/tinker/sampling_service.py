@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 
-from palestra.server.core.core import Core
+from palestra.server.core.checkpoints.files import CheckpointFiles
 from palestra.server.core.errors import Refusal
 from palestra.server.core.lookup import Lookup
 from palestra.server.core.owners.callers import Caller
 from palestra.server.core.paths import SamplerId, TinkerPath
+from palestra.server.core.samples.requests import SamplingRequests
 from palestra.server.core.samples.samplers import SampleCall, SamplingSessions
+from palestra.server.core.shutdown import Shutdown
 from palestra.server.tinker import schemas as s
 from palestra.server.tinker.schemas_rest import SamplerResponse
 from palestra.store.records import SamplerRow as SamplerRow
@@ -20,15 +22,23 @@ GATHER_S = 0.01  # results that arrive meanwhile are in the same answer; a lone 
 
 
 class SamplingService:
-    def __init__(self, core: Core, lookup: Lookup, samplers: SamplingSessions):
-        self._core, self._lookup, self._samplers = core, lookup, samplers
+    def __init__(
+        self,
+        lookup: Lookup,
+        sampling: SamplingRequests,
+        samplers: SamplingSessions,
+        checkpoints: CheckpointFiles,
+        shutdown: Shutdown,
+    ):
+        self._lookup, self._sampling, self._samplers = lookup, sampling, samplers
+        self._checkpoints, self._shutdown = checkpoints, shutdown
 
     async def create_sampling_session(self, caller: Caller, request: s.CreateSamplingSessionRequest) -> str:
         session = self._lookup.session(caller, request.session_id)
         sampler_id = str(SamplerId(session.session_id, request.sampling_session_seq_id))
         base_model, folder = request.base_model, None
         if request.model_path is not None:
-            checkpoint = await self._core.checkpoints.open(TinkerPath.parse(request.model_path), caller.owner)
+            checkpoint = await self._checkpoints.open(TinkerPath.parse(request.model_path), caller.owner)
             base_model, folder = checkpoint.base_model, checkpoint.folder
         worker = self._lookup.base(base_model or "")
         row = SamplerRow(
@@ -69,28 +79,28 @@ class SamplingService:
         )
         if len(sampler.completions) >= MAX_CLONES and clone not in sampler.completions:
             raise Refusal(400, f"{sampler.sampler_id} already has {MAX_CLONES} clones; make a new sampling client")
-        queue, cursor = self._core.sampling.completions(sampler, clone), request.prev_cursor
+        queue, cursor = self._sampling.completions(sampler, clone), request.prev_cursor
         queue.forget(cursor)
-        self._core.sampling.confirm(caller.owner, request.retrieved_request_ids)
+        self._sampling.confirm(caller.owner, request.retrieved_request_ids)
         if not queue.has_after(cursor):
-            hold_s = self._core.poll_hold_s
+            hold_s = self._shutdown.poll_hold_s
             await queue.wait(cursor, hold_s if request.timeout is None else min(hold_s, request.timeout))
             if sampler.pending and queue.has_after(cursor):
                 await asyncio.sleep(GATHER_S)
         found, cursor = queue.after(cursor)
         if not found and not sampler.worker.link.is_up and sampler.worker.cannot_start:
             # Each of them is told why when its result is read; this poll itself must go on.
-            found = [future.request_id for future in self._core.sampling.pending_of_clone(sampler, clone)]
+            found = [future.request_id for future in self._sampling.pending_of_clone(sampler, clone)]
         return s.RetrieveFuturesResponse(completions=[self._completion(one) for one in found], cursor=cursor)
 
     def _completion(self, request_id: str) -> s.FutureCompletion:
-        future = self._core.sampling.futures.get(request_id)
+        future = self._sampling.futures.get(request_id)
         if future is None or future.frame is None or future.is_failed:
             return s.FutureCompletion(state="failed", request_id=request_id)
         size = len(future.frame)
         return s.FutureCompletion(state="finished", request_id=request_id, response_payload_uncompressed_size=size)
 
     def cancel(self, caller: Caller, request_id: str) -> None:
-        future = self._core.sampling.futures.get(request_id)
+        future = self._sampling.futures.get(request_id)
         if future is not None and future.owner == caller.owner:
-            self._core.sampling.cancel(future)
+            self._sampling.cancel(future)

@@ -5,20 +5,25 @@ Owns: the parts. Never touches: HTTP, order and durability (`core.training`), wo
 
 from __future__ import annotations
 
-from palestra.server.core.core import Core
-from palestra.server.core.lookup import Lookup
-from palestra.server.core.samples.samplers import SamplingSessions
+from dataclasses import dataclass
+
+from palestra.server.tinker.copies import CheckpointCopies
+from palestra.server.tinker.imports import WeightImports
 from palestra.server.tinker.model_service import ModelService
+from palestra.server.tinker.rest_service import RestService
 from palestra.server.tinker.result_service import ResultService
 from palestra.server.tinker.sampling_service import SamplingService
 from palestra.server.tinker.session_service import SessionService
 from palestra.server.tinker.weights_service import WeightsService
 
 
+@dataclass(frozen=True, slots=True)
 class TinkerService:
-    def __init__(self, core: Core, lookup: Lookup, samplers: SamplingSessions):
-        self.sessions = SessionService(core)
-        self.models = ModelService(core, lookup)
-        self.weights = WeightsService(core, lookup, samplers)
-        self.sampling = SamplingService(core, lookup, samplers)
-        self.results = ResultService(core)
+    sessions: SessionService
+    models: ModelService
+    weights: WeightsService
+    sampling: SamplingService
+    results: ResultService
+    rest: RestService
+    copies: CheckpointCopies
+    imports: WeightImports

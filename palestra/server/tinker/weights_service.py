@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from palestra.server.core.core import Core
+from palestra.server.core.checkpoints.files import CheckpointFiles
 from palestra.server.core.errors import Refusal
 from palestra.server.core.lookup import Lookup
 from palestra.server.core.owners.callers import Caller
 from palestra.server.core.paths import SamplerId, TinkerPath, TrainRequestId, check_name
+from palestra.server.core.samples.requests import SamplingRequests
 from palestra.server.core.samples.samplers import SamplingSessions
 from palestra.server.core.training.futures import RequestKind
 from palestra.server.core.training.models import TrackedModel
+from palestra.server.core.training.requests import TrainingRequests
+from palestra.server.core.workers.served_models import ServedModels
 from palestra.server.tinker import encode
 from palestra.server.tinker import schemas as s
 from palestra.server.tinker.encode import accepted
@@ -22,8 +25,17 @@ from palestra.util.json_types import JsonObject
 
 
 class WeightsService:
-    def __init__(self, core: Core, lookup: Lookup, samplers: SamplingSessions):
-        self._core, self._lookup, self._samplers = core, lookup, samplers
+    def __init__(
+        self,
+        lookup: Lookup,
+        served: ServedModels,
+        training: TrainingRequests,
+        sampling: SamplingRequests,
+        samplers: SamplingSessions,
+        checkpoints: CheckpointFiles,
+    ):
+        self._lookup, self._served, self._training, self._sampling = lookup, served, training, sampling
+        self._samplers, self._checkpoints = samplers, checkpoints
 
     async def save_weights(self, caller: Caller, request: s.SaveWeightsRequest) -> s.FutureResponse:
         model = self._lookup.model(caller, request.model_id)
@@ -48,7 +60,7 @@ class WeightsService:
         if request.path is None:
             sampler_id = await self._keep(model, request.seq_id, request.sampling_session_seq_id or 0)
             operation, reply = (
-                self._core.sampling.runners[model.worker].keeping(sampler_id),
+                self._sampling.runners[model.worker].keeping(sampler_id),
                 encode.kept_json(sampler_id),
             )
             return accepted(await self._lookup.submit(model, request.seq_id, kind, operation, reply))
@@ -62,9 +74,9 @@ class WeightsService:
 
     async def _keep(self, model: TrackedModel, seq_id: int, number: int) -> str:
         """A repeated request gets the sampler of the first time: the SDK counts on, and sends another number."""
-        earlier = self._core.training.earlier_reply(model, seq_id) or {}
+        earlier = self._training.earlier_reply(model, seq_id) or {}
         sampler_id = earlier.get("sampling_session_id") or str(SamplerId(model.session_id, number))
-        self._core.training.check_number(model, seq_id, encode.kept_json(sampler_id))
+        self._training.check_number(model, seq_id, encode.kept_json(sampler_id))
         row = SamplerRow(
             sampler_id=sampler_id,
             session_id=model.session_id,
@@ -98,11 +110,11 @@ class WeightsService:
     async def load_into(self, caller: Caller, request: s.LoadWeightsRequest) -> s.FutureResponse:
         model, seq_id = self._lookup.model(caller, request.model_id or ""), request.seq_id or 0
         try:
-            checkpoint = await self._core.checkpoints.open(TinkerPath.parse(request.path), caller.owner)
+            checkpoint = await self._checkpoints.open(TinkerPath.parse(request.path), caller.owner)
         except (Refusal, ValueError):
-            self._core.training.reject(model, seq_id)
+            self._training.reject(model, seq_id)
             raise
-        if self._core.base(checkpoint.base_model) is not model.worker:
+        if self._served.find(checkpoint.base_model) is not model.worker:
             raise self._lookup.rejected(
                 model,
                 seq_id,
@@ -113,7 +125,7 @@ class WeightsService:
         return accepted(await self._lookup.submit(model, seq_id, RequestKind.LOAD_WEIGHTS, operation, reply))
 
     async def weights_info(self, caller: Caller, path: str) -> s.WeightsInfoResponse:
-        found = await self._core.checkpoints.find(TinkerPath.parse(path), caller.owner)
+        found = await self._checkpoints.find(TinkerPath.parse(path), caller.owner)
         return s.WeightsInfoResponse(
             base_model=found.base_model,
             lora_rank=found.lora.rank,
@@ -125,17 +137,17 @@ class WeightsService:
     async def _begin(
         self, model: TrackedModel, path: TinkerPath, seq_id: int, reply: JsonObject, **options: Any
     ) -> str:
-        self._core.training.check_number(model, seq_id, reply)
+        self._training.check_number(model, seq_id, reply)
         request_id = str(TrainRequestId(model.model_id, seq_id))
         try:
-            return await self._core.checkpoints.begin(model, path, seq_id=seq_id, request_id=request_id, **options)
+            return await self._checkpoints.begin(model, path, seq_id=seq_id, request_id=request_id, **options)
         except Refusal:
-            self._core.training.reject(model, seq_id)
+            self._training.reject(model, seq_id)
             raise
 
     def _path(self, model: TrackedModel, seq_id: int, kind: CheckpointKind, name: str) -> TinkerPath:
         try:
             return TinkerPath(model.model_id, kind, check_name(name))
         except ValueError:
-            self._core.training.reject(model, seq_id)
+            self._training.reject(model, seq_id)
             raise

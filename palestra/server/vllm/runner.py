@@ -53,13 +53,13 @@ class VllmRunner(ReplicaRunner):
         model: ModelConfig,
         metrics: Metrics,
         depot: AdapterDepot,
-        source: Callable[[], AdapterSource],
+        source: AdapterSource,
         state: Path,
         *,
         on_sampled: Callable[[Sampled], None],
         on_streamed: Callable[[Streamed], None],
     ):
-        """`source` says where servers that are started here fetch adapters."""
+        """`source` is where servers that are started here fetch adapters."""
         super().__init__(
             worker, metrics, depot, wait_s=model.vllm.wait_s, on_sampled=on_sampled, on_streamed=on_streamed
         )
@@ -104,7 +104,7 @@ class VllmRunner(ReplicaRunner):
             return [*self._vllm.urls]
         logs = [self._logs.with_name(f"{self._logs.name}-{n}.log") for n in range(self._vllm.replicas)]
         return [
-            VllmProcess(self._model, n, self._source(), self._folder / str(n), log_file)
+            VllmProcess(self._model, n, self._source, self._folder / str(n), log_file)
             for n, log_file in enumerate(logs)
         ]
 

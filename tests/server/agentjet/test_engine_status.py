@@ -78,8 +78,15 @@ async def world(folder: Path) -> AsyncIterator[World]:
     model = ModelConfig(path=folder, name=["student"])
     config, now = ServeConfig(state=folder, models=[model]), [0.0]
     store = Store.open(config.database)
-    episodes = EpisodeService(store, config.episodes, CallObserver(Metrics()), "secret")
-    engine = AgentJetTrainer(config, store, episodes.broker, clock=lambda: now[0])
+    episodes = EpisodeService(
+        store,
+        config.episodes,
+        CallObserver(Metrics()),
+        "secret",
+        calls_waiting=dict,
+        check_owner=lambda owner: None,
+    )
+    engine = AgentJetTrainer(config, store, episodes.broker, "http://127.0.0.1:8000", clock=lambda: now[0])
     try:
         async with episodes.running(), engine.running():
             yield World(engine, episodes, store, now)
@@ -215,9 +222,9 @@ def test_a_disk_that_takes_nothing_is_a_refusal_and_changes_nothing(tmp_path: Pa
     async def test(w: World) -> None:
         (tmp_path / "engines").touch()  # where a folder should be
         with pytest.raises(TrainerRefusal, match=r"files cannot be written.*check the server's state folder"):
-            await w.engine.sync(ALICE, "ajet: {model: {path: student}}", "http://127.0.0.1:8000")
+            await w.engine.sync(ALICE, "ajet: {model: {path: student}}")
         with pytest.raises(TrainerRefusal, match="there is no config yet"):
-            await w.engine.start(ALICE, "http://127.0.0.1:8000", with_key=False)
+            await w.engine.start(ALICE, with_key=False)
 
     in_world(tmp_path, test)
 
@@ -225,7 +232,7 @@ def test_a_disk_that_takes_nothing_is_a_refusal_and_changes_nothing(tmp_path: Pa
 def test_an_engine_never_has_the_run_of_trainers_outside(tmp_path: Path) -> None:
     async def test(w: World) -> None:
         request = "ajet: {model: {path: student}, experiment_name: tinkerscript}"
-        job = await w.engine.sync(ALICE, request, "http://127.0.0.1:8000")
+        job = await w.engine.sync(ALICE, request)
         assert job.mapped["name"] == "tinkerscript-2"
 
     in_world(tmp_path, test)

@@ -41,12 +41,12 @@ def test_after_an_outage_samplers_are_copied_before_the_newer_snapshot_that_need
             patience=WatchdogTimeouts(0, 0, 0),
             write_wait_s=1,
         )
-        copies = SnapshotCopies(store, f"file://{bucket}", tmp_path / "state", copied.append)
+        copies = SnapshotCopies(store, f"file://{bucket}", tmp_path / "state")
         await copies.open([], lambda _: [])
         bucket.mkdir(exist_ok=True)
         (bucket / "models").touch()  # no folder can be made there
         with capture_logs() as logged:
-            async with copies.running():
+            async with copies.running(copied.append):
                 copies.on_snapshotted(worker, Snapshotted(model_id="m", seq_id=1, covered_seq=1, file="models/m"))
                 await asyncio.sleep(0)  # it is being copied
                 copies.on_spooled(worker, SamplerSpooled(sampler_id="s", file="samplers/s"))

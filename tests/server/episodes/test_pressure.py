@@ -64,8 +64,7 @@ def test_an_engine_with_room_again_is_noticed(monkeypatch: pytest.MonkeyPatch) -
 
     async def work() -> None:
         waiting, rooms = {"a": 3, "b": 0}, list[set[str]]()
-        full = Backpressure(2)
-        full.waiting = lambda: waiting
+        full = Backpressure(2, lambda: waiting)
         assert full.full().keys() == {"a"}
         waiting["b"] = 3
         assert full.full().keys() == {"a", "b", ""}  # whichever it will be, it is full
@@ -94,8 +93,7 @@ def test_an_engine_with_room_again_is_noticed(monkeypatch: pytest.MonkeyPatch) -
 
 def test_it_can_be_switched_off() -> None:
     async def work() -> None:
-        full = Backpressure(None)
-        full.waiting = lambda: {"a": 10**6}
+        full = Backpressure(None, lambda: {"a": 10**6})
         assert full.full() == {}
 
     asyncio.run(work())

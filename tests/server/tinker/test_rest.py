@@ -94,7 +94,7 @@ class World:
         now = self.tick()
         row = SessionRow(session_id=session_id, owner=owner, created_at=now, last_heartbeat_at=now, **fields)
         self.store.write_now(lambda c: session_rows.insert_session(c, row))
-        self.services.core.sessions.active[session_id] = LiveSession(session_id, owner)
+        self.services.sessions.active[session_id] = LiveSession(session_id, owner)
         return session_id
 
     def run(self, model_id: str, owner: str = "local", **fields: Any) -> str:

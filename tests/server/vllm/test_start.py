@@ -65,9 +65,7 @@ def start(folder: Path, **vllm: Any) -> list[dict[str, Any]]:
         worker.card = CARD
         depot = AdapterDepot(folder / "adapters", max_bytes=1 << 30, is_held=lambda _: False)
         source = AdapterSource("http://127.0.0.1:1", "key")
-        runner = VllmRunner(
-            worker, model, Metrics(), depot, lambda: source, folder, on_sampled=print, on_streamed=print
-        )
+        runner = VllmRunner(worker, model, Metrics(), depot, source, folder, on_sampled=print, on_streamed=print)
         await runner.start()
         await runner.stop()
         await worker.abandon()

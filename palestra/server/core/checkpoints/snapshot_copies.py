@@ -52,8 +52,8 @@ class CopyJob:
 
 
 class SnapshotCopies:
-    def __init__(self, store: Store, url: str, state: Path, on_copied: Callable[[str], None]):
-        self._store, self._storage, self._on_copied = store, ObjectStorage(url), on_copied
+    def __init__(self, store: Store, url: str, state: Path):
+        self._store, self._storage = store, ObjectStorage(url)
         self._links = state / "copying"
         self._server_file = state / "server-id"
         self._known: dict[str, SnapshotCopy] = {}
@@ -122,8 +122,12 @@ class SnapshotCopies:
     # While it runs
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(work(), name=work.__name__) for work in (self._copy_all, self._sweep_often)]
+    async def running(self, on_copied: Callable[[str], None]) -> AsyncIterator[None]:
+        """`on_copied` is called with the id of each model or sampler that was copied."""
+        tasks = [
+            asyncio.create_task(self._copy_all(on_copied), name="snapshot copies"),
+            asyncio.create_task(self._sweep_often(), name="sweep of snapshot copies"),
+        ]
         try:
             yield
         finally:
@@ -165,7 +169,7 @@ class SnapshotCopies:
         self._waiting[item] = job
         self._wake.set()
 
-    async def _copy_all(self) -> None:
+    async def _copy_all(self, on_copied: Callable[[str], None]) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -173,6 +177,7 @@ class SnapshotCopies:
                 job = self._waiting.pop(next(iter(self._waiting)))
                 try:
                     await self._copy(job)
+                    on_copied(job.item)
                 except Exception as e:  # boundary: whatever it is, the next try may succeed
                     log.error("a snapshot could not be copied; trying again", item=job.item, error=str(e))
                     if job.item not in self._waiting:  # a newer one keeps its place behind the samplers it needs
@@ -197,7 +202,6 @@ class SnapshotCopies:
         self._known[job.item] = copy
         if earlier is not None and earlier.object != copy.object:
             await asyncio.to_thread(self._storage.delete, [earlier.object])
-        self._on_copied(job.item)
 
     async def _sweep_often(self) -> None:
         while True:

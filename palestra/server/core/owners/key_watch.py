@@ -6,29 +6,26 @@ Owns: which keys are valid, as of some seconds ago. Never touches: requests, who
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
 
 from palestra.store import Store
 from palestra.store.queries.keys import valid_key_ids
 
 
 class KeyWatch:
-    def __init__(self, store: Store, uses: Mapping[int, float]):
-        self._store, self._uses = store, uses
-        """`uses` has the keys that were used since the server has started: each of them was valid then."""
+    def __init__(self, store: Store):
+        self._store = store
+        self.uses: dict[int, float] = {}
+        """When keys were used last, by their numbers, since the server has started: each of them was valid then."""
         self._valid: set[int] = set()
         self._ended: set[int] = set()
-        self.on_end: list[Callable[[set[int]], None]] = []
-        """Called with the numbers of keys that were revoked or have expired."""
 
     def is_valid(self, key_id: int) -> bool:
-        return key_id in self._valid or (key_id in self._uses and key_id not in self._ended)
+        return key_id in self._valid or (key_id in self.uses and key_id not in self._ended)
 
-    async def read(self) -> None:
-        """Reads the keys again, and reports those that have ended."""
-        known = self._valid | self._uses.keys()
+    async def read(self) -> set[int]:
+        """Reads the keys again, and returns those that were revoked or have expired since the last time."""
+        known = self._valid | self.uses.keys()
         self._valid = await self._store.read(lambda c: valid_key_ids(c, time.time()))
-        if ended := known - self._valid - self._ended:
-            self._ended |= ended
-            for tell in self.on_end:
-                tell(ended)
+        ended = known - self._valid - self._ended
+        self._ended |= ended
+        return ended

@@ -10,7 +10,11 @@ from collections import Counter
 from msgspec import Struct
 from sqlalchemy import Connection
 
-from palestra.server.core.core import Core
+from palestra.server.core.owners.quotas import OwnerQuotas
+from palestra.server.core.owners.usage import UsageAccount
+from palestra.server.core.samples.requests import SamplingRequests
+from palestra.server.core.training.requests import TrainingRequests
+from palestra.store import Store
 from palestra.store.queries.keys import list_keys
 from palestra.store.queries.quotas import stored_bytes
 from palestra.store.queries.usage import UsageGrouping, read_usage
@@ -37,28 +41,40 @@ class OwnerState(Struct, frozen=True, kw_only=True):
     used: OwnerUse
 
 
-async def read_owners(core: Core, owner: str | None = None) -> list[OwnerState]:
-    """Returns all owners that have a key, a limit, a model or have ever used anything; or one of them."""
+class OwnerStates:
+    def __init__(
+        self,
+        store: Store,
+        training: TrainingRequests,
+        sampling: SamplingRequests,
+        quotas: OwnerQuotas,
+        usage: UsageAccount,
+    ):
+        self._store, self._training, self._sampling, self._quotas = store, training, sampling, quotas
+        self._usage = usage
 
-    def read(c: Connection) -> tuple[set[str], dict[str, int]]:
-        known = {key.owner for key in list_keys(c)} | {one.owner for one in read_usage(c, (UsageGrouping.OWNER,))}
-        return known, stored_bytes(c)
+    async def read(self, owner: str | None = None) -> list[OwnerState]:
+        """Returns all owners that have a key, a limit, a model or have ever used anything; or one of them."""
 
-    known, kept = await core.store.read(read)
-    models = Counter(model.owner for model in core.training.models.values())
-    owners = {*known, *kept, *models, *core.quotas.stored} - {EVERYBODY} if owner is None else {owner}
-    return [
-        OwnerState(
-            owner=one,
-            limits=core.quotas.of(one),
-            own=core.quotas.stored.get(one, Quota(owner=one)),
-            used=OwnerUse(
-                models=models[one],
-                pending_samples=core.sampling.pending_of(one),
-                pending_bytes=core.training.pending_bytes_of(one),
-                tokens_per_day=core.usage.tokens_today(one),
-                checkpoint_bytes=kept.get(one, 0),
-            ),
-        )
-        for one in sorted(owners)
-    ]
+        def read(c: Connection) -> tuple[set[str], dict[str, int]]:
+            known = {key.owner for key in list_keys(c)} | {one.owner for one in read_usage(c, (UsageGrouping.OWNER,))}
+            return known, stored_bytes(c)
+
+        known, kept = await self._store.read(read)
+        models = Counter(model.owner for model in self._training.models.values())
+        owners = {*known, *kept, *models, *self._quotas.stored} - {EVERYBODY} if owner is None else {owner}
+        return [
+            OwnerState(
+                owner=one,
+                limits=self._quotas.of(one),
+                own=self._quotas.stored.get(one, Quota(owner=one)),
+                used=OwnerUse(
+                    models=models[one],
+                    pending_samples=self._sampling.pending_of(one),
+                    pending_bytes=self._training.pending_bytes_of(one),
+                    tokens_per_day=self._usage.tokens_today(one),
+                    checkpoint_bytes=kept.get(one, 0),
+                ),
+            )
+            for one in sorted(owners)
+        ]

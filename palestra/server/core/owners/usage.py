@@ -19,7 +19,15 @@ from sqlalchemy import Connection
 from palestra.server.core.telemetry.metrics import Metrics
 from palestra.store import Store
 from palestra.store.queries.settings import get_setting, put_setting
-from palestra.store.queries.usage import add_usage, advance_usage, tokens_of_day, usage_seqs
+from palestra.store.queries.usage import (
+    UsageGrouping,
+    UsageTotal,
+    add_usage,
+    advance_usage,
+    read_usage,
+    tokens_of_day,
+    usage_seqs,
+)
 from palestra.store.records import UsageCounts, UsageKey
 from palestra.store.usage_log import UsageEntry, UsageLog
 from palestra.types import SampleResult
@@ -94,6 +102,18 @@ class UsageAccount:
 
     def tokens_today(self, owner: str) -> int:
         return self._tokens[owner] if self._day == day_of(time.time()) else 0
+
+    async def totals(
+        self,
+        by: tuple[UsageGrouping, ...],
+        *,
+        owner: str | None = None,
+        since: str | None = None,
+        until: str | None = None,
+    ) -> list[UsageTotal]:
+        """Returns the usage of all owners or one, added up, from one day to another."""
+        await self.flush()
+        return await self._store.read(lambda c: read_usage(c, by, owner=owner, since=since, until=until))
 
     # Writing
 

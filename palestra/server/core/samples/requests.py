@@ -116,7 +116,7 @@ class SamplingRequests:
         self._observer, self._quota, self._keep_results_s = observer, FairQuota(max_pending), keep_results_s
         self._quotas, self._usage = quotas, usage
         self.runners: dict[WorkerSupervisor, SampleRunner] = {}
-        """The runner of each base model."""
+        """The runner of each base model. They report to this object, so `services` adds them when it exists."""
         self.routing = RoutingRecords(max_routing_bytes)
         self._deaths: dict[str, int] = {}
         self._messages = SampleMessages()
@@ -308,6 +308,11 @@ class SamplingRequests:
         if strays:
             worker.link.send(DropSamplers(sampler_ids=strays))
         self.send_waiting(worker)
+
+    def on_lifted(self, worker: WorkerSupervisor) -> None:
+        """Called when the quarantine of a worker ends, during which samples and adapters had to wait."""
+        self.send_waiting(worker)
+        self.runners[worker].on_worker_ready()
 
     def send_waiting(self, worker: WorkerSupervisor) -> None:
         for future in self.pending.values():

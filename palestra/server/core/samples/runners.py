@@ -45,6 +45,10 @@ class SampleRunner(ABC):
         """Takes the worker's report about itself."""
         return
 
+    def on_worker_ready(self) -> None:
+        """Called when the worker is another one, or can be asked for weights again."""
+        return
+
     def check_lora(self, lora: LoraConfig) -> None:
         """Refuses an adapter that it could not sample from."""
         return

@@ -8,14 +8,17 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 
-from palestra.server.core.core import Core
+from palestra.server.core.checkpoints.files import CheckpointFiles
 from palestra.server.core.errors import Refusal
 from palestra.server.core.lookup import Lookup, is_over
 from palestra.server.core.owners.callers import Caller
 from palestra.server.core.paths import SamplerId, TinkerPath
-from palestra.server.core.samples.requests import FIRST_OWN, SamplingSession, weights_of
+from palestra.server.core.samples.requests import FIRST_OWN, SamplingRequests, SamplingSession, weights_of
+from palestra.server.core.sessions import TinkerSessions
+from palestra.server.core.telemetry.metrics import Metrics
 from palestra.server.core.training.futures import RequestKind, SampleFuture
 from palestra.server.core.workers.supervisor import WorkerSupervisor
+from palestra.store import Store
 from palestra.store.queries import samplers as sampler_rows
 from palestra.store.records import SamplerRow as SamplerRow
 from palestra.types import SampleRequest
@@ -38,34 +41,43 @@ class SampleCall:
 
 
 class SamplingSessions:
-    def __init__(self, core: Core, lookup: Lookup):
-        self._core, self._lookup = core, lookup
+    def __init__(
+        self,
+        store: Store,
+        lookup: Lookup,
+        sessions: TinkerSessions,
+        sampling: SamplingRequests,
+        checkpoints: CheckpointFiles,
+        metrics: Metrics,
+    ):
+        self._store, self._lookup, self._sessions, self._sampling = store, lookup, sessions, sampling
+        self._checkpoints, self._metrics = checkpoints, metrics
         self._direct: dict[tuple[str, str, str | None], SamplingSession] = {}
         """Samplers for requests without a sampling session, by owner, base model and checkpoint folder."""
 
     async def insert(self, row: SamplerRow) -> SamplerRow:
         """Stores a sampler and returns the stored row: another one, if its id was taken."""
-        return await self._core.store.write(lambda c: sampler_rows.insert_sampler(c, row))
+        return await self._store.write(lambda c: sampler_rows.insert_sampler(c, row))
 
     async def add(self, row: SamplerRow, worker: WorkerSupervisor) -> SamplingSession:
-        if row.session_id not in self._core.sessions.active:  # it ended while the row was written
-            await self._core.store.write(lambda c: sampler_rows.drop_samplers(c, [row.sampler_id]))
+        if row.session_id not in self._sessions.active:  # it ended while the row was written
+            await self._store.write(lambda c: sampler_rows.drop_samplers(c, [row.sampler_id]))
             raise is_over(row.session_id)
         weights = weights_of(row.sampler_id, row.model_id, row.seq_id, row.folder)
         sampler = SamplingSession(
             row.sampler_id, row.session_id, row.owner, row.base_model, weights, worker, row.model_path
         )
         if isinstance(weights, SavedAdapter):
-            self._core.sampling.runners[worker].prepare(weights)
-        return self._core.sampling.samplers.setdefault(row.sampler_id, sampler)
+            self._sampling.runners[worker].prepare(weights)
+        return self._sampling.samplers.setdefault(row.sampler_id, sampler)
 
     async def sample(self, caller: Caller, call: SampleCall) -> SampleFuture:
         self._lookup.refuse_when_stopping()
         sampler, seq_id = await self._sampler_of(caller, call)
         if seq_id < FIRST_OWN:
-            await self._core.sampling.reserve(self._core.store, sampler, seq_id)
-        future = self._core.sampling.submit(sampler, seq_id, call.request, stream=call.stream)
-        self._core.metrics.submitted(RequestKind.SAMPLE, base_model=sampler.worker.name)
+            await self._sampling.reserve(self._store, sampler, seq_id)
+        future = self._sampling.submit(sampler, seq_id, call.request, stream=call.stream)
+        self._metrics.submitted(RequestKind.SAMPLE, base_model=sampler.worker.name)
         return future
 
     async def _sampler_of(self, caller: Caller, call: SampleCall) -> tuple[SamplingSession, int]:
@@ -75,7 +87,7 @@ class SamplingSessions:
             return sampler, call.seq_id if call.seq_id is not None else next(sampler.own_numbers)
         folder, base_model = None, call.base_model
         if call.model_path is not None:
-            checkpoint = await self._core.checkpoints.open(TinkerPath.parse(call.model_path), caller.owner)
+            checkpoint = await self._checkpoints.open(TinkerPath.parse(call.model_path), caller.owner)
             folder, base_model = checkpoint.folder, checkpoint.base_model
         if base_model is None:
             raise Refusal(400, "send one of sampling_session_id, base_model and model_path")
@@ -86,11 +98,11 @@ class SamplingSessions:
             weights = weights_of(sampler_id, None, None, folder)
             worker = self._lookup.base(base_model)
             sampler = SamplingSession(sampler_id, "", caller.owner, base_model, weights, worker, call.model_path)
-            self._direct[key] = self._core.sampling.samplers[sampler_id] = sampler
+            self._direct[key] = self._sampling.samplers[sampler_id] = sampler
         return self._direct[key], next(self._direct[key].own_numbers)
 
     def _forget_idle(self) -> None:
         """Drops samplers without a session that were not used for long, because nobody says when they are over."""
         idle = [k for k, sampler in self._direct.items() if not sampler.futures]
         for key in idle[: max(0, len(self._direct) - MAX_DIRECT)]:
-            self._core.sampling.drop([self._direct.pop(key)], "")
+            self._sampling.drop([self._direct.pop(key)], "")

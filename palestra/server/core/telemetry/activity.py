@@ -5,9 +5,10 @@ Owns: the readings that are kept, rates and quantiles between two of them. Never
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
@@ -60,16 +61,17 @@ class ServerReading(Struct):
 
 
 class Activity:
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
+    def __init__(self, metrics: Metrics, queues: Callable[[], Sequence[RequestQueueState]]) -> None:
+        """`queues` returns the calls that wait; it names all engines."""
+        self._metrics, self._queues = metrics, queues
         self.started_at = time.time()
         self._started = time.monotonic()
         self.readings: deque[ServerReading] = deque(maxlen=KEPT)
 
-    def read(self, queues: Sequence[RequestQueueState]) -> ServerReading:
-        """Reads the metrics as they are now; queues name all engines."""
+    def read(self) -> ServerReading:
+        """Reads the metrics as they are now."""
         now = ServerReading(time.monotonic() - self._started, {}, {})
-        for queue in queues:
+        for queue in self._queues():
             engine = now.engines.setdefault(queue.base_model, EngineReading())
             engine.waiting[queue.kind], engine.oldest_s[queue.kind] = queue.depth, queue.oldest_s
         for name, labels, value in self._metrics.read(READ):
@@ -86,8 +88,10 @@ class Activity:
                 _note_call(now, name, labels, value)
         return now
 
-    def record(self, queues: Sequence[RequestQueueState]) -> None:
-        self.readings.append(self.read(queues))
+    async def record_often(self) -> None:
+        while True:
+            self.readings.append(self.read())
+            await asyncio.sleep(EVERY_S)
 
     def before(self, seconds: float) -> ServerReading | None:
         """The reading this long before the newest one, or the oldest that is kept; None with fewer than two."""

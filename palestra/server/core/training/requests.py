@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from math import inf
 
 import msgspec
 import structlog
@@ -24,13 +23,16 @@ from palestra.server.core.owners.usage import UsageAccount
 from palestra.server.core.paths import MAX_SEQ, TrainRequestId
 from palestra.server.core.telemetry.observer import CallObserver
 from palestra.server.core.training.dispatch import GIVE_UP_DEATHS, WorkerDispatcher
-from palestra.server.core.training.futures import LOADING, RequestKind, TrainFuture, digest_of
+from palestra.server.core.training.futures import LOADING, SAVING, RequestKind, TrainFuture, digest_of
 from palestra.server.core.training.lost_models import LostModels
 from palestra.server.core.training.models import MAX_AHEAD, TrackedModel
 from palestra.server.core.training.request_journal import RequestJournal
 from palestra.server.core.workers.supervisor import WorkerSupervisor
+from palestra.store import Store
 from palestra.store.errors import JournalError
 from palestra.store.journal.acknowledged import AcknowledgedRequests
+from palestra.store.queries import models as model_rows
+from palestra.store.records import ModelStatus
 from palestra.types.engine import (
     Blame,
     DropModel,
@@ -51,7 +53,6 @@ log = structlog.get_logger()
 
 Hook = Callable[[TrainFuture, TrainOutcome], Awaitable[None]]
 """What the server does about a result before the client may see it."""
-SaveSnapshotSeq = Callable[[str, int], Awaitable[None]]
 
 SETTLE_AGAIN_S = 5.0  # after a gap could not be recorded: a full disk stays full for a while
 UNREAD_S = 60.0  # how long an answer that nobody fetches stays in memory, in addition to its copy in the journal
@@ -60,30 +61,32 @@ UNREAD_S = 60.0  # how long an answer that nobody fetches stays in memory, in ad
 class TrainingRequests:
     def __init__(
         self,
+        store: Store,
         ledger: RequestJournal,
         acknowledged: AcknowledgedRequests,
-        lost: LostModels,
         observer: CallObserver,
         quotas: OwnerQuotas,
         usage: UsageAccount,
-        save_snapshot_seq: SaveSnapshotSeq,
-        on_lifted: Callable[[WorkerSupervisor], None],
         *,
+        on_saved: Hook,
+        on_lifted: Callable[[WorkerSupervisor], None],
+        copied_seq: Callable[[str], float],
         gap_wait_s: float,
         keep_results_s: float,
         max_pending_bytes: int,
     ):
+        """`on_lifted` is called when the quarantine of a worker ends. `copied_seq` says up to which number a model's
+        snapshots were copied for other servers, if they have to be."""
         self.models: dict[str, TrackedModel] = {}
         self.absent: set[str] = set()
         """Models whose base is not served at present: their records in the journal stay."""
         self.absent_folders: set[str] = set()
         """Checkpoints that their requests load."""
         self.futures: dict[str, TrainFuture] = {}
-        self.hooks: dict[RequestKind, Hook] = {}
-        self.ledger, self.acknowledged, self.lost = ledger, acknowledged, lost
-        self.copied_seq: Callable[[str], float] = lambda _: inf
-        """Up to which number the snapshots of a model were copied for other servers, if they have to be."""
-        self._observer, self._save_snapshot_seq, self._on_lifted = observer, save_snapshot_seq, on_lifted
+        self._hooks: dict[RequestKind, Hook] = {RequestKind.CREATE_MODEL: self._on_created}
+        self._hooks |= dict.fromkeys(SAVING, on_saved)
+        self.ledger, self.acknowledged, self.lost = ledger, acknowledged, LostModels(store)
+        self._store, self._observer, self._on_lifted, self._copied_seq = store, observer, on_lifted, copied_seq
         self._dispatchers: dict[WorkerSupervisor, WorkerDispatcher] = {}
         self._gap_wait_s, self._keep_results_s = gap_wait_s, keep_results_s
         self._quota = FairQuota(max_pending_bytes)
@@ -229,6 +232,10 @@ class TrainingRequests:
 
     # In order
 
+    def is_held(self, worker: WorkerSupervisor) -> bool:
+        """Whether a worker may be asked for nothing else now, because it is quarantined."""
+        return self.dispatcher(worker).is_quarantined
+
     def dispatcher(self, worker: WorkerSupervisor) -> WorkerDispatcher:
         if worker not in self._dispatchers:
             self._dispatchers[worker] = WorkerDispatcher(worker, self.ledger, self.models, self._on_lifted)
@@ -296,7 +303,7 @@ class TrainingRequests:
             self.writing.run(self._finish(worker, future, message, frame))
 
     async def _finish(self, worker: WorkerSupervisor, future: TrainFuture, message: Trained, frame: bytes) -> None:
-        hook = self.hooks.get(future.kind)
+        hook = self._hooks.get(future.kind)
         if hook is not None:
             try:
                 await hook(future, message.outcome)
@@ -327,6 +334,14 @@ class TrainingRequests:
         if model is None or future.seq_id <= model.snapshot_seq:
             self.ledger.release_request(future)
         worker.link.send(Stored(request_ids=[future.request_id]))
+
+    async def _on_created(self, future: TrainFuture, outcome: TrainOutcome) -> None:
+        failed = outcome.message if isinstance(outcome, EngineFailure) else None
+        status = ModelStatus.FAILED if failed else ModelStatus.READY
+        await self._store.write(lambda c: model_rows.set_model_status(c, future.model_id, status, error=failed))
+        model = self.models.get(future.model_id)
+        if failed and model is not None:
+            self.drop(model, failed)
 
     def _check_replay(self, future: TrainFuture, failure: EngineFailure) -> None:
         """Checks a replay: what succeeded once must succeed again; otherwise the model is not what its client was
@@ -375,14 +390,14 @@ class TrainingRequests:
             self._cover(model)
 
     def _cover(self, model: TrackedModel) -> None:
-        seq_id = min(model.covered_seq, self.copied_seq(model.model_id))
+        seq_id = min(model.covered_seq, self._copied_seq(model.model_id))
         if seq_id > model.snapshot_seq:
             self.writing.run(self._covered(model, int(seq_id)))
 
     async def _covered(self, model: TrackedModel, seq_id: int) -> None:
         """Notes what a snapshot covers. The database comes first: only then may the journal release a request, and only
         if it has the answer."""
-        await self._save_snapshot_seq(model.model_id, seq_id)
+        await self._store.write(lambda c: model_rows.advance_snapshots(c, {model.model_id: seq_id}))
         for n in range(model.snapshot_seq + 1, seq_id + 1):
             future = model.futures.get(n)
             if future is not None and future.result_at is not None:
@@ -445,6 +460,11 @@ class TrainingRequests:
     def _finished(self, future: TrainFuture, frame: bytes) -> None:
         future.finish(frame)
         self._quota.release(future.owner, future.size)
+
+    def wake(self) -> None:
+        """Answers all who wait for results, because the server is about to stop."""
+        for future in self.futures.values():
+            future.wake()
 
     def expire(self, now: float) -> None:
         """Deletes results older than the configured time; requests that may be replayed stay."""

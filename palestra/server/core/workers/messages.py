@@ -5,8 +5,12 @@ Owns: the routing. Never touches: the handling.
 
 from __future__ import annotations
 
-from palestra.server.core.core import Core
+from palestra.server.core.checkpoints.adapter_depot import AdapterDepot
+from palestra.server.core.checkpoints.snapshot_copies import SnapshotCopies
+from palestra.server.core.samples.requests import SamplingRequests
+from palestra.server.core.telemetry.metrics import Metrics
 from palestra.server.core.training.journal_replay import Recovery
+from palestra.server.core.training.requests import TrainingRequests
 from palestra.server.core.workers.link import WorkerFrame
 from palestra.server.core.workers.supervisor import WorkerSupervisor
 from palestra.server.core.workers.watchdog import RestartReason
@@ -26,10 +30,16 @@ from palestra.types.engine import (
 
 
 class WorkerMessages:
-    def __init__(self, core: Core):
-        self._metrics, self._training, self._sampling = core.metrics, core.training, core.sampling
-        self._adapters, self._copies = core.adapters, core.copies
-        self._recovery = Recovery(core.training)
+    def __init__(
+        self,
+        training: TrainingRequests,
+        sampling: SamplingRequests,
+        adapters: AdapterDepot,
+        copies: SnapshotCopies | None,
+        metrics: Metrics,
+    ):
+        self._training, self._sampling, self._adapters = training, sampling, adapters
+        self._copies, self._metrics, self._recovery = copies, metrics, Recovery(training)
 
     def on_hello(self, worker: WorkerSupervisor, hello: Hello) -> None:
         self._metrics.worker_hello(worker.name, adopted=worker.is_adopted)
@@ -37,14 +47,14 @@ class WorkerMessages:
         if self._copies is not None:
             self._copies.on_hello(worker, hello)
         self._sampling.on_hello(worker, hello.sampler_ids)
-        self._adapters.ask_again(worker)
+        self._sampling.runners[worker].on_worker_ready()
 
     def on_hello_again(self, worker: WorkerSupervisor, hello: Hello) -> None:
         """Handles a second Hello: the connection was interrupted, and what was sent meanwhile is sent again."""
         self._recovery.on_hello(worker, hello)
         if self._copies is not None:
             self._copies.on_hello(worker, hello)
-        self._adapters.ask_again(worker)
+        self._sampling.runners[worker].on_worker_ready()
 
     def on_message(self, worker: WorkerSupervisor, frame: WorkerFrame) -> None:
         match frame.message:
