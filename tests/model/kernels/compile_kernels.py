@@ -20,6 +20,7 @@ from pkgutil import iter_modules
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
@@ -27,6 +28,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction, KernelInterface
 
 from palestra.model import kernels
+from palestra.model.attention.branches import Branches
 from palestra.model.loading.layer_spec import HeadShape
 
 HALF, WIDE = torch.bfloat16, torch.float32
@@ -89,6 +91,9 @@ def train_attention(
     q, k, v = (numbers(ROWS, n, dim + tail, grad=True) for n in (heads, kv_heads, kv_heads))
     sinks = numbers(heads, dtype=WIDE) if has_sinks else None
     backward(TiledPackedAttention([ROWS - 9, 9], spec, "cpu")(0, q, k, v, sinks))
+    rows = np.arange(ROWS)
+    alone = Branches(rows, np.full(ROWS, ROWS), rows, [ROWS], [(0, 0, ROWS, 0)])
+    backward(TiledPackedAttention([ROWS], spec, "cpu", alone)(0, q, k, v, sinks))
 
 
 def sample_attention(

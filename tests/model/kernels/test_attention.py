@@ -15,8 +15,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from palestra.model.attention.branches import Branches
 from palestra.model.attention.packed import PackedAttention
 from palestra.model.loading.layer_spec import HeadShape
+from palestra.model.training.prefix_trees import grow_trees
 from tests.properties import examples
 
 Close = Callable[[Tensor, Tensor], None]
@@ -97,6 +99,55 @@ def test_rows_that_are_keys_and_values_and_their_gradients(
     assert_close(found, expected)
     grad = torch.randn_like(found)
     d_found = torch.autograd.grad(found, inputs, grad)
+    for a, b in zip(d_found, torch.autograd.grad(expected, wide, grad.float()), strict=True):
+        assert_close(a, b)
+
+
+def branched() -> tuple[list[int], Branches]:
+    """A tree of five sequences that part at several places, and a sequence of its own."""
+    first, second = list(range(70)), list(range(100, 120))
+    turn = first + list(range(200, 215))
+    made = [turn + [300] * 3, turn + [301] * 9, first[:40] + [302] * 30, first, first + [303], second]
+    trees = grow_trees([SimpleNamespace(adapter=None, tokens=np.array(one), routing=None) for one in made])  # type: ignore[misc]
+    branches = trees.branches()
+    assert branches is not None
+    return trees.lengths, branches
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "window", "has_sinks", "tail"),
+    [(2, None, True, 0), (2, 20, False, 0), (1, None, False, 8)],
+    ids=["sinks", "window", "latent"],
+)
+def test_rows_that_several_sequences_share(
+    kv_heads: int,
+    window: int | None,
+    has_sinks: bool,
+    tail: int,
+    device: str,
+    dtype: torch.dtype,
+    assert_close: Close,
+) -> None:
+    """A sequence has the bits that it has without sharing; keys get what all who see them send back."""
+    from palestra.model.attention.tiled import TiledPackedAttention
+
+    (lengths, branches), heads, dim = branched(), 4, 16
+    n, spec = sum(lengths), spec_of(heads, kv_heads, dim + tail, window, tail)
+    inputs = [torch.randn(n, h, dim + tail, device=device, dtype=dtype) for h in (heads, kv_heads, kv_heads)]
+    if tail:
+        inputs[2] = inputs[1]
+    leaves = [x.requires_grad_() for x in inputs[: 2 if tail else 3]]
+    wide = [x.detach().float().requires_grad_() for x in inputs[: len(leaves)]]
+    sinks = torch.randn(heads, device=device) if has_sinks else None
+    found = TiledPackedAttention(lengths, spec, device, branches)(0, *inputs, sinks)
+    paths = torch.from_numpy(branches.paths).to(device)
+    alone = TiledPackedAttention(branches.sequence_lengths, spec, device)(0, *(x[paths] for x in inputs), sinks)
+    assert torch.equal(found[paths], alone)
+    expected = PackedAttention(lengths, [window], device, branches=branches)(0, *wide, *wide[1:2] * bool(tail), sinks)
+    expected = expected.view(n, heads, -1)[..., :dim].flatten(1)
+    assert_close(found, expected)
+    grad = torch.randn_like(found)
+    d_found = torch.autograd.grad(found, leaves, grad)
     for a, b in zip(d_found, torch.autograd.grad(expected, wide, grad.float()), strict=True):
         assert_close(a, b)
 

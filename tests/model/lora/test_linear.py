@@ -391,7 +391,8 @@ def test_freeing_others_between_forward_and_backward_disturbs_nothing(bench):
     for a in adapters[6:]:
         bench.pool.clear_training_state(a)
     data = bench.trainer.prepare(items, train=True)
-    halfway = bench.trainer.forward_micro(data, train=True)
+    (batch,) = bench.trainer.plan(data)
+    halfway = bench.trainer.forward_micro([data[i] for i in batch.numbers], train=True)
     for a in adapters[:6]:
         bench.pool.free(a)
     bench.trainer.backward(halfway)
