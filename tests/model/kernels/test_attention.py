@@ -107,7 +107,7 @@ def branched() -> tuple[list[int], Branches]:
     """A tree of five sequences that part at several places, and a sequence of its own."""
     first, second = list(range(70)), list(range(100, 120))
     turn = first + list(range(200, 215))
-    made = [turn + [300] * 3, turn + [301] * 9, first[:40] + [302] * 30, first, first + [303], second]
+    made = [turn + [300] * 3, turn + [301] * 9, first[:40] + [302] * 30, first, [*first, 303], second]
     trees = grow_trees([SimpleNamespace(adapter=None, tokens=np.array(one), routing=None) for one in made])  # type: ignore[misc]
     branches = trees.branches()
     assert branches is not None
