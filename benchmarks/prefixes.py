@@ -82,10 +82,12 @@ class Bench:
 
     def row(self, name: str, size: Size, rounds: int, progress: Progress) -> Row:
         data = DATA[name](np.random.default_rng(0), self.model.spec.vocab_size, size)
-        tokens = sum(len(datum.chunks[0].tokens) for datum in data)
         items = [TrainItem(self.adapter, datum) for datum in data]
         trainers = {share: Trainer(self.model.decoder, self.pool, share_prefixes=share) for share in (True, False)}
-        computed = sum(batch.rows for batch in trainers[True].plan(trainers[True].prepare(items, train=True)))
+        computed, tokens = (
+            sum(batch.rows for batch in trainers[share].plan(trainers[share].prepare(items, train=True)))
+            for share in (True, False)
+        )
         contenders = {
             "shared": self._contender(trainers[True], items, tokens),
             "alone": self._contender(trainers[False], items, tokens),
