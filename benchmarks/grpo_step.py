@@ -25,11 +25,11 @@ from peers.ours import Ours
 from peers.workloads import SampleWork, TrainWork, timed
 
 from palestra.config.train import RunConfig, load_train_config
+from palestra.endpoints.own_server import own_server
+from palestra.runs.listener import Silence
 from palestra.runs.writer import RunFolder
 from palestra.testing.random_model import SHAPES, make_random_model
 from palestra.training.launch import train
-from palestra.training.listener import Silence
-from palestra.training.own_server import own_server
 
 INSIDE = 0.8
 FASTER = 4.0

@@ -46,10 +46,10 @@ from peers.reward_rows import Cell, End, Point, RowFile, best_rate, cells_of, go
 from palestra.checkpoints.importing import import_adapter
 from palestra.config.bundled import BUNDLED, EPHEBE
 from palestra.config.evaluate import load_evaluation_config
+from palestra.endpoints.own_server import own_server
 from palestra.evaluation.run import evaluate
+from palestra.runs.listener import Silence
 from palestra.runs.writer import RunFolder
-from palestra.training.listener import Silence
-from palestra.training.own_server import own_server
 from palestra.util import processes
 
 HERE = Path(__file__).parent

@@ -21,10 +21,10 @@ from harness import Measure, Progress, Report, Row, argument_parser, machine, po
 
 from palestra.config.bundled import BUNDLED, EPHEBE, find_config_file
 from palestra.config.train import RunConfig, load_train_config
+from palestra.endpoints.own_server import own_server
+from palestra.runs.listener import Silence
 from palestra.runs.writer import RunFolder
 from palestra.training.launch import train
-from palestra.training.listener import Silence
-from palestra.training.own_server import own_server
 
 MODES = ("sync", "async")
 STAGES = ("collect", "score", "update", "sync")

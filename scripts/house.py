@@ -28,7 +28,14 @@ CLONE_LINES = 8
 HTTP_LIBRARIES = ("aiohttp", "http.client", "httpx", "requests", "urllib.request", "urllib3")
 SHORT = 5
 """A function of so many lines or fewer, without its head, is short."""
-TESTS_OF_NO_PACKAGE = {"tests/.", "tests/benchmarks", "tests/docs", "tests/gym/stock", "tests/scripts"}
+TESTS_OF_NO_PACKAGE = {
+    "tests/.",
+    "tests/benchmarks",
+    "tests/docs",
+    "tests/examples",
+    "tests/gym/stock",
+    "tests/scripts",
+}
 """What they test is not below `palestra`: scripts, pages, integrations."""
 BARS = {
     "Any in a thousand lines": 10,

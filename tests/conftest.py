@@ -39,7 +39,10 @@ RandomModel = Callable[..., Path]
 
 SHARING = {
     "tests/server/model_api": "ephebe",
-    "tests/training": "training",
+    **dict.fromkeys(
+        ("tests/training", "tests/rollouts/episodes", "tests/evaluation", "tests/endpoints", "tests/examples"),
+        "training",
+    ),
     "tests/gym/models": "ephebe",
     "tests/gym/supervisor": "gym",
     "tests/gym/stock": "stock gym",

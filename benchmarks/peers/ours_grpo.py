@@ -13,11 +13,11 @@ from peers.reward_job import BETAS, EPSILON, GRAD_CLIP, Job, Reporter
 
 from palestra.config.train import RunConfig, load_train_config
 from palestra.runs.control import request_stop
+from palestra.runs.listener import Silence, Stage
 from palestra.runs.reader import RunReader
 from palestra.runs.saved_checkpoints import find_checkpoint
 from palestra.runs.writer import RunFolder
 from palestra.training.launch import train
-from palestra.training.listener import Silence, Stage
 
 
 class ReportingListener(Silence):

@@ -18,14 +18,14 @@ import tinker
 from msgspec import Struct
 from tinker import types
 
+from palestra.config.api_key import api_key
 from palestra.config.bundled import find_config_file
 from palestra.config.train import GrpoConfig, load_train_config
+from palestra.endpoints.model_folders import model_folder
+from palestra.endpoints.own_server import own_server
+from palestra.runs.listener import Silence
 from palestra.runs.writer import RunFolder
-from palestra.training.aliases import api_key
 from palestra.training.launch import train
-from palestra.training.listener import Silence
-from palestra.training.model_folders import model_folder
-from palestra.training.own_server import own_server
 
 PERTURBATION = 1e-6
 

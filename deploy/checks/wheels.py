@@ -20,7 +20,7 @@ EXTRAS = {
     "platform": ("palestra.environments.platform.api.serving",),
     "fleet": ("palestra.environments.fleet.env",),
     "gym": ("palestra.gym.supervisor.supervisor",),
-    "listen": ("palestra.training.listener",),
+    "listen": ("palestra.runs.listener",),
     "train": ("palestra.training.launch",),
     "engine": ("palestra.engine.worker", "palestra.engine.torch_backend"),
     "server,engine": ("palestra.server.main", "palestra.engine.worker"),

@@ -15,8 +15,8 @@ import tinker
 from tinker.types import Checkpoint
 
 from palestra.checkpoints import CheckpointError, CheckpointNotFound
-from palestra.training.guard import check_server
-from palestra.training.policy import PolicyError, ServerUnreachable
+from palestra.rollouts.policy_sampler import PolicyError, ServerUnreachable
+from palestra.rollouts.reachability import check_server
 from palestra.util.files import whole_folder
 
 PAGE = 100

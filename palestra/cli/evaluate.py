@@ -134,11 +134,11 @@ def _open_folder(config: EvaluationConfig, resume: str | None) -> RunFolder:
 
 def _run(config: EvaluationConfig, folder: RunFolder, key: str | None, as_json: bool) -> int:
     from palestra.cli.progress_display import StepLines
-    from palestra.endpoints.errors import EndpointError
     from palestra.evaluation.run import evaluate as play
-    from palestra.training.listener import Silence
-    from palestra.training.policy import PolicyError
-    from palestra.training.rollouts.sync_collector import TrainingError
+    from palestra.net.chat_apis.errors import EndpointError
+    from palestra.rollouts.policy_sampler import PolicyError
+    from palestra.rollouts.sources import RolloutSourceError
+    from palestra.runs.listener import Silence
 
     again = f"to go on: palestra eval --resume {short_name(folder)}"
     try:
@@ -147,7 +147,7 @@ def _run(config: EvaluationConfig, folder: RunFolder, key: str | None, as_json: 
     except (KeyboardInterrupt, asyncio.CancelledError):
         click.echo(f"stopped; {again}", err=True)
         return INTERRUPTED
-    except (EndpointError, PolicyError, TrainingError) as error:
+    except (EndpointError, PolicyError, RolloutSourceError) as error:
         click.echo(f"error: {error}\n{again}", err=True)
         return UNREACHABLE if isinstance(error, ConnectionError) else FAILED
     if as_json:

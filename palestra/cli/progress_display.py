@@ -26,7 +26,7 @@ from rich.text import Text
 
 from palestra.config.train import RunConfig
 from palestra.runs.advisories import Advisory
-from palestra.training.listener import RunListener, Silence, Stage
+from palestra.runs.listener import RunListener, Silence, Stage
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 40

@@ -83,9 +83,9 @@ def train(
     if display != "none" and not dry_run:  # the next part takes seconds
         click.echo(f"reading {resume or given[0]}", err=display == "json")
     from palestra.config import ConfigError, dump_config
+    from palestra.rollouts.policy_sampler import PolicyError
+    from palestra.rollouts.reachability import check_server
     from palestra.runs.reader import RunError
-    from palestra.training.guard import check_server
-    from palestra.training.policy import PolicyError
 
     with one_line_errors(ConfigError, RunError, FileNotFoundError):
         config = load(given, files, overrides, resume)
@@ -138,8 +138,8 @@ def open_folder(config: RunConfig, resume: str | None) -> RunFolder:
 
 def run(config: RunConfig, folder: RunFolder, display: str, *, with_parent: bool = False) -> int:
     from palestra.cli.progress_display import open_display
+    from palestra.rollouts.policy_sampler import ServerUnreachable
     from palestra.training.launch import RUN_ERRORS, train
-    from palestra.training.policy import ServerUnreachable
 
     again = f"to go on: {resume_command(folder)}"
     if display not in ("json", "none"):
@@ -162,7 +162,8 @@ def run(config: RunConfig, folder: RunFolder, display: str, *, with_parent: bool
 
 def saved_words(folder: RunFolder) -> str:
     """The step after which a resumed run goes on."""
-    from palestra.training.state import RunCheckpoints, StateError
+    from palestra.runs.run_state import StateError
+    from palestra.training.run_checkpoints import RunCheckpoints
 
     try:
         newest = RunCheckpoints(folder.path / "checkpoints", keep=1).newest()

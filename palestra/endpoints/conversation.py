@@ -11,9 +11,8 @@ from msgspec import Struct
 
 from palestra.chat.tool_calls import parse_tool_call
 from palestra.endpoints.chat_environment import ChatEnvironment
-from palestra.endpoints.models import ModelEndpoint
 from palestra.endpoints.streaming import stream_answer
-from palestra.net.chat_apis import AnswerPiece, StreamedAnswer
+from palestra.net.chat_apis import AnswerPiece, ModelEndpoint, StreamedAnswer
 from palestra.types import StopReason
 from palestra.types.rollouts import Message
 

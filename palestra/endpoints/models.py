@@ -21,24 +21,17 @@ from msgspec import Struct
 
 from palestra.checkpoints import SavedCheckpoint, find_checkpoint, split_name
 from palestra.config.train import TrainModel
-from palestra.endpoints.errors import EndpointError, ModelNotFound
-from palestra.net.chat_apis import ApiName, ChatApi, chat_api, endpoint_url
+from palestra.endpoints.model_folders import check_model, model_folder
+from palestra.net.chat_apis import ApiName, ModelEndpoint, chat_api, endpoint_url
+from palestra.net.chat_apis.errors import EndpointError, ModelNotFound
 from palestra.runs.reader import RunReader, RunStatus
 from palestra.runs.saved_checkpoints import ADDRESS
-from palestra.training.model_folders import check_model, model_folder
 
 NO_KEY = "tml-none"
 KEYS = {"anthropic": "ANTHROPIC_API_KEY", "openai": "OPENAI_API_KEY"}
 TRAINED = "/weights/"
 """Part of the address of a state that can be trained; it is made ready to be sampled first."""
 LOOK_S = 2.0
-
-
-class ModelEndpoint(Struct, frozen=True, kw_only=True):
-    base_url: str
-    model: str
-    api_key: str
-    api: ChatApi
 
 
 class ModelPlace(Struct, frozen=True, kw_only=True):
@@ -140,7 +133,7 @@ class _Opener:
         return await self._at(server.url, saved.address)
 
     async def _start(self, model: TrainModel, state: Path) -> _Server:
-        from palestra.training.own_server import own_server
+        from palestra.endpoints.own_server import own_server
 
         folder = model_folder(model)
         url = await self._stack.enter_async_context(
@@ -158,8 +151,8 @@ class _Opener:
             return endpoint_at(server, name, self._place)
         import tinker
 
-        from palestra.training.guard import check_server
-        from palestra.training.tinker_policy import TinkerSampler
+        from palestra.rollouts.reachability import check_server
+        from palestra.rollouts.tinker_sampler import TinkerSampler
 
         try:
             await asyncio.to_thread(check_server, server)  # the SDK would try for ever

@@ -10,9 +10,8 @@ from collections.abc import AsyncIterator, Sequence
 import httpx
 import msgspec
 
-from palestra.endpoints.errors import EndpointError, EndpointSilent, ModelNotFound
-from palestra.endpoints.models import ModelEndpoint
-from palestra.net.chat_apis import AnswerPiece, NotAnAnswer, error_of
+from palestra.net.chat_apis import AnswerPiece, ModelEndpoint, NotAnAnswer, error_of
+from palestra.net.chat_apis.errors import EndpointError, EndpointSilent, ModelNotFound
 from palestra.types.rollouts import Message
 from palestra.util.json_types import JsonObject
 

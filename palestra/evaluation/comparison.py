@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from palestra.rollouts.eval_metrics import standard_error
 from palestra.runs.reader import Part, RunReader
-from palestra.training.loops.eval_metrics import standard_error
 
 SHUFFLES = 10_000
 

@@ -18,17 +18,17 @@ from palestra.environments.bundled.answers import Answers
 from palestra.environments.environment_set import EnvironmentSet
 from palestra.environments.errors import JudgeError, TaskFileError
 from palestra.environments.judging import Judges
-from palestra.evaluation.agent_player import open_agent_player
-from palestra.evaluation.endpoint import EndpointPlayer
-from palestra.evaluation.errors import EvaluationError
-from palestra.evaluation.gym_player import open_gym_players
+from palestra.rollouts.agents.evaluation_player import open_agent_player
+from palestra.rollouts.endpoint.player import EndpointPlayer
+from palestra.rollouts.eval_metrics import eval_metrics
+from palestra.rollouts.gym.evaluation_player import open_gym_players
+from palestra.rollouts.rollout_loop import RolloutSettings
+from palestra.rollouts.seeds import group_seeds
+from palestra.rollouts.sources import RolloutSourceError
+from palestra.runs.listener import RunListener, Stage
 from palestra.runs.reader import RunStatus
 from palestra.runs.record_files import LineFile, read_lines
 from palestra.runs.writer import EventKind, RunFolder
-from palestra.training.listener import RunListener, Stage
-from palestra.training.loops.eval_metrics import eval_metrics
-from palestra.training.rollouts.rollout_loop import RolloutSettings
-from palestra.training.seeds import group_seeds
 from palestra.types.rollouts import PROMPT_TOKENS, SAMPLED_TOKENS, Group, GroupRequest, Rollout, Task
 from palestra.util.json_types import JsonObject
 
@@ -163,12 +163,12 @@ async def _play(
 
 
 async def _judge(config: EvaluationConfig, run: RunFolder, groups: Sequence[Group]) -> None:
-    """Lets the judges that the config names grade what was played. Raises EvaluationError."""
+    """Lets the judges that the config names grade what was played. Raises RolloutSourceError."""
     try:
         async with Judges.open(config.judges, config.environments, run.path) as judges:
             await asyncio.gather(*map(judges.grade, groups))
     except JudgeError as error:
-        raise EvaluationError(str(error)) from None
+        raise RolloutSourceError(str(error)) from None
 
 
 def _played(file: Path) -> dict[str, Rollout]:

@@ -16,11 +16,11 @@ from typing import TypeVar
 import httpx
 from msgspec import Struct
 
+from palestra.config.api_key import api_key
 from palestra.config.train import DpoConfig, GrpoConfig, OptimizerConfig, RunConfig
+from palestra.endpoints.model_folders import SetupError, model_folder
 from palestra.episodes.client.http_exchange import CONNECT_S
-from palestra.training.aliases import api_key
-from palestra.training.listener import RunListener
-from palestra.training.model_folders import SetupError, model_folder
+from palestra.runs.listener import RunListener
 from palestra.util.json_types import JsonObject
 
 C = TypeVar("C", bound=RunConfig)

@@ -14,35 +14,38 @@ from typing import Any
 from palestra.chat import ChatError, ChatTokenizer
 from palestra.config.train import DistillConfig, DpoConfig, GrpoConfig, RunConfig, SftConfig
 from palestra.data.errors import DatasetError
+from palestra.endpoints.aliases import RunAlias
+from palestra.endpoints.model_folders import SetupError, check_model, model_folder, tokenizer_of
+from palestra.endpoints.own_server import own_server
 from palestra.environments.errors import JudgeError
+from palestra.rollouts.policy_sampler import PolicyError, SamplingError, ServerUnreachable
+from palestra.rollouts.reachability import until_unreachable, wait_reachable
+from palestra.rollouts.sources import RolloutSourceError
 from palestra.runs.advisories import RunAdvisor
+from palestra.runs.listener import RunListener, Stage
 from palestra.runs.reader import IMITATION, RunError, RunStatus
+from palestra.runs.run_state import RunState, StateError
 from palestra.runs.saved_checkpoints import CheckpointError, SelectedCheckpoint, find_selected, values_by_step
 from palestra.runs.writer import EventKind, RunFolder
-from palestra.training.aliases import RunAlias
 from palestra.training.auto_lr import with_learning_rates
 from palestra.training.custom_functions import FunctionError, check_functions
-from palestra.training.guard import guarded, until_unreachable, wait_reachable
-from palestra.training.listener import RunListener, Stage
 from palestra.training.loops.dpo import check_dpo, run_dpo
 from palestra.training.loops.grpo_run import open_environments, run_grpo
 from palestra.training.loops.imitation import ImitationNotes, check_imitation, sft_config, write_conversations
 from palestra.training.loops.sft import check_sft, run_sft
-from palestra.training.model_folders import SetupError, check_model, model_folder, tokenizer_of
-from palestra.training.own_server import own_server
-from palestra.training.policy import PolicyError, PolicyStart, SamplingError, ServerUnreachable
-from palestra.training.rollouts.sync_collector import TrainingError
+from palestra.training.policy import PolicyStart
+from palestra.training.run_checkpoints import RunCheckpoints
 from palestra.training.session import TrainingSession
-from palestra.training.state import RunCheckpoints, RunState, StateError
 from palestra.training.teachers import check_teachers
 from palestra.training.tinker_policy import TinkerPolicy
 from palestra.training.trackers import Trackers, open_trackers
 from palestra.training.webhook import report_end
 from palestra.util.json_types import JsonObject
+from palestra.util.own_process import guarded
 
 RUN_ERRORS = (
     *(SetupError, FunctionError, ChatError, DatasetError, JudgeError, PolicyError, SamplingError),
-    *(StateError, TrainingError, RunError),
+    *(StateError, RolloutSourceError, RunError),
 )
 """Errors that may end a run and are not bugs of Palestra."""
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from palestra.training.listener import RunListener, Stage
+from palestra.runs.listener import RunListener, Stage
 from palestra.types.rollouts import Branch, Group
 
 

@@ -12,12 +12,13 @@ from msgspec import Struct
 
 from palestra.chat import ChatTokenizer
 from palestra.config.train import RunConfig
+from palestra.endpoints.model_folders import SetupError
 from palestra.runs.advisories import RunAdvisor
+from palestra.runs.listener import RunListener, Stage
+from palestra.runs.run_state import RunState
 from palestra.runs.writer import EventKind, RunFolder
-from palestra.training.listener import RunListener, Stage
-from palestra.training.model_folders import SetupError
 from palestra.training.policy import Policy
-from palestra.training.state import RunCheckpoints, RunState
+from palestra.training.run_checkpoints import RunCheckpoints
 from palestra.training.trackers import Trackers
 from palestra.util.suggest import did_you_mean
 

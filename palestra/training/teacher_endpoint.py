@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from palestra.config.distillation import DistillationConfig, TeacherConfig
 from palestra.net.json_calls import CallFailure, post_json
-from palestra.training.policy import SamplingError
+from palestra.rollouts.policy_sampler import SamplingError
 from palestra.util.json_types import JsonObject
 
 CALL_S = 600.0

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from palestra.chat import ChatTokenizer
 from palestra.chat.tokenizer_files import read_vocabulary
-from palestra.training.model_folders import SetupError
-from palestra.training.policy import SamplingError
+from palestra.endpoints.model_folders import SetupError
+from palestra.rollouts.policy_sampler import SamplingError
 from palestra.training.teacher_endpoint import EndpointTeacher
 
 PROBE = (

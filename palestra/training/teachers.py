@@ -12,11 +12,11 @@ from pathlib import Path
 from palestra.chat import ChatTokenizer
 from palestra.config.distillation import TeacherConfig, teacher_by_environment
 from palestra.config.train import DistillConfig, TrainModel
+from palestra.endpoints.model_folders import SetupError, check_model, model_folder, tokenizer_of
+from palestra.endpoints.own_server import own_server
+from palestra.rollouts.policy_sampler import PolicySampler
 from palestra.runs.reader import RunReader, RunStatus
 from palestra.runs.saved_checkpoints import ADDRESS, SavedCheckpoint, find_checkpoint, split_name
-from palestra.training.model_folders import SetupError, check_model, model_folder, tokenizer_of
-from palestra.training.own_server import own_server
-from palestra.training.policy import PolicySampler
 from palestra.training.row_scores import Teachers, TokenScorer
 from palestra.training.session import TrainingSession
 from palestra.training.teacher_endpoint import EndpointTeacher

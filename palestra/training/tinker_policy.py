@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import warnings
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import TypedDict
 
 import httpx
@@ -17,10 +17,13 @@ import msgspec
 import tinker
 from tinker import types
 
-from palestra.training.aliases import RunAlias, api_key
+from palestra.config.api_key import api_key
+from palestra.endpoints.aliases import RunAlias
+from palestra.rollouts.policy_sampler import PolicyError
+from palestra.rollouts.tinker_sampler import TinkerSampler, translated
 from palestra.training.custom_functions import CustomLoss
-from palestra.training.policy import PolicyError, PolicyStart, PolicyUpdate, SamplingError
-from palestra.types import AdamParams, SampledSequence, SamplingParams, StopReason
+from palestra.training.policy import PolicyStart, PolicyUpdate
+from palestra.types import AdamParams, SamplingParams
 from palestra.types.rollouts import SequenceSource, TrainSequence
 
 os.environ.setdefault("TINKER_TELEMETRY", "0")  # a run on one's own machine reports to nobody
@@ -39,54 +42,6 @@ class TinkerServer(TypedDict):
 
     base_url: str | None
     api_key: str
-
-
-@contextmanager
-def translated(kind: type[Exception], what: str) -> Iterator[None]:
-    try:
-        yield
-    except tinker.TinkerError as error:
-        raise kind(f"{what}: {error}") from error
-
-
-class TinkerSampler:
-    def __init__(self, client: tinker.SamplingClient, version: int) -> None:
-        self._client, self.version = client, version
-
-    @property
-    def model(self) -> str:
-        return self._client._sampling_session_id  # the SDK (0.36) offers the id nowhere else
-
-    async def sample(self, prompt: Sequence[int], params: SamplingParams, count: int = 1) -> list[SampledSequence]:
-        params_out = types.SamplingParams(
-            max_tokens=params.max_tokens,
-            seed=params.seed,
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            stop=list(params.stop_token_ids) if params.stop_token_ids is not None else None,
-        )
-        with translated(SamplingError, "sampling failed"):
-            answer = await self._client.sample_async(types.ModelInput.from_ints(list(prompt)), count, params_out)
-        return [
-            SampledSequence(
-                tokens=list(one.tokens),
-                logprobs=list(one.logprobs or []),
-                stop_reason=StopReason(one.stop_reason),
-                sequence_id=one.sequence_id,
-            )
-            for one in answer.sequences
-        ]
-
-    async def base_model(self) -> str:
-        """Returns the server's name of the model that these weights belong to."""
-        with translated(PolicyError, "the server does not say which model it samples"):
-            return await self._client.get_base_model_async()
-
-    async def score(self, tokens: Sequence[int]) -> list[float]:
-        with translated(SamplingError, "scoring failed"):
-            scores = await self._client.compute_logprobs_async(types.ModelInput.from_ints(list(tokens)))
-        return [score or 0.0 for score in scores]
 
 
 class TinkerPolicy:

@@ -231,3 +231,11 @@ class TrainSequence(Struct, kw_only=True):
     """Id of the rollout, or of its branch."""
     sources: list[SequenceSource] = []
     """The turns in it, in order, if the server knows them all."""
+
+
+LARGEST_REWARD = 1e30  # squares and sums of such numbers stay finite, and so do the engine's float32 products
+
+
+def is_usable(reward: float | None) -> bool:
+    """Whether it is a finite number; None, NaN and infinities are not usable."""
+    return reward is not None and abs(reward) <= LARGEST_REWARD

@@ -13,13 +13,13 @@ from pathlib import Path
 from palestra.chat import ChatTokenizer
 from palestra.config.bundled import BUNDLED, EPHEBE
 from palestra.config.train import EnvironmentEntry, EvalConfig, RolloutConfig
+from palestra.endpoints.own_server import own_server
 from palestra.environments.environment_set import EnvironmentSet
-from palestra.training.listener import Silence
+from palestra.rollouts.local.player import PlayerContext, RolloutSettings
+from palestra.rollouts.local.source import LocalRollouts
+from palestra.runs.listener import Silence
 from palestra.training.loops.evaluation import Evaluator
-from palestra.training.own_server import own_server
 from palestra.training.policy import PolicyStart
-from palestra.training.rollouts.local import LocalRollouts
-from palestra.training.rollouts.player import PlayerContext, RolloutSettings
 from palestra.training.tinker_policy import TinkerPolicy
 
 TASKS = 256

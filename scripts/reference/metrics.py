@@ -17,7 +17,7 @@ from scripts.reference.links import ROOT
 from scripts.reference.pages import Reference, code, page, table
 
 SERVER_PAGE, TRAINING_PAGE = "docs/metrics.md", "docs/training-metrics.md"
-LOOPS = ("palestra/training/loops", "palestra/training/rollouts")
+LOOPS = ("palestra/training/loops", "palestra/training/collecting", "palestra/rollouts")
 ANY = "*"
 METRIC = re.compile(r"[a-z*]+(/[a-z0-9_*]+)+")
 INTRO = """Made from the code: every name that a server or a training run reports. How to read them is in
@@ -57,7 +57,7 @@ def _training(reference: Reference) -> str:
 
 def _reported() -> Iterator[tuple[str, str]]:
     """Each name that the loops give a number, with an asterisk for what a run fills in, and its file."""
-    for path in sorted(file for folder in LOOPS for file in (ROOT / folder).glob("*.py")):
+    for path in sorted(file for folder in LOOPS for file in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             keys = node.keys if isinstance(node, ast.Dict) else [node.slice] if isinstance(node, ast.Subscript) else []
             keys += [node.key] if isinstance(node, ast.DictComp) else []

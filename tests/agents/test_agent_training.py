@@ -14,8 +14,8 @@ import pytest
 from palestra.config.environment_entries import EnvironmentEntry
 from palestra.config.train import GrpoConfig, load_train_config
 from palestra.environments.coding import entry_tasks
+from palestra.rollouts.agents.setup import trained_branches
 from palestra.runs.reader import RunReader, RunStatus
-from palestra.training.rollouts.agent_rollouts import trained_branches
 from tests.agents.coding_run import DAWDLES, REFUSES, SHIRKS, CodingRun, agents_alive, write_tasks
 from tests.agents.conftest import PuppetServer
 from tests.server.conftest import KEY

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from palestra.episodes import AsyncEpisodeClient
-from palestra.evaluation.agent_player import AgentEvaluationPlayer
-from palestra.training.rollouts.sources import blank_rollout
+from palestra.rollouts.agents.evaluation_player import AgentEvaluationPlayer
+from palestra.rollouts.sources import blank_rollout
 from palestra.types.rollouts import CODING, GroupRequest, Rollout, RolloutStop, Task
 
 

@@ -14,7 +14,7 @@ from palestra.cli.progress_display import QUIET_S, LiveDisplay, open_display, sp
 from palestra.config.train import GrpoConfig
 from palestra.runs.advisories import Advisory
 from palestra.runs.advisory_guidance import AdvisoryKind
-from palestra.training.listener import Stage
+from palestra.runs.listener import Stage
 from tests.waiting import until
 
 CONFIG = GrpoConfig.model_validate({"environments": [{"name": "stockroom"}], "steps": 10})

@@ -19,8 +19,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from palestra.cli import main
+from palestra.endpoints.aliases import AliasClient, AliasError
 from palestra.server.app import StartingGate
-from palestra.training.aliases import AliasClient, AliasError
 from tests.ports import free_port
 from tests.view.browser import served
 

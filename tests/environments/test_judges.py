@@ -22,10 +22,10 @@ from palestra.environments.errors import JudgeError
 from palestra.environments.judge_check import agreement, read_gold
 from palestra.environments.judge_prompts import read_ranking, read_score, score_request
 from palestra.environments.judging import CACHE, Judges
+from palestra.runs.listener import Silence
 from palestra.runs.reader import Part
 from palestra.runs.writer import RunFolder
 from palestra.testing.puppet import Cue, make_puppet
-from palestra.training.listener import Silence
 from palestra.types.rollouts import Group, Rollout, RolloutStop, Task
 from tests.server.conftest import KEY, Server
 from tests.server.model_api.conftest import Ephebe

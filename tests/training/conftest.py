@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from palestra.config.train import load_train_config
+from palestra.runs.listener import RunListener, Silence
 from palestra.runs.writer import RunFolder
-from palestra.training.listener import RunListener, Silence
 from tests.server.model_api.conftest import Ephebe
 from tests.training.trainers import SMALL, merged
 

@@ -16,9 +16,9 @@ from msgspec import Struct
 from palestra.chat import ChatTokenizer
 from palestra.config.environment_entries import EnvironmentEntry
 from palestra.environments import BaseTextEnv, EnvironmentSet
+from palestra.rollouts.local.player import PlayerContext
+from palestra.rollouts.rollout_loop import RolloutSettings
 from palestra.testing.random_tokenizer import write_tokenizer
-from palestra.training.rollouts.player import PlayerContext
-from palestra.training.rollouts.rollout_loop import RolloutSettings
 from palestra.types import SampledSequence, SamplingParams, StopReason
 from palestra.types.rollouts import GroupRequest, Task
 from palestra.types.sampling import sample_seed

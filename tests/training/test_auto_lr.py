@@ -8,12 +8,12 @@ import json
 import pytest
 
 from palestra.config.train import GrpoConfig, load_train_config
+from palestra.endpoints.model_folders import SetupError
+from palestra.runs.listener import Silence
 from palestra.runs.writer import RunFolder
 from palestra.training.auto_lr import ModelShape, RateKind, auto_rate, served_shape, with_learning_rates
 from palestra.training.launch import train
-from palestra.training.listener import Silence
 from palestra.training.loops.lr_schedule import learning_rate
-from palestra.training.model_folders import SetupError
 from tests.training.trainers import FEW, SMALL, merged
 
 NOWHERE = "http://127.0.0.1:1"

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 import palestra.runs
 from palestra.cli import main
 from palestra.runs import RunStatus
-from palestra.training.listener import Silence
+from palestra.runs.listener import Silence
 from tests.training.trainers import FEW
 
 

@@ -20,10 +20,10 @@ import pytest
 from palestra.config.train import EnvironmentEntry, RolloutConfig
 from palestra.environments import EnvironmentSet
 from palestra.episodes import EpisodeClient, NewGroup, RunSettings, Task, play
+from palestra.rollouts.episodes.player import EnvironmentPlayer
+from palestra.rollouts.rollout_loop import RolloutSettings
+from palestra.rollouts.sources import RolloutSourceError
 from palestra.runs.reader import RunReader, RunStatus
-from palestra.training.rollouts.episode_player import EnvironmentPlayer
-from palestra.training.rollouts.rollout_loop import RolloutSettings
-from palestra.training.rollouts.sync_collector import TrainingError
 from tests.training.test_resume import servers_of
 from tests.training.trainers import FEW, SMALL, finish, kill, merged, start, wait_for_steps
 from tests.waiting import until
@@ -91,8 +91,8 @@ def players(url: str, run: str, names: tuple[str, ...] = ("arithmetic", "stockro
 @pytest.fixture(autouse=True)
 def short_polls(monkeypatch):
     """The end of a run waits for the last one."""
-    monkeypatch.setattr("palestra.training.rollouts.episode_log.POLL_S", 0.05)
-    monkeypatch.setattr("palestra.training.rollouts.episode_run.CLAIM_S", 0.05)
+    monkeypatch.setattr("palestra.rollouts.episodes.log.POLL_S", 0.05)
+    monkeypatch.setattr("palestra.rollouts.episodes.run.CLAIM_S", 0.05)
 
 
 @pytest.mark.slow
@@ -170,7 +170,7 @@ def test_open_groups_of_another_trainer_are_not_touched(run_training, ephebe_url
     task = Task(id="t", environment="arithmetic", prompt=[{"role": "user", "content": "1 + 1?"}])
     with EpisodeClient(ephebe_url, KEY) as client:
         client.run("taken", model="ephebe").register([NewGroup(group_id="mine", task=task, size=2)])
-        with pytest.raises(TrainingError, match=r"open groups of another trainer \(mine\).*episodes\.run=NAME"):
+        with pytest.raises(RolloutSourceError, match=r"open groups of another trainer \(mine\).*episodes\.run=NAME"):
             run_training("mine", episodes={"run": "taken"}, **SUMS)
         assert client.run_info("taken").queued == 2
 

@@ -16,11 +16,11 @@ from msgspec.structs import replace
 from safetensors.torch import load_file
 
 from palestra.config.train import GrpoConfig, load_train_config
+from palestra.runs.listener import Silence
 from palestra.runs.reader import RunReader
 from palestra.runs.record_files import read_records
 from palestra.training.batches.grpo_batch import build_batch
 from palestra.training.guarded_update import AppliedUpdate, PolicyUpdater
-from palestra.training.listener import Silence
 from palestra.training.policy import PolicyStart
 from palestra.training.tinker_policy import TinkerPolicy
 from palestra.types import AdamParams, SamplingParams, StopReason

@@ -17,8 +17,8 @@ from palestra.config.bundled import find_config_file
 from palestra.config.train import EnvironmentEntry, GrpoConfig, load_train_config
 from palestra.environments.bundled.arithmetic import gym_rows
 from palestra.environments.gym.rows import gym_tasks
+from palestra.rollouts.sources import RolloutSourceError
 from palestra.runs.reader import RunReader, RunStatus
-from palestra.training.rollouts.sync_collector import TrainingError
 from tests.training.trainers import SMALL, finish, kill, merged, start, wait_for_steps
 from tests.warm_start import ClientProcess
 
@@ -234,5 +234,5 @@ def test_a_gym_that_runs_already_plays_for_a_run(run_training, ephebe_url: str, 
 @pytest.mark.slow
 def test_a_gym_that_does_not_answer_is_told(run_training, tmp_path: Path) -> None:
     entry = {"name": "gym", "tasks": str(write_rows(tmp_path)), "config": {"head": "http://127.0.0.1:9", "agent": MATH}}
-    with pytest.raises(TrainingError, match=r"no gym answers at http://127.0.0.1:9 .*palestra gym run -c FILE"):
+    with pytest.raises(RolloutSourceError, match=r"no gym answers at http://127.0.0.1:9 .*palestra gym run -c FILE"):
         run_training("nobody", environments=[entry])

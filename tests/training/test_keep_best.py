@@ -17,21 +17,21 @@ from palestra.cli import main
 from palestra.config import ConfigError
 from palestra.config.bundled import BUNDLED, EPHEBE
 from palestra.config.train import RunConfig, load_train_config
+from palestra.endpoints.aliases import AliasClient
+from palestra.endpoints.model_folders import SetupError
 from palestra.runs.advisories import RunAdvisor
+from palestra.runs.listener import Silence
 from palestra.runs.reader import RunReader, RunStatus
 from palestra.runs.record_files import read_lines
+from palestra.runs.run_state import RunState
 from palestra.runs.saved_checkpoints import find_selected
 from palestra.runs.writer import RunFolder
-from palestra.training.aliases import AliasClient
 from palestra.training.launch import open_checkpoints, train
-from palestra.training.listener import Silence
 from palestra.training.loops.data_loop import Metrics, StepOutcome, run_steps
-from palestra.training.model_folders import SetupError
 from palestra.training.session import TrainingSession
-from palestra.training.state import RunState
 from palestra.training.tinker_policy import sampler_at
 from palestra.training.trackers import open_trackers
-from tests.training.test_sft import an_sft_config
+from tests.training.loops.test_sft import an_sft_config
 from tests.training.trainers import FEW, kill, start, wait_for_steps
 
 RUINOUS = ("optimizer.lr=0.6", "optimizer.warmup_steps=60", "batch_size=4", "eval_every=1", "checkpoint.keep=1")

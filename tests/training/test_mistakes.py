@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from palestra.config.train import load_train_config
+from palestra.rollouts import reachability
 from palestra.runs.reader import RunReader, RunStatus
 from palestra.runs.writer import RunFolder
-from palestra.training import guard
 from tests.episodes.client.faults import Answer, FaultServer, Garbage, Hang
 from tests.server.model_api.conftest import ephebe_in
 from tests.training.trainers import FEW, SMALL, merged, start, train, wait_for_steps
@@ -208,8 +208,8 @@ def test_two_trainers_cannot_write_one_run(folder):
 
 
 def test_a_wrong_server_is_told_soon_and_leaves_nothing(folder, monkeypatch, caplog):
-    assert guard.REACH_S < 5
-    monkeypatch.setattr(guard, "REACH_S", 0.3)
+    assert reachability.REACH_S < 5
+    monkeypatch.setattr(reachability, "REACH_S", 0.3)
     code, said = train("arithmetic", "--name", "none", "--server", "http://127.0.0.1:1")
     assert code == 4
     assert said.startswith("reading arithmetic\n")
@@ -231,7 +231,7 @@ def test_a_wrong_server_is_told_soon_and_leaves_nothing(folder, monkeypatch, cap
     ids=["404", "html", "garbage", "silence"],
 )
 def test_a_server_of_something_else_is_no_server(folder, monkeypatch, answer, message):
-    monkeypatch.setattr(guard, "REACH_S", 0.3)
+    monkeypatch.setattr(reachability, "REACH_S", 0.3)
     with FaultServer(answer) as server:
         code, said = train("arithmetic", "--name", "none", "--server", server.url)
     assert code == (4 if "does not answer" in message else 1)
@@ -310,7 +310,7 @@ def test_slow_tasks_are_trained_on_as_often_as_fast_ones_in_async_mode(folder, e
 
 
 def test_a_resume_that_fails_leaves_the_saved_config(folder, ephebe_url, monkeypatch):
-    monkeypatch.setattr(guard, "REACH_S", 0.3)
+    monkeypatch.setattr(reachability, "REACH_S", 0.3)
     config = write(server=ephebe_url, environments=[{"name": "arithmetic"}], steps=1, rollout=FEW)
     assert train(config, "--name", "kept", "--display", "none")[0] == 0
     code, said = train("--resume", "kept", "server=http://127.0.0.1:1", "steps=2")

@@ -11,10 +11,10 @@ from click.testing import CliRunner
 from palestra.cli import main
 from palestra.config.train import load_train_config
 from palestra.runs.control import request_stop
+from palestra.runs.listener import Silence
 from palestra.runs.reader import RunReader, RunStatus
 from palestra.runs.writer import RunFolder
 from palestra.training import launch
-from palestra.training.listener import Silence
 from tests.training.trainers import FEW, SMALL, finish, merged, start, train, wait_for_steps
 
 

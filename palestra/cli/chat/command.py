@@ -125,9 +125,9 @@ def _running_server() -> str:
 def _errors() -> Iterator[None]:
     with needs_extra("train"):
         from palestra.checkpoints import CheckpointError
-        from palestra.endpoints.errors import EndpointError
         from palestra.environments import EnvironmentFailure, TaskFileError, UnknownEnvironment
-        from palestra.training.policy import PolicyError
+        from palestra.net.chat_apis.errors import EndpointError
+        from palestra.rollouts.policy_sampler import PolicyError
     with (
         one_line_errors(EndpointError, CheckpointError, PolicyError, UnknownEnvironment),
         one_line_errors(TaskFileError, EnvironmentFailure, code=FAILED),

@@ -18,9 +18,9 @@ from palestra.cli.chat.display import open_display
 from palestra.cli.chat.exchange import exchange
 from palestra.cli.output import print_json
 from palestra.endpoints.conversation import ChatEvent, Conversation, EpisodeEnd
-from palestra.endpoints.errors import EndpointError
 from palestra.environments import EnvironmentFailure
 from palestra.net.chat_apis import StreamedAnswer
+from palestra.net.chat_apis.errors import EndpointError
 from palestra.util.json_types import JsonObject
 from palestra.util.suggest import did_you_mean
 

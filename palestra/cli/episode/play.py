@@ -41,9 +41,9 @@ def play(config_file: str | None, names: tuple[str, ...], server: str, key: str 
     with one_line_errors(ConfigError, FileNotFoundError, ValueError, code=USAGE):
         config = load(config_file, names)
     with needs_extra("train"):
+        from palestra.rollouts.episodes.player import EnvironmentPlayer
+        from palestra.rollouts.rollout_loop import RolloutSettings
         from palestra.training.loops.grpo_run import open_environments
-        from palestra.training.rollouts.episode_player import EnvironmentPlayer
-        from palestra.training.rollouts.rollout_loop import RolloutSettings
 
     from palestra.episodes import EpisodeClient, EpisodeClientError, NotPlayedHere
     from palestra.episodes import play as play_episodes

@@ -18,7 +18,7 @@ from palestra.cli.run.common import json_option, print_table
 from palestra.util.figures import time_text
 
 if TYPE_CHECKING:
-    from palestra.training.aliases import AliasClient
+    from palestra.endpoints.aliases import AliasClient
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ def delete(name: str, server: str, key: str | None) -> None:
 
 def call(server: str, key: str | None, work: Callable[[AliasClient], Awaitable[T]]) -> T:
     with needs_extra("train"):
-        from palestra.training.aliases import AliasClient, AliasError
+        from palestra.endpoints.aliases import AliasClient, AliasError
 
     async def run() -> T:
         async with AliasClient.open(server, key) as client:

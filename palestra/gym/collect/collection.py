@@ -14,10 +14,11 @@ import orjson
 from msgspec import Struct, field
 
 from palestra.gym.collect.files import JsonLinesFile, OutputFiles, read_lines, write_whole
-from palestra.gym.collect.playing import PlayedRow, RetryPolicy, RowPlayer, as_finished
+from palestra.gym.collect.playing import PlayedRow, RowPlayer, as_finished
 from palestra.gym.collect.resuming import CollectionProgress, check_same, facts_of, progress_of, save_facts
 from palestra.gym.collect.rows import Expansion, Key, Row, expanded, key_of, read_rows
 from palestra.gym.errors import CollectError
+from palestra.rollouts.gym.row_retries import RetryPolicy
 from palestra.types.gym import FAILURE_CLASS, ROLLOUT_INDEX, TASK_INDEX
 from palestra.util.json_types import JsonMapping, JsonObject
 

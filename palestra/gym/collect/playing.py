@@ -1,13 +1,14 @@
-"""Plays one row through its agent, with retries where they may help; the outcome is a result or failures.
+"""Plays one row through its agent; the outcome is a result or failures.
 
-Owns: the time limit of a row, retries, the captured calls of model servers. Never touches: the files of a collection,
-the order of rows, the format of captures.
+Owns: the captured calls of model servers, what each attempt leaves. Never touches: what is tried again
+(`palestra.rollouts.gym.row_retries`), the files of a collection, the order of rows, the format of captures.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
 from typing import TypeVar
 
 import orjson
@@ -15,7 +16,6 @@ from msgspec import Struct, field
 
 from palestra.environments.gym.directory import ServerDirectory
 from palestra.environments.gym.errors import RowFailed
-from palestra.environments.gym.playing import AWAY_S, RowCalls, pause_s
 from palestra.gym.collect.rows import Row, agent_of, key_of
 from palestra.gym.models.capture import CaptureFolder, folders
 from palestra.gym.models.capture_records import model_call_capture, trajectory
@@ -23,11 +23,11 @@ from palestra.gym.models.prefix_merge import folded, rebuild
 from palestra.gym.models.settings import read_capture
 from palestra.gym.servers.agents import rollout_id_of
 from palestra.net.http_client import HttpClient
+from palestra.rollouts.gym.row_calls import RowCalls
+from palestra.rollouts.gym.row_retries import RetryPolicy, row_attempts
 from palestra.types.gym import (
     AGENT_REF,
     ATTEMPT_INDEX,
-    FAILURE_CLASS,
-    FAILURE_TERMINAL,
     NO_PERSIST,
     ROLLOUT_ID,
     ROLLOUT_INDEX,
@@ -76,18 +76,7 @@ class CapturedCalls:
         return result
 
 
-RUN_LIMIT_S = 3_600.0
 _CARRIED = ("skills_ref", ATTEMPT_INDEX, ROLLOUT_ID)
-
-
-class RetryPolicy(Struct, frozen=True, kw_only=True):
-    attempts: int = 3
-    """How often a failing rollout is played. Rollouts that were lost with their server have the same number of attempts
-    in addition."""
-    lost: int = 5
-    run_limit_s: float = RUN_LIMIT_S
-    lost_limit_s: float = AWAY_S
-    """How long a server may be unreachable before its rows fail."""
 
 
 class PlayedRow(Struct, kw_only=True):
@@ -130,43 +119,24 @@ class RowPlayer:
         """Plays a row. It raises only when it is cancelled. `failed_before`: attempts of an earlier run of the
         collection."""
         played = PlayedRow(row=row)
-        tries, lost = failed_before, 0
-        while True:
-            if tries + lost:
-                row = {**row, ATTEMPT_INDEX: tries + lost}
-            self._captured.clear([row])
-            answer = self._captured.into(await self._attempt(row), row)
-            if answer.get(NO_PERSIST):
-                return played
-            if FAILURE_CLASS not in answer:
-                played.result = answer
-                return played
-            played.failures.append(answer)
-            if answer[FAILURE_CLASS] == FailureClass.SERVER_DIED and lost < self._patience.lost:
-                lost += 1
-            else:
-                tries += 1
-            if answer.get(FAILURE_TERMINAL) or tries >= self._patience.attempts:
-                return played
-            await asyncio.sleep(pause_s(lost + tries - failed_before))
+        async with aclosing(row_attempts(self._post, row, self._patience, failed_before)) as attempts:
+            async for attempt in attempts:
+                answer = self._captured.into(_labelled(attempt.row, attempt.result), attempt.row)
+                if answer.get(NO_PERSIST):
+                    break
+                if attempt.failure is None:
+                    played.result = answer
+                else:
+                    played.failures.append(answer)
+        return played
 
-    async def _attempt(self, row: Row) -> JsonObject:
-        """Returns the result, or raises the failure that it reports."""
-        try:
-            async with asyncio.timeout(self._patience.run_limit_s):
-                found = await self._calls.play(row)
-        except TimeoutError:
-            return _failed(row, FailureClass.TIMEOUT, f"no answer within {self._patience.run_limit_s:g} s")
-        except RowFailed as error:
-            return _labelled(row, error.answer)
+    async def _post(self, row: Row) -> JsonObject:
+        self._captured.clear([row])
+        found = await self._calls.play(row)
         if not isinstance(found.get("reward"), int | float) and not found.get(NO_PERSIST):
             shown = orjson.dumps(found)[:REASON_CHARS].decode(errors="replace")
-            return _failed(row, FailureClass.BAD_ANSWER, f"the answer has no reward: {shown}")
-        return _labelled(row, found)
-
-
-def _failed(row: Row, kind: FailureClass, reason: str) -> JsonObject:
-    return _labelled(row, RowFailure.of(kind, reason).fields())
+            raise RowFailed(RowFailure.of(FailureClass.BAD_ANSWER, f"the answer has no reward: {shown}"))
+        return found
 
 
 def _labelled(row: Row, answer: JsonObject) -> JsonObject:

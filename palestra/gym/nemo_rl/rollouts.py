@@ -20,7 +20,7 @@ from contextlib import AsyncExitStack, aclosing
 
 from palestra.environments.gym.directory import ServerDirectory
 from palestra.gym.collect.collection import play_all
-from palestra.gym.collect.playing import PlayedRow, RetryPolicy, RowPlayer
+from palestra.gym.collect.playing import PlayedRow, RowPlayer
 from palestra.gym.collect.rows import Row, agent_of
 from palestra.gym.config import ReservedPorts, load_gym
 from palestra.gym.errors import GymError, ServerStartError
@@ -29,6 +29,7 @@ from palestra.gym.nemo_rl.settings import read_nemo_rl_settings
 from palestra.gym.records import ROW_INDEX
 from palestra.gym.supervisor import Supervisor
 from palestra.net.http_client import HttpClient
+from palestra.rollouts.gym.row_retries import RetryPolicy
 from palestra.types.gym import FAILURE_CLASS, FAILURE_REASON, ROLLOUT_INDEX, TASK_INDEX
 from palestra.types.gym_failures import FINAL, FailureClass, RowFailure
 from palestra.util.json_types import JsonMapping, JsonObject

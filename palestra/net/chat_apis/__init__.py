@@ -3,6 +3,7 @@ Messages. A call is written in OpenAI's form and put into another one where the 
 
 from palestra.net.chat_apis.answers import AnswerPiece, CallAnswer, ChatApi, NotAnAnswer, StreamedAnswer, TokenLogprob
 from palestra.net.chat_apis.choice import API_NAMES, ApiName, chat_api, endpoint_url, error_of
+from palestra.net.chat_apis.endpoint import ModelEndpoint
 from palestra.net.chat_apis.openai import OpenAIChat
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "ApiName",
     "CallAnswer",
     "ChatApi",
+    "ModelEndpoint",
     "NotAnAnswer",
     "OpenAIChat",
     "StreamedAnswer",

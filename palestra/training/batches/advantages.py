@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 
 from palestra.config.train import AdvantageKind
+from palestra.types.rollouts import LARGEST_REWARD, is_usable
 
-LARGEST_REWARD = 1e30  # squares and sums of such numbers stay finite, and so do the engine's float32 products
 EQUAL_STD = 1e-8  # rewards closer than this are equal: the difference is a rounding error
 STD_FLOOR = 1e-6  # added to the divisor, as in the GRPO implementations people compare with
 
@@ -53,8 +53,3 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
         return values[0], 0.0
     mean = math.fsum(values) / len(values)
     return mean, math.sqrt(math.fsum((value - mean) * (value - mean) for value in values) / len(values))
-
-
-def is_usable(reward: float | None) -> bool:
-    """Whether it is a finite number; None, NaN and infinities are not usable."""
-    return reward is not None and abs(reward) <= LARGEST_REWARD

@@ -15,12 +15,12 @@ from enum import StrEnum
 from msgspec import Struct, field
 
 from palestra.config.train import AdvantageKind, DistillConfig, GrpoConfig
-from palestra.training.batches.advantages import are_equal, group_advantages, is_usable
+from palestra.training.batches.advantages import are_equal, group_advantages
 from palestra.training.batches.corrections import CorrectionSummary, apply_corrections
 from palestra.training.batches.distillation import add_teacher_advantages
 from palestra.training.batches.shaping import add_entropy_bonus, add_kl_penalty, shaped_reward, total_length
 from palestra.training.custom_functions import custom_advantage
-from palestra.types.rollouts import Branch, Group, Rollout, SequenceSource, TrainSequence
+from palestra.types.rollouts import Branch, Group, Rollout, SequenceSource, TrainSequence, is_usable
 
 
 class DropReason(StrEnum):

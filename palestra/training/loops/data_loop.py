@@ -11,9 +11,9 @@ from typing import Protocol
 from msgspec import Struct
 
 from palestra.config.train import RunConfig
+from palestra.runs.listener import StageClock
 from palestra.runs.reader import RunStatus
 from palestra.training.batches.sft_examples import Example
-from palestra.training.listener import StageClock
 from palestra.training.policy import PolicyUpdate
 from palestra.training.session import TrainingSession
 

@@ -21,10 +21,12 @@ from palestra.chat import ChatError, ChatTokenizer
 from palestra.config.train import DpoConfig
 from palestra.data.conversations import CHECKED_ROWS, ConversationFile, pair_of
 from palestra.data.errors import DatasetError
+from palestra.rollouts.group_metrics import average
+from palestra.rollouts.policy_sampler import PolicySampler
+from palestra.runs.listener import Stage, StageClock
 from palestra.runs.reader import RunStatus
 from palestra.training.batches.data_order import DataOrder
 from palestra.training.batches.sft_examples import Example, encode_example
-from palestra.training.listener import Stage, StageClock
 from palestra.training.loops.data_loop import (
     Metrics,
     StepOutcome,
@@ -34,8 +36,6 @@ from palestra.training.loops.data_loop import (
     speed_metrics,
 )
 from palestra.training.loops.lr_schedule import adam_at
-from palestra.training.loops.step_metrics import average
-from palestra.training.policy import PolicySampler
 from palestra.training.session import TrainingSession
 from palestra.types.rollouts import TrainSequence
 

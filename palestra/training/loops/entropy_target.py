@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from palestra.config.correction import EntropyConfig
-from palestra.training.state import RunState
+from palestra.runs.run_state import RunState
 
 MEASURED = "policy/entropy_estimate"
 """The metric that is compared with the target."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from palestra.config.train import EvalConfig
-from palestra.training.listener import RunListener, Stage
-from palestra.training.loops.eval_metrics import eval_metrics
-from palestra.training.loops.step_metrics import Aggregate, mean_by_name
-from palestra.training.policy import PolicySampler
-from palestra.training.rollouts.sources import RolloutSource
-from palestra.training.seeds import group_seeds
+from palestra.rollouts.eval_metrics import eval_metrics
+from palestra.rollouts.group_metrics import Aggregate, mean_by_name
+from palestra.rollouts.policy_sampler import PolicySampler
+from palestra.rollouts.seeds import group_seeds
+from palestra.rollouts.sources import RolloutSource
+from palestra.runs.listener import RunListener, Stage
 from palestra.types.rollouts import Group, GroupRequest, Task
 
 

@@ -13,23 +13,26 @@ from typing import Protocol
 from msgspec import Struct
 
 from palestra.config.train import EarlyStop, GrpoConfig
+from palestra.endpoints.model_folders import SetupError
+from palestra.rollouts.group_metrics import Aggregate
+from palestra.rollouts.policy_sampler import PolicyError, PolicySampler, SamplingError
+from palestra.rollouts.sources import RolloutLedger, RolloutSource
+from palestra.runs.listener import Stage, StageClock
 from palestra.runs.reader import RunStatus
+from palestra.runs.run_state import RunState
 from palestra.runs.writer import EventKind
 from palestra.training.batches.grpo_batch import TrainingBatch, build_batch, to_sequence, trainable_rows
+from palestra.training.collecting.async_collector import StreamingCollector
+from palestra.training.collecting.requests import RequestMaker
+from palestra.training.collecting.sync_collector import AllRolloutsFailed, Collector
 from palestra.training.guarded_update import AppliedUpdate, PolicyUpdater
-from palestra.training.listener import Stage, StageClock
 from palestra.training.loops.entropy_target import adapt_entropy_bonus, entropy_bonus
 from palestra.training.loops.evaluation import Evaluator
 from palestra.training.loops.lr_schedule import adam_at
-from palestra.training.loops.step_metrics import Aggregate, step_metrics
-from palestra.training.policy import PolicyError, PolicySampler, PolicyUpdate, SamplingError
-from palestra.training.rollouts.async_collector import StreamingCollector
-from palestra.training.rollouts.requests import RequestMaker
-from palestra.training.rollouts.sources import RolloutLedger, RolloutSource
-from palestra.training.rollouts.sync_collector import Collector, TrainingError
+from palestra.training.loops.step_metrics import step_metrics
+from palestra.training.policy import PolicyUpdate
 from palestra.training.row_scores import Teachers, score_rows
 from palestra.training.session import TrainingSession
-from palestra.training.state import RunState
 from palestra.types import AdamParams
 from palestra.types.rollouts import Branch, Group
 from palestra.types.training import LOGPROB_ROUNDING
@@ -134,9 +137,8 @@ class GrpoLoop:
     async def _collect(self, collector: GroupCollector, sampler: PolicySampler) -> list[Group]:
         try:
             return await collector.collect(self._state.step, sampler)
-        except TrainingError as error:
-            if error.groups:
-                self._session.run.write_rollouts(self._state.step + 1, error.groups)
+        except AllRolloutsFailed as error:
+            self._session.run.write_rollouts(self._state.step + 1, error.groups)
             raise
 
     async def _score(self, rows: list[Branch]) -> dict[str, list[float]]:
@@ -266,7 +268,7 @@ def should_stop(rule: EarlyStop, metrics: dict[str, float], state: RunState) -> 
     value = metrics.get(rule.metric)
     if value is None:
         hint = did_you_mean(rule.metric, sorted(metrics))
-        raise TrainingError(f"early_stop.metric: an evaluation has no {rule.metric!r}; {hint}")
+        raise SetupError(f"early_stop.metric: an evaluation has no {rule.metric!r}; {hint}")
     if state.best is None or value > state.best:
         state.best, state.evaluations_since_best = value, 0
     else:

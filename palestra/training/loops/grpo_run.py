@@ -14,17 +14,17 @@ from palestra.config.train import DistillConfig, GrpoConfig
 from palestra.environments.environment_set import EnvironmentSet
 from palestra.environments.judging import Judges
 from palestra.environments.task_order import TaskOrder
+from palestra.rollouts.episodes.run import EpisodeRun
+from palestra.rollouts.gym.player import open_gym_players
+from palestra.rollouts.judged import judged
+from palestra.rollouts.local.source import open_source
+from palestra.rollouts.rollout_loop import RolloutSettings
+from palestra.rollouts.sources import RolloutSource
 from palestra.runs.reader import RunStatus
+from palestra.training.collecting.difficulty import TaskFilter
+from palestra.training.collecting.requests import RequestMaker
 from palestra.training.loops.evaluation import Evaluator
 from palestra.training.loops.grpo import GrpoLoop, GrpoParts
-from palestra.training.rollouts.difficulty import TaskFilter
-from palestra.training.rollouts.episode_run import EpisodeRun
-from palestra.training.rollouts.gym_player import open_gym_players
-from palestra.training.rollouts.judged import judged
-from palestra.training.rollouts.local import open_source
-from palestra.training.rollouts.requests import RequestMaker
-from palestra.training.rollouts.rollout_loop import RolloutSettings
-from palestra.training.rollouts.sources import RolloutSource
 from palestra.training.session import TrainingSession
 from palestra.training.teachers import open_teachers
 from palestra.types.rollouts import Task

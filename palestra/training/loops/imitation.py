@@ -16,8 +16,8 @@ from palestra.environments.fleet.gold import gold_lines
 from palestra.environments.fleet.platform_tasks import PlatformTasks
 from palestra.environments.fleet.prompts import PromptStyle
 from palestra.environments.fleet.settings import FleetSettings
+from palestra.runs.listener import RunListener, Silence, Stage
 from palestra.runs.reader import IMITATION
-from palestra.training.listener import RunListener, Silence, Stage
 from palestra.training.loops.sft import check_sft
 from palestra.util.files import replacing
 

@@ -14,10 +14,10 @@ from palestra.chat import ChatError, ChatTokenizer
 from palestra.config.train import SftConfig
 from palestra.data.conversations import CHECKED_ROWS, ConversationFile, conversation_of
 from palestra.data.errors import DatasetError
+from palestra.runs.listener import RunListener, Stage, StageClock
 from palestra.runs.reader import RunStatus
 from palestra.training.batches.data_order import DataOrder
 from palestra.training.batches.sft_examples import Example, encode_example
-from palestra.training.listener import RunListener, Stage, StageClock
 from palestra.training.loops.data_loop import (
     Metrics,
     StepOutcome,

@@ -6,13 +6,22 @@ Owns: names and formulas of metrics; docs/training-metrics.md explains how to re
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from palestra.config.train import GrpoConfig
-from palestra.environments.text import mean_of_numbers
-from palestra.training.batches.advantages import is_usable, mean_and_std
+from palestra.rollouts.group_metrics import (
+    Aggregate,
+    Metrics,
+    average,
+    environment_metrics,
+    is_counted,
+    label_metrics,
+    mean_by_name,
+    metric_name,
+    reward_of,
+)
+from palestra.training.batches.advantages import mean_and_std
 from palestra.training.batches.corrections import importance_ratio
 from palestra.training.batches.grpo_batch import DropReason, TrainingBatch, is_zero_variance
 from palestra.training.batches.shaping import divergence, shaped_reward
@@ -20,20 +29,8 @@ from palestra.training.policy import PolicyUpdate
 from palestra.training.row_scores import row_environments
 from palestra.types.rollouts import Group, Rollout, RolloutStop
 
-Metrics = dict[str, float]
-Aggregate = Callable[[str, Sequence[Mapping[str, float | str]]], Metrics]
-"""A function of an environment's name and of what it reported for each rollout, together with the `data_source` of its
-task."""
-
-SOURCE, LEVEL = "data_source", "level"
-"""Fields that tasks may have in their extras, by which metrics are split: where a task is from, how hard it is."""
-
 # The engine's defaults: where a ratio counts as clipped unless the run's loss_config says otherwise.
 CLIPS = {"ppo": (0.8, 1.2), "cispo": (0.0, 4.0), "gspo": (0.8, 1.2)}
-
-
-def mean_by_name(_: str, reported: Sequence[Mapping[str, float | str]]) -> Metrics:
-    return mean_of_numbers(reported)
 
 
 def step_metrics(
@@ -56,7 +53,7 @@ def step_metrics(
         **reward_metrics(groups, config),
         **rollout_metrics(groups, config),
         **environment_metrics(groups, aggregate),
-        **label_metrics(groups, "env", "reward", _reward),
+        **label_metrics(groups, "env", "reward", reward_of),
         **staleness_metrics(rollouts, version),
         **batch_metrics(batch),
         **correction_metrics(batch),
@@ -73,7 +70,7 @@ def reward_metrics(groups: Sequence[Group], config: GrpoConfig) -> Metrics:
     graded = [rollout for rollouts in graded_G for rollout in rollouts]
     if not graded:
         return {}
-    rewards = sorted(_reward(rollout) for rollout in graded)
+    rewards = sorted(reward_of(rollout) for rollout in graded)
     mean, std = mean_and_std(rewards)
     shaped = [shaped_reward(rollout, config.penalty, config.rollout.max_context) for rollout in graded]
     return {
@@ -81,7 +78,7 @@ def reward_metrics(groups: Sequence[Group], config: GrpoConfig) -> Metrics:
         "reward/std": std,
         "reward/p10": quantile(rewards, 0.1),
         "reward/p90": quantile(rewards, 0.9),
-        "reward/best_of_group": average([max(map(_reward, rollouts)) for rollouts in graded_G if rollouts]),
+        "reward/best_of_group": average([max(map(reward_of, rollouts)) for rollouts in graded_G if rollouts]),
         "reward/shaped_mean": average(shaped),
     }
 
@@ -120,43 +117,6 @@ def rollout_metrics(groups: Sequence[Group], config: GrpoConfig) -> Metrics:
         if logprobs:
             found["policy/entropy_estimate"] = -average(logprobs)
     return found
-
-
-def environment_metrics(groups: Sequence[Group], aggregate: Aggregate = mean_by_name, prefix: str = "env") -> Metrics:
-    """Returns each environment's mean reward, and its own metrics, aggregated by its own rule."""
-    found: Metrics = {}
-    for name in sorted({rollout.environment for group in groups for rollout in group.rollouts}):
-        own = [(group, rollout) for group in groups for rollout in group.rollouts if rollout.environment == name]
-        area = f"{prefix}/{metric_name(name)}"
-        reported = [_reported(group, rollout) for group, rollout in own if rollout.metrics]
-        for key, value in sorted(aggregate(name, reported).items()):
-            found["/".join([area, *map(metric_name, key.split("/"))])] = value
-        if rewards := [_reward(rollout) for _, rollout in own if is_counted(rollout)]:
-            found[f"{area}/reward"] = average(rewards)
-        found[f"{area}/rollouts"] = float(len(own))
-    return found
-
-
-def _reported(group: Group, rollout: Rollout) -> dict[str, float | str]:
-    source = {SOURCE: found} if (found := _label(group, SOURCE)) else {}
-    return {**source, **{name: value for name, value in rollout.metrics.items() if is_usable(value)}}
-
-
-def label_metrics(groups: Sequence[Group], prefix: str, what: str, value: Callable[[Rollout], float]) -> Metrics:
-    """Returns a metric for each `data_source` and `level` that tasks name in their extras: the mean over all would hide
-    which of them are learned."""
-    found: dict[str, list[float]] = {}
-    for group in groups:
-        # A set, so that a label that is both source and level counts once.
-        for label in {_label(group, SOURCE), _label(group, LEVEL)} - {""}:
-            area = f"{prefix}/{metric_name(group.task.environment)}/{metric_name(label)}"
-            found.setdefault(f"{area}/{what}", []).extend(value(one) for one in group.rollouts if is_counted(one))
-    return {name: average(values) for name, values in sorted(found.items()) if values}
-
-
-def _label(group: Group, name: str) -> str:
-    found = group.task.extras.get(name)
-    return found if isinstance(found, str) else ""
 
 
 def staleness_metrics(rollouts: Sequence[Rollout], version: int) -> Metrics:
@@ -302,14 +262,6 @@ def time_metrics(
     return found
 
 
-def is_counted(rollout: Rollout) -> bool:
-    return rollout.is_graded and is_usable(rollout.reward)
-
-
-def average(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
 def quantile(ordered: Sequence[float], share: float) -> float:
     """Returns a quantile with linear interpolation, as numpy does."""
     place = share * (len(ordered) - 1)
@@ -317,15 +269,5 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return low + (high - low) * (place - math.floor(place))
 
 
-def metric_name(name: str) -> str:
-    """Replaces characters that trackers do not accept: they know letters, digits and `_.-`; a slash begins a new
-    level."""
-    return re.sub(r"[^\w.-]", "_", name)
-
-
 def _token_count(logprobs: Mapping[str, Sequence[float]] | None) -> int:
     return sum(map(len, (logprobs or {}).values()))
-
-
-def _reward(rollout: Rollout) -> float:
-    return rollout.reward if rollout.reward is not None else 0.0

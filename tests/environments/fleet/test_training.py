@@ -22,11 +22,11 @@ from palestra.environments.fleet.prompts import PromptStyle
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.splits import split_tasks
 from palestra.environments.platform import make_task
+from palestra.rollouts.group_metrics import environment_metrics, label_metrics
+from palestra.rollouts.local.lockstep import BatchedRollouts
+from palestra.rollouts.local.player import PlayerContext, play_rollout
+from palestra.rollouts.rollout_loop import RolloutSettings
 from palestra.training.batches.grpo_batch import DropReason, build_batch
-from palestra.training.loops.step_metrics import environment_metrics, label_metrics
-from palestra.training.rollouts.lockstep import BatchedRollouts
-from palestra.training.rollouts.player import PlayerContext, play_rollout
-from palestra.training.rollouts.rollout_loop import RolloutSettings
 from palestra.types.rollouts import Group, GroupRequest, Rollout, RolloutStop
 from tests.environments.fleet.conftest import PUT, call
 from tests.training.records import make_config

@@ -12,22 +12,24 @@ import orjson
 import pytest
 from aiohttp import web
 
-from palestra.environments.gym import playing
 from palestra.environments.gym.directory import ServerDirectory
 from palestra.environments.gym.errors import NoGym, UnknownAgent
 from palestra.gym.collect.aggregating import aggregated, aggregated_here
 from palestra.gym.collect.collection import CollectionRequest, CollectionStatus, collect, delivered
 from palestra.gym.collect.files import JsonLinesFile, OutputFiles, read_lines
-from palestra.gym.collect.playing import RetryPolicy, RowPlayer
+from palestra.gym.collect.playing import RowPlayer
 from palestra.gym.collect.rows import Expansion, key_of
 from palestra.gym.errors import CollectError
+from palestra.rollouts.gym import row_calls, row_retries
+from palestra.rollouts.gym.row_retries import RetryPolicy
 from palestra.util.backoff import Backoff
 from tests.gym.collect.scripted import ScriptedGym, result_of, right, run
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(playing, "BACKOFF", Backoff(0.01, 0.01))
+    for module in (row_calls, row_retries):
+        monkeypatch.setattr(module, "BACKOFF", Backoff(0.01, 0.01))
 
 
 @pytest.fixture

@@ -19,12 +19,13 @@ from palestra.gym.agents import SimpleAgent
 from palestra.gym.collect.aggregating import FailedAttempts, aggregated
 from palestra.gym.collect.collection import CollectionRequest, CollectionStatus, collect, delivered
 from palestra.gym.collect.files import OutputFiles, read_lines
-from palestra.gym.collect.playing import RetryPolicy, RowPlayer
+from palestra.gym.collect.playing import RowPlayer
 from palestra.gym.collect.resuming import progress_of
 from palestra.gym.collect.rows import Expansion
 from palestra.gym.models import VLLMModel
 from palestra.gym.servers.base import GymServer
 from palestra.net.http_client import HttpClient
+from palestra.rollouts.gym.row_retries import RetryPolicy
 from palestra.types.gym_failures import FailureClass, plain_words
 from palestra.util.backoff import Backoff
 from tests.gym.collect.scripted import run
@@ -100,7 +101,7 @@ async def collected(wanted: CollectionRequest) -> tuple[CollectionStatus, list[d
 def test_every_failure_is_told_by_its_class_and_once_in_rows_metrics_and_profile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("palestra.environments.gym.playing.BACKOFF", Backoff(0.01, 0.01))
+    monkeypatch.setattr("palestra.rollouts.gym.row_calls.BACKOFF", Backoff(0.01, 0.01))
     expected = write_rows(tmp_path)
     standing, figures = run(collected(expected))
     assert (standing.done, standing.failed) == (1, len(EXPECTED))

@@ -16,11 +16,12 @@ import pytest
 from palestra.environments.gym.directory import ServerDirectory
 from palestra.gym.collect.collection import CollectionRequest, CollectionStatus, collect
 from palestra.gym.collect.files import read_lines
-from palestra.gym.collect.playing import RetryPolicy, RowPlayer
+from palestra.gym.collect.playing import RowPlayer
 from palestra.gym.collect.rows import Expansion, key_of
 from palestra.gym.config import GymSources, ReservedPorts, load_gym
 from palestra.gym.supervisor import Supervisor
 from palestra.net.http_client import HttpClient
+from palestra.rollouts.gym.row_retries import RetryPolicy
 from tests.gym.collect.conftest import MCQA, write_rows
 
 

@@ -10,7 +10,8 @@ import pytest
 import tinker
 from tinker import types
 
-from palestra.training.policy import PolicyError, PolicyStart
+from palestra.rollouts.policy_sampler import PolicyError
+from palestra.training.policy import PolicyStart
 from palestra.training.tinker_policy import TinkerPolicy
 from palestra.types import AdamParams, SamplingParams
 from palestra.types.rollouts import SequenceSource, TrainSequence

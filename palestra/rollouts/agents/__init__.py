@@ -1,0 +1,1 @@
+"""Rollouts that a command-line agent plays in sandboxes."""

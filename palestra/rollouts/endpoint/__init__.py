@@ -1,0 +1,1 @@
+"""Rollouts with a model behind an endpoint: chat calls, no tokens."""

@@ -1,0 +1,1 @@
+"""Rollouts that are episodes at a server, played by anybody who claims them."""

@@ -1,0 +1,1 @@
+"""Rollouts that are rows of a gym, played by its servers."""

@@ -1,0 +1,1 @@
+"""Rollouts that are played in this process, token by token."""

@@ -1,0 +1,120 @@
+"""First turns of a group: rollouts that begin with the same prompt are sampled by one request, if they are short.
+
+A request costs a client milliseconds, whatever it asks for: more than a GPU needs for all tokens of a short answer. Its
+samples arrive together, so that long ones would wait for the longest. A group's seeds are those of one request's
+samples (`group_seeds`): with Palestra's own sampler nobody gets other tokens by sharing, whoever comes in time.
+Owns: who waits for whom, which sequence is whose. Never touches: later turns, which have prompts of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from palestra.rollouts.policy_sampler import PolicySampler, SamplingError
+from palestra.types import SampledSequence, SamplingParams
+from palestra.types.rollouts import GroupRequest
+from palestra.types.sampling import sample_seed
+
+MOST_TOKENS = 256
+"""Turns that may be longer are sampled each by a request of its own."""
+PATIENCE_S = 0.1
+"""Nobody waits longer for the others: they may need what this one holds, such as one of few containers."""
+
+
+@dataclass(slots=True)
+class FirstRequest:
+    """One request, for rollouts that have its prompt and whose seeds are those of its samples."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    indices: list[int]
+    """The rollouts, in the order of their samples."""
+    left: set[int] = field(default_factory=set)
+    answer: asyncio.Task[list[SampledSequence]] | None = None
+
+    def takes(self, params: SamplingParams) -> bool:
+        seed = self.params.seed
+        return seed is not None and params.seed == sample_seed(seed, len(self.indices))
+
+    async def sample(self, sampler: PolicySampler, index: int) -> list[SampledSequence]:
+        if len(self.indices) == 1:
+            return await sampler.sample(self.prompt, self.params)
+        if self.answer is None:
+            self.answer = asyncio.create_task(sampler.sample(self.prompt, self.params, len(self.indices)))
+        sequences = await asyncio.shield(self.answer)  # one that is cancelled leaves the others theirs
+        if len(sequences) != len(self.indices):
+            raise SamplingError(f"{len(self.indices)} sequences were requested, but {len(sequences)} came")
+        return [sequences[self.indices.index(index)]]
+
+    def leave(self, index: int) -> None:
+        self.left.add(index)
+        if self.answer is not None and self.left.issuperset(self.indices):
+            self.answer.cancel()
+
+
+class FirstTurns:
+    """The first turns of a group's rollouts. Each rollout joins with its prompt, and leaves at its end, whether it has
+    joined or not."""
+
+    def __init__(self, sampler: PolicySampler, indices: Iterable[int]) -> None:
+        self._sampler = sampler
+        self._awaited = set(indices)
+        self._joined: dict[int, tuple[tuple[int, ...], SamplingParams]] = {}
+        self._ready = asyncio.Event()
+        self._requests: dict[int, FirstRequest] = {}
+
+    async def join(self, index: int, prompt: Sequence[int], params: SamplingParams) -> None:
+        """Waits a moment for those that have neither joined nor left."""
+        if self._ready.is_set() or params.max_tokens is None or params.max_tokens > MOST_TOKENS:
+            self._requests[index] = FirstRequest(tuple(prompt), params, [index])
+            self._stop_waiting_for(index)
+            return
+        if not self._joined:
+            asyncio.get_running_loop().call_later(PATIENCE_S, self._open)
+        self._joined[index] = tuple(prompt), params
+        self._stop_waiting_for(index)
+        await self._ready.wait()
+
+    async def sample(self, index: int) -> list[SampledSequence]:
+        """Returns the sequence of a rollout. Raises SamplingError, as for all that share its request."""
+        return await self._requests[index].sample(self._sampler, index)
+
+    def leave(self, index: int) -> None:
+        self._joined.pop(index, None)
+        self._stop_waiting_for(index)
+        if request := self._requests.pop(index, None):
+            request.leave(index)
+
+    def _stop_waiting_for(self, index: int) -> None:
+        self._awaited.discard(index)
+        if not self._awaited:
+            self._open()
+
+    def _open(self) -> None:
+        if self._ready.is_set():
+            return
+        latest: dict[tuple[int, ...], FirstRequest] = {}
+        for index, (prompt, params) in sorted(self._joined.items()):
+            request = latest.get(prompt)
+            if request is not None and request.takes(params):
+                request.indices.append(index)
+            else:
+                request = latest[prompt] = FirstRequest(prompt, params, [index])
+            self._requests[index] = request
+        self._joined.clear()
+        self._ready.set()
+
+
+class FirstTurnsOfGroups:
+    """Those of many groups."""
+
+    def __init__(self, requests: Iterable[GroupRequest], sampler: PolicySampler) -> None:
+        self._turns = {
+            (request.id, request.task.environment): FirstTurns(sampler, range(len(request.seeds)))
+            for request in requests
+        }
+
+    def of(self, request: GroupRequest) -> FirstTurns:
+        return self._turns[request.id, request.task.environment]

@@ -1,0 +1,47 @@
+"""The policy as those who play see it: weights that can be sampled.
+
+Owns: the protocol, its errors. Never touches: how sampling is done (`tinker_sampler` does it), training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from palestra.types import SampledSequence, SamplingParams
+
+
+class PolicyError(Exception):
+    """The engine refused a request or is gone: the run ends, and can be resumed."""
+
+
+class ServerUnreachable(PolicyError, ConnectionError):
+    """Nothing answers at the server's address."""
+
+
+class SamplingError(Exception):
+    """One request could not be answered, and repeating it at once will not help."""
+
+
+class PolicySampler(Protocol):
+    """Weights that do not change any more, to sample from."""
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def model(self) -> str:
+        """The name of these weights at the server's model endpoint."""
+        ...
+
+    async def sample(self, prompt: Sequence[int], params: SamplingParams, count: int = 1) -> list[SampledSequence]:
+        """Samples `count` sequences. Raises SamplingError."""
+        ...
+
+    async def base_model(self) -> str:
+        """Returns the server's name of the model that these weights belong to. Raises PolicyError."""
+        ...
+
+    async def score(self, tokens: Sequence[int]) -> list[float]:
+        """Returns the logprob of each token; the first one gets 0. Raises SamplingError."""
+        ...

@@ -1,0 +1,191 @@
+"""The loop of one rollout: the environment begins, then policy and environment take turns to the end.
+
+Owns: the turns, their time, the kind of each failure, the reward. Never touches: how the policy is sampled (a
+`TurnSampler` does it), training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import Protocol, TypeVar
+
+from msgspec import Struct, field
+
+from palestra.config.train import RolloutConfig
+from palestra.environments.errors import EnvironmentFailure
+from palestra.environments.session import EnvSession, StepResult
+from palestra.rollouts.sources import ERROR_LENGTH
+from palestra.rollouts.stopwatch import RolloutOutOfTime, RolloutStopwatch
+from palestra.types import StopReason
+from palestra.types.rollouts import Message, RolloutStop, Task
+
+T = TypeVar("T")
+
+CHANGED_HISTORY = "modified_chat_history"
+"""Key in the metadata of a step: the whole conversation as it is from now on."""
+
+
+class RolloutSettings(Struct, frozen=True, kw_only=True):
+    """Settings that differ between training and evaluation."""
+
+    max_tokens: int
+    max_context: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    timeout_s: float = 600.0
+    concurrency: int = 512
+
+    @classmethod
+    def of(cls, config: RolloutConfig, temperature: float | None = None) -> RolloutSettings:
+        return cls(
+            max_tokens=config.max_tokens,
+            max_context=config.max_context,
+            temperature=config.temperature if temperature is None else temperature,
+            top_p=config.top_p,
+            top_k=config.top_k,
+            timeout_s=config.timeout_s,
+            concurrency=config.concurrency,
+        )
+
+
+class Environments(Protocol):
+    """What a player needs of the run's environments."""
+
+    def open(self, task: Task) -> EnvSession: ...
+
+
+class TurnTaking(Protocol):
+    """Where a player may have to wait for others: before it samples and before it steps."""
+
+    async def wait(self) -> None: ...
+
+
+class RolloutEnded(Exception):
+    """The rollout cannot continue."""
+
+    def __init__(self, stop: RolloutStop, error: object = None, *, is_ungraded: bool = False) -> None:
+        self.stop = stop
+        self.error = None if error is None else " ".join(str(error).split())[:ERROR_LENGTH]
+        self.is_ungraded = is_ungraded
+        """Whether the rollout says nothing about the policy, whatever its reward so far."""
+
+
+class PolicyTurn(Struct, frozen=True):
+    """One turn of the policy, as the environment receives it."""
+
+    text: str
+    stop: StopReason
+
+
+class TurnSampler(Protocol):
+    """Samples the turns of the policy: by tokens in this process, or by chat calls at a server. Each method may raise
+    RolloutEnded."""
+
+    async def begin(self, messages: Sequence[Message]) -> None:
+        """Takes the conversation that the environment begins with. Waiting for others costs the rollout no time."""
+        ...
+
+    async def sample_turn(self, turn: int, watch: RolloutStopwatch) -> PolicyTurn: ...
+
+    def observe(self, messages: Sequence[Message]) -> None:
+        """Takes the last messages of the environment; no turn follows."""
+        ...
+
+    def go_on(self, observations: Sequence[Message], history: list[Message] | None) -> None:
+        """Takes the observations that the next turn answers; or `history`, if the environment has changed the
+        conversation."""
+        ...
+
+
+class PlayedRollout(Struct):
+    stop: RolloutStop = RolloutStop.DONE
+    error: str | None = None
+    rewards: list[float] = field(default_factory=list)
+    """One reward for each turn that the environment answered."""
+    env_s: list[float] = field(default_factory=list)
+    is_ungraded: bool = False
+    seconds: float = 0.0
+
+    @property
+    def reward(self) -> float | None:
+        return None if self.stop.is_failure or self.is_ungraded or not self.rewards else sum(self.rewards)
+
+
+async def play(
+    session: EnvSession, task: Task, turn_sampler: TurnSampler, timeout_s: float, turns: TurnTaking | None = None
+) -> PlayedRollout:
+    """Plays the rollout. It does not raise because of the environment, nor if a sample fails. Everything runs in the
+    caller's task, because an environment may have to be closed in the task that opened it."""
+    played, watch = PlayedRollout(), RolloutStopwatch(timeout_s)
+    try:
+        await _begin(session, task, turn_sampler, watch)
+        while True:
+            if turns:
+                await turns.wait()
+            said = await turn_sampler.sample_turn(len(played.rewards), watch)
+            if turns:
+                await turns.wait()
+            await _step(session, said, turn_sampler, watch, played)
+    except RolloutEnded as end:
+        await _settle(session, end, watch, played)
+    played.seconds = watch.spent_s
+    return played
+
+
+async def _begin(session: EnvSession, task: Task, turn_sampler: TurnSampler, watch: RolloutStopwatch) -> None:
+    try:
+        messages = await timed(watch, session.init(task.prompt))
+    except EnvironmentFailure as error:
+        raise RolloutEnded(RolloutStop.ENV_INIT_FAILED, error) from None
+    await turn_sampler.begin(messages)
+
+
+async def _step(
+    session: EnvSession, said: PolicyTurn, turn_sampler: TurnSampler, watch: RolloutStopwatch, played: PlayedRollout
+) -> None:
+    before_s = watch.spent_s
+    try:
+        result = await timed(watch, session.step(said.text))
+    except EnvironmentFailure as error:
+        raise RolloutEnded(RolloutStop.ENV_FAILED, error) from None
+    played.env_s.append(watch.spent_s - before_s)
+    played.rewards.append(result.reward or 0.0)
+    played.is_ungraded |= result.reward is None
+    turn_sampler.observe(result.observations)
+    if stop := stop_after(result, said.stop, len(played.rewards), session.max_turns):
+        raise RolloutEnded(stop)
+    turn_sampler.go_on(result.observations, result.metadata.get(CHANGED_HISTORY))
+
+
+async def _settle(session: EnvSession, end: RolloutEnded, watch: RolloutStopwatch, played: PlayedRollout) -> None:
+    """Grades an episode that was ended by us and not by the environment, by its state so far."""
+    played.is_ungraded |= end.is_ungraded
+    if not end.stop.is_failure and played.rewards:
+        try:
+            reward = await timed(watch, session.grade())
+            played.rewards[-1] += reward or 0.0
+            played.is_ungraded |= reward is None
+        except EnvironmentFailure as error:
+            end = RolloutEnded(RolloutStop.ENV_FAILED, error)
+        except RolloutEnded as late:
+            end = late
+    played.stop, played.error = end.stop, end.error
+
+
+async def timed(watch: RolloutStopwatch, work: Awaitable[T]) -> T:
+    try:
+        return await watch.run(work)
+    except RolloutOutOfTime as late:
+        raise RolloutEnded(RolloutStop.TIMEOUT, late) from None
+
+
+def stop_after(result: StepResult, stop: StopReason, turns: int, max_turns: int) -> RolloutStop | None:
+    """Returns why the rollout stops after this turn, if it does. A turn that was cut is graded, but the rollout cannot
+    continue from it. If the environment was done anyway, only Turn.stop says that it was cut."""
+    if result.done:
+        ran_out = result.metadata.get("done_reason") == RolloutStop.MAX_TURNS
+        return RolloutStop.MAX_TURNS if ran_out else RolloutStop.DONE
+    if stop is StopReason.LENGTH:
+        return RolloutStop.LENGTH
+    return RolloutStop.MAX_TURNS if turns >= max_turns else None

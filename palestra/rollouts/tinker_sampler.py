@@ -1,0 +1,63 @@
+"""Weights behind a Tinker API, to sample from: our server's, or any other.
+
+Owns: the calls of the `tinker` SDK that sample. Never touches: training (`palestra.training.tinker_policy`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import tinker
+from tinker import types
+
+from palestra.rollouts.policy_sampler import PolicyError, SamplingError
+from palestra.types import SampledSequence, SamplingParams, StopReason
+
+
+@contextmanager
+def translated(kind: type[Exception], what: str) -> Iterator[None]:
+    try:
+        yield
+    except tinker.TinkerError as error:
+        raise kind(f"{what}: {error}") from error
+
+
+class TinkerSampler:
+    def __init__(self, client: tinker.SamplingClient, version: int) -> None:
+        self._client, self.version = client, version
+
+    @property
+    def model(self) -> str:
+        return self._client._sampling_session_id  # the SDK (0.36) offers the id nowhere else
+
+    async def sample(self, prompt: Sequence[int], params: SamplingParams, count: int = 1) -> list[SampledSequence]:
+        params_out = types.SamplingParams(
+            max_tokens=params.max_tokens,
+            seed=params.seed,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            stop=list(params.stop_token_ids) if params.stop_token_ids is not None else None,
+        )
+        with translated(SamplingError, "sampling failed"):
+            answer = await self._client.sample_async(types.ModelInput.from_ints(list(prompt)), count, params_out)
+        return [
+            SampledSequence(
+                tokens=list(one.tokens),
+                logprobs=list(one.logprobs or []),
+                stop_reason=StopReason(one.stop_reason),
+                sequence_id=one.sequence_id,
+            )
+            for one in answer.sequences
+        ]
+
+    async def base_model(self) -> str:
+        """Returns the server's name of the model that these weights belong to."""
+        with translated(PolicyError, "the server does not say which model it samples"):
+            return await self._client.get_base_model_async()
+
+    async def score(self, tokens: Sequence[int]) -> list[float]:
+        with translated(SamplingError, "scoring failed"):
+            scores = await self._client.compute_logprobs_async(types.ModelInput.from_ints(list(tokens)))
+        return [score or 0.0 for score in scores]

@@ -1,0 +1,1 @@
+"""Which groups a step plays: their order, refills, staleness, difficulty."""
