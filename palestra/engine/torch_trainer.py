@@ -64,6 +64,7 @@ class TorchConfig:
     max_rank: int = 256
     micro_batch_tokens: int | None = None
     checkpointing: bool = False
+    share_prefixes: bool = True
     strands: int = 1
     numerics: Numerics = "exact"
     max_sample_rows: int | None = None
@@ -107,7 +108,13 @@ class TorchTrainer:
             max_rank=config.max_rank,
             share=WHOLE if tensor is None else tensor.share,
         )
-        self.trainer = Trainer(decoder, self.pool, token_budget=self.token_budget, checkpointing=config.checkpointing)
+        self.trainer = Trainer(
+            decoder,
+            self.pool,
+            token_budget=self.token_budget,
+            checkpointing=config.checkpointing,
+            share_prefixes=config.share_prefixes,
+        )
         self.strands, self._has_trees = config.strands, config.strands > 1 or tensor is not None
         self._trees: dict[Adapter, GradientTree] = {}
         """Gradient trees of the requests that train now, where there are strands or ranks that share every layer."""

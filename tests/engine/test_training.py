@@ -13,8 +13,8 @@ import torch
 from palestra.engine.backend import BackendBroken
 from palestra.engine.torch_backend import TorchBackend
 from palestra.engine.torch_trainer import token_budget
-from palestra.model import AdapterPool, Trainer, TrainItem, load_model
-from palestra.types import AdamParams, LoraConfig
+from palestra.model import AdapterPool, Trainer, TrainItem, encode, load_model
+from palestra.types import AdamParams, Datum, LoraConfig
 from palestra.types.engine import (
     Blame,
     Created,
@@ -24,6 +24,7 @@ from palestra.types.engine import (
     Loaded,
     LoadWeights,
     OptimStep,
+    Pass,
     Saved,
     SaveWeights,
     Train,
@@ -84,6 +85,38 @@ def test_a_lone_tenant_gets_the_bits_of_the_compute_core(desk: Any, micro_model:
         desk.train("a", operation)
     desk.run()
     assert desk.weights("a").tobytes() == alone(micro_model, operations, 64, seed=1).tobytes()
+
+
+def test_groups_that_share_their_prompts_get_what_they_get_without_sharing(
+    tmp_path: Path, get_backend: Callable[..., Any], desk: Any
+) -> None:
+    """In batches that tenants share, and with prompts that no micro-batch holds together with all their answers."""
+    rng, rows, weights = np.random.default_rng(5), [], []
+    prompts = {name: rng.integers(0, 100, length).tolist() for name, length in (("a", 24), ("bb", 40))}
+
+    def answers(name: str) -> Pass:
+        tokens = [prompts[name] + rng.integers(0, 100, n).tolist() for n in (9, 12, 20, 15)]
+        wanted = [np.array([0.0] * len(prompts[name]) + [1.0] * (len(one) - len(prompts[name]))) for one in tokens]
+        data = [
+            Datum.of_tokens(one, target_tokens=encode(np.array([*one[1:], 0])), weights=encode(w.astype(np.float32)))
+            for one, w in zip(tokens, wanted, strict=True)
+        ]
+        return Pass(data=data, loss="cross_entropy")
+
+    operations = {name: [answers(name), desk.optim] for name in prompts}
+    for shares in (True, False):
+        desk = type(desk)(tmp_path / str(shares), get_backend(micro_batch_tokens=64, share_prefixes=shares))
+        desk.create(*prompts)
+        for name, todo in operations.items():
+            for operation in todo:
+                desk.train(name, operation)
+        desk.run()
+        rows.append(desk.counters.tokens_trained)
+        weights.append([desk.weights(name) for name in prompts])
+        desk.files.close()
+    assert rows[0] < 0.8 * rows[1]
+    for ours, theirs in zip(*weights, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
 def test_joined_tenants_get_what_they_get_alone(desk: Any, micro_model: Path) -> None:
