@@ -42,6 +42,8 @@ class RunningPass:
     """Number of its data."""
     todo: list[deque[MicroBatch]]
     """What each rank has still to compute."""
+    budget: int
+    """Tokens of a micro-batch when it was planned."""
     begun: object = None
     """What the backend needs to end or to undo the pass; None for one that does not train."""
     results: dict[int, DatumDone] = field(default_factory=dict)

@@ -266,7 +266,8 @@ class TrainingExecutor:
                 self._finish(model, self._failure(e, model), 0.0)
                 return None
             todo = [deque(part for part in plan if part.rank == rank) for rank in range(self.backend.ranks)]
-            model.running = RunningPass(not operation.forward_only, len(operation.data), todo, begun)
+            budget = self.backend.token_budget
+            model.running = RunningPass(not operation.forward_only, len(operation.data), todo, budget, begun)
         return model.running
 
     def _settle(self, joined: Joined) -> None:
@@ -298,8 +299,9 @@ class TrainingExecutor:
                 continue
             if part.running.train:
                 self.backend.undo_pass(part.model.weights, part.running.begun)
-            is_outdated = part.batch.tokens > self.backend.token_budget and len(part.batch.numbers) > 1
-            if len(parts) == 1 and saved is None and not is_outdated:  # planned before the budget was cut: plan anew
+            # planned before the budget was cut: plan anew
+            is_outdated = part.running.budget > self.backend.token_budget and len(part.batch.numbers) > 1
+            if len(parts) == 1 and saved is None and not is_outdated:
                 self._finish(part.model, self._failure(error, part.model), part.running.compute_s)
             else:
                 part.model.running = None

@@ -25,6 +25,8 @@ from palestra.model.attention.branches import Branches
 from palestra.model.training.prepared import Prepared
 
 MIN_SHARED = 16  # tokens; sharing fewer costs more than it saves
+BEYOND = 4
+"""A tree may have a quarter of a micro-batch more rows than its longest datum, which is computed as a whole anyway."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ class PlannedBatch:
 
 def plan_micro_batches(data: Sequence[Prepared], row_budget: int, *, share: bool = True) -> list[PlannedBatch]:
     """By width, then adapter, then length, up to the budget; data that share a prefix stay together as far as it
-    goes."""
+    goes, and those of long sequences a little further (`BEYOND`)."""
     first_seen: dict[int, int] = {}
     for datum in data:
         first_seen.setdefault(id(datum.adapter), len(first_seen))
@@ -170,13 +172,15 @@ def _size(family: PlannedBatch) -> tuple[int, int]:
 
 
 def _families(data: Sequence[Prepared], numbers: list[int], most: int, *, share: bool) -> list[PlannedBatch]:
-    """Data that share a prefix; those with more rows than `most` are cut where the least is shared."""
+    """Data that share a prefix; those with too many rows for a micro-batch of `most` are cut where the least is
+    shared."""
     found: list[PlannedBatch] = []
     todo = _sharing(data, numbers) if share else [[(i, 0)] for i in numbers]
     while todo:
         family = todo.pop()
         rows = sum(len(data[i].tokens) - shared for i, shared in family)
-        if rows <= most or len(family) == 1:
+        longest = max(len(data[i].tokens) for i, _ in family)
+        if rows <= max(most, longest + most // BEYOND) or len(family) == 1:
             found.append(PlannedBatch([i for i, _ in family], rows))
             continue
         inner = np.array([shared for _, shared in family[1:]])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from palestra.model import Trainer, TrainItem, encode
 from palestra.model.training.losses import loss_named
-from palestra.model.training.prefix_trees import MIN_SHARED, grow_trees, plan_micro_batches
+from palestra.model.training.prefix_trees import BEYOND, MIN_SHARED, grow_trees, plan_micro_batches
 from palestra.model.training.prepared import Prepared
 from palestra.types import Datum, RoutedExperts
 from tests.model.conftest import GEMMA4
@@ -80,7 +80,8 @@ def test_a_plan_has_everything_once_and_keeps_to_the_budget(made, budget):
     plan = plan_micro_batches(data, budget)
     assert sorted(n for batch in plan for n in batch.numbers) == list(range(len(data)))
     for batch in plan:
-        assert batch.rows <= budget or len(batch.numbers) == 1
+        longest = max(len(made[n]) for n in batch.numbers)
+        assert batch.rows <= max(budget, longest + budget // BEYOND) or len(batch.numbers) == 1
         assert grow_trees([data[n] for n in batch.numbers]).rows <= batch.rows
 
 
@@ -91,6 +92,15 @@ def test_groups_stay_whole_where_the_budget_allows_it():
         plan = plan_micro_batches(data, budget)
         assert [batch.rows for batch in plan] == [80 * 3 // batches if batches < 6 else 60] * batches, budget
         assert all(len({n % 3 for n in batch.numbers}) == 3 // min(batches, 3) for batch in plan)
+
+
+def test_turns_of_a_conversation_that_is_longer_than_a_micro_batch_share_it():
+    """Each turn goes on from the one before: all that there is to compute is the longest."""
+    conversation = list(range(400))
+    turns = [prepared(conversation[:n]) for n in (100, 200, 300, 400)]
+    assert [batch.rows for batch in plan_micro_batches(turns, 128)] == [400]
+    answers = [prepared(conversation + [1000 + n] * 30) for n in range(4)]
+    assert [batch.rows for batch in plan_micro_batches(answers, 128)] == [460, 460]
 
 
 # Results

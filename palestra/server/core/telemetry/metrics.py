@@ -24,7 +24,10 @@ LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1,
 
 # Fields of Stats that only grow while a worker lives, and their metrics.
 WORKER_COUNTERS = {
-    "tokens_trained": ("palestra_tokens_trained", "Tokens that training passes computed; those that data share count once"),
+    "tokens_trained": (
+        "palestra_tokens_trained",
+        "Tokens that training passes computed; those that data share count once",
+    ),
     "tokens_sampled": ("palestra_tokens_sampled", "Tokens sampled"),
     "train_s": ("palestra_train_seconds", "Time spent training"),
     "sample_s": ("palestra_sample_seconds", "Time spent sampling"),
