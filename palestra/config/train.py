@@ -129,6 +129,10 @@ class DataConfig(Config):
     """Groups whose rewards are all equal teach nothing: play others instead, drop them, or keep them."""
     max_refills: NonNegativeInt = 2
     """Rounds of playing other groups, each for those still missing."""
+    refill_ahead: bool = False
+    """A round plays more groups than are missing, by the share of those played so far that teach something, and at most
+    as many as a step has. Fewer rounds, in which a GPU has more to do; all that is played is trained on in the step.
+    For synchronous runs: asynchronous ones play ahead anyway."""
     min_informative_groups: NonNegativeInt | None = None
     """A step with fewer groups whose rewards differ keeps its gradient for the next one instead of an optimizer step.
     Default: a quarter of `rollout.groups_per_step`, rounded up."""

@@ -45,6 +45,8 @@ Says = Callable[[Asked], str | SampledSequence]
 class ScriptedSampler:
     """Says what `says` makes of the prompt and the seed. Ends its turns, unless the limit cuts them."""
 
+    model = "session-4"
+
     def __init__(self, says: Says | str, version: int = 0) -> None:
         self._says = says if callable(says) else lambda _: says
         self.version = version
@@ -65,6 +67,9 @@ class ScriptedSampler:
             return [self._sequence(one) for one in asked]
         finally:
             self.at_once -= count
+
+    async def base_model(self) -> str:
+        return "ephebe"
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
         return [0.0] * len(tokens)

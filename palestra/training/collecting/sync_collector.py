@@ -43,23 +43,28 @@ class Collector:
         requested."""
         count = self._config.rollout.groups_per_step
         refills = self._config.data.max_refills if self._config.data.zero_variance == "refill" else 0
-        played: list[Group] = []
-        missing = count
-        for _ in range(1 + refills):
-            played += await self._play(missing, step, sampler, count)
+        played = await self._play(count, step, sampler, 0)
+        for _ in range(refills):
             raise_if_all_failed(played, self._config)
-            missing = count - sum(not is_zero_variance(group, self._config) for group in played)
-            if missing <= 0:
+            informative = sum(not is_zero_variance(group, self._config) for group in played)
+            if informative >= count:
                 break
+            wanted = count - informative
+            if self._config.data.refill_ahead:
+                wanted = min(count, -(-wanted * len(played) // max(1, informative)))
+            played += await self._play(wanted, step, sampler, informative)
+        raise_if_all_failed(played, self._config)
         return played
 
-    async def _play(self, count: int, step: int, sampler: PolicySampler, groups_needed: int) -> list[Group]:
+    async def _play(self, count: int, step: int, sampler: PolicySampler, informative: int) -> list[Group]:
+        """`informative`: groups of earlier rounds that teach something."""
         requests = [self._requests.next(step) for _ in range(count)]
         groups: dict[str, Group] = {}
-        self._listener.stage(Stage.COLLECT, groups_needed - count, groups_needed)
+        groups_needed = self._config.rollout.groups_per_step
+        self._listener.stage(Stage.COLLECT, informative, groups_needed)
         async for group in self._source.play(requests, sampler):
             groups[group.id] = group
-            self._listener.stage(Stage.COLLECT, groups_needed - count + len(groups), groups_needed)
+            self._listener.stage(Stage.COLLECT, min(informative + len(groups), groups_needed), groups_needed)
         return [groups[request.id] for request in requests]
 
 

@@ -29,10 +29,6 @@ TIMED_OUT = {"_ng_failure_class": "model_timeout", "failure_reason": "nothing ca
 Reply = Callable[[dict[str, Any], int], Awaitable[web.StreamResponse]]
 
 
-class NamedSampler(ScriptedSampler):
-    model = "session-4"
-
-
 def always(told: Any, status: int = 200) -> Reply:
     async def reply(row: dict[str, Any], attempt: int) -> web.StreamResponse:
         return web.json_response(told, status=status)
@@ -59,7 +55,7 @@ def play(
             policy = PolicyAddress("http://here:1", "policy", "ephebe")
             given = GymEntry(head=gym.url, **entry)
             player = GymPlayer(GymRows(calls, given, {"added": 1}), policy, chat_tokenizer())
-            return await player.play(request, 1, NamedSampler("x", version=2), settings)
+            return await player.play(request, 1, ScriptedSampler("x", version=2), settings)
 
     return asyncio.run(asyncio.wait_for(main(), 60)), gym
 
