@@ -3,6 +3,7 @@
     make trl                                                   # once: TRL in .venv-trl, with the torch of .venv
     python benchmarks/time_to_reward.py --quick
     python benchmarks/time_to_reward.py --rows rows.jsonl --picture curves.svg
+    python benchmarks/time_to_reward.py --who shipped,earlier --seeds 8 --rows shipped.jsonl
     python benchmarks/time_to_reward.py --device cuda --model models/ephebe-0.6b --rows gpu.jsonl
 
 Each contender trains a LoRA adapter of the same shape on the same prompts in the same order, in a process of its own,
@@ -54,12 +55,19 @@ from palestra.util import processes
 
 HERE = Path(__file__).parent
 OURS, TRL = "peers.ours_grpo", "peers.trl_grpo"
-PROGRAMS = {"ours": OURS, "trl": TRL, "band": OURS, "replay": OURS}
+PROGRAMS = {"ours": OURS, "trl": TRL, "band": OURS, "replay": OURS, "shipped": OURS, "earlier": OURS}
 OVERRIDES = {
     "band": ("difficulty={lowest: 0.05, highest: 0.95, by: difficulty, memory: 0.8}",),
     "replay": ("difficulty={replay_share: 0.3, replay_passes: 2}",),
+    "earlier": (
+        *("optimizer.schedule=constant", "optimizer.warmup_steps=0", "optimizer.lr=2e-3", "algorithm.advantage=grpo"),
+        *("update_guard.enabled=false", "data.min_informative_groups=0"),
+    ),
 }
-"""Ours with tasks chosen by their difficulty, to see what that does."""
+"""Ours with tasks chosen by their difficulty, to see what that does; and the configs that ship with the recipe that
+they had before runs were kept from collapsing."""
+SHIPPED = ("shipped", "earlier")
+"""Begin with the config that ships, as `palestra train TASK` does."""
 FASTER = {"trl": 3.0}
 RATES = [1e-3, 2e-3, 4e-3]
 MODEL = "policy"
@@ -164,7 +172,7 @@ class Contest:
         """By turns, so that a disturbance of the machine meets everyone."""
         args = self._args
         place = {"model": args.model.name, "device": args.device}
-        rates = {who: args.trl_lr if who == "trl" else args.ours_lr for who in args.who}
+        rates = {who: args.trl_lr if who == "trl" else [0.0] if who in SHIPPED else args.ours_lr for who in args.who}
         trained = [
             Cell(task=task, who=who, lr=rates[who][nth], seed=seed, **place)
             for seed in range(args.seeds)
@@ -220,6 +228,7 @@ class Contest:
             folder=str(folder / "work"),
             micro_batch=args.micro_batch,
             overrides=OVERRIDES.get(cell.who, ()),
+            is_shipped=cell.who in SHIPPED,
         )
         python, given = args.trl_python if cell.who == "trl" else sys.executable, os.environ.get("PYTHONPATH")
         quiet = {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -254,7 +263,12 @@ class Contest:
 
 
 def shown(cell: Cell) -> str:
-    return f"{cell.task}, {cell.who}, learning rate {cell.lr:g}, seed {cell.seed}"
+    return f"{cell.task}, {cell.who}{rate_of(cell.lr)}, seed {cell.seed}"
+
+
+def rate_of(lr: float | None) -> str:
+    """A config that ships has its own."""
+    return f", learning rate {lr:g}" if lr else ""
 
 
 def table_rows(rows: RowFile, args: argparse.Namespace, task: str) -> list[Row]:
@@ -266,7 +280,8 @@ def table_rows(rows: RowFile, args: argparse.Namespace, task: str) -> list[Row]:
         who: [point for cell in cells[who] if cell.lr == rates[who] and (point := goal_of(rows.rows, cell))]
         for who in args.who
     }
-    if not goals.get("ours"):
+    lead = args.who[0]
+    if not goals[lead]:
         return []
 
     def row(figure: Figure, peer: str | None) -> Row:
@@ -274,16 +289,16 @@ def table_rows(rows: RowFile, args: argparse.Namespace, task: str) -> list[Row]:
             who: Measure(tuple(float(getattr(goal, figure.name)) for goal in found)) for who, found in goals.items()
         }
         return Row(
-            f"{task} to {args.goal:.0%}: {figure.what} (lr {rates['ours']:g})",
+            f"{task} to {args.goal:.0%}: {lead}, {figure.what}{rate_of(rates[lead])}",
             figure.unit,
-            values["ours"],
-            None if peer is None else f"{peer}, lr {rates[peer]:g}",
+            values[lead],
+            None if peer is None else f"{peer}{rate_of(rates[peer])}",
             None if peer is None else values[peer],
             target_ratio=FASTER.get(peer or "") if figure.name == "train_s" else None,
             less_is_better=True,
         )
 
-    peers = [who for who in args.who if who != "ours" and goals[who]]
+    peers = [who for who in args.who if who != lead and goals[who]]
     return [row(figure, peer) for peer in peers or [None] for figure in FIGURES]
 
 
@@ -317,7 +332,7 @@ def tried(rows: RowFile, cells: Sequence[Cell]) -> list[str]:
     for rate in sorted({cell.lr for cell in cells}):
         goals = [goal_of(rows.rows, cell) for cell in cells if cell.lr == rate]
         seconds = ", ".join("not reached" if goal is None else f"{figure(goal.train_s)} s" for goal in goals)
-        found.append(f"{cells[0].task}, {cells[0].who}, learning rate {rate:g}: {seconds}")
+        found.append(f"{cells[0].task}, {cells[0].who}{rate_of(rate)}: {seconds}")
     return found
 
 

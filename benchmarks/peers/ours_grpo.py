@@ -11,6 +11,7 @@ from pathlib import Path
 
 from peers.reward_job import BETAS, EPSILON, GRAD_CLIP, Job, Reporter
 
+from palestra.config.bundled import find_config_file
 from palestra.config.train import RunConfig, load_train_config
 from palestra.runs.control import request_stop
 from palestra.runs.listener import Silence, Stage
@@ -46,6 +47,10 @@ def config_of(job: Job) -> RunConfig:
     sizes = f"group_size: {settings.samples}, groups_per_step: {settings.groups}"
     limits = f"max_tokens: {settings.max_tokens}, max_context: {settings.max_context}"
     adam = f"lr: {job.lr}, beta1: {BETAS[0]}, beta2: {BETAS[1]}, eps: {EPSILON}, grad_clip: {GRAD_CLIP}"
+    if job.is_shipped:
+        own = (f"seed={job.seed}", f"runs={job.folder}", "eval.every=0", "checkpoint.keep_best=null")
+        where = (f"model.name={job.model}", f"model.device={job.device}", f"checkpoint.every={job.every}")
+        return load_train_config([find_config_file(job.task)], [*own, *where, *job.overrides])
     overrides = [
         *("kind=grpo", f"steps={job.steps}", f"seed={job.seed}", f"runs={job.folder}", "eval.every=0"),
         f"environments=[{{name: {job.task}}}]",

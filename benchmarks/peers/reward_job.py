@@ -58,6 +58,8 @@ class Job(Struct, frozen=True, kw_only=True):
     """Rollouts of one forward and backward pass, for contenders that pad."""
     overrides: tuple[str, ...] = ()
     """More settings, for ours."""
+    is_shipped: bool = False
+    """Begin with the config that ships for this task, with its own learning rate and number of steps."""
 
     @property
     def settings(self) -> Settings:
