@@ -5,9 +5,11 @@ Owns: arguments and printing. Never touches: the files of a run, except by readi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import rich_click as click
 from msgspec import to_builtins
@@ -19,6 +21,7 @@ from palestra.cli.run.common import find, json_option, print_table, run_errors, 
 from palestra.cli.run.overview import evaluation_text, note_text
 from palestra.runs.control import resume_command
 from palestra.util.figures import duration_text, number_text, time_text
+from palestra.util.files import replacing
 from palestra.util.json_types import JsonObject
 from palestra.util.safe_text import safe_text
 
@@ -216,14 +219,16 @@ def compare(which: tuple[str, ...], everything: bool, root: Path, as_json: bool)
 @json_option
 def export(which: str, form: str, what: str, out: Path | None, root: Path, as_json: bool) -> None:
     """Write RUN's metrics, rollouts or tokens in a form other tools read."""
-    from palestra.cli.run.export import export_rows
-
     if form == "parquet" and out is None:
         raise click.UsageError("parquet cannot be printed; name a file with --out FILE")
     if as_json and out is None:
         raise click.UsageError("--json describes the file that was written; name one with --out FILE")
     with run_errors():
-        count = export_rows(find(which, root), what, form, out)
+        from palestra.runs.row_export import write_rows
+
+        found = find(which, root)
+        with _opened(out) as stream:
+            count = write_rows(found, what, form, stream)
     if as_json:
         print_json({"file": str(out), "rows": count})
     elif out is not None:
@@ -246,6 +251,16 @@ def plot(which: str, out: Path | None, root: Path, as_json: bool) -> None:
         file = out or found.path / "plot.png"
         panels = draw(found, file)
     print_result(as_json, {"file": str(file), "panels": panels}, f"{file}: {', '.join(panels)}")
+
+
+@contextmanager
+def _opened(out: Path | None) -> Iterator[IO[bytes]]:
+    if out is None:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+    else:
+        with replacing(out.absolute()) as stream:
+            yield stream
 
 
 def flat_config(one: RunReader) -> JsonObject:
