@@ -9,15 +9,7 @@ from collections.abc import Iterator, Mapping
 from uuid import uuid4
 
 from palestra.gym.wire import GymResponse, encoded
-from palestra.net.chat_apis.anthropic_format import (
-    DELTAS,
-    MESSAGE_STOP,
-    block_delta,
-    block_start,
-    block_stop,
-    message_delta,
-    message_start,
-)
+from palestra.net.chat_apis import anthropic_format as anthropic
 from palestra.util.json_types import JsonMapping, JsonObject
 
 DONE = b"data: [DONE]\n\n"
@@ -142,20 +134,20 @@ def _summary_events(where: JsonObject, part: JsonObject) -> Iterator[JsonObject]
 
 
 def message_events(message: JsonObject) -> Iterator[bytes]:
-    yield _event(message_start(message))
+    yield _event(anthropic.message_start(message))
     for index, block in enumerate(message["content"]):
         empty, piece = _block(block)
-        yield _event(block_start(index, empty))
-        yield _event(block_delta(index, block["type"], piece))
-        yield _event(block_stop(index))
+        yield _event(anthropic.block_start(index, empty))
+        yield _event(anthropic.block_delta(index, block["type"], piece))
+        yield _event(anthropic.block_stop(index))
     ended = {"stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"]}
-    yield _event(message_delta(ended, message["usage"]))
-    yield _event(MESSAGE_STOP)
+    yield _event(anthropic.message_delta(ended, message["usage"]))
+    yield _event(anthropic.MESSAGE_STOP)
 
 
 def _block(block: JsonObject) -> tuple[JsonObject, str]:
     """Returns the block as it begins, and what it says."""
     if block["type"] == "tool_use":
         return {**block, "input": {}}, encoded(block["input"]).decode()
-    _, text = DELTAS[block["type"]]
+    _, text = anthropic.DELTAS[block["type"]]
     return {**block, text: ""}, block[text]

@@ -8,17 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator, Sequence
 
 from palestra.chat.output_parser import ContentPiece, ReasoningPiece
-from palestra.net.chat_apis.anthropic_format import (
-    MESSAGE_STOP,
-    PING,
-    block_delta,
-    block_start,
-    block_stop,
-    message_delta,
-    message_start,
-    new_message,
-    tool_use,
-)
+from palestra.net.chat_apis import anthropic_format as anthropic
 from palestra.server.model_api.chat.events import (
     ChatAnswer,
     ChatEvent,
@@ -64,7 +54,7 @@ def _line(written: JsonObject) -> bytes:
     return event(written, written["type"])
 
 
-PING_LINE = _line(PING)
+PING_LINE = _line(anthropic.PING)
 
 
 class _Writer:
@@ -90,11 +80,11 @@ class _Writer:
     def _begin(self, prompt: Sequence[int]) -> Iterator[JsonObject]:
         """Begins the message. How much of the prompt was cached is not known yet."""
         used = TokenUsage(prompt_tokens=len(prompt), completion_tokens=0, cached_tokens=0, reasoning_tokens=0)
-        message = new_message(self._message_id, self._call.model) | {"usage": answers.usage(used)}
+        message = anthropic.new_message(self._message_id, self._call.model) | {"usage": answers.usage(used)}
         if self._call.return_token_ids:
             message["prompt_token_ids"] = list(prompt)
-        yield message_start(message)
-        yield PING
+        yield anthropic.message_start(message)
+        yield anthropic.PING
 
     def _say(self, piece: Piece) -> Iterator[JsonObject]:
         if is_silent(piece):
@@ -102,34 +92,34 @@ class _Writer:
         if self._open is not None and not isinstance(piece, self._open):
             yield from self._close()
         if isinstance(piece, ToolCall):
-            yield self._started(tool_use(piece.id, piece.name, {}))
-            yield block_delta(self._index, "tool_use", piece.arguments)
+            yield self._started(anthropic.tool_use(piece.id, piece.name, {}))
+            yield anthropic.block_delta(self._index, "tool_use", piece.arguments)
             yield from self._close()
         elif isinstance(piece, ContentPiece):
             if self._open is None:
                 yield self._started({"type": "text", "text": ""}, ContentPiece)
-            yield block_delta(self._index, "text", piece.text)
+            yield anthropic.block_delta(self._index, "text", piece.text)
         else:
             if self._open is None:
                 yield self._started({"type": "thinking", "thinking": "", "signature": ""}, ReasoningPiece)
             self._thought += piece.text
             if self._call.shows_thinking:
-                yield block_delta(self._index, "thinking", piece.text)
+                yield anthropic.block_delta(self._index, "thinking", piece.text)
 
     def _end(self, answer: ChatAnswer) -> Iterator[JsonObject]:
         if self._open is not None:
             yield from self._close()
-        ended = message_delta(answers.ended(answer.choices[0]), answers.usage(answer.usage))
+        ended = anthropic.message_delta(answers.ended(answer.choices[0]), answers.usage(answer.usage))
         yield ended | answers.extras(answer, self._call)
-        yield MESSAGE_STOP
+        yield anthropic.MESSAGE_STOP
 
     def _started(self, block: JsonObject, kind: type[ReasoningPiece] | type[ContentPiece] | None = None) -> JsonObject:
         self._open = kind
-        return block_start(self._index, block)
+        return anthropic.block_start(self._index, block)
 
     def _close(self) -> Iterator[JsonObject]:
         if self._open is ReasoningPiece:
-            yield block_delta(self._index, "signature", signature(self._thought))
+            yield anthropic.block_delta(self._index, "signature", signature(self._thought))
             self._thought = ""
-        yield block_stop(self._index)
+        yield anthropic.block_stop(self._index)
         self._open, self._index = None, self._index + 1
