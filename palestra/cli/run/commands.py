@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import rich_click as click
 from msgspec import to_builtins
@@ -24,9 +24,6 @@ from palestra.util.figures import duration_text, number_text, time_text
 from palestra.util.files import replacing
 from palestra.util.json_types import JsonObject
 from palestra.util.safe_text import safe_text
-
-if TYPE_CHECKING:
-    from palestra.runs.reader import RunReader
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -164,31 +161,30 @@ def compare(which: tuple[str, ...], everything: bool, root: Path, as_json: bool)
     same tasks, whether one is better."""
     with run_errors():
         from palestra.evaluation.comparison import compare_evaluations
+        from palestra.runs.facts import differing_settings
         from palestra.runs.overview import last_values
 
         runs = [find(one, root) for one in which]
         paired = compare_evaluations(*runs) if len(runs) == 2 else None
-        configs, lasts = [flat_config(one) for one in runs], [last_values(one.read_metrics()) for one in runs]
-    keys = sorted({key for config in configs for key in config})
-    differing = [key for key in keys if len({str(config.get(key)) for config in configs}) > 1]
+        differing = dict(sorted(differing_settings(one.read_about()["config"] for one in runs).items()))
+        lasts = [last_values(one.read_metrics()) for one in runs]
     known = {name for last in lasts for name in last}
     names = sorted(known) if everything else [name for name in KEY_METRICS if name in known]
     if as_json:
-        sides = zip(runs, configs, lasts, strict=True)
         print_json(
             [
                 {
                     "name": one.name,
-                    "config": {key: config.get(key) for key in differing},
+                    "config": {key: values[at] for key, values in differing.items()},
                     "last": {name: last.get(name) for name in names},
                     **({"paired": to_builtins(paired)} if paired and one is runs[1] else {}),
                 }
-                for one, config, last in sides
+                for at, (one, last) in enumerate(zip(runs, lasts, strict=True))
             ]
         )
         return
     table = [["", *(one.name for one in runs)]]
-    table += [[key, *(number_text(config.get(key)) for config in configs)] for key in differing]
+    table += [[key, *map(number_text, values)] for key, values in differing.items()]
     table += [[name, *(number_text(last.get(name)) for last in lasts)] for name in ("step", *names)]
     print_table(table)
     if paired is not None:
@@ -261,12 +257,6 @@ def _opened(out: Path | None) -> Iterator[IO[bytes]]:
     else:
         with replacing(out.absolute()) as stream:
             yield stream
-
-
-def flat_config(one: RunReader) -> JsonObject:
-    from palestra.runs.facts import flatten
-
-    return {key: value for key, value in flatten(one.read_about()["config"]).items() if key not in ("name", "runs")}
 
 
 def print_course(metrics: list[JsonObject]) -> None:
