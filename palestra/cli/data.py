@@ -211,11 +211,9 @@ def _tokenizer(model: str | None) -> ChatTokenizer | None:
         return None
     with needs_extra("train"):
         from palestra.chat import ChatError, ChatTokenizer
-        from palestra.config.bundled import bundled_model
-        from palestra.util.hugging_face import find_in_cache, is_hub_id
+        from palestra.config.bundled import find_model
     with one_line_errors(ValueError, ChatError, OSError, code=USAGE):
-        folder = bundled_model(model) or (find_in_cache(model) if is_hub_id(model) else Path(model).expanduser())
-        return ChatTokenizer.load(folder)
+        return ChatTokenizer.load(find_model(model))
 
 
 def _survey(source: str, kind: str | None, tokenizer: ChatTokenizer | None, limit: int | None) -> DatasetSurvey:

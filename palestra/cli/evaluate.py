@@ -9,7 +9,6 @@ import asyncio
 import json
 import re
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import rich_click as click
@@ -109,15 +108,13 @@ def evaluate(
 def _load(names: list[str], overrides: list[str], resume: str | None) -> EvaluationConfig:
     from palestra.config.evaluate import load_evaluation_config
     from palestra.evaluation.named import entry_named
-    from palestra.runs.reader import RunError, find_run
+    from palestra.runs.control import saved_to_resume
+    from palestra.runs.reader import RunError
 
     saved: JsonObject | None = None
     if resume is not None:
-        root = next((text.partition("=")[2] for text in overrides if text.startswith("runs=")), "runs")
-        found = find_run(resume, Path(root))
-        about = found.read_about()
-        saved = about["config"] | {"name": found.name, "runs": str(found.path.parent)}
-        if about["kind"] != "eval":
+        found, saved = saved_to_resume(resume, overrides)
+        if found.read_about()["kind"] != "eval":
             raise RunError(f"{resume} is no evaluation; to continue a training run: palestra train --resume {resume}")
     files = [name for name in names if name.endswith(FILES)]
     entries = [entry_named(name) for name in names if name not in files]

@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
@@ -112,13 +111,11 @@ def load(given: list[str], files: tuple[str, ...], overrides: list[str], resume:
     from palestra.config import ConfigError
     from palestra.config.bundled import find_config_file
     from palestra.config.train import load_train_config
-    from palestra.runs.reader import find_run
+    from palestra.runs.control import saved_to_resume
 
     if resume is None:
         return load_train_config([find_config_file(given[0]), *files], overrides)
-    root = next((text.partition("=")[2] for text in overrides if text.startswith("runs=")), "runs")
-    reader = find_run(resume, Path(root))
-    saved = reader.read_about()["config"] | {"name": reader.name, "runs": str(reader.path.parent)}
+    reader, saved = saved_to_resume(resume, overrides)
     rank = saved["model"]["rank"]
     config = load_train_config(files, overrides, saved)
     if config.model.rank != rank:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from palestra.util.hugging_face import find_in_cache, is_hub_id
 from palestra.util.suggest import did_you_mean
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
@@ -17,6 +18,11 @@ EPHEBE, EPHEBE_SHELL = "ephebe", "ephebe-shell"
 def bundled_model(name: str) -> Path | None:
     """Folder of the bundled model of this name; None if there is none, or if a folder of this name exists here."""
     return BUNDLED / name if name in (EPHEBE, EPHEBE_SHELL) and not Path(name).is_dir() else None
+
+
+def find_model(name: str) -> Path:
+    """Folder of a model: a bundled one, a Hugging Face id in the local cache, or a path. Raises ValueError."""
+    return bundled_model(name) or (find_in_cache(name) if is_hub_id(name) else Path(name).expanduser())
 
 
 def bundled_configs() -> list[str]:

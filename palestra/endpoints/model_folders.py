@@ -9,9 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from palestra.config.bundled import bundled_model
+from palestra.config.bundled import find_model
 from palestra.config.train import TrainModel
-from palestra.util.hugging_face import find_in_cache, is_hub_id
 
 
 class SetupError(ValueError):
@@ -19,9 +18,7 @@ class SetupError(ValueError):
 
 
 def model_folder(model: TrainModel) -> Path:
-    if (bundled := bundled_model(model.name)) is not None:
-        return bundled
-    return find_in_cache(model.name) if is_hub_id(model.name) else Path(model.name).expanduser().absolute()
+    return find_model(model.name).absolute()
 
 
 def check_model(folder: Path) -> None:

@@ -1,27 +1,34 @@
-"""Makes new server folders from a working skeleton, and checks a folder without a model.
+"""Makes new server folders from a working skeleton, finds them, and checks one without a model.
 
-Owns: names, the files of the skeleton, the checks that every folder must pass. Never touches: what a server does, its
-own tests.
+Owns: names, the files of the skeleton, the checks that every folder must pass, what runs its own tests. Never touches:
+what a server does.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import keyword
+import os
 import re
 import runpy
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from string import Template
+from typing import NamedTuple
 
 import yaml
 
 from palestra.gym.errors import GymConfigError
+from palestra.gym.nemo_gym_compat import stock_path
 from palestra.gym.records import ServerInstance, ServerKind
-from palestra.gym.registry import OURS, is_stock, load_class
+from palestra.gym.registry import OURS, implementations, is_stock, load_class
+from palestra.gym.search_folders import did_you_mean
 from palestra.gym.servers.base import GymServer
 from palestra.gym.servers.gymnasium import GymnasiumServer
 from palestra.gym.servers.resources import RESERVED, ResourcesServer
 from palestra.gym.testing import opened
+from palestra.gym.venvs import interpreter_for
 from palestra.types.gym import PARAMS
 from palestra.types.gym_failures import plain_words
 from palestra.util.json_types import JsonObject
@@ -57,6 +64,37 @@ def make_server(name: str, below: Path, kind: ServerKind = ServerKind.RESOURCES)
 
 def _class_name(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_") if part)
+
+
+class UnknownServer(GymConfigError, LookupError):
+    """No folder has a server of this name."""
+
+
+def find_folder(name: str, roots: Sequence[Path]) -> Path:
+    """Returns the folder of a server: `NAME`, or `KIND/NAME`. Raises UnknownServer."""
+    kinds = [kind for kind in ServerKind if name.startswith(f"{kind}/")] or list(ServerKind)
+    plain = name.rpartition("/")[2]
+    for root in roots:
+        for kind in kinds:
+            if any((root / kind / plain).glob("*.py")):
+                return root / kind / plain
+    known = {one for kind in kinds for one in implementations(kind, roots)}
+    places = "".join(f"\n  not below {root}" for root in roots)
+    raise UnknownServer(f"there is no server {name!r}{places}{did_you_mean(plain, known)}")
+
+
+class PytestRun(NamedTuple):
+    command: list[str]
+    environment: dict[str, str]
+
+
+def pytest_command(folder: Path, report: Callable[[str], None]) -> PytestRun:
+    """Returns what runs pytest with the interpreter of the server, which may have to be made first."""
+    interpreter = asyncio.run(interpreter_for(folder, {}, report))
+    environment = dict(os.environ)
+    if any(is_stock(file) for file in folder.glob("*.py")):
+        environment["PYTHONPATH"] = stock_path(folder)
+    return PytestRun([interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"], environment)
 
 
 EXAMPLES = "data/example.jsonl"

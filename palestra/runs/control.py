@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import shlex
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from palestra.runs.lock import RunLock
-from palestra.runs.reader import IMITATION, STOP, RunReader, RunStatus
+from palestra.runs.reader import IMITATION, STOP, RunReader, RunStatus, find_run
 from palestra.runs.record_files import RunError, write_json
+from palestra.util.json_types import JsonObject
 
 
 def request_stop(run: RunReader) -> bool:
@@ -54,3 +56,10 @@ def view_command(run: RunReader) -> str:
 def resume_command(run: RunReader) -> str:
     command = "eval" if run.read_about()["kind"] == "eval" else "train"
     return f"palestra {command} --resume {short_name(run)}"
+
+
+def saved_to_resume(which: str, overrides: Iterable[str]) -> tuple[RunReader, JsonObject]:
+    """The run to continue and its config, which stays in its folder. It is looked for in `runs=` of the overrides."""
+    root = next((text.partition("=")[2] for text in overrides if text.startswith("runs=")), "runs")
+    found = find_run(which, Path(root))
+    return found, found.read_about()["config"] | {"name": found.name, "runs": str(found.path.parent)}

@@ -9,7 +9,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.metadata import distributions
 
@@ -73,6 +73,15 @@ def running_time(metrics: Sequence[JsonObject], events: Sequence[JsonObject]) ->
     for row in (*metrics, *events):
         times.setdefault(row.get("attempt", 1), []).append(row["time"])
     return sum(max(signs) - min(signs) for signs in times.values())
+
+
+def differing_settings(configs: Iterable[JsonObject | None]) -> dict[str, list[object]]:
+    """The settings in which configs differ, with the value in each: None where it is not set. A run's own name and
+    place say nothing."""
+    flat = [flatten(config or {}) for config in configs]
+    keys = {key: None for config in flat for key in config if key not in ("name", "runs")}
+    values: dict[str, list[object]] = {key: [config.get(key) for config in flat] for key in keys}
+    return {key: found for key, found in values.items() if len(set(map(str, found))) > 1}
 
 
 def flatten(content: object, at: str = "") -> JsonObject:

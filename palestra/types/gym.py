@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Final
 
 GYM = "gym"
 GYM_HEAD = "http://127.0.0.1:11000"
 """Where the head server of a gym is, unless its config says otherwise."""
 
 PARAMS = "responses_create_params"
-AGENT_REF = "agent_ref"
+AGENT_REF: Final = "agent_ref"
 EXTRA_BODY = "extra_body"
 """Metadata of a request: further fields for the model's endpoint, as JSON text."""
 POLICY = "policy_model_name"

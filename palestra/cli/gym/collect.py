@@ -24,6 +24,7 @@ from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
     from palestra.environments.gym.directory import ServerDirectory
+    from palestra.gym.collect.aggregating import AgentReport
     from palestra.gym.collect.collection import CollectionRequest, CollectionStatus
     from palestra.net.http_client import HttpClient
 
@@ -214,7 +215,7 @@ def _found(data: Path, roots: tuple[Path, ...]) -> Path:
 
 async def _collect(
     request: CollectionRequest, no_metrics: bool, quiet: bool, given: JsonObject
-) -> tuple[CollectionStatus, list[JsonObject]]:
+) -> tuple[CollectionStatus, list[AgentReport]]:
     from palestra.gym.collect.aggregating import FailedAttempts, aggregated, save_metrics
     from palestra.gym.collect.collection import collect as run
     from palestra.gym.collect.collection import delivered
@@ -291,7 +292,7 @@ def _figures(standing: Any) -> str:
     return "  ".join(parts + failed + ([f"{again} attempts failed"] if again else []))
 
 
-def _say(request: CollectionRequest, standing: CollectionStatus, metrics: list[JsonObject], as_json: bool) -> None:
+def _say(request: CollectionRequest, standing: CollectionStatus, metrics: list[AgentReport], as_json: bool) -> None:
     from palestra.gym.collect.aggregating import counted
     from palestra.gym.collect.files import OutputFiles
 

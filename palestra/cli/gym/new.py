@@ -5,8 +5,6 @@ Owns: arguments and printing. Never touches: what a server is.
 
 from __future__ import annotations
 
-import asyncio
-import os
 import subprocess
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import msgspec
 import rich_click as click
 
 from palestra.cli.gym.commands import search_dir_option
-from palestra.cli.output import FAILED, NOT_FOUND, fail, needs_extra, one_line_errors, print_json
+from palestra.cli.output import FAILED, needs_extra, one_line_errors, print_json
 from palestra.cli.run.common import json_option, print_table
 
 
@@ -60,47 +58,19 @@ def test(name: str, roots: tuple[Path, ...], pytest_args: tuple[str, ...]) -> No
     """
     with needs_extra("gym"):
         from palestra.gym.errors import GymError
-        from palestra.gym.scaffolding import check_folder
+        from palestra.gym.scaffolding import check_folder, find_folder, pytest_command
+        from palestra.gym.search_folders import search_roots
     with one_line_errors(GymError, OSError):
-        folder = find_folder(name, roots)
+        folder = find_folder(name, search_roots(roots))
         for line in check_folder(folder):
             click.echo(line)
         if not (folder / "tests").is_dir():
             click.echo("this server has no tests")
             return
-        command, environment = pytest_command(folder)
-    code = subprocess.run([*command, *pytest_args], cwd=folder, env=environment, check=False).returncode
+        tests = pytest_command(folder, lambda line: click.echo(line, err=True))
+    command = [*tests.command, *pytest_args]
+    code = subprocess.run(command, cwd=folder, env=tests.environment, check=False).returncode
     raise SystemExit(FAILED if code else 0)  # pytest's own exit codes have other meanings than ours
-
-
-def find_folder(name: str, roots: tuple[Path, ...]) -> Path:
-    from palestra.gym.records import ServerKind
-    from palestra.gym.registry import implementations
-    from palestra.gym.search_folders import did_you_mean, search_roots
-
-    searched = search_roots(roots)
-    kinds = [kind for kind in ServerKind if name.startswith(f"{kind}/")] or list(ServerKind)
-    plain = name.rpartition("/")[2]
-    for root in searched:
-        for kind in kinds:
-            if any((root / kind / plain).glob("*.py")):
-                return root / kind / plain
-    known = {one for kind in kinds for one in implementations(kind, searched)}
-    places = "".join(f"\n  not below {root}" for root in searched)
-    raise fail(f"there is no server {name!r}{places}{did_you_mean(plain, known)}", NOT_FOUND)
-
-
-def pytest_command(folder: Path) -> tuple[list[str], dict[str, str]]:
-    """The command that runs pytest with the interpreter of the server."""
-    from palestra.gym.nemo_gym_compat import stock_path
-    from palestra.gym.registry import is_stock
-    from palestra.gym.venvs import interpreter_for
-
-    interpreter = asyncio.run(interpreter_for(folder, {}, lambda line: click.echo(line, err=True)))
-    environment = dict(os.environ)
-    if any(is_stock(file) for file in folder.glob("*.py")):
-        environment["PYTHONPATH"] = stock_path(folder)
-    return [interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"], environment
 
 
 KINDS = ["resources-servers", "agents", "models", "environments", "benchmarks"]

@@ -23,6 +23,7 @@ from palestra.cli.run.common import json_option, print_table
 from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
+    from palestra.gym.collect.aggregating import AgentMetrics
     from palestra.gym.collect.reverifying import ReverifyRequest, ReverifyStatus
 
 SHOWN = 10  # number of tasks shown in a comparison
@@ -196,7 +197,7 @@ def aggregate(
         from palestra.gym.collect.pairing import merged
         from palestra.gym.errors import GymError
 
-    async def by_agents(results: list[JsonObject]) -> list[JsonObject]:
+    async def by_agents(results: list[JsonObject]) -> list[AgentMetrics]:
         async with open_gym(**given) as (client, directory):
             return await aggregated(results, directory, client)
 

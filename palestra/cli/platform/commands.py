@@ -355,19 +355,15 @@ def chosen_keys(
     hint: bool,
     noise: bool,
 ) -> list[TaskKey]:
-    from palestra.environments.platform import APPS, TaskKey, app_of
+    from palestra.environments.platform import TaskKey
+    from palestra.environments.platform.catalog import chosen_templates
     from palestra.environments.platform.task_records import FIRST_EVAL, DifficultyKnob
 
     knobs = tuple(knob for knob, is_on in ((DifficultyKnob.HINT, hint), (DifficultyKnob.NOISE, noise)) if is_on)
     start = first + (FIRST_EVAL if split == "eval" else 0)
     if split == "train" and start + count > FIRST_EVAL:
         raise fail(f"tasks of the split train have numbers below {FIRST_EVAL}", USAGE)
-    found = [
-        (app, template)
-        for app in ([app_of(name) for name in names] if names else APPS.values())
-        for template in app.templates
-        if (not templates or template.name in templates) and (not difficulties or template.difficulty in difficulties)
-    ]
+    found = chosen_templates(names, templates, difficulties)
     if not found:
         raise fail("no template matches; to see them: palestra platform app show APP", NOT_FOUND)
     return [TaskKey(a.key, t.name, t.difficulty, n, knobs) for a, t in found for n in range(start, start + count)]

@@ -5,9 +5,11 @@ Owns: arguments and printing. Never touches: the files of a run, except by readi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import rich_click as click
 from msgspec import to_builtins
@@ -19,11 +21,9 @@ from palestra.cli.run.common import find, json_option, print_table, run_errors, 
 from palestra.cli.run.overview import evaluation_text, note_text
 from palestra.runs.control import resume_command
 from palestra.util.figures import duration_text, number_text, time_text
+from palestra.util.files import replacing
 from palestra.util.json_types import JsonObject
 from palestra.util.safe_text import safe_text
-
-if TYPE_CHECKING:
-    from palestra.runs.reader import RunReader
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -161,31 +161,30 @@ def compare(which: tuple[str, ...], everything: bool, root: Path, as_json: bool)
     same tasks, whether one is better."""
     with run_errors():
         from palestra.evaluation.comparison import compare_evaluations
+        from palestra.runs.facts import differing_settings
         from palestra.runs.overview import last_values
 
         runs = [find(one, root) for one in which]
         paired = compare_evaluations(*runs) if len(runs) == 2 else None
-        configs, lasts = [flat_config(one) for one in runs], [last_values(one.read_metrics()) for one in runs]
-    keys = sorted({key for config in configs for key in config})
-    differing = [key for key in keys if len({str(config.get(key)) for config in configs}) > 1]
+        differing = dict(sorted(differing_settings(one.read_about()["config"] for one in runs).items()))
+        lasts = [last_values(one.read_metrics()) for one in runs]
     known = {name for last in lasts for name in last}
     names = sorted(known) if everything else [name for name in KEY_METRICS if name in known]
     if as_json:
-        sides = zip(runs, configs, lasts, strict=True)
         print_json(
             [
                 {
                     "name": one.name,
-                    "config": {key: config.get(key) for key in differing},
+                    "config": {key: values[at] for key, values in differing.items()},
                     "last": {name: last.get(name) for name in names},
                     **({"paired": to_builtins(paired)} if paired and one is runs[1] else {}),
                 }
-                for one, config, last in sides
+                for at, (one, last) in enumerate(zip(runs, lasts, strict=True))
             ]
         )
         return
     table = [["", *(one.name for one in runs)]]
-    table += [[key, *(number_text(config.get(key)) for config in configs)] for key in differing]
+    table += [[key, *map(number_text, values)] for key, values in differing.items()]
     table += [[name, *(number_text(last.get(name)) for last in lasts)] for name in ("step", *names)]
     print_table(table)
     if paired is not None:
@@ -216,14 +215,16 @@ def compare(which: tuple[str, ...], everything: bool, root: Path, as_json: bool)
 @json_option
 def export(which: str, form: str, what: str, out: Path | None, root: Path, as_json: bool) -> None:
     """Write RUN's metrics, rollouts or tokens in a form other tools read."""
-    from palestra.cli.run.export import export_rows
-
     if form == "parquet" and out is None:
         raise click.UsageError("parquet cannot be printed; name a file with --out FILE")
     if as_json and out is None:
         raise click.UsageError("--json describes the file that was written; name one with --out FILE")
     with run_errors():
-        count = export_rows(find(which, root), what, form, out)
+        from palestra.runs.row_export import write_rows
+
+        found = find(which, root)
+        with _opened(out) as stream:
+            count = write_rows(found, what, form, stream)
     if as_json:
         print_json({"file": str(out), "rows": count})
     elif out is not None:
@@ -248,10 +249,14 @@ def plot(which: str, out: Path | None, root: Path, as_json: bool) -> None:
     print_result(as_json, {"file": str(file), "panels": panels}, f"{file}: {', '.join(panels)}")
 
 
-def flat_config(one: RunReader) -> JsonObject:
-    from palestra.runs.facts import flatten
-
-    return {key: value for key, value in flatten(one.read_about()["config"]).items() if key not in ("name", "runs")}
+@contextmanager
+def _opened(out: Path | None) -> Iterator[IO[bytes]]:
+    if out is None:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+    else:
+        with replacing(out.absolute()) as stream:
+            yield stream
 
 
 def print_course(metrics: list[JsonObject]) -> None:

@@ -6,7 +6,6 @@ Owns: arguments and printing. Never touches: the files of a run, except by readi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +21,7 @@ from palestra.util.safe_text import safe_text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from palestra.runs.reader import FoundRollout, RunReader
+    from palestra.runs.reader import FoundRollout
 
 ROLE_STYLES = {"system": "bold magenta", "user": "bold blue", "assistant": "bold green", "tool": "bold yellow"}
 SNIPPET = 48
@@ -50,11 +49,12 @@ def rollout() -> None:
 def list_(which: str, step: int | None, evals: bool, where: str | None, limit: int, root: Path, as_json: bool) -> None:
     """List the rollouts of RUN, a name or a folder."""
     from palestra.runs.rollout_filter import WhereError, parse_where
+    from palestra.runs.rollout_search import matching_rollouts
 
     try:
         matches = parse_where(where) if where is not None else lambda record: True
         with run_errors():
-            found = matching(find(which, root), step, evals, matches)
+            found = matching_rollouts(find(which, root), step, evals, matches)
             records = list(islice(found, limit + 1)) if limit else list(found)
     except WhereError as error:
         raise click.BadParameter(str(error), param_hint="--where") from error
@@ -93,8 +93,10 @@ def show(
 ) -> None:
     """Show the rollout ID, or the beginning of an id: its conversation, or its tokens."""
     with run_errors():
-        run, found = find_one(rollout_id, which, step, root)
-        tokens = read_tokens(run, found) if with_tokens else None
+        from palestra.runs.rollout_search import find_rollout, tokens_of
+
+        run, found = find_rollout(rollout_id, which, step, root)
+        tokens = tokens_of(run, found) if with_tokens else None
         tokenizer = run.read_about()["facts"].get("tokenizer")
     if as_json:
         print_json({"run": run.name, "part": found.part, **found.record, **({"tokens_of": tokens} if tokens else {})})
@@ -113,41 +115,6 @@ def show(
             console.print(f"judge {judgement['judge']}: {score}\n{said}", style="dim")
         if verdict := found.record.get("verdict"):
             console.print(f"verifier: {safe_text(json.dumps(verdict, ensure_ascii=False, indent=2))}", style="dim")
-
-
-def matching(
-    run: RunReader, step: int | None, evals: bool, matches: Callable[[JsonObject], bool]
-) -> Iterator[JsonObject]:
-    from palestra.runs.reader import Part
-
-    part = Part.EVAL if evals or not run.steps(Part.ROLLOUTS) else Part.ROLLOUTS  # an evaluation has no others
-    for one in [step] if step is not None else reversed(run.steps(part)):
-        yield from (record for record in run.read_rollouts(one, part) if matches(record))
-
-
-def find_one(rollout_id: str, which: str | None, step: int | None, root: Path) -> tuple[RunReader, FoundRollout]:
-    """The rollout with exactly this id, or the newest whose id begins with it."""
-    from palestra.runs.reader import RunNotFound, list_runs
-
-    runs = [find(which, root)] if which is not None else list_runs(root)
-    for prefix in (False, True):
-        for run in runs:
-            for found in run.find_rollouts(rollout_id, prefix=prefix):
-                if step is None or found.step == step:
-                    return run, found
-    place = f"run {runs[0].name}" if which is not None else f"any run in {root}"
-    at = f" at step {step}" if step is not None else ""
-    raise RunNotFound(f"no rollout {rollout_id!r} in {place}{at}; to see them: palestra rollout list {which or 'RUN'}")
-
-
-def read_tokens(run: RunReader, found: FoundRollout) -> JsonObject:
-    from palestra.runs.reader import Part, RunNotFound
-
-    tokens = run.find_tokens(found.record["id"], found.step) if found.part is Part.ROLLOUTS else None
-    if tokens is None:
-        why = "evaluations store no tokens" if found.part is Part.EVAL else "the run was started with keep_tokens=false"
-        raise RunNotFound(f"no tokens are stored for rollout {found.record['id']}: {why}")
-    return tokens
 
 
 def print_head(console: Console, found: FoundRollout) -> None:

@@ -15,7 +15,15 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from palestra.environments.fleet.records import FleetTask
-from palestra.environments.platform import APPS, PlatformError, PlatformTask, TaskKey, TaskTemplate, app_of, make_task
+from palestra.environments.platform import (
+    PlatformError,
+    PlatformTask,
+    TaskApp,
+    TaskKey,
+    TaskTemplate,
+    make_task,
+)
+from palestra.environments.platform.catalog import chosen_templates
 from palestra.environments.platform.task_records import FIRST_EVAL, DifficultyKnob, knobs_of
 from palestra.environments.platform.verifiers.source import verifier_source
 from palestra.environments.tasks import LazyTasks
@@ -79,7 +87,7 @@ class PlatformTasks(msgspec.Struct, frozen=True):
         chosen = self._chosen()
         start = self.first + (FIRST_EVAL if split == "eval" else 0)
         return [
-            TaskKey(app, template.name, template.difficulty, start + place // len(chosen), self.knobs)
+            TaskKey(app.key, template.name, template.difficulty, start + place // len(chosen), self.knobs)
             for place in range(self.count)
             for app, template in [chosen[place % len(chosen)]]
         ]
@@ -88,15 +96,8 @@ class PlatformTasks(msgspec.Struct, frozen=True):
         """Returns tasks for a training run; each is made when it is accessed."""
         return LazyTasks(self.keys(split), partial(_task, self.name))
 
-    def _chosen(self) -> list[tuple[str, TaskTemplate]]:
-        apps = [app_of(self.app)] if self.app else list(APPS.values())
-        return [
-            (app.key, template)
-            for app in apps
-            for template in app.templates
-            if (not self.difficulties or template.difficulty in self.difficulties)
-            and (not self.templates or template.name in self.templates)
-        ]
+    def _chosen(self) -> list[tuple[TaskApp, TaskTemplate]]:
+        return chosen_templates([self.app] if self.app else [], self.templates, self.difficulties)
 
     def _check(self) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from functools import cache
 
 from palestra.environments.platform.app import TaskApp, TaskTemplate
@@ -28,6 +29,18 @@ def app_of(key: str) -> TaskApp:
     if found is None:
         raise UnknownName(f"there is no app {key!r}; {did_you_mean(key, APPS)}")
     return found
+
+
+def chosen_templates(
+    apps: Sequence[str], templates: Collection[str], difficulties: Collection[str]
+) -> list[tuple[TaskApp, TaskTemplate]]:
+    """The templates with these names and difficulties, of these apps; empty: all. Raises UnknownName."""
+    return [
+        (app, template)
+        for app in ([app_of(name) for name in apps] if apps else APPS.values())
+        for template in app.templates
+        if (not templates or template.name in templates) and (not difficulties or template.difficulty in difficulties)
+    ]
 
 
 @cache

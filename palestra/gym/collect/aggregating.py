@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import orjson
 
@@ -18,7 +18,7 @@ from palestra.environments.gym.directory import ServerDirectory
 from palestra.gym.collect.files import OutputFiles, read_lines, write_whole
 from palestra.gym.collect.rows import agent_of
 from palestra.gym.errors import CollectError
-from palestra.gym.metrics import aggregate
+from palestra.gym.metrics import RolloutMetrics, aggregate
 from palestra.net.http_client import CallFailed, HttpClient
 from palestra.types.gym import AGENT_REF, PARAMS, TASK_INDEX
 from palestra.types.gym_failures import class_in, plain_words
@@ -26,6 +26,22 @@ from palestra.util.json_types import JsonMapping, JsonObject
 
 _HEAVY = frozenset({"response", PARAMS, "ng_agent_observations", "ng_model_call_capture", "ng_trajectory"})
 LIMIT_S = 600.0
+
+
+class AgentName(TypedDict):
+    name: str
+
+
+class AgentMetrics(RolloutMetrics):
+    """An entry of `_aggregate_metrics.json`."""
+
+    agent_ref: AgentName
+
+
+class AgentReport(AgentMetrics):
+    """An entry with the failed attempts by class."""
+
+    failed_attempts: dict[str, int]
 
 
 def by_agent(results: Iterable[JsonMapping]) -> dict[str, list[JsonMapping]]:
@@ -37,14 +53,14 @@ def by_agent(results: Iterable[JsonMapping]) -> dict[str, list[JsonMapping]]:
 
 async def aggregated(
     results: Sequence[JsonMapping], directory: ServerDirectory, client: HttpClient
-) -> list[JsonObject]:
-    """Returns an entry for each agent, as in `_aggregate_metrics.json`. Raises CollectError."""
+) -> list[AgentMetrics]:
+    """Returns an entry for each agent. Raises CollectError."""
     agents = by_agent(results)
     entries = await asyncio.gather(*(_aggregated_by(name, own, directory, client) for name, own in agents.items()))
     return [_entry(name, metrics) for name, metrics in zip(agents, entries, strict=True)]
 
 
-def aggregated_here(results: Sequence[JsonMapping]) -> list[JsonObject]:
+def aggregated_here(results: Sequence[JsonMapping]) -> list[AgentMetrics]:
     """The same without servers, and therefore without metrics that a server computes itself."""
     return [_entry(name, aggregate([stripped(one) for one in own])) for name, own in by_agent(results).items()]
 
@@ -63,7 +79,7 @@ def stripped(result: JsonMapping) -> JsonObject:
 
 async def _aggregated_by(
     name: str, results: Sequence[JsonMapping], directory: ServerDirectory, client: HttpClient
-) -> JsonObject:
+) -> RolloutMetrics:
     body = orjson.dumps({"verify_responses": [stripped(one) for one in results]}, option=orjson.OPT_NON_STR_KEYS)
     url = f"{directory.agent(name)}/aggregate_metrics"
     try:
@@ -75,10 +91,13 @@ async def _aggregated_by(
         raise CollectError(f"{name} cannot aggregate: {type(error).__name__}: {error}") from error
 
 
-def _entry(name: str, metrics: JsonMapping) -> JsonObject:
+def _entry(name: str, metrics: RolloutMetrics) -> AgentMetrics:
+    """What a server of others leaves out of its answer is null."""
     return {
-        AGENT_REF: {"name": name},
-        **{key: metrics.get(key) for key in ("agent_metrics", "key_metrics", "group_level_metrics")},
+        "agent_ref": {"name": name},
+        "agent_metrics": metrics.get("agent_metrics"),
+        "key_metrics": metrics.get("key_metrics"),
+        "group_level_metrics": metrics.get("group_level_metrics"),
     }
 
 
@@ -97,15 +116,12 @@ class FailedAttempts:
                 self.by_agent[agent_of(line) or ""][kind] += 1
                 self.by_task[line.get(TASK_INDEX)][kind] += 1
 
-    def beside_agents(self, entries: list[JsonObject]) -> list[JsonObject]:
+    def beside_agents(self, entries: list[AgentMetrics]) -> list[AgentReport]:
         """Adds failures to the metrics by agent; an agent whose attempts all failed has an entry, too."""
         known = {entry[AGENT_REF]["name"] for entry in entries}
-        only_failed = [
-            {AGENT_REF: {"name": name}, "agent_metrics": {}, "key_metrics": {}, "group_level_metrics": []}
-            for name in sorted(self.by_agent.keys() - known)
-        ]
+        only_failed = [_entry(name, aggregate([])) for name in sorted(self.by_agent.keys() - known)]
         return [
-            {**entry, FAILED_ATTEMPTS: dict(self.by_agent.get(entry[AGENT_REF]["name"], {}))}
+            {**entry, "failed_attempts": dict(self.by_agent.get(entry[AGENT_REF]["name"], {}))}
             for entry in [*entries, *only_failed]
         ]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from palestra.types.gym import MASK_SAMPLE, ROLLOUT_INDEX, TASK_INDEX
 from palestra.util.json_types import JsonMapping, JsonObject
@@ -81,14 +81,21 @@ ComputeMetrics = Callable[[list[list[Rollout]]], JsonObject]
 PickKeyMetrics = Callable[[JsonObject], JsonObject]
 
 
+class RolloutMetrics(TypedDict):
+    """The answer."""
+
+    group_level_metrics: list[JsonObject]
+    agent_metrics: JsonObject
+    key_metrics: JsonObject
+
+
 def aggregate(
     verify_responses: Sequence[Rollout],
     compute: ComputeMetrics | None = None,
     pick: PickKeyMetrics | None = None,
-) -> JsonObject:
-    """Returns `{group_level_metrics, agent_metrics, key_metrics}`. `compute` gets all rollouts task by task and may
-    return `per_task_metrics` (a list with task indices) in addition to its own; `pick` chooses the key metrics from all
-    of them."""
+) -> RolloutMetrics:
+    """Computes metrics. `compute` gets all rollouts task by task and may return `per_task_metrics` (a list with task
+    indices) in addition to its own; `pick` chooses the key metrics from all of them."""
     if not verify_responses:
         return {"group_level_metrics": [], "agent_metrics": {}, "key_metrics": {}}
     tasks = by_task(verify_responses)

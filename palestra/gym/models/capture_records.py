@@ -5,12 +5,27 @@ Owns: the record of a call, sums over calls, `ng_model_call_capture`, `ng_trajec
 
 from __future__ import annotations
 
+from typing import NotRequired, TypedDict
+
 import orjson
 
 from palestra.gym.models.capture import CapturedRecords
 from palestra.util.json_types import JsonMapping, JsonObject
 
 SUMMED = ("tokens_in", "tokens_out", "tokens_reasoning", "tokens_total", "latency_total_ms")
+
+
+class CapturedToolCall(TypedDict):
+    call_id: object
+    name: object
+    arguments: object
+
+
+class CaptureGap(TypedDict):
+    """What is missing, and why."""
+
+    code: str
+    detail: NotRequired[str]
 
 
 def model_call_capture(rollout_id: str, kept: CapturedRecords) -> JsonObject:
@@ -74,8 +89,8 @@ def _metrics(calls: list[JsonObject]) -> JsonObject:
     return sums | {"num_calls": len(calls)}
 
 
-def _gaps(kept: CapturedRecords) -> list[JsonObject]:
-    gaps: list[JsonObject] = []
+def _gaps(kept: CapturedRecords) -> list[CaptureGap]:
+    gaps: list[CaptureGap] = []
     if kept.damaged:
         gaps.append({"code": "model_call_capture_records_unreadable", "detail": f"count={kept.damaged}"})
     if kept.is_incomplete:
@@ -115,9 +130,9 @@ def _finish(response: JsonMapping) -> str | None:
     return response.get("stop_reason") or choices[0].get("finish_reason") or incomplete.get("reason")
 
 
-def _message_text(response: JsonMapping) -> tuple[list[JsonObject], list[str]]:
+def _message_text(response: JsonMapping) -> tuple[list[CapturedToolCall], list[str]]:
     """Returns tool calls and reasoning."""
-    calls: list[JsonObject] = []
+    calls: list[CapturedToolCall] = []
     reasoning: list[str] = []
     for item in response.get("output") or ():
         if item["type"] == "function_call":
@@ -138,7 +153,7 @@ def _message_text(response: JsonMapping) -> tuple[list[JsonObject], list[str]]:
     return calls, reasoning
 
 
-def _call(call_id: object, name: object, arguments: object) -> JsonObject:
+def _call(call_id: object, name: object, arguments: object) -> CapturedToolCall:
     if isinstance(arguments, str):
         try:
             arguments = orjson.loads(arguments)

@@ -12,12 +12,12 @@ import orjson
 
 from palestra.gym.errors import BadRequest, Place
 from palestra.gym.wire import encoded
+from palestra.net.chat_apis.anthropic_format import STOP_REASONS, TOOL_CHOICES, new_message, tool_use
 from palestra.util.json_types import JsonMapping, JsonObject
 
 SAME = ("model", "temperature", "top_p")
 BEYOND = {"stop_sequences": "stop", "top_k": "top_k"}
 """Fields that Responses do not have, but chat completions do."""
-CHOICES = {"auto": "auto", "none": "none", "any": "required"}
 NO_SCHEMA = {"type": "object", "properties": {}}
 
 
@@ -128,8 +128,8 @@ def _tools(body: JsonMapping) -> JsonObject:
         kind = choice.get("type") if isinstance(choice, dict) else None
         if kind == "tool":
             chosen["tool_choice"] = {"type": "function", "name": choice.get("name")}
-        elif isinstance(kind, str) and kind in CHOICES:
-            chosen["tool_choice"] = CHOICES[kind]
+        elif isinstance(kind, str) and kind in TOOL_CHOICES:
+            chosen["tool_choice"] = TOOL_CHOICES[kind]
         else:
             raise BadRequest(
                 ("tool_choice",), "Input should be an object of type auto, any, tool or none", given=choice
@@ -150,22 +150,21 @@ def _tool(tool: object, at: int) -> JsonObject:
 
 # Answers
 
+FINISH_REASONS = {"max_output_tokens": "length", "content_filter": "content_filter"}
+"""By reasons why a response is incomplete."""
+
 
 def as_message(response: JsonMapping, *, model: str) -> JsonObject:
     content: list[JsonObject] = []
     for item in response["output"]:
         content += _blocks(item)
-    has_calls = any(block["type"] == "tool_use" for block in content)
+    complete = "tool_calls" if any(block["type"] == "tool_use" for block in content) else "stop"
     reason = (response.get("incomplete_details") or {}).get("reason")
-    ended = {"max_output_tokens": "max_tokens", "content_filter": "refusal"}.get(reason or "")
     usage = response.get("usage") or {}
     return {
-        "id": f"msg_{uuid4().hex}",
-        "type": "message",
-        "role": "assistant",
-        "model": model,
+        **new_message(f"msg_{uuid4().hex}", model),
         "content": content,
-        "stop_reason": ended or ("tool_use" if has_calls else "end_turn"),
+        "stop_reason": STOP_REASONS[FINISH_REASONS.get(reason or "", complete)],
         "stop_sequence": None,
         "usage": {"input_tokens": usage.get("input_tokens", 0), "output_tokens": usage.get("output_tokens", 0)},
     }
@@ -182,8 +181,7 @@ def _blocks(item: JsonMapping) -> list[JsonObject]:
             thoughts = (one.get("text") or "" for one in item.get("summary") or ())
             return [{"type": "thinking", "thinking": thought, "signature": ""} for thought in thoughts]
         case "function_call":
-            call = {"id": item.get("call_id"), "name": item.get("name"), "input": _input(item.get("arguments") or "")}
-            return [{"type": "tool_use", **call}]
+            return [tool_use(item.get("call_id"), item.get("name"), _input(item.get("arguments") or ""))]
         case _:
             return []
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from uuid import uuid4
 
 from palestra.gym.wire import GymResponse, encoded
+from palestra.net.chat_apis import anthropic_format as anthropic
 from palestra.util.json_types import JsonMapping, JsonObject
 
 DONE = b"data: [DONE]\n\n"
@@ -133,24 +134,20 @@ def _summary_events(where: JsonObject, part: JsonObject) -> Iterator[JsonObject]
 
 
 def message_events(message: JsonObject) -> Iterator[bytes]:
-    begun = {**message, "content": [], "stop_reason": None}
-    yield _event({"type": "message_start", "message": begun})
+    yield _event(anthropic.message_start(message))
     for index, block in enumerate(message["content"]):
-        empty, delta = _block(block)
-        yield _event({"type": "content_block_start", "index": index, "content_block": empty})
-        yield _event({"type": "content_block_delta", "index": index, "delta": delta})
-        yield _event({"type": "content_block_stop", "index": index})
+        empty, piece = _block(block)
+        yield _event(anthropic.block_start(index, empty))
+        yield _event(anthropic.block_delta(index, block["type"], piece))
+        yield _event(anthropic.block_stop(index))
     ended = {"stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"]}
-    yield _event({"type": "message_delta", "delta": ended, "usage": message["usage"]})
-    yield _event({"type": "message_stop"})
+    yield _event(anthropic.message_delta(ended, message["usage"]))
+    yield _event(anthropic.MESSAGE_STOP)
 
 
-def _block(block: JsonObject) -> tuple[JsonObject, JsonObject]:
-    match block["type"]:
-        case "tool_use":
-            partial = encoded(block["input"]).decode()
-            return {**block, "input": {}}, {"type": "input_json_delta", "partial_json": partial}
-        case "thinking":
-            return {**block, "thinking": ""}, {"type": "thinking_delta", "thinking": block["thinking"]}
-        case _:
-            return {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
+def _block(block: JsonObject) -> tuple[JsonObject, str]:
+    """Returns the block as it begins, and what it says."""
+    if block["type"] == "tool_use":
+        return {**block, "input": {}}, encoded(block["input"]).decode()
+    _, text = anthropic.DELTAS[block["type"]]
+    return {**block, text: ""}, block[text]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from palestra.net.chat_apis.answers import AnswerPiece, CallAnswer, NotAnAnswer
+from palestra.net.chat_apis.anthropic_format import STOP_REASONS, prompt_tokens
 from palestra.types import StopReason
 from palestra.types.rollouts import Message
 from palestra.util.json_types import JsonMapping, JsonObject
@@ -50,7 +51,7 @@ class AnthropicMessages:
             if reasoning:
                 message["reasoning_content"] = reasoning
             usage = body["usage"]
-            return CallAnswer(message, _stop(body["stop_reason"]), _read_tokens(usage), usage["output_tokens"])
+            return CallAnswer(message, _stop(body["stop_reason"]), prompt_tokens(usage), usage["output_tokens"])
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise NotAnAnswer(repr(error)) from None
 
@@ -58,7 +59,7 @@ class AnthropicMessages:
         try:
             match event["type"]:
                 case "message_start":
-                    return AnswerPiece(prompt_tokens=_read_tokens(event["message"]["usage"]))
+                    return AnswerPiece(prompt_tokens=prompt_tokens(event["message"]["usage"]))
                 case "content_block_delta":
                     delta = event["delta"]
                     return AnswerPiece(text=delta.get("text", ""), reasoning=delta.get("thinking", ""))
@@ -77,11 +78,5 @@ def _text(message: Message) -> str:
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
-def _read_tokens(usage: JsonMapping) -> int:
-    """All tokens of the prompt: those from a cache are counted apart."""
-    cached = (usage.get("cache_read_input_tokens"), usage.get("cache_creation_input_tokens"))
-    return usage["input_tokens"] + sum(filter(None, cached))
-
-
 def _stop(stop_reason: str) -> StopReason:
-    return StopReason.LENGTH if stop_reason == "max_tokens" else StopReason.STOP
+    return StopReason.LENGTH if stop_reason == STOP_REASONS["length"] else StopReason.STOP

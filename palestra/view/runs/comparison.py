@@ -9,10 +9,9 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from palestra.runs.facts import flatten
+from palestra.runs.facts import differing_settings
 from palestra.runs.metric_table import MetricTable
 from palestra.runs.reader import Part, RunReader
-from palestra.util.json_types import JsonObject
 from palestra.view.rollouts.rollout_list import read_step
 from palestra.view.runs.catalogue import Catalogue, ListedRun
 from palestra.view.runs.charts import Axis, Board, Chart, ChartRow, Line, Series, Window, read_series
@@ -20,7 +19,6 @@ from palestra.view.runs.panels import ROWS, matching
 
 MAX_RUNS = 8
 MAX_TASKS = 60
-NOT_COMPARED = ("name", "runs")
 
 
 class ComparisonError(ValueError):
@@ -64,16 +62,14 @@ class RunComparison(Struct, frozen=True):
 
 def compare_runs(catalogue: Catalogue, names: Sequence[str]) -> RunComparison:
     runs = _open(catalogue, names)
-    configs = [_config(run) for run in runs]
-    keys = {key: None for config in configs for key in config if key not in NOT_COMPARED}
-    config = [Difference(key, [one.get(key) for one in configs]) for key in keys]
+    settings = differing_settings(run.read_about().get("config") for run in runs)
     tables = [catalogue.metrics(run) for run in runs]
     shown = [name for row in ROWS for name in _drawn(row.title, tables)]
     tasks = _common_tasks(runs)
     differing = [row for row in tasks if row.difference > 0]
     return RunComparison(
         runs=[catalogue.row(run) for run in runs],
-        config=[one for one in config if len({str(value) for value in one.values}) > 1],
+        config=[Difference(name, values) for name, values in settings.items()],
         metrics=[Difference(name, [table.last(name) for table in tables]) for name in shown],
         tasks=sorted(differing, key=lambda row: -row.difference)[:MAX_TASKS],
         common_tasks=len(tasks),
@@ -99,10 +95,6 @@ def _open(catalogue: Catalogue, names: Sequence[str]) -> list[RunReader]:
     if not 2 <= len(chosen) <= MAX_RUNS:
         raise ComparisonError(f"choose 2 to {MAX_RUNS} runs; these are {len(chosen)}")
     return [catalogue.open(name) for name in chosen]
-
-
-def _config(run: RunReader) -> JsonObject:
-    return flatten(run.read_about().get("config") or {})
 
 
 def _drawn(title: str, tables: Sequence[MetricTable]) -> list[str]:

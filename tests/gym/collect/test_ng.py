@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from palestra.cli.gym.ng import collect_arguments
+from palestra.cli.gym.ng.collecting import collect_arguments
 
 
 def test_their_settings_are_our_options() -> None:

@@ -1,4 +1,4 @@
-"""NeMo Gym's own commands, from the package in `integrations/palestra_nemo_gym_cli`, do what ours do."""
+"""NeMo Gym's own commands, whose scripts `integrations/palestra_nemo_gym_cli` installs, do what ours do."""
 
 from __future__ import annotations
 
@@ -16,20 +16,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from palestra.cli.gym.ng import RUNNING, collect_arguments
+from palestra.cli.gym.ng.collecting import RUNNING, collect_arguments
 from tests.gym.collect.conftest import UPSTREAM
 from tests.gym.supervisor.conftest import RunningGym
 
 PACKAGE = Path(__file__).parents[3] / "integrations/palestra_nemo_gym_cli"
 ORIGINAL = Path(__file__).parents[3] / ".nemo-gym"
 POLICY = ["--model", "m", "--model-url", "http://127.0.0.1:1/v1", "--model-api-key", "sk-quite-secret"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def installed() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(PACKAGE))
-        yield
 
 
 @pytest.fixture
@@ -43,7 +36,7 @@ def upstream() -> Iterator[str]:
 
 
 def called(*arguments: str) -> Result:
-    from palestra_nemo_gym_cli.commands import root
+    from palestra.cli.gym.ng.commands import root
 
     return CliRunner().invoke(root(), arguments, env={"COLUMNS": "200"})
 
@@ -86,8 +79,8 @@ def test_a_name_without_a_config_is_told_with_the_nearest(arguments: list[str], 
 
 
 def test_a_setting_reaches_us_with_its_secret() -> None:
-    from palestra_nemo_gym_cli.command_map import COMMANDS
-    from palestra_nemo_gym_cli.translating import arguments_of, parameter_name
+    from palestra.cli.gym.ng.command_map import COMMANDS
+    from palestra.cli.gym.ng.translating import arguments_of, parameter_name
 
     face = COMMANDS["env start"]
     nothing = {parameter_name(one): () if one.is_multiple else None for one in face.options}
@@ -146,8 +139,8 @@ def test_what_is_not_there_is_said_with_the_nearest(arguments: list[str], words:
 
 
 def test_every_old_name_is_a_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from palestra_nemo_gym_cli.command_map import ABSENT, COMMANDS, OLD_NAMES
-    from palestra_nemo_gym_cli.commands import by_old_name
+    from palestra.cli.gym.ng.command_map import ABSENT, COMMANDS, OLD_NAMES
+    from palestra.cli.gym.ng.commands import by_old_name
 
     scripts = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]["scripts"]
     old = {name.removeprefix("nemo_gym_").removeprefix("ng_") for name in scripts.keys() - {"gym", "ng"}}
@@ -163,8 +156,8 @@ def test_every_old_name_is_a_command(monkeypatch: pytest.MonkeyPatch, capsys: py
 @pytest.mark.e2e
 @pytest.mark.skipif(not ORIGINAL.is_dir(), reason="type: make nemo-gym")
 def test_every_script_command_and_option_of_theirs_is_known_here() -> None:
-    from palestra_nemo_gym_cli.command_map import ABSENT, COMMANDS
-    from palestra_nemo_gym_cli.commands import root
+    from palestra.cli.gym.ng.command_map import ABSENT, COMMANDS
+    from palestra.cli.gym.ng.commands import root
 
     (listed,) = ORIGINAL.glob("*.dist-info/entry_points.txt")
     theirs = {line.partition(" = ")[0] for line in listed.read_text().splitlines() if " = " in line}

@@ -1,6 +1,9 @@
 """Engine workers: started, watched, adopted, restarted.
 
-Owns: the worker's process and its `Hello`. Never touches: models and requests, which its listener handles.
+Owns: the worker's process and its `Hello`. Never touches: models and requests, which its listener handles. Unlike
+vLLM's servers (`vllm/replica`) and a gym's (`gym/supervisor/process_keeper`), which are asked for their health over
+HTTP, a worker reports by itself, outlives the server, and is never given up, since its requests wait for it. All three
+take their pauses from `util/backoff`.
 """
 
 from __future__ import annotations

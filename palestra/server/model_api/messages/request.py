@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from palestra.chat import ChatTokenizer
+from palestra.net.chat_apis.anthropic_format import TOOL_CHOICES
 from palestra.server.model_api.chat.schemas import ChatRequest
 from palestra.server.model_api.errors import parse_fields
 from palestra.server.model_api.hosted_tools import ToolSettings
@@ -99,7 +100,6 @@ def _template_kwargs(call: CountRequest) -> JsonObject:
 
 
 def _choice(given: AnthropicToolChoice) -> JsonObject:
-    choices: JsonObject = {"auto": "auto", "none": "none", "any": "required"}
     named = {"type": "function", "function": {"name": given.name}}
-    choice = {"tool_choice": choices.get(given.type, named)}
+    choice: JsonObject = {"tool_choice": TOOL_CHOICES.get(given.type, named)}
     return choice | ({"parallel_tool_calls": False} if given.disable_parallel_tool_use else {})

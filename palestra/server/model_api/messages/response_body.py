@@ -11,6 +11,7 @@ from hashlib import blake2b
 from itertools import groupby
 
 from palestra.chat.output_parser import ContentPiece, ReasoningPiece
+from palestra.net.chat_apis.anthropic_format import STOP_REASONS, new_message, tool_use
 from palestra.server.model_api.chat.events import ChatAnswer, ChatChoice, ChatFinishReason, TokenUsage, ToolCall
 from palestra.server.model_api.chat.token_logprobs import LOWEST
 from palestra.server.model_api.messages.schemas import MessagesRequest
@@ -23,7 +24,7 @@ def whole(answer: ChatAnswer, call: MessagesRequest) -> JsonObject:
     (choice,) = answer.choices
     ids = {"prompt_token_ids": list(answer.prompt)} if call.return_token_ids else {}
     return {
-        **begun(answer.response_id, answer.model),
+        **new_message(answer.response_id, answer.model),
         "content": blocks(choice.pieces, call),
         **ended(choice),
         "usage": usage(answer.usage),
@@ -32,18 +33,9 @@ def whole(answer: ChatAnswer, call: MessagesRequest) -> JsonObject:
     }
 
 
-def begun(message_id: str, model: str) -> JsonObject:
-    return {"id": message_id, "type": "message", "role": "assistant", "model": model}
-
-
 def ended(choice: ChatChoice) -> JsonObject:
-    reason = {
-        ChatFinishReason.LENGTH: "max_tokens",
-        ChatFinishReason.TOOL_CALLS: "tool_use",
-        ChatFinishReason.STOP: "end_turn",
-    }[choice.finish]
-    if choice.finish is ChatFinishReason.STOP and choice.stop is not None:
-        reason = "stop_sequence"
+    has_stop_sequence = choice.finish is ChatFinishReason.STOP and choice.stop is not None
+    reason = "stop_sequence" if has_stop_sequence else STOP_REASONS[choice.finish]
     stop = choice.stop if isinstance(choice.stop, str) else None
     return {"stop_reason": reason, "stop_sequence": stop, "stop_details": None}
 
@@ -76,9 +68,8 @@ def blocks(pieces: Iterable[Piece], call: MessagesRequest) -> list[JsonObject]:
     found: list[JsonObject] = []
     for kind, group in groupby((piece for piece in pieces if not is_silent(piece)), key=type):
         if kind is ToolCall:
-            found += [
-                tool_use(one) | {"input": json.loads(one.arguments)} for one in group if isinstance(one, ToolCall)
-            ]
+            calls = (one for one in group if isinstance(one, ToolCall))
+            found += [tool_use(one.id, one.name, json.loads(one.arguments)) for one in calls]
             continue
         text = "".join(one.text for one in group if not isinstance(one, ToolCall))
         found.append(_thinking(text, call) if kind is ReasoningPiece else {"type": "text", "text": text})
@@ -88,11 +79,6 @@ def blocks(pieces: Iterable[Piece], call: MessagesRequest) -> list[JsonObject]:
 def is_silent(piece: Piece) -> bool:
     """Whether a piece shows nothing, e.g. a think block that was opened and closed again."""
     return not isinstance(piece, ToolCall) and not piece.text
-
-
-def tool_use(call: ToolCall) -> JsonObject:
-    """Returns the block before its input is known."""
-    return {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
 
 
 def signature(thought: str) -> str:

@@ -64,7 +64,7 @@ async def messages(request: Request, service: ServiceNow, caller: ModelCallerNow
         service.retries,
         plain=work,
         stream=stream.lines(service.chats.stream(origin), call, origin.response_id) if call.stream else None,
-        keep_alive=KeepAlive(stream.failed, stream.PING),
+        keep_alive=KeepAlive(stream.failed, stream.PING_LINE),
     )
     response.headers.update(headers())
     return response

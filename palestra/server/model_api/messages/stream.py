@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator, Sequence
 
 from palestra.chat.output_parser import ContentPiece, ReasoningPiece
+from palestra.net.chat_apis import anthropic_format as anthropic
 from palestra.server.model_api.chat.events import (
     ChatAnswer,
     ChatEvent,
@@ -20,7 +21,7 @@ from palestra.server.model_api.chat.events import (
 from palestra.server.model_api.errors import as_refusal
 from palestra.server.model_api.messages import response_body as answers
 from palestra.server.model_api.messages.errors import refusal
-from palestra.server.model_api.messages.response_body import Piece, is_silent, signature, tool_use
+from palestra.server.model_api.messages.response_body import Piece, is_silent, signature
 from palestra.server.model_api.messages.schemas import MessagesRequest
 from palestra.server.model_api.sse import event
 from palestra.util.json_types import JsonObject
@@ -53,7 +54,7 @@ def _line(written: JsonObject) -> bytes:
     return event(written, written["type"])
 
 
-PING = _line({"type": "ping"})
+PING_LINE = _line(anthropic.PING)
 
 
 class _Writer:
@@ -79,12 +80,11 @@ class _Writer:
     def _begin(self, prompt: Sequence[int]) -> Iterator[JsonObject]:
         """Begins the message. How much of the prompt was cached is not known yet."""
         used = TokenUsage(prompt_tokens=len(prompt), completion_tokens=0, cached_tokens=0, reasoning_tokens=0)
-        message = answers.begun(self._message_id, self._call.model)
-        message |= {"content": [], "stop_reason": None, "stop_sequence": None, "usage": answers.usage(used)}
+        message = anthropic.new_message(self._message_id, self._call.model) | {"usage": answers.usage(used)}
         if self._call.return_token_ids:
             message["prompt_token_ids"] = list(prompt)
-        yield {"type": "message_start", "message": message}
-        yield {"type": "ping"}
+        yield anthropic.message_start(message)
+        yield anthropic.PING
 
     def _say(self, piece: Piece) -> Iterator[JsonObject]:
         if is_silent(piece):
@@ -92,41 +92,34 @@ class _Writer:
         if self._open is not None and not isinstance(piece, self._open):
             yield from self._close()
         if isinstance(piece, ToolCall):
-            yield self._started(tool_use(piece))
-            yield self._delta("input_json_delta", partial_json=piece.arguments)
+            yield self._started(anthropic.tool_use(piece.id, piece.name, {}))
+            yield anthropic.block_delta(self._index, "tool_use", piece.arguments)
             yield from self._close()
         elif isinstance(piece, ContentPiece):
             if self._open is None:
                 yield self._started({"type": "text", "text": ""}, ContentPiece)
-            yield self._delta("text_delta", text=piece.text)
+            yield anthropic.block_delta(self._index, "text", piece.text)
         else:
             if self._open is None:
                 yield self._started({"type": "thinking", "thinking": "", "signature": ""}, ReasoningPiece)
             self._thought += piece.text
             if self._call.shows_thinking:
-                yield self._delta("thinking_delta", thinking=piece.text)
+                yield anthropic.block_delta(self._index, "thinking", piece.text)
 
     def _end(self, answer: ChatAnswer) -> Iterator[JsonObject]:
         if self._open is not None:
             yield from self._close()
-        yield {
-            "type": "message_delta",
-            "delta": answers.ended(answer.choices[0]),
-            "usage": answers.usage(answer.usage),
-            **answers.extras(answer, self._call),
-        }
-        yield {"type": "message_stop"}
+        ended = anthropic.message_delta(answers.ended(answer.choices[0]), answers.usage(answer.usage))
+        yield ended | answers.extras(answer, self._call)
+        yield anthropic.MESSAGE_STOP
 
     def _started(self, block: JsonObject, kind: type[ReasoningPiece] | type[ContentPiece] | None = None) -> JsonObject:
         self._open = kind
-        return {"type": "content_block_start", "index": self._index, "content_block": block}
-
-    def _delta(self, kind: str, **said: str) -> JsonObject:
-        return {"type": "content_block_delta", "index": self._index, "delta": {"type": kind, **said}}
+        return anthropic.block_start(self._index, block)
 
     def _close(self) -> Iterator[JsonObject]:
         if self._open is ReasoningPiece:
-            yield self._delta("signature_delta", signature=signature(self._thought))
+            yield anthropic.block_delta(self._index, "signature", signature(self._thought))
             self._thought = ""
-        yield {"type": "content_block_stop", "index": self._index}
+        yield anthropic.block_stop(self._index)
         self._open, self._index = None, self._index + 1

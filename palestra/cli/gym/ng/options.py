@@ -11,7 +11,7 @@ from pathlib import Path
 
 import rich_click as click
 
-from palestra.cli.gym.ng import RUNNING
+from palestra.cli.gym.ng.collecting import RUNNING
 from palestra.gym.catalog import CatalogKind
 from palestra.gym.collect.files import OutputFiles
 

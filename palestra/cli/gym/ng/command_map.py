@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from palestra_nemo_gym_cli.options import (
+from palestra.cli.gym.ng.options import (
     CONCURRENCY,
     CONFIG,
     HEAD,

@@ -8,44 +8,29 @@ from __future__ import annotations
 import csv
 import io
 import json
-import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from importlib import import_module
-from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
-from palestra.cli.output import needs_extra
-from palestra.util.json_types import JsonObject
-
-if TYPE_CHECKING:
-    from palestra.runs.reader import RunReader
-
-Row = JsonObject
+from palestra.runs.reader import Part, Row, RunReader
 
 
-def export_rows(run: RunReader, what: str, form: str, out: Path | None) -> int:
-    """Writes the rows to the file, and returns how many there were."""
+def write_rows(run: RunReader, what: str, form: str, stream: IO[bytes]) -> int:
+    """Writes the rows, and returns how many there were. Parquet needs pyarrow."""
     rows = read_rows(run, what)
     if form == "jsonl":
-        with opened(out) as stream:
-            return sum(stream.write(json.dumps(row).encode() + b"\n") > 0 for row in rows)
+        return sum(stream.write(json.dumps(row).encode() + b"\n") > 0 for row in rows)
     table = [flat(row) for row in rows]
     columns = list(dict.fromkeys(name for row in table for name in row))
     if form == "csv":
-        with opened(out) as stream:
-            write_csv(stream, columns, table)
+        write_csv(stream, columns, table)
     else:
-        with needs_extra("train"):
-            arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
-        with opened(out) as stream:
-            parquet.write_table(arrow.table({name: [row.get(name) for row in table] for name in columns}), stream)
+        arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+        parquet.write_table(arrow.table({name: [row.get(name) for row in table] for name in columns}), stream)
     return len(table)
 
 
 def read_rows(run: RunReader, what: str) -> Iterable[Row]:
-    from palestra.runs.reader import Part
-
     if what == "metrics":
         return run.read_metrics()
     part = Part(what)
@@ -71,15 +56,3 @@ def write_csv(stream: IO[bytes], columns: list[str], rows: list[Row]) -> None:
     writer.writerows(rows)
     text.flush()
     text.detach()
-
-
-@contextmanager
-def opened(out: Path | None) -> Iterator[IO[bytes]]:
-    from palestra.util.files import replacing
-
-    if out is None:
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
-    else:
-        with replacing(out.absolute()) as stream:
-            yield stream

@@ -1,6 +1,6 @@
-"""`ng_run` and `ng_collect_rollouts`: NeMo Gym's names for commands of ours.
+"""`ng_run` and `ng_collect_rollouts`, and the settings of a collection as options of ours.
 
-Owns: the names, and how their settings map to our options. Never touches: what the commands do.
+Owns: how their settings map to our options. Never touches: what the commands do.
 """
 
 from __future__ import annotations
