@@ -96,7 +96,8 @@ def train(
         from palestra.chat import ChatError
         from palestra.data.errors import DatasetError
         from palestra.training.launch import check
-    not_there = (ChatError, DatasetError, TaskFileError, RunError)
+        from palestra.training.rollouts.sync_collector import TrainingError
+    not_there = (ChatError, DatasetError, TaskFileError, RunError, TrainingError)
     with one_line_errors(ValueError, code=USAGE), one_line_errors(*not_there, code=FAILED):
         check(config)
     if dry_run:

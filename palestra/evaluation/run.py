@@ -27,6 +27,7 @@ from palestra.runs.record_files import LineFile, read_lines
 from palestra.runs.writer import EventKind, RunFolder
 from palestra.training.listener import RunListener, Stage
 from palestra.training.loops.eval_metrics import eval_metrics
+from palestra.training.rollouts.agent_rollouts import check_agent
 from palestra.training.rollouts.rollout_loop import RolloutSettings
 from palestra.training.seeds import group_seeds
 from palestra.types.rollouts import PROMPT_TOKENS, SAMPLED_TOKENS, Group, GroupRequest, Rollout, Task
@@ -78,7 +79,10 @@ def _named_tasks(names: Sequence[str], environments: EnvironmentSet) -> list[Tas
 
 
 def check_tasks(config: EvaluationConfig, environments: EnvironmentSet) -> None:
-    """Raises ValueError if there are no tasks, or if questions of a file have no answers to compare with."""
+    """Raises ValueError if there are no tasks, or if questions of a file have no answers to compare with; TrainingError
+    if the agent that is to play them cannot do so here."""
+    if config.agent is not None:
+        check_agent(config.agent, config.environments)
     if not (tasks := tasks_of(config, environments)):
         raise ValueError("these environments have no tasks; name a file: environments.0.eval_tasks=FILE")
     for number, task in enumerate(tasks, 1):

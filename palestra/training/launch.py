@@ -31,6 +31,7 @@ from palestra.training.loops.sft import check_sft, run_sft
 from palestra.training.model_folders import SetupError, check_model, model_folder, tokenizer_of
 from palestra.training.own_server import own_server
 from palestra.training.policy import PolicyError, PolicyStart, SamplingError, ServerUnreachable
+from palestra.training.rollouts.agent_rollouts import check_agent
 from palestra.training.rollouts.sync_collector import TrainingError
 from palestra.training.session import TrainingSession
 from palestra.training.state import RunCheckpoints, RunState, StateError
@@ -66,7 +67,8 @@ async def train(config: RunConfig, run: RunFolder, listener: RunListener) -> Jso
 
 
 def check(config: RunConfig) -> None:
-    """Checks everything that can be checked before anything is started or written. Raises ValueError."""
+    """Checks everything that can be checked before anything is started or written. Raises ValueError, or TrainingError
+    if an agent cannot play here."""
     folder = tokenizer_folder(config)
     if config.server is None:
         check_model(model_folder(config.model))
@@ -74,6 +76,8 @@ def check(config: RunConfig) -> None:
     match config:
         case GrpoConfig():
             check_functions(config.algorithm)
+            if config.rollouts == "agent":
+                check_agent(config.agent, config.environments)
             with open_environments(config) as environments:
                 environments.tasks("train")
                 environments.tasks("eval")
