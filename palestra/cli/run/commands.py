@@ -219,9 +219,9 @@ def export(which: str, form: str, what: str, out: Path | None, root: Path, as_js
     from palestra.cli.run.export import export_rows
 
     if form == "parquet" and out is None:
-        raise click.UsageError("parquet cannot be printed; name a file with --out FILE")
+        raise click.UsageError("parquet cannot be printed; name a file with --output FILE")
     if as_json and out is None:
-        raise click.UsageError("--json describes the file that was written; name one with --out FILE")
+        raise click.UsageError("--json describes the file that was written; name one with --output FILE")
     with run_errors():
         count = export_rows(find(which, root), what, form, out)
     if as_json:
