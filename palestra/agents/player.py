@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -53,6 +53,21 @@ class EpisodeLost(Exception):
     """The server has given the episode to another player, or cancelled it."""
 
 
+def installation_of(config: AgentConfig, tasks: Iterable[CodingTask]) -> Installation:
+    """Returns where the agent is that plays these tasks. Raises UnknownAgentProgram, SandboxError and
+    SandboxUnavailable if it can play nothing here."""
+    agent = find_agent(config.command)
+    is_here = config.sandbox in OF_THIS_MACHINE
+    installed = find_installation(agent.program) if is_here else Installation(agent.program)
+    problem = backend(config.sandbox).problem()
+    if is_here:
+        shown = replace(installed, folders=(*installed.folders, *map(str, config.visible)))
+        problem = problem or shown.hidden_by((*OWN_FOLDERS, *{task.workdir for task in tasks}))
+    if problem:
+        raise SandboxUnavailable(problem)
+    return installed
+
+
 class AgentPlayer:
     """Plays episodes for the client library's pool: call it with an episode. Raises UnknownAgentProgram, SandboxError
     and SandboxUnavailable when it is made, if it could play nothing here."""
@@ -68,14 +83,7 @@ class AgentPlayer:
         self._config, self._tasks, self._folder = config, tasks, folder
         self._client = client
         self._agent = find_agent(config.command)
-        is_here = config.sandbox in OF_THIS_MACHINE
-        self._installed = find_installation(self._agent.program) if is_here else Installation(self._agent.program)
-        problem = backend(config.sandbox).problem()
-        if is_here:
-            shown = replace(self._installed, folders=(*self._installed.folders, *map(str, config.visible)))
-            problem = problem or shown.hidden_by((*OWN_FOLDERS, *{task.workdir for task in tasks.values()}))
-        if problem:
-            raise SandboxUnavailable(problem)
+        self._installed = installation_of(config, tasks.values())
 
     async def __call__(self, episode: AsyncEpisode) -> EpisodeResult | None:
         task = self._tasks.get(episode.task.id)

@@ -92,10 +92,11 @@ def evaluate(
         from palestra.endpoints.models import check_name
         from palestra.environments import TaskFileError
         from palestra.evaluation.run import check_tasks, model_place, open_environments
+        from palestra.rollouts.sources import RolloutSourceError
         from palestra.runs.reader import RunError
     with one_line_errors(ConfigError, RunError):
         config = _load(names, overrides, resume)
-    with one_line_errors(ValueError, CheckpointError), one_line_errors(TaskFileError, code=FAILED):
+    with one_line_errors(ValueError, CheckpointError), one_line_errors(TaskFileError, RolloutSourceError, code=FAILED):
         with open_environments(config) as environments:
             check_tasks(config, environments)
         check_name(config.model, model_place(config, key))

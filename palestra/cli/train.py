@@ -94,8 +94,9 @@ def train(
     with needs_extra("train"):
         from palestra.chat import ChatError
         from palestra.data.errors import DatasetError
+        from palestra.rollouts.sources import RolloutSourceError
         from palestra.training.launch import check
-    not_there = (ChatError, DatasetError, TaskFileError, RunError)
+    not_there = (ChatError, DatasetError, TaskFileError, RunError, RolloutSourceError)
     with one_line_errors(ValueError, code=USAGE), one_line_errors(*not_there, code=FAILED):
         check(config)
     if dry_run:

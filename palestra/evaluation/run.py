@@ -19,6 +19,7 @@ from palestra.environments.environment_set import EnvironmentSet
 from palestra.environments.errors import JudgeError, TaskFileError
 from palestra.environments.judging import Judges
 from palestra.rollouts.agents.evaluation_player import open_agent_player
+from palestra.rollouts.agents.setup import check_agent
 from palestra.rollouts.endpoint.player import EndpointPlayer
 from palestra.rollouts.eval_metrics import eval_metrics
 from palestra.rollouts.gym.evaluation_player import open_gym_players
@@ -78,7 +79,10 @@ def _named_tasks(names: Sequence[str], environments: EnvironmentSet) -> list[Tas
 
 
 def check_tasks(config: EvaluationConfig, environments: EnvironmentSet) -> None:
-    """Raises ValueError if there are no tasks, or if questions of a file have no answers to compare with."""
+    """Raises ValueError if there are no tasks, or if questions of a file have no answers to compare with, and
+    RolloutSourceError if the agent that is to play them cannot do so here."""
+    if config.agent is not None:
+        check_agent(config.agent, config.environments)
     if not (tasks := tasks_of(config, environments)):
         raise ValueError("these environments have no tasks; name a file: environments.0.eval_tasks=FILE")
     for number, task in enumerate(tasks, 1):

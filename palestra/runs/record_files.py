@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from palestra.util.files import replacing
+from palestra.util.files import naming, replacing
 from palestra.util.json_types import JsonObject
 
 BLOCK_BYTES = 512 << 10  # what is decoded at once stays in a CPU's cache
@@ -49,6 +49,7 @@ class LineFile:
     """One JSON object in a line, each on the disk before `append` returns."""
 
     def __init__(self, file: Path) -> None:
+        self._file = file
         self._stream = file.open("ab")
         if self._stream.tell() and not _ends_whole(file):
             self._write(b"\n")  # a kill cut the last line: the next one must not be joined to it
@@ -60,9 +61,10 @@ class LineFile:
         self._stream.close()
 
     def _write(self, line: bytes) -> None:
-        self._stream.write(line)
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
+        with naming(self._file):
+            self._stream.write(line)
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
 
 
 def read_lines(file: Path) -> list[JsonObject]:

@@ -13,7 +13,6 @@ import shutil
 import sqlite3
 import subprocess
 import tarfile
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -29,7 +28,8 @@ from palestra.store.dialects import Database, SqliteDatabase, database_of
 from palestra.store.errors import StoreError
 from palestra.store.queries.settings import INSTALLATION, delete_settings
 from palestra.store.schema import alembic_version
-from palestra.util.files import TEMPORARY, sync
+from palestra.util.file_errors import file_error_text
+from palestra.util.files import TEMPORARY, folder_beside, sync
 
 ABOUT, DATABASE, STATE = "backup.json", "database", "state"
 FORMAT = 1
@@ -55,11 +55,11 @@ def back_up(url: str, state: Path, target: Path, *, version: str) -> int:
         raise StoreError(f"there is no database at {url}; name it with --database or --state, as for palestra serve")
     database = database_of(url)
     unfinished = target.with_name(target.name + TEMPORARY)
-    with _stopped(database), tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        dump = Path(folder) / DATABASE
+    with _stopped(database), folder_beside(target, mode=0o700) as folder:
+        dump = folder / DATABASE
         _dump(database, dump)
         kind = "sqlite" if isinstance(database, SqliteDatabase) else "postgresql"
-        about = Path(folder) / ABOUT
+        about = folder / ABOUT
         about.write_bytes(msgspec.json.encode(AboutBackup(version=version, database=kind, created_at=time.time())))
         try:
             with tarfile.open(unfinished, "w") as archive:
@@ -84,10 +84,8 @@ def restore(source: Path, url: str, state: Path) -> AboutBackup:
         raise StoreError(f"{file} exists already; restore into a new database")
     if state.exists() and any(state.iterdir()):
         raise StoreError(f"{state} is not empty; restore into a new state folder")
-    state.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with tempfile.TemporaryDirectory(dir=state.parent) as name, tarfile.open(source) as archive:
-            folder = Path(name)
+        with tarfile.open(source) as archive, folder_beside(state, mode=0o700) as folder:
             archive.extractall(folder, filter="data")
             about = msgspec.json.decode((folder / ABOUT).read_bytes(), type=AboutBackup)
             if about.format != FORMAT:
@@ -107,7 +105,7 @@ def restore(source: Path, url: str, state: Path) -> AboutBackup:
                 shutil.move(folder / DATABASE, file)
         _forget_installation(database_of(url))
     except (OSError, tarfile.TarError, msgspec.MsgspecError) as e:
-        raise StoreError(f"{source} cannot be restored: {e}") from e
+        raise StoreError(f"{source} cannot be restored: {file_error_text(e) or e}") from e
     sync(state.parent)
     return about
 
@@ -138,7 +136,10 @@ def _stopped(database: Database) -> Iterator[None]:
 def _dump(database: Database, file: Path) -> None:
     if isinstance(database, SqliteDatabase):
         with closing(sqlite3.connect(database.file, isolation_level=None)) as conn:
-            conn.execute("VACUUM INTO ?", (str(file),))
+            try:
+                conn.execute("VACUUM INTO ?", (str(file),))
+            except sqlite3.Error as e:
+                raise StoreError(f"cannot copy the database {database.url!r} to {file.parent.parent}: {e}") from e
         return
     _run(database, "pg_dump", "--format=custom", "--no-owner", f"--file={file}")
 

@@ -55,7 +55,7 @@ def write_tokenizer_files(
     folder: Path, tokenizer: Tokenizer, max_positions: int, chat_template: str | None = None
 ) -> TokenizerIds:
     """`chat_template`: the text of a Jinja template. Default: ChatML with Hermes tools."""
-    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     config = {
         "add_prefix_space": False,
         "bos_token": None,

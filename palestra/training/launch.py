@@ -18,6 +18,7 @@ from palestra.endpoints.aliases import RunAlias
 from palestra.endpoints.model_folders import SetupError, check_model, model_folder, tokenizer_of
 from palestra.endpoints.own_server import own_server
 from palestra.environments.errors import JudgeError
+from palestra.rollouts.agents.setup import check_agent
 from palestra.rollouts.policy_sampler import PolicyError, SamplingError, ServerUnreachable
 from palestra.rollouts.reachability import until_unreachable, wait_reachable
 from palestra.rollouts.sources import RolloutSourceError
@@ -69,7 +70,8 @@ async def train(config: RunConfig, run: RunFolder, listener: RunListener) -> Jso
 
 
 def check(config: RunConfig) -> None:
-    """Checks everything that can be checked before anything is started or written. Raises ValueError."""
+    """Checks everything that can be checked before anything is started or written. Raises ValueError, or
+    RolloutSourceError if an agent cannot play here."""
     folder = tokenizer_folder(config)
     if config.server is None:
         check_model(model_folder(config.model))
@@ -77,6 +79,8 @@ def check(config: RunConfig) -> None:
     match config:
         case GrpoConfig():
             check_functions(config.algorithm)
+            if config.rollouts == "agent":
+                check_agent(config.agent, config.environments)
             with open_environments(config) as environments:
                 environments.tasks("train")
                 environments.tasks("eval")

@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from palestra.util.files import TEMPORARY
+from palestra.util.files import TEMPORARY, WITHOUT_NAME
 
 UNFINISHED = re.compile(rf"\.(?P<name>.+)\.[0-9]+{re.escape(TEMPORARY)}")
 """What `files.replacing` calls a file before it is complete."""
@@ -28,16 +28,16 @@ REASONS = {
     errno.ELOOP: "is a link that leads to itself",
 }
 """What is wrong with a file, after its name."""
-WITHOUT_NAME = (errno.ENOSPC, errno.EDQUOT)
-"""Errors that say enough without a name: a write to an open file does not know it."""
 
 
 def file_error_text(error: BaseException) -> str | None:
     """Returns a sentence about an error of the file system; None for all others, such as bugs and closed sockets."""
     if not isinstance(error, OSError) or error.errno not in REASONS:
         return None
-    if error.filename is not None:
-        return f"{_shown(os.fsdecode(error.filename))} {REASONS[error.errno]}"
+    is_copied = error.errno in WITHOUT_NAME and error.filename2 is not None
+    name = error.filename2 if is_copied else error.filename
+    if name is not None:
+        return f"{_shown(os.fsdecode(name))} {REASONS[error.errno]}"
     return f"a file {REASONS[error.errno]}" if error.errno in WITHOUT_NAME else None
 
 

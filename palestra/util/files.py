@@ -6,7 +6,9 @@ Owns: writing beside and renaming, in an order that disks keep. Never touches: w
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +17,10 @@ from typing import IO
 
 TEMPORARY = ".partial"
 """Suffix of a name that is not complete yet."""
+WITHOUT_NAME = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of writes to open files, which do not know their names."""
+NUMBER_IN_TEXT = re.compile(r"(os error |\[Errno )(?P<number>[0-9]+)")
+"""How exceptions have an error's number in their text only: of safetensors, of shutil.copytree."""
 
 
 def sync(path: Path) -> None:
@@ -27,12 +33,29 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """If the disk is full, the error names this file or folder, which is written inside."""
+    try:
+        yield
+    except Exception as error:
+        number = error.errno if isinstance(error, OSError) else None
+        if number is None and (found := NUMBER_IN_TEXT.search(str(error))):
+            number = int(found["number"])
+        if number not in WITHOUT_NAME or getattr(error, "filename", None) is not None:
+            raise
+        raise OSError(number, os.strerror(number), str(path)) from error
+
+
+@contextmanager
 def replacing(file: Path, *, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """A file to write, which replaces the named one atomically when it is on disk."""
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_name(f".{file.name}.{os.getpid()}{TEMPORARY}")
     try:
-        with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as stream:
+        with (
+            naming(file),
+            os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as stream,
+        ):
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
@@ -54,15 +77,23 @@ def remove_folder(folder: Path) -> None:
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
     """A temporary folder that takes the name at the end, after everything in it is on the disk."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}{TEMPORARY}")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir()
-    try:
+    with folder_beside(folder) as unfinished:
         yield unfinished
         for path in (*unfinished.iterdir(), unfinished):
             sync(path)
         unfinished.rename(folder)
         sync(folder.parent)
+
+
+@contextmanager
+def folder_beside(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
+    """A temporary folder on the disk of the file or folder that is to be made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(mode)
+    try:
+        with naming(path):
+            yield unfinished
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

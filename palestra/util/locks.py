@@ -8,6 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from palestra.util.files import naming
+
 
 class Locked(Exception):
     """Another process holds the lock. `note`: what it wrote into the file."""
@@ -34,7 +36,8 @@ class FileLock:
             self.release()
             raise
         os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, note, 0)
+        with naming(file):
+            os.pwrite(self._descriptor, note, 0)
 
     def release(self, *, forget: bool = False) -> None:
         """Releases the lock. `forget`: delete the note too; a killed process leaves it."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 ADMIN_FOLDERS = "/usr/sbin:/sbin"
 """Daemons are here, which is not in everybody's PATH."""
+EMULATORS = ("qemu-x86_64-static", "qemu-aarch64-static")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,9 @@ PROGRAMS = {
         _program("postgres", "tests of databases", "postgres", "pg_ctlcluster", install="apt-get install postgresql"),
         _program("nginx", "tests behind a proxy"),
         _program("sshd", "tests of sandboxes on other machines", install="apt-get install openssh-server"),
+        _program(
+            "qemu", "tests of programs for other processors", *EMULATORS, install="apt-get install qemu-user-static"
+        ),
         _program("openssl", "tests of encrypted connections"),
         _program("curl", "the example without Python"),
         _program("jq", "the example without Python"),

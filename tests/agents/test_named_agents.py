@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 from palestra.agents import AgentPlayer, UnknownAgentProgram, find_agent
 from palestra.agents.installation import Installation, find_installation
 from palestra.agents.program import AgentTask
+from palestra.cli import main
 from palestra.cli.agent.play import list_
 from palestra.config.agents import AgentConfig
 from palestra.episodes import AsyncEpisodeClient
@@ -25,6 +27,14 @@ from tests.coding.folders import harbor
 from tests.sandbox.needs import needs_local
 
 TOLD = AgentTask(prompt="Do it.", model="m", base_url="http://127.0.0.1:8000/v1", api_key="ep-1")
+TRAINED = {
+    "kind": "grpo",
+    "steps": 1,
+    "model": {"name": "ephebe-shell"},
+    "rollouts": "agent",
+    "agent": {"command": ["claude"]},
+    "environments": [{"name": "coding"}],
+}
 PROGRAMS = {
     "claude": CLAUDE_CODE,
     "codex": CODEX,
@@ -95,6 +105,12 @@ def test_an_agent_below_a_folder_that_sandboxes_replace_is_refused_before_it_pla
         assert f"claude    no: {folder}/claude needs {folder}, but a sandbox has its own /tmp: install it" in listed
         with pytest.raises(SandboxUnavailable, match="its own /tmp"):
             AgentPlayer(AgentConfig(command=["claude"]), {}, tmp_path, AsyncEpisodeClient("http://127.0.0.1:1"))
+        (config := tmp_path / "agent.json").write_text(json.dumps(TRAINED | {"runs": str(tmp_path / "runs")}))
+        for command in (["eval", "--agent", "claude", f"runs={tmp_path / 'runs'}"], ["train", str(config)]):
+            refused = CliRunner().invoke(main, command)
+            assert refused.exit_code == 1
+            assert f"error: the agent cannot play here: {folder}/claude needs {folder}" in refused.stderr
+    assert not (tmp_path / "runs").exists()  # and no server was started
 
 
 def test_an_agent_below_a_tasks_own_folder_is_refused() -> None:

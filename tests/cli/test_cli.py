@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -16,6 +18,8 @@ from palestra.cli.doctor import judge
 from palestra.cli.machine import Extra, Gpu, Package, Torch
 from palestra.config.bundled import bundled_configs
 from palestra.util import programs
+
+REPOSITORY = Path(__file__).parents[2]
 
 
 def palestra(*args: object) -> Result:
@@ -66,6 +70,22 @@ def test_doctor_says_what_is_missing_for_sandboxes_and_how_to_get_it(tmp_path, m
     said = palestra("doctor").output
     assert "bubblewrap missing, for sandboxes of this machine" in said
     assert "agents and verifiers in sandboxes: no  (bubblewrap is not installed (apt-get install bubblewrap))" in said
+
+
+def test_skipped_tests_are_listed_at_the_end_with_what_doctor_says_is_missing(tmp_path):
+    skipped = "tests/episodes/client/test_examples.py::test_the_one_with_curl_plays_as_a_worker"
+    arguments = ["-q", "-p", "no:cacheprovider", "-n", "0", skipped]
+    code = f"from palestra.util import programs; programs.ADMIN_FOLDERS = ''; import pytest; pytest.main({arguments})"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=REPOSITORY,
+        env=os.environ | {"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "    1  curl is not installed (apt-get install curl)" in done.stdout.splitlines()
+    assert programs.PROGRAMS["curl"].install == "apt-get install curl"
 
 
 def test_doctor_json_has_every_extra_with_its_command():

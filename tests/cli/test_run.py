@@ -178,7 +178,8 @@ def test_metrics_and_rollouts_are_exported():
 
 
 def test_parquet_needs_a_file():
-    assert call("export", "fast", "--to", "parquet").exit_code == 2
+    refused = call("export", "fast", "--to", "parquet")
+    assert (refused.exit_code, "with --output FILE" in refused.stderr) == (2, True)
     result = call("export", "fast", "--to", "parquet", "--output", "m.parquet")
     assert result.exit_code == 0, result.output
     assert Path("m.parquet").read_bytes()[:4] == b"PAR1"

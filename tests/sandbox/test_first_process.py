@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from palestra.sandbox import first_process
+from palestra.util.programs import missing
 
 
 @pytest.mark.parametrize("machine", first_process.PROGRAMS)
 def test_it_says_a_line_and_ends_with_its_input(machine: str, tmp_path: Path) -> None:
     emulator = [] if machine == platform.machine() else [shutil.which(f"qemu-{machine}-static")]
     if None in emulator:
-        pytest.skip(f"programs for {machine} do not run here (apt-get install qemu-user-static)")
+        pytest.skip(str(missing("qemu")))
     program = tmp_path / "first-process"
     program.write_bytes(first_process.executable(machine))
     program.chmod(0o555)

@@ -11,13 +11,17 @@ from palestra.config.bundled import BUNDLED
 from palestra.config.train import GrpoConfig, load_train_config
 from palestra.runs.reader import RunReader
 from palestra.training.launch import check
+from tests.sandbox.needs import needs_local
 from tests.training.trainers import start
 
 ROOT = Path(__file__).parents[2]
-SHIPPED = sorted([*(BUNDLED / "configs").glob("*.yaml"), *(ROOT / "examples").glob("*.yaml")])
 STEPS = 3
 WARM_UP = {"shell_agent"}
-"""Configs whose tasks are made by a command that stands in them."""
+"""Configs whose tasks are made by a command that stands in them, and played by an agent in a sandbox."""
+SHIPPED = [
+    pytest.param(file, id=file.stem, marks=[needs_local] if file.stem in WARM_UP else [])
+    for file in sorted([*(BUNDLED / "configs").glob("*.yaml"), *(ROOT / "examples").glob("*.yaml")])
+]
 
 
 def made_tasks(file: Path, folder: Path) -> list[str]:
@@ -29,7 +33,7 @@ def made_tasks(file: Path, folder: Path) -> list[str]:
     return [f"environments=[{entry}]"]
 
 
-@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", SHIPPED)
 def test_nothing_is_missing_that_a_shipped_config_names(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Data, tasks, templates: all that `--dry-run` looks at."""
     monkeypatch.chdir(ROOT)
@@ -38,7 +42,7 @@ def test_nothing_is_missing_that_a_shipped_config_names(file: Path, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", SHIPPED)
 def test_a_shipped_config_has_something_to_learn_in_its_first_steps(file: Path, tmp_path: Path):
     """With all its settings but for the number of steps; GRPO without its evaluations."""
     is_grpo = isinstance(load_train_config([file], []), GrpoConfig)

@@ -95,7 +95,7 @@ def resume(run: RunFolder, configs: list[TrackerConfig]) -> None:
 
 
 def test_tensorboard_files_are_in_the_run_and_a_resumed_run_goes_on_there(run):
-    pytest.importorskip("tensorboardX", reason="tensorboardX is not installed")
+    pytest.importorskip("tensorboardX", reason="tensorboardX is not installed (pip install 'palestra[trackers]')")
     play(run, tracker("tensorboard"))
     (file,) = (run.path / "tensorboard").iterdir()
     assert b"reward/mean" in file.read_bytes()
@@ -104,7 +104,7 @@ def test_tensorboard_files_are_in_the_run_and_a_resumed_run_goes_on_there(run):
 
 
 def test_trackio_has_metrics_and_config_and_a_resumed_run_goes_on_there(run, tmp_path):
-    pytest.importorskip("trackio", reason="trackio is not installed")
+    pytest.importorskip("trackio", reason="trackio is not installed (pip install 'palestra[trackers]')")
     # In processes of their own, as runs are: trackio reads the folder of its database when it is imported.
     code = """if True:
         import sys
@@ -133,7 +133,7 @@ def test_trackio_has_metrics_and_config_and_a_resumed_run_goes_on_there(run, tmp
 
 
 def test_mlflow_has_metrics_and_params_and_a_resumed_run_goes_on_there(run):
-    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed (pip install 'palestra[trackers]')")
     play(run, tracker("mlflow"))
     run.close()
     with RunFolder.open(run.path) as again:
@@ -147,20 +147,20 @@ def test_mlflow_has_metrics_and_params_and_a_resumed_run_goes_on_there(run):
 
 
 def test_mlflow_refuses_options_it_does_not_know(run):
-    pytest.importorskip("mlflow", reason="mlflow is not installed")
+    pytest.importorskip("mlflow", reason="mlflow is not installed (pip install 'palestra[trackers]')")
     with pytest.raises(RunError, match="no option 'projct'; it knows tracking_uri"):
         open_trackers(tracker("mlflow", projct="x"), run)
 
 
 def test_an_mlflow_that_cannot_be_reached_is_a_warning(run):
-    pytest.importorskip("mlflow", reason="mlflow is not installed")
+    pytest.importorskip("mlflow", reason="mlflow is not installed (pip install 'palestra[trackers]')")
     trackers = open_trackers(tracker("mlflow", tracking_uri="nonsense://nowhere"), run)
     trackers.log(0, {"reward/mean": 1.0})
     assert run.read_events()[-1]["event"] == "warning"
 
 
 def test_wandb_offline_writes_into_the_run_and_a_resumed_run_has_the_same_id(run, monkeypatch):
-    pytest.importorskip("wandb", reason="wandb is not installed")
+    pytest.importorskip("wandb", reason="wandb is not installed (pip install 'palestra[trackers]')")
     monkeypatch.setenv("WANDB_SILENT", "true")
     play(run, tracker("wandb", mode="offline"))
     resume(run, tracker("wandb", mode="offline"))

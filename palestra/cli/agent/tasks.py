@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from palestra.cli.output import FAILED, one_line_errors, print_json
+from palestra.util.files import naming
 
 if TYPE_CHECKING:
     from palestra.coding import CodingTask, CodingVerdict
@@ -42,7 +43,8 @@ def list_(folder: Path | None, export: Path | None, backend: str, as_json: bool)
 
     with one_line_errors(TaskError):
         found = read_tasks(folder or SHIPPED)
-        made = export_tasks(found, export) if export is not None else []
+        with naming(export or Path()):
+            made = export_tasks(found, export) if export is not None else []
     problems = {one.id: problem_with(one, backend) for one in found}
     if as_json:
         print_json([{**_facts(one), "problem": problems[one.id]} for one in found])
@@ -132,7 +134,7 @@ def convert(rows: Path, folder: Path, repositories: Path, runner: str | None, im
     from palestra.coding import TaskError, swe
 
     count = 0
-    with one_line_errors(TaskError):
+    with one_line_errors(TaskError), naming(folder):
         for made in swe.convert(swe.read_rows(rows), repositories, folder, runner=runner or swe.RUNNER, image=image):
             click.echo(made)
             count += 1
@@ -149,5 +151,6 @@ def warm_up(folder: Path, count: int, first: int, held_out: bool) -> None:
     its number alone."""
     from palestra.coding.warm_up import write_warm_up
 
-    made = write_warm_up(folder, count, first, held_out=held_out)
+    with naming(folder):
+        made = write_warm_up(folder, count, first, held_out=held_out)
     click.echo(f"{len(made)} tasks are in {folder}; to try them: palestra agent verify {folder}")

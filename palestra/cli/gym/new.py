@@ -14,6 +14,7 @@ import rich_click as click
 from palestra.cli.gym.commands import search_dir_option
 from palestra.cli.output import FAILED, needs_extra, one_line_errors, print_json
 from palestra.cli.run.common import json_option, print_table
+from palestra.util.files import naming
 
 
 @click.command()
@@ -36,7 +37,7 @@ def new(name: str, agent: bool, below: Path) -> None:
         from palestra.gym.records import ServerKind
         from palestra.gym.scaffolding import make_server
     kind = ServerKind.AGENT if agent else ServerKind.RESOURCES
-    with one_line_errors(GymError, OSError):
+    with one_line_errors(GymError, OSError), naming(below):
         files = make_server(name, below, kind)
     for file in files:
         click.echo(file)

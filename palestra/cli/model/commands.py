@@ -14,6 +14,7 @@ import rich_click as click
 from palestra.cli.options import renamed_option
 from palestra.cli.output import USAGE, bytes_text, count_text, fail, needs_extra, one_line_errors, print_json
 from palestra.util.amounts import parse_amount
+from palestra.util.files import naming
 
 if TYPE_CHECKING:
     from palestra.memory_plan.model_plan import MemoryPlan
@@ -67,7 +68,7 @@ def random(
     _refuse_full_folder(folder, overwrite)
     with needs_extra("engine"):
         from palestra.testing.random_model import make_random_model
-    with one_line_errors(ValueError, OSError):
+    with one_line_errors(ValueError, OSError), naming(folder):
         make_random_model(folder, family=family, shape=shape, seed=seed, dtype=dtype, context=context, shards=shards)
     size = _size_of(folder)
     if as_json:
@@ -93,7 +94,7 @@ def puppet(folder: Path, script: TextIO, context: int, overwrite: bool, as_json:
     _refuse_full_folder(folder, overwrite)
     with needs_extra("engine"):
         from palestra.testing.puppet import make_puppet, read_script
-    with one_line_errors(ValueError, OSError):
+    with one_line_errors(ValueError, OSError), naming(folder):
         cues, otherwise = read_script(script.read())
         make_puppet(folder, cues, otherwise=otherwise, context=context)
     size = _size_of(folder)

@@ -15,6 +15,7 @@ from palestra.cli.lazy import LazyGroup
 from palestra.cli.options import warn_of_old_name
 from palestra.cli.output import NOT_FOUND, USAGE, fail, needs_extra, one_line_errors, print_json, print_result
 from palestra.cli.run.common import json_option, print_table
+from palestra.util.files import naming
 from palestra.util.json_types import JsonObject
 from palestra.util.safe_text import safe_text
 
@@ -236,7 +237,7 @@ def openenv_package(name: str, folder: Path, as_json: bool) -> None:
     from palestra.environments.platform import PlatformError, app_of
     from palestra.environments.platform.api.openenv.package import write_package
 
-    with one_line_errors(PlatformError, OSError):
+    with one_line_errors(PlatformError, OSError), naming(folder):
         written = write_package(app_of(name), folder)
     print_result(
         as_json,
@@ -340,7 +341,7 @@ def export(file: Path, as_json: bool, **choice: Any) -> None:
     from palestra.environments.fleet.platform_tasks import export_tasks
     from palestra.environments.platform import PlatformError
 
-    with one_line_errors(PlatformError, OSError):
+    with one_line_errors(PlatformError, OSError), naming(file):
         count = export_tasks(chosen_keys(**choice), file)
     print_result(as_json, {"file": str(file), "tasks": count}, f"{count} tasks in {file}")
 

@@ -216,9 +216,9 @@ def compare(which: tuple[str, ...], everything: bool, root: Path, as_json: bool)
 def export(which: str, form: str, what: str, out: Path | None, root: Path, as_json: bool) -> None:
     """Write RUN's metrics, rollouts or tokens in a form other tools read."""
     if form == "parquet" and out is None:
-        raise click.UsageError("parquet cannot be printed; name a file with --out FILE")
+        raise click.UsageError("parquet cannot be printed; name a file with --output FILE")
     if as_json and out is None:
-        raise click.UsageError("--json describes the file that was written; name one with --out FILE")
+        raise click.UsageError("--json describes the file that was written; name one with --output FILE")
     with run_errors():
         from palestra.runs.row_export import write_rows
 

@@ -17,6 +17,7 @@ import msgspec
 
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.pool_records import InstanceRecord, InstanceSpec, InstanceState
+from palestra.util.files import naming
 from palestra.util.locks import FileLock, Locked
 
 if TYPE_CHECKING:
@@ -143,6 +144,6 @@ def _locked(path: Path) -> FileLock:
 def _write_whole(path: Path, data: bytes) -> None:
     """Writes a file completely, or not at all."""
     part = path.with_name(f"{path.name}.part")
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    with naming(path), os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(data)
     part.replace(path)

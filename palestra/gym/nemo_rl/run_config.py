@@ -57,8 +57,13 @@ class _Translation:
     def run(self) -> TranslatedRun:
         if self._take("env.should_use_nemo_gym") is not True:
             raise GymConfigError("env.should_use_nemo_gym is not true: only runs over NeMo Gym can be translated")
-        if "grpo" not in self._given or self._peek("on_policy_distillation"):
+        if self._peek("on_policy_distillation") or self._peek("distillation"):
             raise GymConfigError("only GRPO can be translated; for distillation, write a config with kind: distill")
+        if not isinstance(self._peek("grpo"), dict):
+            raise GymConfigError(
+                "there is no section grpo, which says what a step is; give the whole config of a GRPO run, with the "
+                "files that it names under defaults"
+            )
         self._set("seed", self._take("grpo.seed"))
         self._set("model.name", self._take("policy.model_name"))
         self._tokenizer()
@@ -242,7 +247,7 @@ class _Translation:
         if self._peek(f"{adapter}.enabled"):
             self._set("model.rank", self._take(f"{adapter}.dim"))
             self._set("optimizer.lr", rate)
-        else:
+        elif rate is not None:
             self._lose(f"{place}.lr", f"{rate} is for all weights; here an adapter is trained, with optimizer.lr: auto")
         betas = self._take(f"{place}.betas") or [self._take(f"{place}.adam_beta{one}") for one in (1, 2)]
         self._set("optimizer.beta1", betas[0])

@@ -5,11 +5,13 @@ Owns: building these from the config. Never touches: playing, episodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from palestra.agents import AgentPlayer
-from palestra.coding import read_tasks
+from palestra.agents.player import installation_of
+from palestra.coding import CodingTask, read_tasks
 from palestra.config.agents import AgentConfig
 from palestra.config.environment_entries import EnvironmentEntry
 from palestra.config.train import GrpoConfig
@@ -31,10 +33,26 @@ def agent_player(
 ) -> AgentPlayer:
     """Returns a player of the coding tasks of these entries. Raises RolloutSourceError if the agent cannot play
     here."""
+    with _agent_errors():
+        return AgentPlayer(agent, {task.id: task for task in _tasks(entries)}, records, client)
+
+
+def check_agent(agent: AgentConfig, entries: Sequence[EnvironmentEntry]) -> None:
+    """Raises RolloutSourceError if the agent can play nothing here, before anything is started."""
+    if agent.concurrency:
+        with _agent_errors():
+            installation_of(agent, _tasks(entries))
+
+
+def _tasks(entries: Sequence[EnvironmentEntry]) -> list[CodingTask]:
     coding = [entry for entry in entries if entry.name == CODING]
-    tasks = [task for entry in coding for folder in task_folders(entry) for task in read_tasks(folder)]
+    return [task for entry in coding for folder in task_folders(entry) for task in read_tasks(folder)]
+
+
+@contextmanager
+def _agent_errors() -> Iterator[None]:
     try:
-        return AgentPlayer(agent, {task.id: task for task in tasks}, records, client)
+        yield
     except (SandboxError, LookupError) as error:
         raise RolloutSourceError(f"the agent cannot play here: {error}") from error
 

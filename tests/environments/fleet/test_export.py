@@ -102,7 +102,7 @@ for one in json.load(open(sys.argv[1])):
 
 
 @pytest.mark.e2e
-@pytest.mark.skipif(not PYTHON.exists(), reason="needs a venv with fleet-python: PALESTRA_FLEET_PYTHON")
+@pytest.mark.skipif(not PYTHON.exists(), reason="needs a venv with fleet-python: make clients")
 def test_the_sdks_own_executor_agrees(tmp_path: Path):
     request: list[dict[str, str | None]] = []
     ours: list[float | None] = []

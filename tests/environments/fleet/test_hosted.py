@@ -36,7 +36,7 @@ def embedded(file: Path, task_key: str, actions: list[str]) -> list[str]:
 
 
 @pytest.mark.e2e
-@pytest.mark.skipif(not PYTHON.exists(), reason="needs a venv with fleet-python, mcp, msgspec: PALESTRA_FLEET_PYTHON")
+@pytest.mark.skipif(not PYTHON.exists(), reason="needs a venv with fleet-python, mcp, msgspec: make clients")
 def test_a_task_is_played_through_the_sdk_as_it_is_in_process(tmp_path: Path):
     own = "def v(env, final_answer=None):\n    return env.db('current').table('numbers').count().value / 4"
     rows = [fleet_row(make_task(PUT)), {**fleet_row(make_task(PUT)), "key": "mine", "verifier_func": own}]

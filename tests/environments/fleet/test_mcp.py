@@ -130,7 +130,7 @@ def test_answers_of_every_kind():
 
 
 @pytest.mark.e2e
-@pytest.mark.skipif(not OLD_PYTHON.exists(), reason="needs a venv with mcp 1.x and msgspec: PALESTRA_MCP1_PYTHON")
+@pytest.mark.skipif(not OLD_PYTHON.exists(), reason="needs a venv with mcp 1.x and msgspec: make clients")
 def test_the_older_package_plays_too(tmp_path: Path):
     """This file's first test, in a Python where `mcp` is 1.x."""
     root = str(Path(__file__).parents[3])

@@ -51,7 +51,7 @@ def url() -> Iterator[str]:
 
 
 @pytest.mark.e2e
-@pytest.mark.skipif(not PYTHON.exists(), reason="needs a venv with openenv: PALESTRA_OPENENV_PYTHON")
+@pytest.mark.skipif(not PYTHON.exists(), reason="needs a venv with openenv: make clients")
 def test_episodes_at_an_openenv_server(tmp_path: Path, url: str):
     async def played(*actions: str, **given: Any) -> tuple[list[str], float | None, FleetTaskEnv]:
         env = counting(tmp_path, url, **given)

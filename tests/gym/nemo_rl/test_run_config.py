@@ -138,6 +138,12 @@ def test_every_key_is_translated_or_named(run_file: Path) -> None:
     assert yaml.safe_load(found.text("run.yaml")) == found.config
 
 
+def test_what_a_config_leaves_out_is_not_named(run_file: Path) -> None:
+    given = read_nemo_rl_config(run_file)
+    del given["policy"]["optimizer"]
+    assert not [key for key in translated(given).lost if key.startswith("policy.optimizer")]
+
+
 def test_text_of_a_gym_survives_its_override(run_file: Path) -> None:
     given = read_nemo_rl_config(run_file)
     odd = {"text": "it's \\ here, {a}", "list": [1, None, {"b c": True}], "none": None, "empty": {}}
@@ -151,6 +157,7 @@ def test_text_of_a_gym_survives_its_override(run_file: Path) -> None:
     [
         ({"env": {"should_use_nemo_gym": False}}, "only runs over NeMo Gym"),
         ({"on_policy_distillation": {"teachers": 1}}, "only GRPO"),
+        ({"grpo": None}, "no section grpo.* the whole config"),
     ],
 )
 def test_other_runs_are_refused(run_file: Path, change: dict[str, Any], problem: str) -> None:

@@ -22,7 +22,7 @@ TASK = "keys-put_number-0b-17"
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.skipif(not PYTHON.exists(), reason="needs a venv with fleet-python: PALESTRA_FLEET_PYTHON"),
+    pytest.mark.skipif(not PYTHON.exists(), reason="needs a venv with fleet-python: make clients"),
 ]
 
 

@@ -101,7 +101,7 @@ def test_an_exported_task_is_graded_by_the_calls_of_fleets_own_environment(
 
 
 @pytest.mark.e2e
-@pytest.mark.skipif(not PYTHON.exists(), reason="needs a venv with fleet-python and mcp: PALESTRA_FLEET_PYTHON")
+@pytest.mark.skipif(not PYTHON.exists(), reason="needs a venv with fleet-python and mcp: make clients")
 def test_the_sdk_grades_exported_tasks_of_every_app_as_fleets_own_environment_asks_it_to(tmp_path: Path):
     file = exported(tmp_path, *APPS)
     rows = json.loads(file.read_text())

@@ -58,7 +58,7 @@ def test_mcp_2_hears_why_an_instance_does_not_answer(platform: Platform):
 
 
 @pytest.mark.e2e
-@pytest.mark.skipif(not OLD_PYTHON.exists(), reason="needs a venv with mcp<2: PALESTRA_MCP1_PYTHON")
+@pytest.mark.skipif(not OLD_PYTHON.exists(), reason="needs a venv with mcp<2: make clients")
 def test_mcp_1_plays(platform: Platform):
     root = platform.make()["urls"]["root"]
     walk = Path(__file__).with_name("mcp1_walk.py")

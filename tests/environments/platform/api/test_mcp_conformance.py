@@ -64,7 +64,7 @@ CHECKS_NOT_OURS = {
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.skipif(not SCRIPT.exists(), reason="needs MCP's conformance suite: PALESTRA_MCP_CONFORMANCE"),
+    pytest.mark.skipif(not SCRIPT.exists(), reason="needs MCP's conformance suite: make clients"),
 ]
 
 

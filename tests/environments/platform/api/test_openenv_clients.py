@@ -22,7 +22,7 @@ MANY = 20
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.skipif(not PYTHON.exists(), reason="needs a venv with openenv: PALESTRA_OPENENV_PYTHON"),
+    pytest.mark.skipif(not PYTHON.exists(), reason="needs a venv with openenv: make clients"),
 ]
 
 

@@ -178,7 +178,7 @@ def test_the_official_client_plays_a_task_in_a_process_of_its_own(tmp_path: Path
 
 
 @pytest.mark.e2e
-@pytest.mark.skipif(not OLD_PYTHON.exists(), reason="needs a venv with mcp<2: PALESTRA_MCP1_PYTHON")
+@pytest.mark.skipif(not OLD_PYTHON.exists(), reason="needs a venv with mcp<2: make clients")
 def test_mcp_1_plays_over_stdio():
     walk = Path(__file__).with_name("mcp1_walk.py")
     ran = subprocess.run([OLD_PYTHON, walk, *COMMAND, "keys"], capture_output=True, text=True, timeout=60, check=False)
