@@ -3,7 +3,8 @@
 A limit that passes by waiting is answered with 429, which clients retry; one that does not with 403; the tokens of a
 day with 402, at which Tinker's SDK pauses for an hour and tells its user why, while other clients stop.
 
-Owns: the limits, what of a shared one is in use, how they are refused. Never touches: the tokens that were used (`usage`), rows (`store.queries`).
+Owns: the limits, what of a shared one is in use, how they are refused. Never touches: the tokens that were used
+(`usage`), rows (`store.queries`).
 """
 
 from __future__ import annotations
