@@ -1,7 +1,13 @@
 """LoRA products of experts, for batches that mix adapters.
 
-In Tinker's layout gate and up have one A for all experts, which runs before rows are dispatched, and down has one B,
-which runs once after a row's experts are summed. In PEFT's layout every expert has its own A and B.
+A row that visits k experts makes k pairs, and pairs are sorted by expert e (`Dispatch`). With p = 1 or 2 parts:
+
+    gate, up    pair += scale * (x A_e^T) B_e        A [experts or 1, p * rank, in], B [experts, rank, out] of each part
+    down        pair += scale * (h A_e^T) B_e        A [experts, rank, in], B [experts or 1, rank, out]
+
+In Tinker's layout gate and up have one A for all experts: x A^T is then computed of rows, before they are dispatched.
+And down has one B: it multiplies the weighted sum of a row's h A_e^T, once. In PEFT's layout every expert has its own A
+and B, and both are computed of pairs.
 Owns: what adapters add to a layer's experts, and its backward. Never touches: the base weights, routing.
 """
 
