@@ -37,7 +37,7 @@ from palestra.gym.nemo_gym_compat import missing_names
 from palestra.gym.records import GymConfig, Isolation, ServerInstance, ServerKind
 from palestra.gym.registry import OURS, Implementation, locate
 from palestra.gym.requirements.folder_requirements import has_requirements, requirements_of
-from palestra.gym.setup_code import setup_code
+from palestra.gym.server_code import setup_code
 from palestra.gym.venvs import present_interpreter, python_version
 from palestra.util.json_types import JsonObject
 

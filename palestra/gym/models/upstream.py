@@ -1,5 +1,13 @@
 """An endpoint of one or several equivalent URLs: where a session's calls go, and how often they are tried.
 
+A session has a replica of its own, by a hash of its id. A call is tried `max_attempts` times, and once more for each
+further replica:
+
+no answer       tried at once at another replica that is up, else after a pause
+a status        those in BUSY as often as allowed, 500 three times, others once; after those in AWAY at another replica
+a time limit    never tried again: the replica may still be computing
+
+A replica that gave no connection, no answer in time or a status in AWAY is not used for DOWN_S seconds.
 Owns: connections, affinity and fail-over, retries and their limits, time limits. Never touches: the content of a call.
 """
 
