@@ -257,9 +257,9 @@ class LayoutPart:
 
     def _undivided(self) -> set[str]:
         """Matrices of sites that every rank computes as a whole."""
-        same = [site for name, site in self.own.sites.items() if self._is_same(name)]
-        return {f"{p.module}.lora_{kind}.weight" for site in same for p in site.parts for kind in "AB"}
-
-    def _is_same(self, name: tuple[int, str]) -> bool:
-        whole, own = self.whole.sites[name], self.own.sites[name]
-        return whole.in_size == own.in_size and whole.parts[0].out_size == own.parts[0].out_size
+        names: set[str] = set()
+        for name, own in self.own.sites.items():
+            whole = self.whole.sites[name]
+            if (own.in_size, own.parts[0].out_size) == (whole.in_size, whole.parts[0].out_size):
+                names |= {f"{part.module}.lora_{kind}.weight" for part in own.parts for kind in "AB"}
+        return names
