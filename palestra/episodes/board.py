@@ -16,7 +16,6 @@ from typing import Self
 
 from palestra.episodes import (
     attempt_losses,
-    deletion,
     delivery,
     interventions,
     leases,
@@ -112,7 +111,7 @@ class EpisodeBoard:
         """Deletes a run with everything in it and returns the number of its episodes; 0 if it does not exist. Players
         of its episodes get `cancelled`. The name can be used again, and new episodes get other ids."""
         self.tick(now)
-        return deletion.delete(self._state, owner, run, now)
+        return runs.delete(self._state, owner, run, now)
 
     def register(self, owner: str, run: str, groups: Sequence[NewGroup], now: float) -> list[Registered]:
         """Registers all groups or none. 429 beyond `max_queued`; 409 if a group with the same id was registered with

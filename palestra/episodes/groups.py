@@ -51,9 +51,9 @@ def check_not_staging(run: BoardRun) -> None:
 def vet(state: BoardState, run: BoardRun, group: NewGroup, new: dict[str, CheckedGroup]) -> None:
     """Adds a group to `new` if it is new; refuses one that cannot be registered."""
     text, group_id = validation.check_group(group, state.limits), group.group_id
-    known = new[group_id].text if group_id in new else _known_text(run, group_id)
+    known = new.get(group_id) or run.groups.get(group_id)
     stone = state.tombstones.find(tombstone_name(run, group_id), run.owner)
-    if (known is not None and known != text) or (stone is not None and stone.digest != validation.digest(text)):
+    if (known is not None and known.text != text) or (stone is not None and stone.digest != validation.digest(text)):
         raise BoardError(409, f"group {group_id!r} of run {run.name!r} was registered differently before")
     if known is None and stone is None:
         new[group_id] = CheckedGroup(group, text)
@@ -146,11 +146,6 @@ def first_member(state: BoardState, run: BoardRun, group_id: str) -> str | None:
 
 def tombstone_name(run: BoardRun, group_id: str) -> str:
     return f"group-{validation.digest(run.tag, group_id).hex()}"
-
-
-def _known_text(run: BoardRun, group_id: str) -> str | None:
-    known = run.groups.get(group_id)
-    return None if known is None else known.text
 
 
 def _add_member(state: BoardState, group: BoardGroup, now: float) -> None:

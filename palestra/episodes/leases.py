@@ -1,5 +1,13 @@
 """Leases: claims, heartbeats, releases and ends, all fenced by the attempt.
 
+Each lease of an episode is its next attempt, and every call of a player names the attempt that it belongs to:
+
+claim       queued -> leased, attempt + 1. The same claim_id again: the same leases, for as long as one of them is open.
+heartbeat   expires_at = now + lease_s, if the attempt is the newest one and leased; else why it is not.
+expiry      leased -> queued after a pause, or parked after too many; a release does the same. See `attempt_losses`.
+end         leased -> ended with its result. The same result again is `repeated`, another one a `conflict`.
+
+So two players may play an episode after a broken connection, but only the newest attempt can end it, and once.
 Owns: who holds an episode, until when, and whether its result is accepted. Never touches: groups' rules, model calls.
 """
 

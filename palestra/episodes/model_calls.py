@@ -41,15 +41,13 @@ def note_call(state: BoardState, owner: str, ref: LeaseRef, version: int | None)
 
 def sampled(state: BoardState, ref: LeaseRef, tokens: int) -> None:
     """Counts the tokens that an attempt has sampled, while it still plays."""
-    episode = state.episodes.get(ref.episode_id)
-    if episode is not None and episode.state is EpisodeState.LEASED and episode.attempt == ref.attempt:
+    if (episode := _playing(state, ref)) is not None:
         episode.sampled += tokens
         state.outbox.episode(episode)
 
 
 def call_over(state: BoardState, ref: LeaseRef, now: float) -> None:
-    episode = state.episodes.get(ref.episode_id)
-    if episode is not None and _is_open(episode, ref):
+    if (episode := _playing(state, ref)) is not None and episode.open_calls > 0:
         episode.open_calls -= 1
         state.renew(episode, now)
 
@@ -66,5 +64,8 @@ def _check_quotas(episode: BoardEpisode) -> None:
             raise BoardError(429, f"{words}; it can still be ended", code="quota_exceeded")
 
 
-def _is_open(episode: BoardEpisode, ref: LeaseRef) -> bool:
-    return episode.state is EpisodeState.LEASED and episode.attempt == ref.attempt and episode.open_calls > 0
+def _playing(state: BoardState, ref: LeaseRef) -> BoardEpisode | None:
+    """Returns the episode while this attempt still plays it."""
+    episode = state.episodes.get(ref.episode_id)
+    is_leased = episode is not None and episode.state is EpisodeState.LEASED and episode.attempt == ref.attempt
+    return episode if is_leased else None

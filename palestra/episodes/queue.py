@@ -1,5 +1,12 @@
 """The queue of one run: episodes by kind, highest priority first, environments by their weights.
 
+run           kind -> queues of environments          a claim names the kind, or the run's settings say which is first
+environments  name -> queue, "" for those without a weight
+queue         heap of (-priority, group, index)       the members of a group stay together
+
+Of the environments whose first episode has the highest priority, the one with the smallest pass value p is served
+(stride scheduling): p = max(p, clock), clock = p, then p += 1 / weight. So environments are served in proportion to
+their weights, and one that was empty does not catch up.
 Owns: order. Never touches: leases, groups, time.
 """
 

@@ -1,16 +1,18 @@
-"""Runs: settings, weights, pauses.
+"""Runs: settings, weights, pauses, and their end.
 
-Owns: what a trainer sets for its run as a whole. Never touches: groups and what was played.
+Owns: what a trainer does with its run as a whole, and what is remembered of a deleted one. Never touches: results, and
+traces of a run's calls, which are purged like all others.
 """
 
 from __future__ import annotations
 
-from palestra.episodes import validation
+from palestra.episodes import groups, validation
 from palestra.episodes.attempt_losses import lose_stale
+from palestra.episodes.delivery import forget
 from palestra.episodes.errors import BoardError
 from palestra.episodes.records import BoardRun
-from palestra.episodes.state import BoardState
-from palestra.types.episodes import RunSettings
+from palestra.episodes.state import PLAYING, BoardState
+from palestra.types.episodes import EpisodeState, GroupState, RunSettings
 
 
 def put(
@@ -83,6 +85,31 @@ def resume(state: BoardState, run: BoardRun, now: float) -> None:
             episode.expires_at = now + episode.left_s
             state.timers.watch_lease(episode)
     _tell_players(state, run)
+
+
+def delete(state: BoardState, owner: str, name: str, now: float) -> int:
+    """Deletes a run and returns the number of its episodes. A repeated end of an episode is still recognised, and
+    players are informed."""
+    run = state.runs.get(owner, {}).get(name)
+    if run is None:
+        return 0
+    count = sum(run.counts.values())
+    for group in list(run.groups.values()):
+        if group.state is GroupState.OPEN:
+            group.state = GroupState.DROPPED  # so that its deadline has no effect any more
+        for episode in group.members:
+            if episode.state is EpisodeState.LEASED:
+                state.tombstones.put_cancelled(episode.episode_id, owner, episode.attempt, now)
+            if episode.state in PLAYING:
+                groups.cancel(state, episode, "its run was deleted", now)
+        forget(state, group, now)
+    groups.forget_staged(state, run)
+    del state.runs[owner][name]
+    state.outbox.run(run, is_gone=True)
+    state.news.delivered.discard((owner, name))
+    state.news.deleted.add((owner, name))
+    state.news.claimable.add(owner)  # claims that wait for this run must be answered
+    return count
 
 
 def _tell_players(state: BoardState, run: BoardRun) -> None:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from palestra.episodes import validation
 from palestra.episodes.board_events import BoardEvents, OpenLease
-from palestra.episodes.claims import ClaimHistory
 from palestra.episodes.errors import BoardError
 from palestra.episodes.fair_shares import StrideScheduler
 from palestra.episodes.limits import EpisodeLimits
 from palestra.episodes.outbox import Outbox
 from palestra.episodes.records import BoardEpisode, BoardGroup, BoardRun
+from palestra.episodes.repeated_calls import ClaimHistory, Tombstones
 from palestra.episodes.timers import Timers
-from palestra.episodes.tombstones import Tombstones
 from palestra.types.episodes import MOVES, AttemptLoss, EpisodeState
 
 S = EpisodeState

@@ -19,9 +19,8 @@ import yaml
 
 from palestra.config.errors import ConfigError
 from palestra.data.sources import SUFFIXES
-from palestra.gym.catalog import CatalogKind, config_named
 from palestra.gym.errors import GymConfigError
-from palestra.gym.search_folders import find_below, search_roots
+from palestra.gym.search_folders import CatalogKind, config_named, find_below, search_roots
 from palestra.types.rollouts import CODING
 from palestra.util.json_types import JsonObject
 

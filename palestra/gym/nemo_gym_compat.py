@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-from palestra.gym.code_imports import STOCK_PACKAGE, CodeImport, imports_of, parsed
+from palestra.gym.server_code import STOCK_PACKAGE, CodeImport, imports_of, parsed
 
 _ROOT = Path(__file__).parents[2]
 _PLACES = (_ROOT / "palestra_nemo_gym", _ROOT / "integrations/palestra_nemo_gym")

@@ -51,7 +51,8 @@ def make_server(name: str, below: Path, kind: ServerKind = ServerKind.RESOURCES)
     folder = below / kind / name
     if folder.exists():
         raise GymConfigError(f"{folder} already exists; choose another name or remove it first")
-    words = {"name": name, "class": _class_name(name), "title": name.replace("_", " ").capitalize()}
+    class_name = "".join(part.capitalize() for part in name.split("_"))
+    words = {"name": name, "class": class_name, "title": name.replace("_", " ").capitalize()}
     skeleton = SKELETON / kind
     for template in sorted(skeleton.rglob(f"*{SUFFIX}")):
         file = folder / template.relative_to(skeleton).as_posix().removesuffix(SUFFIX).replace("NAME", name)
@@ -60,10 +61,6 @@ def make_server(name: str, below: Path, kind: ServerKind = ServerKind.RESOURCES)
     if (folder / MAKE_ROWS).is_file():
         runpy.run_path(str(folder / MAKE_ROWS), run_name="__main__")
     return sorted(file for file in folder.rglob("*") if file.suffix != ".pyc" and file.is_file())
-
-
-def _class_name(name: str) -> str:
-    return "".join(part.capitalize() for part in name.split("_") if part)
 
 
 class UnknownServer(GymConfigError, LookupError):

@@ -37,10 +37,9 @@ from palestra.server.core.task_replays import TaskReplays
 from palestra.server.core.teardown import Teardown
 from palestra.server.core.telemetry.activity import Activity
 from palestra.server.core.telemetry.disk_health import DiskHealth
-from palestra.server.core.telemetry.engine_states import EngineStates
 from palestra.server.core.telemetry.metrics import JournalState, Metrics
 from palestra.server.core.telemetry.observer import CallObserver
-from palestra.server.core.telemetry.readiness import Readiness
+from palestra.server.core.telemetry.readiness import EngineStates, Readiness
 from palestra.server.core.training.request_journal import RequestJournal
 from palestra.server.core.training.requests import TrainingRequests
 from palestra.server.core.workers.messages import WorkerMessages

@@ -85,8 +85,7 @@ KINDS = ["resources-servers", "agents", "models", "environments", "benchmarks"]
 def list_(kind: str | None, matching: str | None, roots: tuple[Path, ...], as_json: bool) -> None:
     """Servers, environments and benchmarks that can be run, with their configs."""
     with needs_extra("gym"):
-        from palestra.gym.catalog import CatalogKind, catalog
-        from palestra.gym.search_folders import search_roots
+        from palestra.gym.search_folders import CatalogKind, catalog, search_roots
     kinds = [CatalogKind(one) for one in ([kind] if kind else KINDS)]
     entries = [one for one in catalog(kinds, search_roots(roots)) if (matching or "").lower() in one.name.lower()]
     if as_json:

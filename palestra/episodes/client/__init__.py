@@ -7,8 +7,7 @@ from palestra.episodes.client.async_client import AsyncEpisodeClient
 from palestra.episodes.client.async_episode import AsyncEpisode, OnError
 from palestra.episodes.client.async_listener import AsyncListener, AsyncPushed
 from palestra.episodes.client.async_run import AsyncRun
-from palestra.episodes.client.client import EpisodeClient
-from palestra.episodes.client.episode import Episode
+from palestra.episodes.client.client import Episode, EpisodeClient, Listener, Pushed, Run
 from palestra.episodes.client.errors import (
     ClientClosed,
     EpisodeApiError,
@@ -20,10 +19,8 @@ from palestra.episodes.client.errors import (
     NotThere,
     ServerSilent,
 )
-from palestra.episodes.client.listener import Listener, Pushed
 from palestra.episodes.client.playing import play, play_async
 from palestra.episodes.client.pool import PlayCounts, PoolOptions
-from palestra.episodes.client.run import Run
 from palestra.episodes.client.tinkerscript import TinkerScriptClient
 from palestra.types.episodes import EpisodeError, EpisodeResult, NewGroup, RunSettings, SamplingBounds
 from palestra.types.rollouts import Task

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import Any, SupportsFloat
 
 from palestra.episodes.client.async_episode import AsyncEpisode, EpisodeView, OnError
-from palestra.episodes.client.episode import Episode
+from palestra.episodes.client.client import Episode
 from palestra.episodes.client.errors import InvalidResult, NotPlayedHere
 from palestra.episodes.client.loop_thread import outcome
 from palestra.episodes.client.results import as_result

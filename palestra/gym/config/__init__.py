@@ -2,10 +2,9 @@
 
 from palestra.gym.config.load import load_gym
 from palestra.gym.config.ports import ReservedPorts
-from palestra.gym.config.secrets import masked, shown
 from palestra.gym.config.settings import OurSettings, our_settings
 from palestra.gym.config.sources import GymSources
-from palestra.gym.config.text import from_yaml, to_yaml
+from palestra.gym.config.text import from_yaml, masked, shown, to_yaml
 
 __all__ = [
     "GymSources",

@@ -41,7 +41,8 @@ def resolved(data: JsonObject, source_of: Callable[[Path], str], *, is_final: bo
         if not (isinstance(plain, str) and "${" in plain):
             return plain
         try:
-            return _plain(node.value())
+            value = node.value()
+            return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
         except OmegaConfBaseException as error:
             problems.append(_explained(at, plain, error, data, source_of(at)))
             return plain
@@ -62,10 +63,6 @@ class _At:
 
     def value(self) -> Any:
         return self.above if self.key is None else self.above.value()[self.key]
-
-
-def _plain(value: object) -> Any:
-    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
 def _explained(at: Path, text: str, error: Exception, data: JsonObject, source: str) -> str:

@@ -37,7 +37,7 @@ from palestra.gym.nemo_gym_compat import missing_names
 from palestra.gym.records import GymConfig, Isolation, ServerInstance, ServerKind
 from palestra.gym.registry import OURS, Implementation, locate
 from palestra.gym.requirements.folder_requirements import has_requirements, requirements_of
-from palestra.gym.setup_code import setup_code
+from palestra.gym.server_code import setup_code
 from palestra.gym.venvs import present_interpreter, python_version
 from palestra.util.json_types import JsonObject
 
@@ -56,7 +56,9 @@ def load_gym(
     merge_placeholders(data)
     data = DEFAULTS | {key: value for key, value in data.items() if value is not None or key not in DEFAULTS}
     _check_nothing_unset(data, merged)
-    found = _find_servers(data, report)
+    found = find_servers(data)
+    for name in found.partial:
+        report(f"{name} has no entrypoint, so no server is started for it")
     # An address may be set by interpolation, and interpolations may refer to addresses.
     known = resolved(data, merged.source_of, is_final=False)
     _fill_addresses(data, found.entries, known, ReservedPorts(is_binding=False) if ports is None else ports)
@@ -83,13 +85,6 @@ def _check_nothing_unset(data: JsonObject, merged: MergedSources) -> None:
         lines = "".join(f"\n  {dotted(path)} ({merged.source_of(path)})" for path in unset)
         example = dotted(unset[0])
         raise GymConfigError(f"{len(unset)} values must be set:{lines}\n  as in: ++{example}=VALUE, or in env.yaml")
-
-
-def _find_servers(data: JsonObject, report: Callable[[str], None]) -> FoundServers:
-    found = find_servers(data)
-    for name in found.partial:
-        report(f"{name} has no entrypoint, so no server is started for it")
-    return found
 
 
 def _checked(settings: JsonObject, found: FoundServers, report: Callable[[str], None]) -> list[ServerEntry]:

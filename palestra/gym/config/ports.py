@@ -64,7 +64,9 @@ class ReservedPorts:
     def reserve_any(self, host: str, low: int, high: int, *, avoid: set[int], who: str) -> int:
         """Reserves a free port of a range."""
         wide = f"widen port_range_low={low}, port_range_high={high}"
-        candidates = [port for port in _some_of(low, high) if port not in avoid.union(self.numbers())]
+        span = range(low, high + 1)
+        drawn = random.sample(span, min(TRIES, len(span)))
+        candidates = [port for port in drawn if port not in avoid.union(self.numbers())]
         for port in candidates:
             try:
                 return self._reserve(host, port)
@@ -82,11 +84,6 @@ class ReservedPorts:
         number: int = listener.getsockname()[1]
         self._reserved[host, number] = listener
         return number
-
-
-def _some_of(low: int, high: int) -> list[int]:
-    span = range(low, high + 1)
-    return random.sample(span, min(TRIES, len(span)))
 
 
 def listening(host: str, port: int) -> socket.socket:

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from palestra.config.redaction import redact
-from palestra.gym.config.secrets import MASK, is_secret_name
+from palestra.gym.config.text import MASK, is_secret_name
 from palestra.gym.errors import GymConfigError
 
 _KEY = re.compile(r"(?P<how>\+\+|\+|~|)(?P<key>[^\s=+~][^\s=]*)(?P<rest>=.*)?", re.DOTALL)

@@ -39,7 +39,8 @@ def pass_metrics(
 ) -> JsonObject:
     """Returns `pass@k/accuracy`, `pass@1[avg-of-k]/accuracy`, with `answer_key` also `majority@k/accuracy`, and
     `…/no_answer`. Without `score` the reward is the accuracy."""
-    scored = [_scored(task, score or _accuracy, answer_key) for task in tasks if task]
+    score = score or (lambda rollout: {"accuracy": rollout["reward"]})
+    scored = [_scored(task, score, answer_key) for task in tasks if task]
     if not scored:
         return {}
     names = sorted({name for task in scored for one in task.scores for name in one})
@@ -105,10 +106,6 @@ def pass_at(values: Sequence[float], k: int) -> float:
         return max(values[:k])
     wrong = sum(not value for value in values)
     return 1.0 if wrong < k else 1.0 - math.comb(wrong, k) / math.comb(len(values), k)
-
-
-def _accuracy(rollout: Rollout) -> Mapping[str, float]:
-    return {"accuracy": rollout["reward"]}
 
 
 def _scored(task: Sequence[Rollout], score: ScoreOf, answer_key: str | None) -> TaskScores:

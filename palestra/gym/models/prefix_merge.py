@@ -4,6 +4,9 @@ Owns: which call continues which, retries, what is delivered and why not. Never 
 
 A call's parent is the earlier one with the most ids, prompt and generation, that its own prompt begins with. Calls with
 the same prompt are attempts at one answer: the one that was continued counts.
+
+calls      p -> a          p a q -> b          p a q -> c          p a q b r -> d
+delivered  a, b, d         b and c are attempts at one answer, and d continues b
 """
 
 from __future__ import annotations

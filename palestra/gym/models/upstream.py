@@ -1,5 +1,13 @@
 """An endpoint of one or several equivalent URLs: where a session's calls go, and how often they are tried.
 
+A session has a replica of its own, by a hash of its id. A call is tried `max_attempts` times, and once more for each
+further replica:
+
+no answer       tried at once at another replica that is up, else after a pause
+a status        those in BUSY as often as allowed, 500 three times, others once; after those in AWAY at another replica
+a time limit    never tried again: the replica may still be computing
+
+A replica that gave no connection, no answer in time or a status in AWAY is not used for DOWN_S seconds.
 Owns: connections, affinity and fail-over, retries and their limits, time limits. Never touches: the content of a call.
 """
 
@@ -94,11 +102,13 @@ class Upstream:
                     raise UnreachableServer(replica.url, reason, FailureClass.MODEL_UNREACHABLE) from None
                 wait_s = 0.0 if self._is_any_up() else self._backoff.after(attempts)
             else:
-                await self._noted(replica, path, payload, reply)
+                if self._log is not None:
+                    await asyncio.to_thread(_append, self._log, replica.url + path, payload, reply)
                 if 200 <= reply.status < 300:
                     return replica, reply
                 if attempts >= min(limit, _tries(reply.status, limit)):
-                    raise PeerFailed(replica.url, path, reply.status, reply.body, _failure_class(reply.status))
+                    kind = FailureClass.MODEL_RATE_LIMITED if reply.status == 429 else FailureClass.MODEL_ERROR
+                    raise PeerFailed(replica.url, path, reply.status, reply.body, kind)
                 wait_s = max(self._backoff.after(attempts), retry_after_s(reply.headers.get("retry-after")))
                 if reply.status in AWAY and len(self.replicas) > 1:
                     replica.down_until = monotonic() + DOWN_S
@@ -107,16 +117,13 @@ class Upstream:
             await asyncio.sleep(wait_s)
 
     async def _sent(self, replica: UpstreamReplica, path: str, payload: bytes) -> HttpReply:
+        base = replica.url.removesuffix("/v1") if path in BESIDE else replica.url
         try:
-            return await self._client.post(_url(replica.url, path), payload, max_bytes=MAX_ANSWER_BYTES)
+            return await self._client.post(base + path, payload, max_bytes=MAX_ANSWER_BYTES)
         except TimeoutError:  # it may still be computing: a second attempt would only add load
             replica.down_until = monotonic() + DOWN_S
             reason = f"{path} was not answered within {self._settings.request_timeout_s:g} s"
             raise UnreachableServer(replica.url, reason, FailureClass.MODEL_TIMEOUT) from None
-
-    async def _noted(self, replica: UpstreamReplica, path: str, payload: bytes, reply: HttpReply) -> None:
-        if self._log is not None:
-            await asyncio.to_thread(_append, self._log, replica.url + path, payload, reply)
 
     # Which replica
 
@@ -156,17 +163,9 @@ def _append(log: str, url: str, payload: bytes, reply: HttpReply) -> None:
         logger.warning("%s: %s", log, e)
 
 
-def _url(base: str, path: str) -> str:
-    return (base.removesuffix("/v1") if path in BESIDE else base) + path
-
-
 def _tries(status: int, limit: int) -> int:
     """Returns how often a call is sent that gets this status each time."""
     return limit if status in BUSY else BROKEN_TRIES if status == 500 else 1
-
-
-def _failure_class(status: int) -> FailureClass:
-    return FailureClass.MODEL_RATE_LIMITED if status == 429 else FailureClass.MODEL_ERROR
 
 
 def _parsed(url: str, path: str, data: bytes) -> JsonObject:

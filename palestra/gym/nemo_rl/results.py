@@ -63,7 +63,8 @@ class NemoRlResultReader:
         self._write_texts(found.calls)
         for item in output or ():
             if isinstance(item, dict):
-                _drop_ids(item)
+                for field in (*TOKEN_FIELDS, ROUTED_EXPERTS):
+                    item.pop(field, None)
         if flaw is not None:
             result |= {MASK_SAMPLE: True, MASK_REASON: str(flaw)}
         if result.get(MASK_SAMPLE):
@@ -136,11 +137,6 @@ def _torch() -> Any:
 def _check_reward(reward: object) -> None:
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
         raise NemoRlRowFailed(f"its reward is not a number: {str(reward)[:100]}")
-
-
-def _drop_ids(item: JsonObject) -> None:
-    for field in (*TOKEN_FIELDS, ROUTED_EXPERTS):
-        item.pop(field, None)
 
 
 def _message_text(item: JsonMapping) -> tuple[str, bool]:

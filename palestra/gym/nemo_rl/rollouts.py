@@ -70,7 +70,8 @@ class NemoRlGym:
         assert self._watching is not None
         if self._watching.done():
             self._watching.result()
-        ill = [f"{one['process_name']} ({one['state']})" for one in self._supervisor.instances() if not _is_well(one)]
+        instances = self._supervisor.instances()
+        ill = [f"{one['process_name']} ({one['state']})" for one in instances if one["state"] != "healthy"]
         if ill:
             raise ServerStartError(f"not healthy: {', '.join(ill)}")
 
@@ -179,10 +180,6 @@ def _checked(examples: Sequence[Row]) -> list[Row]:
     if twice := [index for index, count in indices.items() if count > 1]:
         raise ValueError(f"{ROW_INDEX} {twice[0]} occurs more than once")
     return rows
-
-
-def _is_well(instance: JsonMapping) -> bool:
-    return instance["state"] == "healthy"
 
 
 def _as_error(failure: JsonMapping) -> GymError:

@@ -118,7 +118,8 @@ class ProcessKeeper:
                 await self.child.kill()
                 return ProcessEnded(reason, healthy_s)
             code = ending.result()
-            return ProcessEnded(_exit_words(code), healthy_s, code)
+            reason = f"killed by signal {-code}" if code < 0 else f"ended with code {code}"
+            return ProcessEnded(reason, healthy_s, code)
         finally:
             watching.cancel()
             ending.cancel()
@@ -166,7 +167,3 @@ class ProcessKeeper:
             await self.child.stop(self.settings.stop_timeout_s)
         if self.state is not ProcessState.FAILED:
             self._change(ProcessState.STOPPED)
-
-
-def _exit_words(code: int) -> str:
-    return f"killed by signal {-code}" if code < 0 else f"ended with code {code}"

@@ -19,8 +19,7 @@ from torch import Tensor
 from palestra.model.errors import AdapterError
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.tensor_share import WHOLE, TensorShare
-from palestra.model.lora.layout import Layout, SiteName
-from palestra.model.lora.layout_part import LayoutPart
+from palestra.model.lora.layout import Layout, LayoutPart, SiteName
 from palestra.types import LoraConfig
 
 Rows = Literal["weights", "compute", "grads", "partial", "exp_avg", "exp_avg_sq"]

@@ -1,6 +1,15 @@
 """LoRA products as batched products over buckets: runs of similar length computed as [n, rows, …].
 
-The plain code: for CPUs, and for float32. Owns: the buckets and their products. Never touches: the base weights.
+A run is adjacent rows of x [all rows, in] with one adapter. A bucket has n runs, whose adapters have one layout, padded
+to the longest: by at most half of the real rows, but for runs that are short anyway. Of a site with p parts,
+
+    t = x A^T                [n, rows, in] by [n, in, p * rank]; kept for the gradient
+    y += scale * t B         of each part: [n, rows, rank] by [n, rank, out], added to the part's columns of y
+    dB += scale * t^T dy     dt = dy B^T     dA += scale * dt^T x     dx += scale * dt A
+
+Where the runs are adjacent and of one length, rows are views; where their slots are consecutive, matrices are.
+Elsewhere they are picked by index. The plain code: for CPUs, and for float32.
+Owns: the buckets and their products. Never touches: the base weights.
 """
 
 from __future__ import annotations

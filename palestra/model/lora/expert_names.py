@@ -1,8 +1,12 @@
 """How adapter files name the matrices of experts: Tinker's form, and two of PEFT's.
 
-Tinker's files (and ours, by default) have w1 (gate), w3 (up) and w2 (down) with an axis for experts, of length 1 where
-they share a matrix. PEFT's have the A of all experts under each other and their B beside each other, for gate and up as
-one, or plain matrices of single experts. Owns: the way between them. Never touches: files, adapters.
+Tinker's (and ours, by default)    w1 (gate), w3 (up), w2 (down): A [n, rank, in], B [n, out, rank] of n experts, with 1
+                                   instead of n where they share a matrix
+PEFT's, of all experts             A [n * rank, in], the expert slowest; B [out, rank * n], the expert fastest. Gate and
+                                   up are one parameter: written with twice the rank, also read with once
+PEFT's, of single experts          A [rank, in], B [out, rank]
+
+Owns: the way between them. Never touches: files, adapters.
 """
 
 from __future__ import annotations

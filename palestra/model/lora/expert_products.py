@@ -1,7 +1,13 @@
 """LoRA products of experts, for batches that mix adapters.
 
-In Tinker's layout gate and up have one A for all experts, which runs before rows are dispatched, and down has one B,
-which runs once after a row's experts are summed. In PEFT's layout every expert has its own A and B.
+A row that visits k experts makes k pairs, and pairs are sorted by expert e (`Dispatch`). With p = 1 or 2 parts:
+
+    gate, up    pair += scale * (x A_e^T) B_e        A [experts or 1, p * rank, in], B [experts, rank, out] of each part
+    down        pair += scale * (h A_e^T) B_e        A [experts, rank, in], B [experts or 1, rank, out]
+
+In Tinker's layout gate and up have one A for all experts: x A^T is then computed of rows, before they are dispatched.
+And down has one B: it multiplies the weighted sum of a row's h A_e^T, once. In PEFT's layout every expert has its own A
+and B, and both are computed of pairs.
 Owns: what adapters add to a layer's experts, and its backward. Never touches: the base weights, routing.
 """
 
@@ -32,6 +38,14 @@ class _ExpertRun:
     places: Tensor | None
     """Where these stand among all pairs; None: they are all pairs."""
 
+    @classmethod
+    def of(cls, run: RowRun, numbers: Tensor, dispatch: Dispatch) -> _ExpertRun:
+        stack, slot, rows = run.adapter.stack, run.adapter.slot, slice(run.start, run.start + run.rows)
+        if run.rows == len(numbers):
+            return cls(stack, slot, rows, dispatch, None)
+        own = Dispatch.of(numbers[rows], len(dispatch.ends))
+        return cls(stack, slot, rows, own, dispatch.places[rows].flatten()[own.order])
+
     def take(self, pairs: Tensor) -> Tensor:
         return pairs if self.places is None else pairs.index_select(0, self.places)
 
@@ -59,7 +73,7 @@ class ExpertLora:
     def __init__(self, runs: Sequence[RowRun], layer: int, numbers: Tensor, dispatch: Dispatch):
         self.gate_up_site, self.down_site = (layer, "gate_up"), (layer, "down")
         trained = [run for run in runs if self.down_site in run.adapter.stack.own_layout.sites]
-        self.runs = [_expert_run(run, numbers, dispatch) for run in trained]
+        self.runs = [_ExpertRun.of(run, numbers, dispatch) for run in trained]
 
     def add_gate_up(self, gate_up: Tensor, x: Tensor) -> list[Tensor]:
         """Adds to the pairs; returns x A^T of each run, of its rows where A is shared, else of its pairs."""
@@ -143,11 +157,3 @@ class ExpertLora:
             dispatch.add_gradient(run.gradient(name, 0), inner * of_pair, dy_pairs * scale)
         run.add(d_activated, dispatch.product(d_pairs, run.a(name)), 1.0)
         dispatch.add_gradient(run.gradient(name), d_pairs * of_pair, activated)
-
-
-def _expert_run(run: RowRun, numbers: Tensor, dispatch: Dispatch) -> _ExpertRun:
-    stack, slot, rows = run.adapter.stack, run.adapter.slot, slice(run.start, run.start + run.rows)
-    if run.rows == len(numbers):
-        return _ExpertRun(stack, slot, rows, dispatch, None)
-    own = Dispatch.of(numbers[rows], len(dispatch.ends))
-    return _ExpertRun(stack, slot, rows, own, dispatch.places[rows].flatten()[own.order])

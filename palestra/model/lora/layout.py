@@ -1,6 +1,15 @@
 """Where an adapter's numbers are within its row: the matrices of each site, by the model and the LoRA's config alone.
 
-Owns: sites, offsets, names. Never touches: the numbers.
+A site is a place in a layer where products share an input x [rows, in]: y[:, its columns] += scale * (x A^T) B^T for
+each of its p parts, such as q, k and v. The numbers of an adapter are one flat row, and in it stand, site by site,
+
+A       [n_a, p, rank, in]       the parts' A under each other, so that x A^T is one product for all of them
+B       [n_b, rank, out]         of each part in turn, transposed: `matrices` shows it as [out, rank]
+
+n_a and n_b are 1 but in sites of experts, where each expert has its own A, its own B, or both.
+With tensor parallelism a rank computes with a part of the row (`LayoutPart`): where outputs are divided, it has its
+columns of B and all of A; where inputs are, its columns of A and all of B.
+Owns: sites, offsets, names, and which numbers are a rank's. Never touches: the numbers, products, how ranks talk.
 """
 
 from __future__ import annotations
@@ -14,6 +23,7 @@ from torch import Tensor
 
 from palestra.model.loading.layer_spec import AttentionSpec, LatentAttentionSpec, LayerSpec, MambaSpec, MlpSpec
 from palestra.model.loading.spec import ModelSpec
+from palestra.model.loading.tensor_share import TensorShare
 from palestra.types import LoraConfig
 
 
@@ -209,3 +219,47 @@ def _mixer_sites(spec: ModelSpec, n: int, layer: LayerSpec) -> list[tuple[str, i
         return [("qkv", h, joined), ("o", values, [(f"{name}.out_proj", h)])]
     qkv = [(f"{name}.in_proj_q", keys), (f"{name}.in_proj_k", keys), (f"{name}.in_proj_v", values)]
     return [("qkv", h, qkv), ("z", h, [(f"{name}.in_proj_z", values)]), ("o", values, [(f"{name}.out_proj", h)])]
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutPart:
+    """What one of several ranks that share every layer computes of an adapter. The gradient of what is whole is a sum
+    over ranks."""
+
+    share: TensorShare
+    whole: Layout
+    own: Layout
+
+    def read(self, row: Tensor, part: Tensor) -> None:
+        """Copies this rank's part of a whole row."""
+        wholes, parts = self._matrices(row, part)
+        for name, own in parts.items():
+            own.copy_(wholes[name])
+
+    def write(self, part: Tensor, row: Tensor) -> None:
+        """Makes a row of a part, so that the rows of all ranks add up: zeros where others have numbers. What all ranks
+        compute alike is the first one's."""
+        row.zero_()
+        wholes, parts = self._matrices(row, part)
+        left_out = set() if self.share.rank == 0 else self._undivided()
+        for name, own in parts.items():
+            if name not in left_out:
+                wholes[name].copy_(own)
+
+    def _matrices(self, row: Tensor, part: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Those of the part, and where they are in the whole row."""
+        parts, wholes = self.own.matrices(part), self.whole.matrices(row)
+        for name, own in parts.items():
+            for axis, size in enumerate(own.shape):
+                if wholes[name].shape[axis] != size:
+                    wholes[name] = wholes[name].narrow(axis, self.share.rank * size, size)
+        return wholes, parts
+
+    def _undivided(self) -> set[str]:
+        """Matrices of sites that every rank computes as a whole."""
+        names: set[str] = set()
+        for name, own in self.own.sites.items():
+            whole = self.whole.sites[name]
+            if (own.in_size, own.parts[0].out_size) == (whole.in_size, whole.parts[0].out_size):
+                names |= {f"{part.module}.lora_{kind}.weight" for part in own.parts for kind in "AB"}
+        return names

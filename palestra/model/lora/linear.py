@@ -1,7 +1,8 @@
 """Linear layers with LoRA for batches that mix adapters.
 
-A plan says which rows of a packed batch belong to which adapter. What adapters add is computed in buckets of similar
-runs (`lora_buckets`), or by kernels over tiles of rows on a GPU (`lora_tiles`). Rows of the base model cost nothing.
+Of packed rows x [rows, in], y = x W^T + b + scale * (x A^T) B^T, with A and B of each row's own adapter; a plan says
+which one that is. What adapters add is computed in buckets of similar runs (`buckets`), or by kernels over tiles of
+rows on a GPU (`tiles`). Rows of the base model cost nothing.
 Owns: forward and backward of a LoRA linear. Never touches: where adapters come from.
 """
 

@@ -1,4 +1,9 @@
-"""The base model with an adapter folded in, as a plain Hugging Face folder in the layout of the base."""
+"""The base model with an adapter folded in, as a plain Hugging Face folder in the layout of the base.
+
+W [out, in] becomes W + scale * B A, in float32, with B [out, rank] and A [rank, in]. Where the base keeps several of
+our projections in one matrix, their B A stand under each other; of experts, B A is [experts, out, in], and an A or B
+that they share counts for each of them.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +71,8 @@ def export_merged(
         shards.finish()
         _set_dtype(config, dtype or main)
         if files.unpacked:
-            _forget_packing(config)
+            for level in (config, config.get("text_config") or {}):
+                level.pop("quantization_config", None)
             log.info("merged_from_packed folder=%s packed=%s written_as=bfloat16", folder, ",".join(files.unpacked))
         for extra in base.iterdir():
             if extra.is_file() and extra.suffix in (".json", ".jinja", ".model", ".txt") and "index" not in extra.name:
@@ -133,11 +139,6 @@ def _untie(config: dict[str, Any]) -> bool:
     for level in levels:
         level["tie_word_embeddings"] = False
     return bool(levels)
-
-
-def _forget_packing(config: dict[str, Any]) -> None:
-    for level in (config, config.get("text_config") or {}):
-        level.pop("quantization_config", None)
 
 
 def _change(name: str, prefix: str, matrices: Mapping[str, Tensor], layout: Layout) -> Tensor | None:

@@ -1,5 +1,13 @@
 """LoRA products by kernels over tiles of rows: for half precision on a GPU.
 
+Runs of rows with one adapter are cut into tiles, and of each tile the kernels read
+
+    tiles [tiles, 4]                first row, rows (at most 16, or 64 in a large batch), rank, layout
+    bases [tiles]                   the address of the adapter's row of numbers
+    offsets [layouts, entries]      where in such a row the matrices of each site begin; -1: the layout has none
+
+So ranks and layouts mix in one launch. For gradients, the runs of each adapter are cut into longer segments: a segment
+is summed at once, and an adapter's segments in order. Rows of adapters may move: then addresses are looked up again.
 Owns: which adapter a tile uses and where its numbers are. Never touches: the kernels themselves.
 """
 

@@ -1,5 +1,11 @@
 """A recurrence over packed sequences, a chunk of 64 positions of every sequence at a time.
 
+The i-th chunks of all sequences that have one are a wave, and are computed at once: [waves[i], 64, …], with the states
+[waves[i], *state_shape] that the wave before has left. Sequences with the most chunks come first in each wave, so that
+these are its first states. Rows behind the end of a sequence are zeros, which change no state.
+
+rows       a: 150, b: 40, c: 70          chunks     a0 c0 b0 | a1 c1 | a2          waves      3 2 1
+
 Chunks lie on a grid of absolute positions, so a row's numbers do not depend on how a sequence was cut. In training
 only the states between chunks are kept: the backward pass computes a chunk again. States and sums are float32.
 Owns: the order of chunks, and what is kept for the gradient. Never touches: what a chunk computes, where states are

@@ -1,6 +1,17 @@
-"""The gated delta rule, S <- e^g S + k (beta (v - (e^g S)^T k))^T, in its two forms.
+"""The gated delta rule in its two forms: single positions by a step, and chunks of 64 by products; see `chunked_scan`.
 
-Chunks of 64 positions are computed by products and a triangular solve, single positions by a step; see `chunked_scan`.
+Of one head, with the state S [key dim, value dim] before a position, and its q, k, v, beta and g:
+
+    c = beta (v - (e^g S)^T k)          what the position changes, [value dim]
+    S <- e^g S + k c^T                  and returns: S^T q, with the new S
+
+Of a chunk, with Q, K [64, key dim], V [64, value dim], G [64] the sums of g up to each position, S the state before it,
+and D [64, 64] with e^(G_i - G_j) for j <= i and 0 elsewhere:
+
+    (I + L) C = beta (V - e^G K S)      L [64, 64]: what is below the diagonal of beta D * (K K^T)
+    Y = e^G Q S + (D * (Q K^T)) C       S <- e^G_last S + (e^(G_last - G) K)^T C
+
+The triangular solve is that of beta V and of beta e^G K, which need no state. Value heads share q and k of a key head.
 Owns: this arithmetic. Never touches: where states are kept.
 """
 

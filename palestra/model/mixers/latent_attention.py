@@ -1,8 +1,13 @@
 """Latent attention of a layer: what is cached of a token is one compressed row, whatever the number of heads.
 
-A head's keys are products of that row with a frozen matrix, and so are its values. Instead of making them, the first
-matrix multiplies the queries and the second one what attention returns: all heads then attend to the rows themselves,
-in training and in sampling alike. Owns: these products. Never touches: who sees whom, the KV cache.
+A row is c [kv_rank], and beside it the rotated part r [rope_dim] of the keys, which all heads share. A head's key is
+(W c, r) and its value U c, with frozen W [nope_dim, kv_rank] and U [value_dim, kv_rank]. Neither is made:
+
+    (q, q_r) . (W c, r) = (W^T q, q_r) . (c, r)          W multiplies queries, [tokens, heads, kv_rank + rope_dim]
+    sum of a_s U c_s    = U (sum of a_s c_s)             U multiplies what attention returns
+
+So all heads attend to the rows themselves, in training and in sampling alike. Owns: these products. Never touches: who
+sees whom, the KV cache.
 """
 
 from __future__ import annotations

@@ -1,7 +1,15 @@
-"""Mamba-2's state space, S <- e^g S + B (dt x)^T, y = S^T C, in its two forms.
+"""Mamba-2's state space in its two forms: single positions by a step, and chunks of 64 by products; see `chunked_scan`.
 
-Heads of a group share B and C. Chunks of 64 positions are computed by products, single positions by a step; see
-`chunked_scan`. Owns: this arithmetic. Never touches: where states are kept.
+Of one head, with the state S [state size, head dim] before a position, and its x, dt, g, B and C:
+
+    S <- e^g S + B (dt x)^T             and returns: S^T C, with the new S
+
+Of a chunk, with B, C [64, state size], X [64, head dim] (each x times its dt), G [64] the sums of g up to each
+position, S the state before it, and D [64, 64] with e^(G_i - G_j) for j <= i and 0 elsewhere:
+
+    Y = e^G C S + (D * (C B^T)) X       S <- e^G_last S + (e^(G_last - G) B)^T X
+
+Heads of a group share B and C. Owns: this arithmetic. Never touches: where states are kept.
 """
 
 from __future__ import annotations

@@ -1,6 +1,13 @@
 """The forms in which frozen weights are kept in 8 or 4 bits: codes, and a scale for each group of inputs.
 
 A weight is the level that its code names, times the scale of its group: in float32, rounded once to the model's type.
+
+    weight [outputs, inputs]        weight[o, i] = levels[code of (o, i)] * scales[o, i // group]
+    codes  [outputs, inputs]        in 8 bits; in 4 bits [outputs, inputs / 2], the first code of a byte in its low half
+    scales [outputs, inputs / group], float32
+
+A scale is chosen so that the largest weight of its group is (nearly) the largest level; a code is that of the nearest
+level to weight / scale.
 Owns: levels, how codes and scales are chosen. Never touches: where weights are used, files.
 """
 

@@ -11,7 +11,7 @@ import structlog
 
 from palestra.server.core.checkpoints.files import CheckpointFiles
 from palestra.server.core.owners.usage import UsageAccount
-from palestra.server.core.samples.numbers import stored_blocks
+from palestra.server.core.samples.polling import stored_blocks
 from palestra.server.core.samples.requests import SamplingRequests, SamplingSession, weights_of
 from palestra.server.core.sessions import TinkerSession, TinkerSessions
 from palestra.server.core.training.journal_replay import Recovery

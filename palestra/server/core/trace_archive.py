@@ -16,7 +16,6 @@ from pathlib import Path
 import msgspec
 import zstandard
 from msgspec import Struct
-from sqlalchemy import Connection
 
 from palestra.store import Store
 from palestra.store.queries.traces import Purge, Trace, TraceTurn, delete_traces, traces_to_purge, turns_of
@@ -51,11 +50,8 @@ class TraceArchive:
         with tempfile.NamedTemporaryFile() as file:
             with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as lines:
                 for trace in traces:
-                    lines.write(self._store.read_now(lambda c, trace=trace: _line(c, trace)) + b"\n")
+                    turns = self._store.read_now(lambda c, trace=trace: turns_of(c, trace.trace_id))
+                    lines.write(msgspec.json.encode(ArchivedTrace(trace=trace, turns=turns)) + b"\n")
             file.flush()
             day = time.strftime("%Y-%m-%d", time.gmtime())
             self._storage.put(Path(file.name), f"traces/{day}/{uuid.uuid4().hex}.jsonl.zst")
-
-
-def _line(conn: Connection, trace: Trace) -> bytes:
-    return msgspec.json.encode(ArchivedTrace(trace=trace, turns=turns_of(conn, trace.trace_id)))

@@ -9,8 +9,8 @@ from palestra.store.queries.traces import TraceTurn
 
 
 def trajectories_of(turns: Iterable[TraceTurn]) -> list[Trajectory]:
-    return trajectories([ModelCall(prompt=turn.prompt, samples=_samples(turn)) for turn in turns])
-
-
-def _samples(turn: TraceTurn) -> list[SampledTokens]:
-    return [SampledTokens(tokens=s.tokens, logprobs=s.logprobs) for s in turn.samples]
+    calls = []
+    for turn in turns:
+        samples = [SampledTokens(tokens=one.tokens, logprobs=one.logprobs) for one in turn.samples]
+        calls.append(ModelCall(prompt=turn.prompt, samples=samples))
+    return trajectories(calls)

@@ -28,11 +28,8 @@ class ClientHeaders:
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> ClientHeaders:
         products = _COMMENT.sub(" ", headers.get("user-agent", "")[: 4 * MAX_NAME])
-        return cls(_shown(" ".join(products.split())), _shown(_agent(headers)))
-
-
-def _agent(headers: Mapping[str, str]) -> str:
-    return next((name or headers[header] for header, name in _SUBAGENTS.items() if headers.get(header)), "")
+        agent = next((name or headers[header] for header, name in _SUBAGENTS.items() if headers.get(header)), "")
+        return cls(_shown(" ".join(products.split())), _shown(agent))
 
 
 def _shown(text: str) -> str:

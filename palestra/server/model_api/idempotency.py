@@ -87,7 +87,7 @@ class IdempotentCalls:
         return _Answer(
             answered,
             lambda: self.receipts.acknowledge(call.response_id),
-            lambda is_read: self._read(call, header, is_read=is_read),
+            lambda is_read: self._left(call, None if is_read else header),
         )
 
     async def _find(self, header: _Header, name: bytes) -> _Call | None:
@@ -109,9 +109,6 @@ class IdempotentCalls:
         call.task.add_done_callback(_notice)
         self._calls.setdefault(name, []).append(call)
         return call
-
-    def _read(self, call: _Call, header: _Header, *, is_read: bool) -> None:
-        self._left(call, None if is_read else header)
 
     def _left(self, call: _Call, header: _Header | None) -> None:
         """Called when a client has left. `header`: of a client that may come back; None: there is nothing to come back

@@ -89,12 +89,11 @@ class CallTraces:
         )
 
         def write(conn: Connection) -> list[TurnKey]:
-            keys = [
-                rows.append_turn(
-                    conn, trace, _turn(call), call.read, _answers(call), is_new=parent is None and number == 0
-                )
-                for number, call in enumerate(calls)
-            ]
+            keys = []
+            for number, call in enumerate(calls):
+                answers = [KeptAnswer(name=one.name, thoughts=dict(one.thoughts)) for one in call.answers]
+                is_new = parent is None and number == 0
+                keys.append(rows.append_turn(conn, trace, _turn(call), call.read, answers, is_new=is_new))
             if attempt is not None:
                 rows.note_unanswered(conn, keys)
             return keys
@@ -183,10 +182,6 @@ def _turn(call: TracedCall) -> TraceTurn:
         parent=None if place is None else place.turn,
         parent_sample=None if place is None else place.sample,
     )
-
-
-def _answers(call: TracedCall) -> list[KeptAnswer]:
-    return [KeptAnswer(name=answer.name, thoughts=dict(answer.thoughts)) for answer in call.answers]
 
 
 def _about(trace: Trace) -> JsonObject:

@@ -26,8 +26,8 @@ from palestra.server.core.telemetry.activity import (
     rate,
 )
 from palestra.server.core.telemetry.disk_health import DiskHealth
-from palestra.server.core.telemetry.engine_states import EngineStates
 from palestra.server.core.telemetry.metrics import Metrics
+from palestra.server.core.telemetry.readiness import EngineStates
 from palestra.server.core.training.models import TrackedModel
 from palestra.server.core.training.requests import TrainingRequests
 from palestra.server.core.workers.served_models import ServedModels

@@ -18,10 +18,9 @@ from palestra.server.core.paths import check_run_id
 from palestra.server.core.samples.samplers import SampleCall
 from palestra.server.core.training.routing_records import ProvenanceSpan
 from palestra.server.core.wire_errors import WireError, shown, wire_error_of
-from palestra.server.tinker import packed
 from palestra.server.tinker import schemas_data as schemas
 from palestra.server.tinker import wire_pb2 as wire
-from palestra.server.tinker.tensors import tensor_of_message, tensor_of_schema
+from palestra.server.tinker.tensors import int32_values, tensor_of_message, tensor_of_schema
 from palestra.types import Datum, SampleRequest, SamplingParams, TextChunk
 from palestra.types.engine import Pass
 
@@ -160,7 +159,7 @@ def _text_of_message(chunk: wire.Chunk) -> TextChunk:
         raise WireError(f"encoded_text: {len(tokens)} bytes are not a whole number of int32 tokens")
     if len(tokens) > 4 * schemas.MAX_TOKENS:
         raise WireError(f"encoded_text: {len(tokens) // 4} tokens; a chunk may have at most {schemas.MAX_TOKENS}")
-    return TextChunk(packed.int32_values(tokens))
+    return TextChunk(int32_values(tokens))
 
 
 def _texts_of_schema(given: schemas.ModelInput) -> Iterable[list[int]]:

@@ -12,12 +12,11 @@ from itertools import accumulate, groupby
 from math import nan
 
 from palestra.server.core.training.futures import TrainFuture
-from palestra.server.tinker import packed
 from palestra.server.tinker import wire_pb2 as wire
 from palestra.server.tinker.schemas import FutureResponse
-from palestra.server.tinker.tensors import message_of_tensor
+from palestra.server.tinker.tensors import float32_bytes, float32_values, int32_bytes, int64_bytes, message_of_tensor
 from palestra.types import SampledSequence, SampleResult, StopReason, TopLogprobs
-from palestra.types.engine import DatumOutput, EngineFailure, PassResult, StepDone
+from palestra.types.engine import EngineFailure, PassResult, StepDone
 from palestra.util.json_types import JsonObject
 
 RECORD = "ArrayRecord"
@@ -33,7 +32,7 @@ def accepted(future: TrainFuture) -> FutureResponse:
 
 def pass_protobuf(result: PassResult) -> bytes:
     message = wire.ForwardBackwardOutput(loss_fn_output_type=RECORD, metrics=result.metrics)
-    for trailing, run in groupby(result.outputs, key=_trailing_shape):
+    for trailing, run in groupby(result.outputs, key=lambda output: output.shape[1:]):
         outputs = list(run)
         record = message.loss_fn_outputs.add(type_tag=RECORD, num_datums=len(outputs))
         _add_field(record, "logprobs", [o.logprobs for o in outputs], trailing)
@@ -45,7 +44,7 @@ def pass_protobuf(result: PassResult) -> bytes:
 def _add_field(record: wire.ArrayRecord, name: str, parts: Sequence[bytes], trailing: Sequence[int] = ()) -> None:
     field = record.fields[name]
     field.data = b"".join(parts)
-    field.offsets = packed.int64_bytes([*accumulate(map(len, parts), initial=0)])
+    field.offsets = int64_bytes([*accumulate(map(len, parts), initial=0)])
     field.dtype = wire.DTYPE_FLOAT32
     field.trailing_shape.extend(trailing)
 
@@ -65,11 +64,7 @@ def pass_json(result: PassResult) -> JsonObject:
 
 
 def _tensor_json(values: bytes, shape: Sequence[int]) -> JsonObject:
-    return {"data": packed.float32_values(values), "dtype": "float32", "shape": list(shape)}
-
-
-def _trailing_shape(output: DatumOutput) -> tuple[int, ...]:
-    return output.shape[1:]
+    return {"data": float32_values(values), "dtype": "float32", "shape": list(shape)}
 
 
 # Samples
@@ -80,7 +75,7 @@ def sample_protobuf(result: SampleResult) -> bytes:
         sequences=[_sequence(s) for s in result.sequences], prompt_cache_hit_tokens=result.cached_prompt_tokens
     )
     if result.prompt_logprobs is not None:
-        message.prompt_logprobs = packed.float32_bytes([nan if x is None else x for x in result.prompt_logprobs])
+        message.prompt_logprobs = float32_bytes([nan if x is None else x for x in result.prompt_logprobs])
     if result.topk_prompt_logprobs is not None:
         message.topk_prompt_logprobs.CopyFrom(_topk(result.topk_prompt_logprobs))
     if result.target_prompt_logprobs is not None:
@@ -109,8 +104,8 @@ def _sequence(sequence: SampledSequence) -> wire.SampledSequence:
     stopped = _stop_reason(sequence) is StopReason.STOP
     return wire.SampledSequence(
         stop_reason=wire.STOP_REASON_STOP if stopped else wire.STOP_REASON_LENGTH,
-        tokens=packed.int32_bytes(sequence.tokens),
-        logprobs=packed.float32_bytes(sequence.logprobs),
+        tokens=int32_bytes(sequence.tokens),
+        logprobs=float32_bytes(sequence.logprobs),
         topk_sampled_logprobs=_topk(sequence.topk_logprobs) if sequence.topk_logprobs else None,
     )
 
@@ -134,9 +129,7 @@ def _topk(rows: Sequence[TopLogprobs | None]) -> wire.TopkLogprobs:
         if found < k:
             token_ids += [NO_TOKEN] * (k - found)
             logprobs += [NO_LOGPROB] * (k - found)
-    return wire.TopkLogprobs(
-        token_ids=packed.int32_bytes(token_ids), logprobs=packed.float32_bytes(logprobs), k=k, length=len(rows)
-    )
+    return wire.TopkLogprobs(token_ids=int32_bytes(token_ids), logprobs=float32_bytes(logprobs), k=k, length=len(rows))
 
 
 def _pairs(row: TopLogprobs | None) -> list[tuple[int, float]] | None:

@@ -18,7 +18,6 @@ from palestra.server.core.owners.callers import Caller
 from palestra.server.core.paths import TinkerPath, check_name, check_run_id, parse_kind
 from palestra.server.core.training.requests import TrainingRequests
 from palestra.server.core.wire_errors import WireError, shown
-from palestra.server.tinker import schemas_account as a
 from palestra.server.tinker import schemas_rest as r
 from palestra.server.tinker.downloads import VALID_S, DownloadSigner, DownloadTicket, files_in, version_of
 from palestra.server.tinker.rest_objects import checkpoint_of, run_of, strings, summary_of, time_of
@@ -242,14 +241,14 @@ class RestService:
 
     # Keys
 
-    def key(self, caller: Caller) -> a.KeyResponse:
+    def key(self, caller: Caller) -> r.KeyResponse:
         key = caller.key
-        details = a.KeyDetails(
-            org_details=a.OrgDetails(name="Palestra"), user_details=a.UserDetails(email=caller.owner)
+        details = r.KeyDetails(
+            org_details=r.OrgDetails(name="Palestra"), user_details=r.UserDetails(email=caller.owner)
         )
         if key is None:
-            return a.KeyResponse(key_id=0, name="local", note="this server accepts any key", details=details)
-        return a.KeyResponse(key_id=key.key_id, name=key.name, note=f"right: {key.rights}", details=details)
+            return r.KeyResponse(key_id=0, name="local", note="this server accepts any key", details=details)
+        return r.KeyResponse(key_id=key.key_id, name=key.name, note=f"right: {key.rights}", details=details)
 
     async def revoke(self, caller: Caller) -> None:
         key, now = caller.key, time.time()

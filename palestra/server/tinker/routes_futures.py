@@ -7,8 +7,8 @@ from fastapi.responses import JSONResponse
 
 from palestra.server.http.access import CallerNow
 from palestra.server.tinker import schemas as s
-from palestra.server.tinker.access import ServiceNow
 from palestra.server.tinker.encode import json_bytes
+from palestra.server.tinker.service import ServiceNow
 from palestra.util.json_types import JsonObject
 
 router = APIRouter(prefix="/api/v1", tags=["futures"])

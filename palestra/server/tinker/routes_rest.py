@@ -11,12 +11,11 @@ from palestra.server.core.owners.callers import Caller
 from palestra.server.core.paths import TinkerPath
 from palestra.server.http.access import CallerNow, public_url
 from palestra.server.http.body import read_body
-from palestra.server.tinker import schemas_account as a
 from palestra.server.tinker import schemas_rest as r
-from palestra.server.tinker.access import ServiceNow
 from palestra.server.tinker.downloads import DownloadTicket
 from palestra.server.tinker.rest_service import RestService, Scope, path_from
 from palestra.server.tinker.schemas import INT64, Id
+from palestra.server.tinker.service import ServiceNow
 from palestra.store.records import Rights
 
 router = APIRouter(prefix="/api/v1", tags=["rest"])
@@ -212,7 +211,7 @@ async def trace_export(session_id: str, rest: Rest, caller: CallerNow) -> r.Trac
 
 
 @router.get("/auth/apikey/me")
-async def key(rest: Rest, caller: KeyHolder) -> a.KeyResponse:
+async def key(rest: Rest, caller: KeyHolder) -> r.KeyResponse:
     """What the caller's key may do."""
     return rest.key(caller)
 
@@ -229,18 +228,18 @@ async def audit(
     caller: CallerNow,
     event_type: Literal["all", "checkpoints", "projects", "teams", "organizations"] = "all",
     day: str | None = None,
-) -> a.AuditResponse:
+) -> r.AuditResponse:
     """Empty: no such log is kept here."""
-    return a.AuditResponse(entries=[])
+    return r.AuditResponse(entries=[])
 
 
 @router.get("/billing/usage/events")
-async def usage(caller: CallerNow) -> a.UsageResponse:
+async def usage(caller: CallerNow) -> r.UsageResponse:
     """Empty: nothing is billed here."""
-    return a.UsageResponse(data=[], sessions={})
+    return r.UsageResponse(data=[], sessions={})
 
 
 @router.get("/billing/usage/checkpoints/current")
-async def storage(caller: CallerNow, project_id: Id | None = None) -> a.StorageResponse:
+async def storage(caller: CallerNow, project_id: Id | None = None) -> r.StorageResponse:
     """Empty: nothing is billed here."""
-    return a.StorageResponse(data=[])
+    return r.StorageResponse(data=[])

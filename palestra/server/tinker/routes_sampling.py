@@ -8,9 +8,9 @@ from palestra.server.http.access import CallerNow
 from palestra.server.http.body import decoded, read_body
 from palestra.server.http.openapi import JSON_BODY
 from palestra.server.tinker import schemas as s
-from palestra.server.tinker.access import ServiceNow
 from palestra.server.tinker.decode import sample_from_json
 from palestra.server.tinker.schemas_rest import SamplerResponse
+from palestra.server.tinker.service import ServiceNow
 
 router = APIRouter(prefix="/api/v1", tags=["sampling"])
 

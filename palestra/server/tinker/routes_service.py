@@ -6,7 +6,7 @@ from fastapi import APIRouter, Response
 
 from palestra.server.http.access import CallerNow
 from palestra.server.tinker import schemas as s
-from palestra.server.tinker.access import ServiceNow
+from palestra.server.tinker.service import ServiceNow
 
 router = APIRouter(prefix="/api/v1", tags=["service"])
 

@@ -7,8 +7,8 @@ from fastapi import APIRouter, Request
 from palestra.server.http.access import CallerNow
 from palestra.server.http.body import decoded, read_body
 from palestra.server.tinker import schemas as s
-from palestra.server.tinker.access import ServiceNow
 from palestra.server.tinker.decode import forward_backward_from_json, forward_from_json, pass_from_protobuf
+from palestra.server.tinker.service import ServiceNow
 from palestra.util.json_types import JsonObject
 
 router = APIRouter(prefix="/api/v1", tags=["training"])

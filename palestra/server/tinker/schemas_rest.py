@@ -1,4 +1,4 @@
-"""JSON bodies of the REST part of the Tinker API: training runs, checkpoints, sessions, samplers.
+"""JSON bodies of the REST part of the Tinker API: training runs, checkpoints, sessions, samplers, keys and usage.
 
 Owns: fields and bounds. Never touches: meaning.
 """
@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import AwareDatetime, Field, model_validator
 
 from palestra.server.tinker.schemas import INT64, FinishReason, Finite, Id, Metadata, Name, Seq, Text, Ttl, WireModel
+from palestra.util.json_types import JsonObject
 
 
 class PageCursor(WireModel):
@@ -190,3 +191,39 @@ class SessionSummaryObject(WireModel):
 class SearchResponse(WireModel):
     sessions: list[SessionSummaryObject]
     next_cursor: SearchCursorObject | None = None
+
+
+# Keys, usage and events. Nothing is billed here, so usage is empty.
+
+
+class OrgDetails(WireModel):
+    name: str
+
+
+class UserDetails(WireModel):
+    email: str
+
+
+class KeyDetails(WireModel):
+    org_details: OrgDetails
+    user_details: UserDetails
+
+
+class KeyResponse(WireModel):
+    key_id: int
+    name: str
+    note: str
+    details: KeyDetails
+
+
+class AuditResponse(WireModel):
+    entries: list[JsonObject]
+
+
+class UsageResponse(WireModel):
+    data: list[JsonObject]
+    sessions: JsonObject
+
+
+class StorageResponse(WireModel):
+    data: list[JsonObject]

@@ -1,11 +1,14 @@
 """The meaning of the Tinker calls, by topic. Every lookup is by owner: what belongs to another owner does not exist.
 
-Owns: the parts. Never touches: HTTP, order and durability (`core.training`), workers.
+Owns: the parts, and how a route gets them. Never touches: order and durability (`core.training`), workers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
 
 from palestra.server.tinker.copies import CheckpointCopies
 from palestra.server.tinker.imports import WeightImports
@@ -27,3 +30,11 @@ class TinkerService:
     rest: RestService
     copies: CheckpointCopies
     imports: WeightImports
+
+
+async def _service(request: Request) -> TinkerService:
+    """Async, because a plain function would cost a trip through the thread pool."""
+    return request.app.state.tinker
+
+
+ServiceNow = Annotated[TinkerService, Depends(_service)]

@@ -1,4 +1,5 @@
-"""Converts small arrays of the wire format, dense or sparse rows, to records and back.
+"""Converts small arrays of the wire format, dense or sparse rows, to records and back; numbers as its little-endian
+bytes.
 
 Owns: dtypes, and that sizes agree. Never touches: the values of sparse indices, which the engine checks.
 """
@@ -6,11 +7,11 @@ Owns: dtypes, and that sizes agree. Never touches: the values of sparse indices,
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from math import prod
 from typing import Literal
 
 from palestra.server.core.wire_errors import WireError, shown
-from palestra.server.tinker import packed
 from palestra.server.tinker import wire_pb2 as wire
 from palestra.server.tinker.schemas_data import TensorBody
 from palestra.types import TensorData
@@ -38,20 +39,20 @@ def tensor_of_message(name: str, tensor: wire.Tensor) -> TensorData:
     if len(data) % width:
         raise WireError(f"{shown(name)}: {len(data)} bytes are not a multiple of {width} bytes")
     if tensor.dtype == wire.DTYPE_INT32:
-        data = packed.int64_of_int32(data)
+        data = int64_of_int32(data)
     elif tensor.dtype == wire.DTYPE_BFLOAT16:
-        data = packed.float32_of_bfloat16(data)
+        data = float32_of_bfloat16(data)
     crow, col = (None, None) if sparse is None else (sparse.crow_indices, sparse.col_indices)
     return _checked(name, data, dtype, list(tensor.shape), crow, col)
 
 
 def tensor_of_schema(name: str, tensor: TensorBody) -> TensorData:
     try:
-        data = (packed.float32_bytes if tensor.dtype == "float32" else packed.int64_bytes)(tensor.data)
+        data = (float32_bytes if tensor.dtype == "float32" else int64_bytes)(tensor.data)
     except (struct.error, OverflowError):
         raise WireError(f"{shown(name)}: the data does not fit dtype {tensor.dtype}") from None
     crow, col = (
-        None if indices is None else packed.int64_bytes(indices)
+        None if indices is None else int64_bytes(indices)
         for indices in (tensor.sparse_crow_indices, tensor.sparse_col_indices)
     )
     if (crow is None) != (col is None):
@@ -88,3 +89,40 @@ def message_of_tensor(tensor: TensorData) -> wire.Tensor:
         message.sparse_csr.crow_indices = tensor.crow_indices
         message.sparse_csr.col_indices = tensor.col_indices
     return message
+
+
+# Numbers as bytes, without a Python loop over them. struct is faster than array here: for 64 floats 1.5 against 4.6
+# microseconds.
+
+
+def int32_bytes(values: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(values)}i", *values)
+
+
+def int64_bytes(values: Sequence[float]) -> bytes:
+    """Raises struct.error for anything but whole numbers of 64 bits."""
+    return struct.pack(f"<{len(values)}q", *values)
+
+
+def float32_bytes(values: Sequence[float]) -> bytes:
+    """Raises OverflowError for a finite number beyond float32."""
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+def int32_values(data: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"<{len(data) // 4}i", data)
+
+
+def float32_values(data: bytes) -> tuple[float, ...]:
+    return struct.unpack(f"<{len(data) // 4}f", data)
+
+
+def int64_of_int32(data: bytes) -> bytes:
+    return int64_bytes(int32_values(data))
+
+
+def float32_of_bfloat16(data: bytes) -> bytes:
+    """Converts by padding: a bfloat16 is the upper half of a float32."""
+    wide = bytearray(2 * len(data))
+    wide[2::4], wide[3::4] = data[0::2], data[1::2]
+    return bytes(wide)

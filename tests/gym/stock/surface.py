@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from palestra.gym.code_imports import STOCK_PACKAGE, imports_of, parsed
 from palestra.gym.nemo_gym_compat import COMPAT, missing_names
 from palestra.gym.records import ServerKind
+from palestra.gym.server_code import STOCK_PACKAGE, imports_of, parsed
 
 BASES = {
     ServerKind.RESOURCES: ("SimpleResourcesServer", "BaseResourcesServerConfig"),

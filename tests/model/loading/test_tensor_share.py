@@ -13,8 +13,7 @@ from palestra.model import UnsupportedModel
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.tensor_share import TensorShare
 from palestra.model.loading.weights import read_weights
-from palestra.model.lora.layout import Layout
-from palestra.model.lora.layout_part import LayoutPart
+from palestra.model.lora.layout import Layout, LayoutPart
 from palestra.types import LoraConfig
 
 INDIVISIBLE = {

@@ -8,7 +8,7 @@ from math import ceil
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palestra.server.core.owners.fair_quota import FairQuota
+from palestra.server.core.owners.quotas import FairQuota
 
 
 @given(st.integers(1, 50), st.lists(st.sampled_from("abcd")))

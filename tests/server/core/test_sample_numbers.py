@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from palestra.server.core.samples.numbers import BLOCK, CLONE_STRIDE, NumberBlock, block_name, stored_blocks
+from palestra.server.core.samples.polling import BLOCK, CLONE_STRIDE, NumberBlock, block_name, stored_blocks
 from palestra.store import Store
 
 CLONE = 3

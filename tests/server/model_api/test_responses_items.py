@@ -33,8 +33,7 @@ from palestra.server.model_api.errors import too_long
 from palestra.server.model_api.hosted_tools import ToolSettings
 from palestra.server.model_api.request_fields import OUTPUT_LOGPROBS
 from palestra.server.model_api.responses.compaction import REQUEST
-from palestra.server.model_api.responses.items import read_input
-from palestra.server.model_api.responses.request import TranslatedRequest
+from palestra.server.model_api.responses.request import TranslatedRequest, read_input
 from palestra.server.model_api.responses.request import chat_request as translated
 from palestra.server.model_api.responses.response_body import ResponseHeader, response_body
 from palestra.server.model_api.responses.schemas import ResponsesRequest

@@ -10,8 +10,7 @@ from typing import Any
 import httpx
 from tinker import types
 
-from palestra.server.core.samples.completions import AT_ONCE
-from palestra.server.core.samples.numbers import BLOCK
+from palestra.server.core.samples.polling import AT_ONCE, BLOCK
 from tests.server.raw import NAME, Raw, ok
 from tests.server.test_limits import standstill
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import rich_click as click
 
 from palestra.cli.gym.ng.collecting import RUNNING
-from palestra.gym.catalog import CatalogKind
 from palestra.gym.collect.files import OutputFiles
+from palestra.gym.search_folders import CatalogKind
 
 Arguments = Callable[[str], list[str]]
 """What its value becomes on our command line."""

@@ -13,9 +13,8 @@ import rich_click as click
 from palestra.cli.gym.ng.collecting import collect_arguments, head_arguments
 from palestra.cli.gym.ng.command_map import CommandMapping
 from palestra.cli.gym.ng.options import CONFIG, HEAD, MappedOption
-from palestra.gym.catalog import config_named
 from palestra.gym.config.values import GymOverride
-from palestra.gym.search_folders import search_roots
+from palestra.gym.search_folders import config_named, search_roots
 from palestra.util.json_types import JsonMapping, JsonObject
 
 Typed = JsonMapping

@@ -3,12 +3,14 @@
 A limit that passes by waiting is answered with 429, which clients retry; one that does not with 403; the tokens of a
 day with 402, at which Tinker's SDK pauses for an hour and tells its user why, while other clients stop.
 
-Owns: the limits, and how they are refused. Never touches: counting (`usage`, `fair_quota`), rows (`store.queries`).
+Owns: the limits, what of a shared one is in use, how they are refused. Never touches: the tokens that were used
+(`usage`), rows (`store.queries`).
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 
 from palestra.server.core.errors import ApiError, Refusal
@@ -83,3 +85,32 @@ class OwnerQuotas:
 
 def exceeded(error: QuotaExceeded) -> Refusal:
     return ApiError(EXCEEDED, str(error), code=CODE)
+
+
+class FairQuota:
+    """A quota that one owner may fill. When it is full, owners with less than an equal share are still admitted: nobody
+    is shut out by another, and n owners have at most limit * (1 + 1/2 + … + 1/n) waiting, which grows slowly."""
+
+    def __init__(self, limit: int):
+        self._limit, self._total = limit, 0
+        self._used: Counter[str] = Counter()
+
+    def admits(self, owner: str) -> bool:
+        if self._total < self._limit:
+            return True
+        return self._used[owner] * len(self._used.keys() | {owner}) < self._limit
+
+    def used(self, owner: str) -> int:
+        return self._used[owner]
+
+    def acquire(self, owner: str, size: int = 1) -> None:
+        self._change(owner, size)
+
+    def release(self, owner: str, size: int = 1) -> None:
+        self._change(owner, -size)
+
+    def _change(self, owner: str, by: int) -> None:
+        self._total += by
+        self._used[owner] += by
+        if not self._used[owner]:
+            del self._used[owner]

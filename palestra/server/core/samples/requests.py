@@ -18,13 +18,11 @@ import msgspec
 import structlog
 
 from palestra.server.core.errors import Refusal
-from palestra.server.core.owners.fair_quota import FairQuota
-from palestra.server.core.owners.quotas import OwnerQuotas
+from palestra.server.core.owners.quotas import FairQuota, OwnerQuotas
 from palestra.server.core.owners.usage import UsageAccount, tokens_in
 from palestra.server.core.paths import SampleRequestId, TinkerPath
-from palestra.server.core.samples.completions import Completions
 from palestra.server.core.samples.messages import SampleMessages
-from palestra.server.core.samples.numbers import CLONE_STRIDE, NumberBlock, block_name
+from palestra.server.core.samples.polling import CLONE_STRIDE, Completions, NumberBlock, block_name
 from palestra.server.core.samples.runners import SampleRunner
 from palestra.server.core.telemetry.observer import CallObserver
 from palestra.server.core.training.futures import RequestKind, SampleFuture

@@ -17,8 +17,7 @@ import structlog
 
 from palestra.server.core.background import Background
 from palestra.server.core.errors import Refusal, not_kept
-from palestra.server.core.owners.fair_quota import FairQuota
-from palestra.server.core.owners.quotas import OwnerQuotas
+from palestra.server.core.owners.quotas import FairQuota, OwnerQuotas
 from palestra.server.core.owners.usage import UsageAccount
 from palestra.server.core.paths import MAX_SEQ, TrainRequestId
 from palestra.server.core.telemetry.observer import CallObserver

@@ -70,7 +70,8 @@ class LinkNetwork:
             port = _free_port(self.host)
             with replacing(file) as out:
                 out.write(json.dumps({"host": self.host, "port": port}).encode())
-        return f"tcp://{_bracketed(self.host)}:{port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"tcp://{host}:{port}"
 
     def admit(self, name: str, life: str) -> str:
         """Admits this life of a worker, and no other any more; returns its secret key."""
@@ -88,10 +89,6 @@ class LinkNetwork:
 
     def _key(self, *names: str) -> bytes:
         return z85.encode(hmac.digest(self._secret, json.dumps(["palestra", *names]).encode(), hashlib.sha256))
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _free_port(host: str) -> int:

@@ -1,19 +1,20 @@
 """Converts a Messages call to a chat call.
 
-Owns: which field becomes which. Never touches: HTTP, sampling.
+Owns: which field becomes which, and which edits of `context_management` leave a conversation as it is: nothing is ever
+taken out of one. Never touches: HTTP, sampling.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from palestra.chat import ChatTokenizer
 from palestra.net.chat_apis.anthropic_format import TOOL_CHOICES
+from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.chat.schemas import ChatRequest
 from palestra.server.model_api.errors import parse_fields
 from palestra.server.model_api.hosted_tools import ToolSettings
-from palestra.server.model_api.messages.context_edits import check_edits
 from palestra.server.model_api.messages.errors import wrong
 from palestra.server.model_api.messages.messages import read_conversation
 from palestra.server.model_api.messages.schemas import AnthropicToolChoice, CountRequest, MessagesRequest
@@ -24,6 +25,10 @@ from palestra.util.json_types import JsonObject
 THINKING = "enable_thinking"
 """The template argument for it."""
 ADAPTIVE = "adaptive"
+EDITS = "context_management"
+"""The field with edits: what a server would take out of a conversation before the model reads it."""
+THINKING_EDIT = "clear_thinking_20251015"
+KEEP_ALL: tuple[Any, ...] = ("all", {"type": "all"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,7 @@ class _Shared(NamedTuple):
 def _shared(call: CountRequest, settings: ToolSettings) -> _Shared:
     """Returns the shared fields, including those of other APIs that were sent: a chat call knows what becomes of
     them."""
-    check_edits(call.context_management)
+    _check_edits(call.context_management)
     tools = read_tools(call.tools or [], settings)
     given, referred = with_references(call.messages, tools)
     messages = read_conversation(call.system, given)
@@ -103,3 +108,21 @@ def _choice(given: AnthropicToolChoice) -> JsonObject:
     named = {"type": "function", "function": {"name": given.name}}
     choice: JsonObject = {"tool_choice": TOOL_CHOICES.get(given.type, named)}
     return choice | ({"parallel_tool_calls": False} if given.disable_parallel_tool_use else {})
+
+
+def _check_edits(given: JsonObject | None) -> None:
+    """Raises a refusal for an edit that would take something out."""
+    if others := sorted((given or {}).keys() - {"edits"}):
+        raise wrong(EDITS, f"{shown(others[0])} is not supported; it takes edits alone", code="unsupported")
+    edits = (given or {}).get("edits") or []
+    if not isinstance(edits, list) or not all(isinstance(edit, dict) for edit in edits):
+        raise wrong(f"{EDITS}.edits", "it must be a list of edits")
+    for i, edit in enumerate(edits):
+        where, kind = f"{EDITS}.edits[{i}]", edit.get("type")
+        if kind != THINKING_EDIT:
+            detail = f"an edit of type {shown(kind)} is not supported; clear or compact the conversation at the client"
+            raise wrong(where, detail, code="unsupported")
+        if edit.get("keep") not in KEEP_ALL:
+            kept = shown(edit["keep"]) if "keep" in edit else "missing"
+            detail = f'keep is {kept}; what was sampled stays in the conversation, so send "all"'
+            raise wrong(where, detail, code="unsupported")

@@ -72,7 +72,11 @@ def blocks(pieces: Iterable[Piece], call: MessagesRequest) -> list[JsonObject]:
             found += [tool_use(one.id, one.name, json.loads(one.arguments)) for one in calls]
             continue
         text = "".join(one.text for one in group if not isinstance(one, ToolCall))
-        found.append(_thinking(text, call) if kind is ReasoningPiece else {"type": "text", "text": text})
+        if kind is ReasoningPiece:
+            thinking = text if call.shows_thinking else ""
+            found.append({"type": "thinking", "thinking": thinking, "signature": signature(text)})
+        else:
+            found.append({"type": "text", "text": text})
     return found
 
 
@@ -85,7 +89,3 @@ def signature(thought: str) -> str:
     """Returns a signature, which clients expect. It proves nothing, so it is not checked when the reasoning comes
     back."""
     return f"palestra-{blake2b(thought.encode(), digest_size=16).hexdigest()}"
-
-
-def _thinking(text: str, call: MessagesRequest) -> JsonObject:
-    return {"type": "thinking", "thinking": text if call.shows_thinking else "", "signature": signature(text)}

@@ -16,7 +16,6 @@ from palestra.server.http.body import decoded, read_body
 from palestra.server.http.openapi import JSON_BODY, OR_EVENTS, refusals
 from palestra.server.model_api.answering import answered
 from palestra.server.model_api.chat import routes as openai_routes
-from palestra.server.model_api.chat.events import ChatAnswer
 from palestra.server.model_api.chat.routes import ServiceNow
 from palestra.server.model_api.chat.sampling_plan import CallOrigin
 from palestra.server.model_api.client_headers import ClientHeaders
@@ -55,7 +54,8 @@ async def messages(request: Request, service: ServiceNow, caller: ModelCallerNow
     )
 
     async def work() -> bytes:
-        return _written(await service.chats.answer(origin), call)
+        answer = await service.chats.answer(origin)
+        return json.dumps(whole(answer, call), ensure_ascii=False).encode()  # orjson refuses a model's large numbers
 
     response = await answered(
         request,
@@ -84,8 +84,3 @@ async def _ignored(service: ModelApi, caller: Caller, call: MessagesRequest) -> 
         return []
     tokenizer = await service.models.tokenizer(await service.models.find(caller, call.model))
     return ["thinking"] if ignores_thinking(call, tokenizer) else []
-
-
-def _written(answer: ChatAnswer, call: MessagesRequest) -> bytes:
-    """Writes the body without orjson, because a model may write numbers of any size."""
-    return json.dumps(whole(answer, call), ensure_ascii=False).encode()

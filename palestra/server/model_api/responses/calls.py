@@ -16,7 +16,7 @@ from palestra.server.model_api.chat.events import ChatAnswer
 from palestra.server.model_api.chat.sampling_plan import CallOrigin
 from palestra.server.model_api.client_headers import ClientHeaders
 from palestra.server.model_api.json_text import dumps
-from palestra.server.model_api.responses.request import NAMES, TranslatedRequest, chat_request, in_these_words
+from palestra.server.model_api.responses.request import NAMES, TranslatedRequest, chat_request, translate_errors
 from palestra.server.model_api.responses.response_body import ResponseHeader, response_body
 from palestra.server.model_api.responses.schemas import ResponsesRequest
 from palestra.server.model_api.responses.stored import StoredResponses
@@ -49,7 +49,7 @@ class ResponsesCall:
         return cls(header, translated, origin, service.chats, stored)
 
     async def answer(self) -> bytes:
-        with in_these_words(self.translated.places):
+        with translate_errors(self.translated.places):
             answer = await self.chats.answer(self.origin)
         if self.translated.chat.logprobs:  # in a thread: the text of every token is looked up
             body = await asyncio.to_thread(response_body, self.header, answer)
@@ -60,14 +60,14 @@ class ResponsesCall:
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         events = self.chats.stream(self.origin)
-        with in_these_words(self.translated.places):
+        with translate_errors(self.translated.places):
             async with aclosing(response_events(self.header, events, self._keep)) as lines:
                 async for line in lines:
                     yield line
 
     async def count(self) -> int:
         """Returns the number of tokens of its input."""
-        with in_these_words(self.translated.places):
+        with translate_errors(self.translated.places):
             return await self.chats.count_tokens(self.origin.caller, self.translated.chat)
 
     async def _keep(self, answer: ChatAnswer, body: JsonObject) -> None:

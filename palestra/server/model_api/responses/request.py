@@ -1,6 +1,7 @@
 """Converts a call of `/v1/responses` to a chat call, and its errors back to this API.
 
-Owns: fields whose names or shapes differ. Never touches: items; see `items`.
+Owns: fields whose names or shapes differ, and from where in the request each message came. Never touches: how an item
+becomes a message (`palestra.chat.responses_input`), what a message may contain.
 """
 
 from __future__ import annotations
@@ -11,7 +12,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from palestra.chat.responses_input import ChatDialect, chat_format, chat_tool_choice, chat_tools
+from palestra.chat.responses_input import (
+    ChatDialect,
+    ItemError,
+    Place,
+    PlacedMessage,
+    chat_format,
+    chat_messages,
+    chat_tool_choice,
+    chat_tools,
+)
 from palestra.server.core.errors import ApiError
 from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.chat.schemas import ChatRequest
@@ -19,7 +29,6 @@ from palestra.server.model_api.errors import invalid, parse_fields
 from palestra.server.model_api.hosted_tools import ToolSettings
 from palestra.server.model_api.request_fields import OUTPUT_LOGPROBS
 from palestra.server.model_api.responses.compaction import as_messages, is_compaction
-from palestra.server.model_api.responses.items import read_input, with_places
 from palestra.server.model_api.responses.schemas import NOT_HANDED_ON, ResponsesRequest
 from palestra.server.model_api.responses.tools import ResponseTools, as_functions, chosen_function, read_tools
 from palestra.util.json_types import JsonObject
@@ -67,14 +76,15 @@ def chat_request(
         **_tools(call, tools),
         **_logprobs(call),
     }
-    with in_these_words(found.places):
+    with translate_errors(found.places):
         chat = parse_fields(ChatRequest, given | {name: value for name, value in ours.items() if value is not None})
     ignored = [*call.ignored(), *chat.ignored(), *tools.ignored, *_not_included(call)]
     return TranslatedRequest(chat, found.places, tools, ignored)
 
 
 @contextmanager
-def in_these_words(places: Sequence[str]) -> Iterator[None]:
+def translate_errors(places: Sequence[str]) -> Iterator[None]:
+    """Turns a refusal of the chat call into one that names the fields and places of this request."""
     try:
         yield
     except ApiError as error:
@@ -89,6 +99,42 @@ def _renamed(error: ApiError, places: Sequence[str]) -> ApiError:
         param = NAMES.get(name[0], name[0]) + old[name.end() :]
     detail = param + error.detail.removeprefix(old) if old and error.detail.startswith(old) else error.detail
     return ApiError(error.status, detail, param=param or None, code=error.code, retry_after_s=error.retry_after_s)
+
+
+# Input
+
+
+@dataclass(frozen=True, slots=True)
+class MessageOrigins:
+    """Messages, and the place in the request from which each came."""
+
+    messages: list[JsonObject]
+    places: list[str]
+
+
+def read_input(
+    given: str | Sequence[JsonObject], instructions: str | None, history: Sequence[JsonObject] = ()
+) -> MessageOrigins:
+    """`history`: messages before the input."""
+    before = [PlacedMessage(message, ("previous_response_id",)) for message in history]
+    with _refusing_items():
+        found = chat_messages(given, instructions, ChatDialect.OURS, before=before)
+    return MessageOrigins([one.message for one in found], [_written(one.place) for one in found])
+
+
+@contextmanager
+def _refusing_items() -> Iterator[None]:
+    """Turns an item that cannot be expressed in a chat into a refusal."""
+    try:
+        yield
+    except ItemError as error:
+        place = _written(error.place)
+        raise invalid(place, f"{place}: {error}", code="unsupported" if error.is_unsupported else None) from None
+
+
+def _written(place: Place) -> str:
+    """Formats a place, e.g. `input[3].content[0]`."""
+    return "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in place).removeprefix(".")
 
 
 # Fields
@@ -108,7 +154,7 @@ def _tools(call: ResponsesRequest, tools: ResponseTools) -> JsonObject:
                 where = f"tools[{i}].{name}"
                 raise invalid(where, f"{where}: {shown(value)} is not supported; leave it out", code="unsupported")
     choice = chosen_function(call.tool_choice)
-    with with_places():
+    with _refusing_items():
         return {
             "tools": chat_tools(tools.functions, without=(*NOT_OF_FUNCTIONS, *NOT_SHOWN)),
             "tool_choice": "none" if is_compaction(call.input) else chat_tool_choice(choice, ChatDialect.OURS),

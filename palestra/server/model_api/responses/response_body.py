@@ -23,7 +23,7 @@ from palestra.chat.responses_output import (
     usage_body,
 )
 from palestra.server.core.errors import ApiError
-from palestra.server.model_api.chat.events import ChatAnswer, ChatChoice, ChatFinishReason, SampledToken, TokenUsage
+from palestra.server.model_api.chat.events import ChatAnswer, ChatChoice, ChatFinishReason, SampledToken
 from palestra.server.model_api.chat.token_logprobs import LOWEST, TokenNames
 from palestra.server.model_api.errors import as_refusal
 from palestra.server.model_api.responses.compaction import compaction_item, is_compaction
@@ -56,7 +56,11 @@ class ResponseHeader:
 
     def ended(self, answer: ChatAnswer, output: Sequence[Item]) -> JsonObject:
         ended = ending("max_output_tokens" if answer.choices[0].finish is ChatFinishReason.LENGTH else None)
-        return self.body(**ended, output=output, usage=_usage(answer.usage), trace_id=answer.trace_id)
+        used = answer.usage
+        usage = usage_body(
+            used.prompt_tokens, used.completion_tokens, cached=used.cached_tokens, reasoned=used.reasoning_tokens
+        )
+        return self.body(**ended, output=output, usage=usage, trace_id=answer.trace_id)
 
     def failed(self, error: Exception, output: Sequence[Item]) -> JsonObject:
         """Returns the response of a call that failed after it was begun."""
@@ -66,12 +70,6 @@ class ResponseHeader:
 
 
 CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
-
-
-def _usage(usage: TokenUsage) -> JsonObject:
-    return usage_body(
-        usage.prompt_tokens, usage.completion_tokens, cached=usage.cached_tokens, reasoned=usage.reasoning_tokens
-    )
 
 
 def response_body(header: ResponseHeader, answer: ChatAnswer) -> JsonObject:

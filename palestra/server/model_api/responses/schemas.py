@@ -1,6 +1,6 @@
 """Fields of a call of `/v1/responses`. What becomes of all others is in `request_fields`.
 
-Owns: fields, their bounds. Never touches: what is in `input` and `tools`; see `items` and `request`.
+Owns: fields, their bounds. Never touches: what is in `input` and `tools`; see `request`.
 """
 
 from __future__ import annotations

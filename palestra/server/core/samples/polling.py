@@ -1,19 +1,66 @@
-"""Which numbers the samples of a client may have, kept in the database in blocks.
+"""What is kept for clients that ask for many samples at once and name none of those that they wait for.
 
-Samples are in memory only. A client that asks for many completions at once names none of the samples it waits for, so
-a restarted server has to know by itself which samples may have been lost: at most those of the block that is kept here.
-
-Owns: the blocks. Never touches: samples.
+`Completions` has a client's finished samples in the order in which they finished, with a cursor. `NumberBlock` is in
+the database: samples are in memory only, so a restarted server has to know by itself which of them may have been lost:
+at most those with the numbers of the block.
+Owns: the order, the cursor, the waiting, the blocks. Never touches: samples and their results.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from palestra.store import Store
 from palestra.store.queries.settings import put_setting, settings_under
+
+AT_ONCE = 256
+"""Completions in one answer: the client then reads as many results, each by a request of its own."""
+
+
+@dataclass(slots=True, eq=False)
+class Completions:
+    request_ids: list[str] = field(default_factory=list)
+    first: int = field(default_factory=lambda: time.time_ns() // 1000)
+    """Cursor before the oldest one kept. It begins greater than every cursor that was given before, also by a server
+    that was restarted: a client with an old cursor gets all that is here."""
+    asked_at: float = field(default_factory=time.monotonic)
+    """When the client asked last."""
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def add(self, request_ids: Iterable[str]) -> None:
+        self.request_ids += request_ids
+        self.wake()
+
+    def wake(self) -> None:
+        """Wakes all who wait; also called when the server is about to stop."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def wait(self, cursor: int, timeout_s: float) -> None:
+        """Waits until there is something after the cursor, until it is woken, or until the timeout."""
+        if not self.has_after(cursor):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._news.wait()
+
+    def has_after(self, cursor: int) -> bool:
+        return len(self.request_ids) > max(0, cursor - self.first)
+
+    def after(self, cursor: int) -> tuple[list[str], int]:
+        """Returns the next completions after a cursor, and the cursor after these."""
+        start = max(0, cursor - self.first)
+        found = self.request_ids[start : start + AT_ONCE]
+        return found, self.first + start + len(found)
+
+    def forget(self, cursor: int) -> None:
+        n = min(max(0, cursor - self.first), len(self.request_ids))
+        del self.request_ids[:n]
+        self.first += n
+
 
 SETTING = "sample_numbers:"
 CLONE_STRIDE = 1_000_000_000  # the sample numbers of a clone start at a multiple of it

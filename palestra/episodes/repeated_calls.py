@@ -1,6 +1,8 @@
-"""Tombstones of committed or deleted episodes and groups, by which repeated requests are recognised.
+"""What is remembered to recognise repeated calls: claims by their ids, in memory; and, also on disk, tombstones of
+committed or deleted episodes and groups.
 
-Owns: how long and how many are kept. Never touches: live episodes.
+Owns: which leases a claim got, how many a client holds, how long and how many tombstones are kept. Never touches: what
+is claimed next, live episodes.
 """
 
 from __future__ import annotations
@@ -11,7 +13,51 @@ from collections.abc import Iterable
 
 from palestra.episodes.limits import EpisodeLimits
 from palestra.episodes.outbox import Outbox
+from palestra.episodes.records import BoardEpisode
 from palestra.types.episode_rows import Tombstone
+
+ClaimKey = tuple[str, str, str]
+"""Owner, client id, claim id."""
+
+
+class ClaimHistory:
+    def __init__(self, limits: EpisodeLimits) -> None:
+        self._limits = limits
+        self._open: dict[ClaimKey, dict[str, BoardEpisode]] = {}
+        self._over: OrderedDict[ClaimKey, None] = OrderedDict()
+        """Claims without an open lease, the oldest first."""
+        self._lease_counts: dict[tuple[str, str], int] = {}
+
+    def lease_count(self, owner: str, client_id: str) -> int:
+        return self._lease_counts.get((owner, client_id), 0)
+
+    def leases_of(self, key: ClaimKey) -> list[BoardEpisode]:
+        """Returns the leases of a claim that are still open."""
+        return list(self._open.get(key, {}).values())
+
+    def is_over(self, key: ClaimKey) -> bool:
+        return key in self._over
+
+    def add(self, episode: BoardEpisode) -> None:
+        key = _key(episode)
+        self._open.setdefault(key, {})[episode.episode_id] = episode
+        self._lease_counts[key[:2]] = self._lease_counts.get(key[:2], 0) + 1
+
+    def remove(self, episode: BoardEpisode) -> None:
+        key = _key(episode)
+        leases = self._open[key]
+        del leases[episode.episode_id]
+        if not leases:
+            del self._open[key]
+            self._over[key] = None
+            if len(self._over) > self._limits.max_claims_remembered:
+                self._over.popitem(last=False)
+        if left := self._lease_counts.pop(key[:2]) - 1:
+            self._lease_counts[key[:2]] = left
+
+
+def _key(episode: BoardEpisode) -> ClaimKey:
+    return episode.run.owner, episode.client_id, episode.claim_id
 
 
 class Tombstones:

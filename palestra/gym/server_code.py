@@ -1,12 +1,16 @@
-"""Finds out what the code of a server imports: by its syntax, from the entrypoint on.
+"""Finds out what the code of a server imports, and what it installs by itself when it starts: by its syntax, from the
+entrypoint on.
 
-Owns: reading imports, following those of the server's own folder and of other servers beside it. Never touches: running
-any of that code.
+NeMo Gym's folders have set-up code, which runs as the user who started them, in files called `setup_NAME.py`; some have
+a command that installs packages in other code. This finds what folders do openly: any code may hide what it does.
+Owns: reading imports and such commands, following imports of the server's own folder and of other servers beside it.
+Never touches: running any of that code.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -116,3 +120,47 @@ def _files(one: CodeImport, roots: Sequence[Path]) -> Iterator[Path]:
         for length in range(1, len(parts) + 1):
             place = root.joinpath(*parts[:length])
             yield from (file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file())
+
+
+# Set-up code
+
+_FILE = re.compile(r"(setup|install)(_\w+)?\.py")
+_INSTALLS = re.compile(
+    r"(^|[;&|\n])\s*(sudo |uv |(\S*python[\d.]* )?-m )*(npm|yarn|pnpm|pip3?|apt|apt-get|dnf|yum|apk|brew|conda)"
+    r" ((-\S+|tool|global) )*(install|i|add) +\S+"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SetupCode:
+    file: Path
+    line: int
+    what: str
+    """Why it counts, in a few words."""
+
+
+def setup_code(entrypoint: Path) -> list[SetupCode]:
+    """Returns the places of set-up code in the files that a server's entrypoint reaches."""
+    return [one for file in sorted(files_of(entrypoint)) for one in _found(file)]
+
+
+def _found(file: Path) -> Iterator[SetupCode]:
+    if _FILE.fullmatch(file.name):
+        yield SetupCode(file, 1, "by its name")
+        return
+    nodes = list(ast.walk(parsed(file)))
+    docstrings = {id(one.value) for one in nodes if isinstance(one, ast.Expr)}
+    for node in nodes:
+        if isinstance(node, ast.expr) and id(node) not in docstrings and (found := _INSTALLS.search(_command(node))):
+            yield SetupCode(file, node.lineno, found[0].strip(" ;&|\n"))
+
+
+def _command(node: ast.expr) -> str:
+    """Returns the text of a node that may be a command: a string, or a list of words."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.List(elts=parts) | ast.Tuple(elts=parts):
+            return " ".join(one.value for one in parts if isinstance(one, ast.Constant) and isinstance(one.value, str))
+        case _:
+            return ""
