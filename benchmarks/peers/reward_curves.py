@@ -12,7 +12,7 @@ from typing import Any
 
 from peers.reward_rows import Cell, Point, Row, best_rate, cells_of, points_of
 
-from palestra.util.files import replacing
+from palestra.util.atomic_files import replacing
 
 COLOURS = {"ours": "tab:blue", "trl": "tab:orange", "band": "tab:green", "replay": "tab:purple"}
 LABELS = {

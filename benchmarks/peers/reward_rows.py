@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from palestra.runs.record_files import LineFile, read_lines
-from palestra.util.files import replacing
+from palestra.util.atomic_files import replacing
 
 
 class Cell(Struct, frozen=True, kw_only=True):

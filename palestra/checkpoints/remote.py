@@ -17,7 +17,7 @@ from tinker.types import Checkpoint
 from palestra.checkpoints import CheckpointError, CheckpointNotFound
 from palestra.rollouts.policy_sampler import PolicyError, ServerUnreachable
 from palestra.rollouts.reachability import check_server
-from palestra.util.files import whole_folder
+from palestra.util.atomic_files import whole_folder
 
 PAGE = 100
 TRAINED, EXTERNAL = "/weights/", "/external_weights/"

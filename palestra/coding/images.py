@@ -18,7 +18,7 @@ from palestra.coding.errors import TaskError
 from palestra.coding.task import CodingTask
 from palestra.coding.terminal_bench import HIDDEN
 from palestra.sandbox.commands import PACK
-from palestra.util.files import replacing
+from palestra.util.atomic_files import replacing
 from palestra.util.processes import PIPE, spawn
 
 PROGRAMS = ("docker", "podman")

@@ -19,7 +19,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from palestra.coding.errors import TaskError
-from palestra.util.files import whole_folder
+from palestra.util.atomic_files import whole_folder
 
 RUNNER = "python3 -m pytest -rA -p no:cacheprovider"
 DOCKERFILE = "FROM python:3.12\nWORKDIR /app\nCOPY repository/ .\n"

@@ -12,7 +12,7 @@ import msgspec
 from palestra.data.errors import DatasetError
 from palestra.data.layouts import Layout, convert_row
 from palestra.data.rows import read_rows
-from palestra.util.files import replacing
+from palestra.util.atomic_files import replacing
 
 
 def convert_dataset(source: str | Path, out: Path, to: Layout, *, lossy: bool) -> int:

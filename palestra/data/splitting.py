@@ -17,7 +17,7 @@ import msgspec
 
 from palestra.data.errors import DatasetError
 from palestra.data.rows import read_rows
-from palestra.util.files import replacing
+from palestra.util.atomic_files import replacing
 from palestra.util.json_types import JsonMapping
 
 REST = "train"

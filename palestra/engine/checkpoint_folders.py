@@ -19,7 +19,7 @@ from palestra.engine.server_files import FilesUnavailable, ServerFiles
 from palestra.engine.uploads import FileUploads, Upload
 from palestra.model import AdapterError
 from palestra.types.engine import FileArea, WorkerConfig
-from palestra.util.files import TEMPORARY
+from palestra.util.atomic_files import TEMPORARY
 
 Write = Callable[[Path], None]
 """Writes a whole folder, atomically."""

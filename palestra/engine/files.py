@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from palestra.util.files import TEMPORARY, sync
+from palestra.util.atomic_files import TEMPORARY, sync
 
 BAD = ".bad"
 CHECKED = "palestra_checked"  # crc32 as 8 hexadecimal digits, then the metadata

@@ -16,7 +16,7 @@ import msgspec
 from palestra.engine.server_files import ServerFiles
 from palestra.engine.worker import CopiedState
 from palestra.types.engine import FileArea, WorkerConfig
-from palestra.util.files import TEMPORARY, sync
+from palestra.util.atomic_files import TEMPORARY, sync
 from palestra.util.hugging_face import find_in_cache
 from palestra.util.locks import FileLock, Locked
 from palestra.util.model_fingerprint import model_fingerprint

@@ -18,7 +18,7 @@ from palestra.engine.files import FileThread, own_folder
 from palestra.engine.sampler_cache import SamplerCache
 from palestra.model import DataError, unpack_adapter
 from palestra.types.engine import AdapterPart, AdapterPlaced, FromWorker, GetAdapterPart, PlaceAdapter
-from palestra.util.files import TEMPORARY
+from palestra.util.atomic_files import TEMPORARY
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from palestra.types.engine import (
     decode_to_worker,
     encode_message,
 )
-from palestra.util.files import TEMPORARY, sync
+from palestra.util.atomic_files import TEMPORARY, sync
 
 log = logging.getLogger(__name__)
 

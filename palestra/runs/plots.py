@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from palestra.runs.reader import RunReader
 from palestra.runs.record_files import RunError
-from palestra.util.files import replacing
+from palestra.util.atomic_files import replacing
 from palestra.util.json_types import JsonObject
 
 SUFFIXES = (".png", ".svg")

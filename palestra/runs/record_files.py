@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from palestra.util.files import naming, replacing
+from palestra.util.atomic_files import naming, replacing
 from palestra.util.json_types import JsonObject
 
 BLOCK_BYTES = 512 << 10  # what is decoded at once stays in a CPU's cache

@@ -16,7 +16,7 @@ from typing import IO, Self
 from palestra.sandbox.errors import SandboxEnded, SandboxError
 from palestra.sandbox.spec import MIB, STDERR, STDOUT, ExecResult, OutputSink, SandboxSpec
 from palestra.sandbox.streams import CommandStreams, ended_in_time
-from palestra.util.files import replacing
+from palestra.util.atomic_files import replacing
 from palestra.util.processes import GroupLeader, stop
 
 PATIENCE_S = 2.0

@@ -17,7 +17,7 @@ from typing import Any, Self
 from palestra.sandbox.errors import SandboxEnded, SandboxError, SandboxUnavailable
 from palestra.sandbox.local.backend import LocalSandbox
 from palestra.sandbox.spec import ExecResult, OutputSink, SandboxSpec
-from palestra.util.files import replacing
+from palestra.util.atomic_files import replacing
 
 
 class NodeSandbox:

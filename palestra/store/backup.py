@@ -28,8 +28,8 @@ from palestra.store.dialects import Database, SqliteDatabase, database_of
 from palestra.store.errors import StoreError
 from palestra.store.queries.settings import INSTALLATION, delete_settings
 from palestra.store.schema import alembic_version
+from palestra.util.atomic_files import TEMPORARY, folder_beside, sync
 from palestra.util.file_errors import file_error_text
-from palestra.util.files import TEMPORARY, folder_beside, sync
 
 ABOUT, DATABASE, STATE = "backup.json", "database", "state"
 FORMAT = 1

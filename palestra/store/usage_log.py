@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from palestra.store.records import UsageCounts, UsageKey
-from palestra.util.files import replacing
+from palestra.util.atomic_files import replacing
 
 log = logging.getLogger(__name__)
 

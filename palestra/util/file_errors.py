@@ -7,10 +7,10 @@ import os
 import re
 from pathlib import Path
 
-from palestra.util.files import TEMPORARY, WITHOUT_NAME
+from palestra.util.atomic_files import TEMPORARY, WITHOUT_NAME
 
 UNFINISHED = re.compile(rf"\.(?P<name>.+)\.[0-9]+{re.escape(TEMPORARY)}")
-"""What `files.replacing` calls a file before it is complete."""
+"""What `atomic_files.replacing` calls a file before it is complete."""
 CLOSED = "is closed to this user; change its rights, or name another place"
 IN_THE_WAY = "exists, and is in the way"
 REASONS = {

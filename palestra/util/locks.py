@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from palestra.util.files import naming
+from palestra.util.atomic_files import naming
 
 
 class Locked(Exception):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from palestra.util.files import TEMPORARY, sync
+from palestra.util.atomic_files import TEMPORARY, sync
 
 OWNER = "owner"
 """Name of the object that says who uses a place."""

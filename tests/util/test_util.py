@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from palestra.util import processes
-from palestra.util.files import replacing, whole_folder
+from palestra.util.atomic_files import replacing, whole_folder
 from palestra.util.locks import FileLock, Locked
 from palestra.util.suggest import did_you_mean
 

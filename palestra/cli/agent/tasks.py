@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from palestra.cli.output import FAILED, one_line_errors, print_json
-from palestra.util.files import naming
+from palestra.util.atomic_files import naming
 
 if TYPE_CHECKING:
     from palestra.coding import CodingTask, CodingVerdict

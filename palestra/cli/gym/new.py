@@ -14,7 +14,7 @@ import rich_click as click
 from palestra.cli.gym.commands import search_dir_option
 from palestra.cli.output import FAILED, needs_extra, one_line_errors, print_json
 from palestra.cli.run.common import json_option, print_table
-from palestra.util.files import naming
+from palestra.util.atomic_files import naming
 
 
 @click.command()

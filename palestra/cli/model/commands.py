@@ -14,7 +14,7 @@ import rich_click as click
 from palestra.cli.options import renamed_option
 from palestra.cli.output import USAGE, bytes_text, count_text, fail, needs_extra, one_line_errors, print_json
 from palestra.util.amounts import parse_amount
-from palestra.util.files import naming
+from palestra.util.atomic_files import naming
 
 if TYPE_CHECKING:
     from palestra.memory_plan.model_plan import MemoryPlan

@@ -15,7 +15,7 @@ from palestra.cli.lazy import LazyGroup
 from palestra.cli.options import warn_of_old_name
 from palestra.cli.output import NOT_FOUND, USAGE, fail, needs_extra, one_line_errors, print_json, print_result
 from palestra.cli.run.common import json_option, print_table
-from palestra.util.files import naming
+from palestra.util.atomic_files import naming
 from palestra.util.json_types import JsonObject
 from palestra.util.safe_text import safe_text
 

@@ -20,8 +20,8 @@ from palestra.cli.run import manage
 from palestra.cli.run.common import find, json_option, print_table, run_errors, runs_option, sparkline
 from palestra.cli.run.overview import evaluation_text, note_text
 from palestra.runs.control import resume_command
+from palestra.util.atomic_files import replacing
 from palestra.util.figures import duration_text, number_text, time_text
-from palestra.util.files import replacing
 from palestra.util.json_types import JsonObject
 from palestra.util.safe_text import safe_text
 

@@ -13,7 +13,7 @@ from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.task_records import PlatformTask, TaskKey
 from palestra.environments.platform.task_templates import AnswerKind, ExpectedAnswer, RequiredCalls, SolutionCall
 from palestra.environments.platform.tasks import make_task
-from palestra.environments.platform.toolbox import PlatformTool, tool
+from palestra.environments.platform.tool_schemas import PlatformTool, tool
 from palestra.environments.platform.verdicts import TaskVerdict, verify
 from palestra.net.mcp import ToolResult
 from palestra.util.renamed import renamed

@@ -18,7 +18,7 @@ from palestra.environments.platform.changes import Row
 from palestra.environments.platform.expectations import Expected
 from palestra.environments.platform.people import Cast
 from palestra.environments.platform.task_templates import ExpectedAnswer, Params, RequiredCalls, Solution, read_prompts
-from palestra.environments.platform.toolbox import PlatformTool
+from palestra.environments.platform.tool_schemas import PlatformTool
 from palestra.util.json_types import JsonMapping, JsonObject
 
 

@@ -21,7 +21,7 @@ from palestra.environments.platform.errors import PlatformError, ToolError
 from palestra.environments.platform.seeds import CLOCK, PAGE_BYTES, seed_of
 from palestra.environments.platform.task_templates import TemplateEvent
 from palestra.environments.platform.tool_context import ToolContext
-from palestra.environments.platform.toolbox import PlatformTool
+from palestra.environments.platform.tool_schemas import PlatformTool
 from palestra.net.mcp import ToolResult
 from palestra.util.json_types import JsonObject
 

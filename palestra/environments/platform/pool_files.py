@@ -17,7 +17,7 @@ import msgspec
 
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.pool_records import InstanceRecord, InstanceSpec, InstanceState
-from palestra.util.files import naming
+from palestra.util.atomic_files import naming
 from palestra.util.locks import FileLock, Locked
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from palestra.environments.platform.expectations import Expected
 from palestra.environments.platform.people import Cast, draw_cast
 from palestra.environments.platform.task_templates import SolutionCall
 from palestra.environments.platform.tool_context import ToolContext
-from palestra.environments.platform.toolbox import PlatformTool
+from palestra.environments.platform.tool_schemas import PlatformTool
 from palestra.util.json_types import JsonObject
 
 PEOPLE = {SeedSize.TINY: (4, 3), SeedSize.SMALL: (10, 8), SeedSize.LARGE: (20, 16)}

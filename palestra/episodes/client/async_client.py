@@ -1,31 +1,26 @@
 """The client of the episode API for coroutines: claim, play, end; and the trainer's side.
 
-Owns: claiming, the client's methods. Never touches: HTTP, leases once they are held.
+Owns: the client's methods. Never touches: HTTP, how episodes are claimed (`claiming`), leases once they are held.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import ssl
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
-from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import SupportsFloat, TypeVar, Unpack
 
 from palestra.episodes.client import api
 from palestra.episodes.client.async_episode import AsyncEpisode, OnError
 from palestra.episodes.client.async_run import AsyncRun
-from palestra.episodes.client.errors import EpisodeApiError, EpisodeClientError, NoEpisode
-from palestra.episodes.client.heartbeat import HeldLease
-from palestra.episodes.client.leases import GOODBYE_S, ClientLeases, new_id
-from palestra.episodes.client.loop_thread import SHARED, outcome
+from palestra.episodes.client.claiming import EpisodeClaims
+from palestra.episodes.client.errors import NoEpisode
+from palestra.episodes.client.leases import ClientLeases
 from palestra.episodes.client.results import as_result
 from palestra.episodes.client.retries import RETRY_S, RetryingCalls
-from palestra.types.episode_wire import Claimed, EpisodePage
+from palestra.types.episode_wire import EpisodePage
 from palestra.types.episodes import (
-    ClaimRequest,
     EndAnswer,
     EpisodeInfo,
     EpisodeKind,
@@ -38,13 +33,6 @@ from palestra.types.timelines import EpisodeTimeline
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-POLL_S = 20.0
-"""How long one request waits for an episode before it is sent again."""
-LEAST_PAUSE_S = 0.2
-"""Shortest pause between two claims, if the server answers at once."""
-HANG_UP_S = 0.5
-"""How long `close` waits for the answers of cancelled claims."""
 
 
 class AsyncEpisodeClient:
@@ -63,8 +51,7 @@ class AsyncEpisodeClient:
     ):
         self.calls = RetryingCalls(url, key, retry_s, tls=tls, proxy=proxy)
         self.leases = ClientLeases(self.calls, client_id)
-        self._refusing: set[Future[None]] = set()
-        """Cancelled claims whose answers are still to come."""
+        self.claims = EpisodeClaims(self.calls, self.leases)
 
     @property
     def url(self) -> str:
@@ -126,60 +113,13 @@ class AsyncEpisodeClient:
         """Claims one to `max_n` episodes as soon as there are any; empty if there was none for `wait_s`. Heartbeats
         keep the leases until the caller ends or releases them. If this is cancelled, episodes that the running request
         still brings are given back."""
-        pace = ClaimPace(wait_s)
-        while True:
-            request = ClaimRequest(
-                client_id=self.client_id,
-                claim_id=new_id(),
-                run=run,
-                kind=None if kind is None else EpisodeKind(kind),
-                max_n=max_n,
-                wait_s=pace.begin(),
-                lease_s=lease_s,
-            )
-            claimed = await self._claim(request)
-            if claimed.leases:
-                return [AsyncEpisode(lease, self.leases) for lease in self.leases.hold(claimed.leases)]
-            if (pause_s := pace.pause(claimed)) is None:
-                return []
-            await self.calls.pause(pause_s)
+        known = None if kind is None else EpisodeKind(kind)
+        leases = await self.claims.claim(max_n, run=run, kind=known, wait_s=wait_s, lease_s=lease_s)
+        return [AsyncEpisode(lease, self.leases) for lease in leases]
 
     async def end_many(self, ends: Iterable[tuple[AsyncEpisode, EpisodeResult | SupportsFloat]]) -> list[EndAnswer]:
         """Ends many episodes in few requests; a refused result is returned in its place, not raised."""
         return await self.leases.end_many([(episode.held_lease, as_result(result)) for episode, result in ends])
-
-    async def _claim(self, request: ClaimRequest) -> Claimed:
-        asking = SHARED.start(self.do(api.claim(request)))
-        try:
-            return await outcome(asking)
-        except asyncio.CancelledError:
-            refusing = SHARED.start(self._refuse(asking))
-            self._refusing.add(refusing)
-            refusing.add_done_callback(self._refusing.discard)
-            raise
-        except EpisodeApiError as error:
-            if error.status != 409:
-                raise
-            return Claimed(
-                leases=[], retry_after_s=0.0
-            )  # they expired before this client heard of them: the only way is to claim again
-
-    async def _refuse(self, asking: Future[Claimed]) -> None:
-        """Gives back leases whose claim was cancelled."""
-        try:
-            async with asyncio.timeout(GOODBYE_S):
-                claimed = await asyncio.wrap_future(asking)
-            leases = [HeldLease.of(lease) for lease in claimed.leases]
-            await self.leases.release(leases, "the claim was cancelled", retry_s=GOODBYE_S)
-        except (EpisodeClientError, TimeoutError) as error:
-            log.info("a claim was cancelled: %s", error or "it has no leases")
-
-    async def end_claims(self) -> None:
-        """Waits until the server no longer has claims that were cancelled here."""
-        if refusing := [asyncio.wrap_future(one) for one in self._refusing.copy()]:
-            _, waiting = await asyncio.wait(refusing, timeout=HANG_UP_S)
-            for one in waiting:
-                one.cancel()
 
     # Training and queries
 
@@ -245,7 +185,7 @@ class AsyncEpisodeClient:
 
     async def close(self) -> None:
         """Closes the client and gives back all open leases, including those of cancelled claims."""
-        await self.end_claims()
+        await self.claims.end()
         await self.leases.close()
         await self.calls.close()
 
@@ -254,27 +194,3 @@ class AsyncEpisodeClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-class ClaimPace:
-    """How long each request of a claim waits, and the pauses between them."""
-
-    def __init__(self, wait_s: float | None):
-        self._deadline = None if wait_s is None else time.monotonic() + wait_s
-        self._begun, self._asked_s = 0.0, 0.0
-
-    def begin(self) -> float:
-        self._begun = time.monotonic()
-        left_s = POLL_S if self._deadline is None else self._deadline - self._begun
-        self._asked_s = min(max(left_s, 0.0), POLL_S)
-        return self._asked_s
-
-    def pause(self, claimed: Claimed) -> float | None:
-        """Seconds to pause; None if the time is up."""
-        now = time.monotonic()
-        if self._deadline is not None and now >= self._deadline:
-            return None
-        if now - self._begun > self._asked_s / 2:
-            return 0.0  # the request did wait, so the next one can follow at once
-        pause_s = min(max(claimed.retry_after_s, LEAST_PAUSE_S), POLL_S)
-        return pause_s if self._deadline is None else min(pause_s, self._deadline - now)

@@ -236,7 +236,7 @@ class PlayerPool:
         except NotPlayedHere as error:
             if self._options.stops_at_unplayed:
                 self._fail(error)
-                await self._client.end_claims()  # a claim of this pool would get it again
+                await self._client.claims.end()  # a claim of this pool would get it again
             await episode.leave(error)
         finally:
             if self._playing.pop(episode.held_lease.ref, None) is not None:

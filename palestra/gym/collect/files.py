@@ -14,7 +14,7 @@ from typing import BinaryIO, Self
 import orjson
 
 from palestra.gym.errors import CollectError
-from palestra.util.files import replacing
+from palestra.util.atomic_files import replacing
 from palestra.util.json_types import JsonMapping, JsonObject
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from palestra.model.errors import WeightsError
 from palestra.model.loading.safetensors_file import SafetensorsFile
 from palestra.model.quantised.forms import Form
-from palestra.util.files import replacing
+from palestra.util.atomic_files import replacing
 
 log = logging.getLogger(__name__)
 

@@ -39,7 +39,7 @@ from palestra.model.lora.expert_names import DOWN, GATE_UP, UP, join_experts, sp
 from palestra.model.lora.layout import Layout
 from palestra.types import LoraConfig
 from palestra.types.engine import PACKED_CONFIG, UNQUANTISED
-from palestra.util.files import whole_folder
+from palestra.util.atomic_files import whole_folder
 
 FORMAT_VERSION = 1
 TRAINED_ON = "palestra_trained_on"

@@ -28,7 +28,7 @@ from palestra.model.lora.adapter_names import HEAD, WHOLES, with_tail
 from palestra.model.lora.adapters import Adapter
 from palestra.model.lora.expert_names import expert_parts
 from palestra.model.lora.layout import Layout
-from palestra.util.files import whole_folder
+from palestra.util.atomic_files import whole_folder
 
 log = logging.getLogger(__name__)
 SHARD_BYTES = 5 * 10**9

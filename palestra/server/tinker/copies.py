@@ -36,7 +36,7 @@ from palestra.store.queries import models as model_rows
 from palestra.store.queries import sessions as session_rows
 from palestra.store.queries.quotas import check_checkpoint_bytes
 from palestra.store.records import CheckpointRow, ModelRow, ModelStatus, SessionRow, SessionStatus
-from palestra.util.files import sync
+from palestra.util.atomic_files import sync
 from palestra.util.json_types import JsonObject
 
 

@@ -36,7 +36,7 @@ from palestra.store.queries.quotas import check_checkpoint_bytes
 from palestra.store.queries.usage import add_usage
 from palestra.store.records import CheckpointKind, CheckpointRow, CheckpointStatus, UsageCounts, UsageKey
 from palestra.types import LoraConfig
-from palestra.util.files import sync
+from palestra.util.atomic_files import sync
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 VALID_S = 3600.0

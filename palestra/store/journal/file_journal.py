@@ -16,7 +16,7 @@ from typing import Self
 from palestra.store.errors import JournalError
 from palestra.store.journal import segments as files
 from palestra.store.journal.journal import Append, Journal, Position
-from palestra.util.files import sync
+from palestra.util.atomic_files import sync
 
 log = logging.getLogger(__name__)
 

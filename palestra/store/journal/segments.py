@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 from palestra.store.errors import JournalError
-from palestra.util.files import sync
+from palestra.util.atomic_files import sync
 
 HEADER = struct.pack("<8sI", b"PALESTRA", 1)
 PREFIX_BYTES = 8

@@ -19,7 +19,7 @@ from palestra.environments.fleet.settings import FleetSettings
 from palestra.runs.listener import RunListener, Silence, Stage
 from palestra.runs.reader import IMITATION
 from palestra.training.loops.sft import check_sft
-from palestra.util.files import replacing
+from palestra.util.atomic_files import replacing
 
 ENVIRONMENTS = ("fleet_task", "fleet")
 

@@ -15,7 +15,7 @@ import msgspec
 from palestra.environments.platform.app import SeedSize, TaskApp
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.tool_context import ToolContext
-from palestra.environments.platform.toolbox import tool
+from palestra.environments.platform.tool_schemas import tool
 from palestra.util.json_types import JsonObject
 
 SCHEMA = "CREATE TABLE notes (id INTEGER PRIMARY KEY AUTOINCREMENT, text TEXT NOT NULL);"

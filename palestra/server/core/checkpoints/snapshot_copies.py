@@ -26,7 +26,7 @@ from palestra.store.queries import snapshot_copies as rows
 from palestra.store.queries.settings import get_setting, put_setting
 from palestra.store.records import SnapshotCopy
 from palestra.types.engine import Hello, SamplerSpooled, Snapshotted
-from palestra.util.files import replacing
+from palestra.util.atomic_files import replacing
 from palestra.util.object_storage import ObjectLost, ObjectStorage, StorageError, sha256_of
 
 log = structlog.get_logger()

@@ -19,7 +19,7 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from palestra.util.files import remove_folder, replacing, whole_folder
+from palestra.util.atomic_files import remove_folder, replacing, whole_folder
 from palestra.util.object_storage import ObjectLost, ObjectStorage, sha256_of
 
 log = structlog.get_logger()

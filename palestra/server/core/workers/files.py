@@ -29,7 +29,7 @@ from palestra.types.engine import (
     KeepFolder,
     ListFiles,
 )
-from palestra.util.files import TEMPORARY, sync
+from palestra.util.atomic_files import TEMPORARY, sync
 
 log = structlog.get_logger()
 

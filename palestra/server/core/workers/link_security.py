@@ -20,7 +20,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
 
-from palestra.util.files import replacing
+from palestra.util.atomic_files import replacing
 
 ADDRESS_FILE = "link.json"
 ZAP_DOMAIN = b"palestra"

@@ -19,7 +19,7 @@ import msgspec
 import psutil
 
 from palestra.types.engine import PRELOAD, PRELOAD_GO, WorkerConfig
-from palestra.util.files import replacing
+from palestra.util.atomic_files import replacing
 from palestra.util.json_types import JsonObject
 from palestra.util.log_files import open_log
 from palestra.util.processes import spawn_blocking

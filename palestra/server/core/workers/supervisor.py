@@ -42,8 +42,8 @@ from palestra.types.engine import (
     WorkerConfig,
     WorkerHeartbeat,
 )
+from palestra.util.atomic_files import replacing
 from palestra.util.backoff import Backoff
-from palestra.util.files import replacing
 from palestra.util.json_types import JsonObject
 from palestra.util.log_files import last_error, last_output, open_log
 

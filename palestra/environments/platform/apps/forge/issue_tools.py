@@ -14,7 +14,7 @@ from palestra.environments.platform.apps.forge.finding import (
 )
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.tool_context import ToolContext, check_text
-from palestra.environments.platform.toolbox import tool
+from palestra.environments.platform.tool_schemas import tool
 from palestra.util.json_types import JsonObject
 
 PAGE = 10

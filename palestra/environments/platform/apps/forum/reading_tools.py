@@ -8,7 +8,7 @@ from typing import Literal
 from palestra.environments.platform.apps.forum.finding import COMMENT, POST, community, row_of, shown_post, user
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.tool_context import ToolContext
-from palestra.environments.platform.toolbox import tool
+from palestra.environments.platform.tool_schemas import tool
 from palestra.util.json_types import JsonObject
 
 PAGE = 10

@@ -16,7 +16,7 @@ from palestra.environments.platform.apps.forum.finding import (
 )
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.tool_context import ToolContext, check_text
-from palestra.environments.platform.toolbox import tool
+from palestra.environments.platform.tool_schemas import tool
 from palestra.util.json_types import JsonObject
 
 MAX_TITLE, MAX_BODY = 200, 5000

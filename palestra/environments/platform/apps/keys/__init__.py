@@ -22,7 +22,7 @@ from palestra.environments.platform.task_templates import (
     SolutionCall,
 )
 from palestra.environments.platform.tool_context import ToolContext
-from palestra.environments.platform.toolbox import tool
+from palestra.environments.platform.tool_schemas import tool
 from palestra.util.json_types import JsonObject
 
 template = TemplateMaker("palestra.environments.platform.apps.keys")

@@ -17,7 +17,7 @@ from palestra.environments.platform.apps.mail.schema import TRASH
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.times import moment
 from palestra.environments.platform.tool_context import ToolContext
-from palestra.environments.platform.toolbox import tool
+from palestra.environments.platform.tool_schemas import tool
 from palestra.util.json_types import JsonObject
 
 MAX_WORDS = 8  # of a query

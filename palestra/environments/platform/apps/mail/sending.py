@@ -13,7 +13,7 @@ from palestra.environments.platform.apps.mail.schema import INBOX, SENT
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.expectations import normal
 from palestra.environments.platform.tool_context import ToolContext
-from palestra.environments.platform.toolbox import tool
+from palestra.environments.platform.tool_schemas import tool
 from palestra.util.json_types import JsonObject
 
 MAX_SUBJECT = 200  # characters

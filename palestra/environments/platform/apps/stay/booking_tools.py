@@ -10,7 +10,7 @@ from palestra.environments.platform.apps.stay.search_tools import check_guests, 
 from palestra.environments.platform.changes import Row
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.tool_context import ToolContext
-from palestra.environments.platform.toolbox import tool
+from palestra.environments.platform.tool_schemas import tool
 from palestra.util.json_types import JsonObject
 
 QUOTE_MINUTES = 30

@@ -9,7 +9,7 @@ from palestra.environments.platform.apps.stay.offers import fee, fits, offers, r
 from palestra.environments.platform.changes import Row
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.tool_context import ToolContext, page_start
-from palestra.environments.platform.toolbox import tool
+from palestra.environments.platform.tool_schemas import tool
 from palestra.util.json_types import JsonObject
 
 PAGE = 10

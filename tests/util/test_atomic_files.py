@@ -11,8 +11,8 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
+from palestra.util.atomic_files import folder_beside, naming, replacing
 from palestra.util.file_errors import file_error_text
-from palestra.util.files import folder_beside, naming, replacing
 
 FULL = Path("/dev/full")
 pytestmark = pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full on this system")
