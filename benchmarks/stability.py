@@ -6,9 +6,10 @@
 
 A cell is one run of a config, a recipe, a learning rate (as a multiple of the config's) and a seed, in a process of its
 own; as many run at once as there are slots. It has collapsed if its last weights solve 10 points less than its best
-ones, or not 20 points more than the untrained model. Choosing the best weights and ending early are off. In every
-second seed the first adapter is changed by 1e-6, which stands for another machine's rounding. Rows are kept by a hash
-of the resolved config, so that the same command goes on where it stopped, and a changed recipe is run anew.
+ones, or not 20 points more than the untrained model (of what begins above 70 %, a third of what is missing). Choosing
+the best weights and ending early are off. In every second seed the first adapter is changed by 1e-6, which stands for
+another machine's rounding. Rows are kept by a hash of the resolved config, so that the same command goes on where it
+stopped, and a changed recipe is run anew.
 Owns: which cells there are, the verdict, the table. Never touches: the runs (`peers/stability_cell`).
 """
 
@@ -51,6 +52,8 @@ group's standard deviation, all groups in the batch and in its divisor, clipped 
 falling linearly to 0."""
 EVALUATIONS = 5
 LOST, GAINED = 0.10, 0.20
+HIGH = 0.70
+"""A config that begins above this, such as one that imitates first, must gain a third of what is missing instead."""
 ENOUGH = 0.80
 """Below this, a run of arithmetic has failed, too."""
 
@@ -70,7 +73,8 @@ class StabilityRow(Struct, frozen=True, kw_only=True):
     @property
     def is_collapsed(self) -> bool:
         found = self.result
-        return found.final < found.best - LOST or found.final < found.untrained + GAINED
+        gain = GAINED if found.untrained <= HIGH else (1 - found.untrained) / 3
+        return found.final < found.best - LOST or found.final < found.untrained + gain
 
 
 class Cell(Struct, frozen=True, kw_only=True):
