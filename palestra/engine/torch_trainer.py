@@ -64,7 +64,7 @@ class TorchConfig:
     max_rank: int = 256
     micro_batch_tokens: int | None = None
     checkpointing: bool = False
-    share_prefixes: bool = True
+    share_prefixes: bool | None = None
     strands: int = 1
     numerics: Numerics = "exact"
     max_sample_rows: int | None = None
@@ -113,7 +113,7 @@ class TorchTrainer:
             self.pool,
             token_budget=self.token_budget,
             checkpointing=config.checkpointing,
-            share_prefixes=config.share_prefixes,
+            share_prefixes=decoder.device.type == "cpu" if config.share_prefixes is None else config.share_prefixes,
         )
         self.strands, self._has_trees = config.strands, config.strands > 1 or tensor is not None
         self._trees: dict[Adapter, GradientTree] = {}
