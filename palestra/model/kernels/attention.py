@@ -129,7 +129,7 @@ class KeySource:
     """int32: page numbers of all sequences end to end; None for packed keys."""
     page_size: int = 1
     value_stride: int | None = None
-    """Of rows of values; None: as of keys."""
+    """Stride of the rows of values; None: that of the keys."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,8 @@ class PackedRecurrence:
 
 
 class SharedRecurrence:
-    """Of sequences that share rows. States are each sequence's own, from its first token on: a recurrence is a small
-    part of a layer's work, and its chunks lie on a grid that no branch need meet."""
+    """The recurrence over sequences that share rows. States are each sequence's own, from its first token on: a
+    recurrence is a small part of a layer's work, and its chunks lie on a grid that no branch need meet."""
 
     def __init__(self, within: Recurrence, branches: Branches, device: torch.device | str):
         """`within`: of the sequences without sharing."""

@@ -141,9 +141,9 @@ def _key(datum: Prepared) -> tuple[bool, bytes, bytes]:
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
     numbers: list[int]
-    """Of the data."""
+    """Which data of the request are in this micro-batch."""
     rows: int
-    """What they have together: a token that is shared counts once."""
+    """Rows that they have together: a token that is shared counts once."""
 
 
 def plan_micro_batches(data: Sequence[Prepared], row_budget: int, *, share: bool = True) -> list[PlannedBatch]:
