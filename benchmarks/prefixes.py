@@ -64,9 +64,13 @@ def main() -> None:
         set_numerics("exact")
     with tempfile.TemporaryDirectory() as scratch:
         progress.doing("making the model")
-        folder = make_random_model(Path(scratch) / "model", family=args.family, shape=shape)
+        dtype = "bfloat16" if args.device == "cuda" else "float32"
+        folder = make_random_model(Path(scratch) / "model", family=args.family, shape=shape, dtype=dtype)
         bench = Bench(folder, args.device)
-        rows = [bench.row(name, size, args.rounds or (1 if args.quick else 5), progress) for name in args.rows]
+        rows = []
+        for name in args.rows:
+            rows.append(bench.row(name, size, args.rounds or (1 if args.quick else 5), progress))
+            progress.say(f"{rows[-1].what}: {rows[-1].ours.median:,.0f} tok/s, {rows[-1].ratio:.2f}x")
     progress.done()
     notes = [f"{args.family}, shape {shape}, one adapter of rank {RANK}, cross-entropy on the answers"]
     report(Report("prefixes", machine(), versions(("palestra", "torch")), rows, notes), json_line=args.json)

@@ -203,8 +203,8 @@ class ModelConfig(Config):
     checkpointing: bool = False
     """Recompute activations in the backward pass, which takes less memory and more time."""
     share_prefixes: bool | None = None
-    """Compute tokens that several data of a training request begin with once, forward and backward. None: on a CPU;
-    on a GPU it was not tried yet."""
+    """Compute tokens that several data of a training request begin with once, forward and backward. None: yes,
+    but for what has no attention kernels on a GPU, such as float32."""
     gpus: PositiveInt | Annotated[list[str], Field(min_length=1)] | None = None
     """GPUs of this worker: a number, or a list of devices such as [cuda:2, cuda:3]. None: `device` alone."""
     parallel: ParallelConfig = ParallelConfig()

@@ -29,6 +29,7 @@ from palestra.model import (
     load_model,
     save_adapter,
 )
+from palestra.model.attention.backends import has_kernels
 from palestra.model.loading.parameter_counts import count_parameters
 from palestra.model.loading.tensor_share import WHOLE
 from palestra.model.lora.adapter_files import require_trained_on
@@ -113,7 +114,7 @@ class TorchTrainer:
             self.pool,
             token_budget=self.token_budget,
             checkpointing=config.checkpointing,
-            share_prefixes=decoder.device.type == "cpu" if config.share_prefixes is None else config.share_prefixes,
+            share_prefixes=_can_share(decoder) if config.share_prefixes is None else config.share_prefixes,
         )
         self.strands, self._has_trees = config.strands, config.strands > 1 or tensor is not None
         self._trees: dict[Adapter, GradientTree] = {}
@@ -296,3 +297,9 @@ def _done(result: DatumResult) -> DatumDone:
 def to_numpy(row: torch.Tensor) -> NDArray[np.float32]:
     """A copy."""
     return row.detach().to("cpu", copy=True).numpy()
+
+
+def _can_share(decoder: Decoder) -> bool:
+    """Whether what data share is computed once, if nobody says: plain attention on a GPU would take a mask of a tree's
+    rows by its rows."""
+    return decoder.device.type == "cpu" or has_kernels(decoder.spec, decoder.device, decoder.dtype)

@@ -630,7 +630,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Tokens of a micro-batch. None: chosen by the model's size, so that one takes some tens of milliseconds."""
     checkpointing: bool = False
     share_prefixes: bool | None = None
-    """None: on a CPU."""
+    """None: yes, but for float32 on a GPU."""
     strands: int = 1
     """Sums of micro-batches of which a request's gradient is a binary tree. Fixed for the life of a state folder."""
     allow_other_strands: bool = False

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from palestra.model import Sampler, TrainItem, encode
+from palestra.model import Sampler, Trainer, TrainItem, encode
 from palestra.testing.random_model import make_random_model
 from palestra.types import Datum
-from tests.model.test_cuda import items, open_side, requests
+from tests.model.test_cuda import Side, items, open_side, requests
 
 pytestmark = [
     pytest.mark.gpu,
@@ -87,3 +87,44 @@ def test_samples_in_bfloat16_have_the_trainers_bits(folder: Path) -> None:
     assert alone.sequences == results[0].sequences
     if folder.name not in NEAR:
         assert not off, f"{len(off)} of {n_tokens} log-probabilities differ, by {max(off):.5f} at most"
+
+
+def test_what_data_share_changes_no_bit_of_a_forward_pass(folder: Path) -> None:
+    """Prompts that answers share, and answers that branch, around the splits of attention's keys."""
+    side = open_side(folder, "cuda", "bfloat16")
+    shared, alone = (
+        Trainer(side.trainer.decoder, side.trainer.pool, share_prefixes=share, token_budget=4096)
+        for share in (True, False)
+    )
+    data = sharing_items(side)
+    computed = [
+        sum(batch.rows for batch in trainer.plan(trainer.prepare(data, train=True))) for trainer in (shared, alone)
+    ]
+    assert computed[0] < computed[1] / 2
+    found, truth = shared.forward(data), alone.forward(data)
+    off = sum(int((a.logprobs != b.logprobs).sum()) for a, b in zip(found, truth, strict=True))
+    assert off == 0, f"{off} of {sum(len(one.logprobs) for one in truth)} log-probabilities differ"
+    gradients = []
+    for trainer in (shared, shared, alone):
+        results = trainer.forward_backward(data)
+        assert all((a.logprobs == b.logprobs).all() for a, b in zip(results, truth, strict=True))
+        gradients.append([adapter.row("grads").clone() for adapter in side.adapters])
+        for adapter in side.adapters:
+            side.trainer.pool.discard_gradient(adapter)
+    for one, again, apart in zip(*gradients, strict=True):
+        assert torch.equal(one, again)
+        assert torch.cosine_similarity(one, apart, 0) > 0.999
+
+
+def sharing_items(side: Side) -> list[TrainItem]:
+    rng = np.random.default_rng(2)
+    made = []
+    for n, length in enumerate((40, 150, 511, 700)):
+        prompt = rng.integers(0, 3000, length)
+        answers = [rng.integers(0, 3000, size) for size in (64, 33, 70, 90)]
+        answers += [np.concatenate([answers[-1][:50], rng.integers(0, 3000, size)]) for size in (20, 5)]
+        for answer in answers:
+            tokens = np.concatenate([prompt, answer])
+            datum = Datum.of_tokens(tokens[:-1].tolist(), target_tokens=encode(tokens[1:]))
+            made.append(TrainItem(side.adapters[n % 3], datum))
+    return made
