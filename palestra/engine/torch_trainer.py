@@ -30,6 +30,7 @@ from palestra.model import (
     save_adapter,
 )
 from palestra.model.attention.backends import has_kernels
+from palestra.model.decoder import Decoder
 from palestra.model.loading.parameter_counts import count_parameters
 from palestra.model.loading.tensor_share import WHOLE
 from palestra.model.lora.adapter_files import require_trained_on
