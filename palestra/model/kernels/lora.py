@@ -181,6 +181,8 @@ class LoraTiles:
     """int64 [tiles]: the address of the adapter's row of weights."""
     offsets: Tensor
     """int64 [layouts, entries]: where each matrix begins in a row; -1 where a layout has none."""
+    owners: Tensor
+    """int32 [rows]: the first tile of a row's adapter; -1: it has none."""
     tile_rows: int
     max_rank: int
 
@@ -193,9 +195,13 @@ class LoraTiles:
         self._expand(y, t, site.entry + 1, site.out_sizes, 1)
 
     def apply(self, y: Tensor, x: Tensor, site: SiteShape) -> None:
-        """Both, for the same bits: few rows have too few tiles for a GPU, so the chunks of a sum are computed apart."""
+        """Both, for the same bits."""
+        self.expand(y, self.shrink_chunks(x, site), site)
+
+    def shrink_chunks(self, x: Tensor, site: SiteShape) -> Tensor:
+        """x A^T, or chunks whose sum it is: few rows have too few tiles for a GPU, so they are computed apart."""
         chunks = triton.cdiv(site.in_size, CHUNK) if len(x) <= FEW_ROWS else 0
-        self.expand(y, self._shrink(x, site.entry, (site.in_size,), len(site.out_sizes), chunks), site)
+        return self._shrink(x, site.entry, (site.in_size,), len(site.out_sizes), chunks)
 
     def shrink_gradient(self, dy: Tensor, site: SiteShape) -> Tensor:
         """dy B^T: [rows, parts * rank]."""
@@ -241,6 +247,17 @@ class LoraTiles:
             num_warps=4,
             num_stages=2,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTiles:
+    """The adapters that have something at the experts of a layer."""
+
+    tiles: LoraTiles
+    gate_up: SiteShape
+    down: SiteShape
+    have_own_matrices: bool
+    """Some have an A of gate and up, and a B of down, for each expert; else all experts share these."""
 
 
 @dataclass(slots=True)

@@ -125,6 +125,9 @@ class BucketedLora:
     def apply(self, y: Tensor, x: Tensor, name: SiteName) -> None:
         self.add(y, self.inner(x, name), name)
 
+    def at_experts(self, layer: int) -> None:
+        return None
+
     def backward(self, dy: Tensor, x: Tensor, inner: Sequence[Tensor], dx: Tensor | None, name: SiteName) -> None:
         for bucket, t in zip(self._at(name), inner, strict=True):
             layout = bucket.stack.own_layout

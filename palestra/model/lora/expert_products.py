@@ -39,11 +39,11 @@ class _ExpertRun:
     """Where these stand among all pairs; None: they are all pairs."""
 
     @classmethod
-    def of(cls, run: RowRun, numbers: Tensor, dispatch: Dispatch) -> _ExpertRun:
+    def of(cls, run: RowRun, dispatch: Dispatch) -> _ExpertRun:
         stack, slot, rows = run.adapter.stack, run.adapter.slot, slice(run.start, run.start + run.rows)
-        if run.rows == len(numbers):
+        if run.rows == len(dispatch.numbers):
             return cls(stack, slot, rows, dispatch, None)
-        own = Dispatch.of(numbers[rows], len(dispatch.ends))
+        own = Dispatch.of(dispatch.numbers[rows], len(dispatch.ends))
         return cls(stack, slot, rows, own, dispatch.places[rows].flatten()[own.order])
 
     def take(self, pairs: Tensor) -> Tensor:
@@ -68,12 +68,12 @@ class _ExpertRun:
 
 
 class ExpertLora:
-    """What the adapters of a batch add in one layer with experts. `numbers` names the experts of each row."""
+    """What the adapters of a batch add in one layer with experts."""
 
-    def __init__(self, runs: Sequence[RowRun], layer: int, numbers: Tensor, dispatch: Dispatch):
+    def __init__(self, runs: Sequence[RowRun], layer: int, dispatch: Dispatch):
         self.gate_up_site, self.down_site = (layer, "gate_up"), (layer, "down")
         trained = [run for run in runs if self.down_site in run.adapter.stack.own_layout.sites]
-        self.runs = [_ExpertRun.of(run, numbers, dispatch) for run in trained]
+        self.runs = [_ExpertRun.of(run, dispatch) for run in trained]
 
     def add_gate_up(self, gate_up: Tensor, x: Tensor) -> list[Tensor]:
         """Adds to the pairs; returns x A^T of each run, of its rows where A is shared, else of its pairs."""

@@ -65,6 +65,8 @@ SITE_KINDS = (
     *("latent_in", "latent_out"),
 )
 SITE_ENTRIES = 4  # one A, and B matrices of up to three projections
+OWN_ENTRY = 3
+"""In place of a third B: what each expert has for itself where others share it, A of gate and up or B of down."""
 
 
 def site_entry(name: SiteName) -> int:
@@ -127,7 +129,15 @@ class Layout:
         for name, site in self.sites.items():
             entry = site_entry(name)
             row[entry : entry + 1 + len(site.parts)] = [site.a_offset, *(p.b_offset for p in site.parts)]
+            if site.experts is not None and min(site.experts) > 1:
+                own = entry if name[1] == "gate_up" else entry + 1
+                row[own], row[entry + OWN_ENTRY] = -1, row[own]
         return row
+
+    @cached_property
+    def has_own_matrices(self) -> bool:
+        """Experts have all matrices for themselves; otherwise they share one of each two."""
+        return any(site.experts is not None and min(site.experts) > 1 for site in self.sites.values())
 
 
 Outputs = list[tuple[str, int]]

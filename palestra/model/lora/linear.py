@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from palestra.model.lora.adapters import Adapter
 from palestra.model.lora.buckets import BucketedLora, RowRun
 from palestra.model.lora.layout import UNEMBED, SiteName
 from palestra.model.quantised.packed import FrozenWeight, dense
+
+if TYPE_CHECKING:
+    from palestra.model.kernels.lora import ExpertTiles
 
 
 class LoraProducts(Protocol):
@@ -41,6 +44,10 @@ class LoraProducts(Protocol):
 
     def backward(self, dy: Tensor, x: Tensor, inner: Sequence[Tensor], dx: Tensor | None, name: SiteName) -> None:
         """Adds to the gradient rows of every adapter, and to dx."""
+        ...
+
+    def at_experts(self, layer: int) -> ExpertTiles | None:
+        """What kernels read; None where no adapter has something for the layer's experts, or no kernels run."""
         ...
 
 

@@ -21,7 +21,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from palestra.model.kernels.lora import FEW_ROWS, SEGMENT_ROWS, TILE_ROWS, GradientSums, LoraTiles, SiteShape
+from palestra.model.kernels.lora import (
+    FEW_ROWS,
+    SEGMENT_ROWS,
+    TILE_ROWS,
+    ExpertTiles,
+    GradientSums,
+    LoraTiles,
+    SiteShape,
+)
 from palestra.model.lora.adapters import Adapter, Rows
 from palestra.model.lora.buckets import RowRun
 from palestra.model.lora.layout import Layout, Site, SiteName, site_entry
@@ -35,6 +43,8 @@ class TileArrays:
     tiles: NDArray[np.int32]
     scales: NDArray[np.float32]
     offsets: NDArray[np.int64]
+    owners: NDArray[np.int32]
+    """Of each row, up to the last that has an adapter."""
     adapters: list[Adapter]
     """One for each tile."""
     layouts: list[Layout]
@@ -43,9 +53,12 @@ class TileArrays:
     def of(cls, runs: Sequence[RowRun], tile_rows: int) -> TileArrays:
         layouts = list({id(run.adapter.stack): run.adapter.stack.own_layout for run in runs}.values())
         number = {id(layout): i for i, layout in enumerate(layouts)}
-        rows, adapters = [], []
+        rows, adapters, firsts = [], [], {}
+        owners = np.full(max(run.start + run.rows for run in runs), -1, np.int32)
         for run in runs:
             layout = run.adapter.stack.own_layout
+            owner = firsts.setdefault((id(run.adapter.stack), run.adapter.slot), len(rows))
+            owners[run.start : run.start + run.rows] = owner
             for first, n in _cut(run, tile_rows):
                 rows.append((first, n, layout.rank, number[id(layout)]))
                 adapters.append(run.adapter)
@@ -53,7 +66,12 @@ class TileArrays:
         for row, layout in zip(offsets, layouts, strict=True):
             row[: len(layout.offset_row)] = layout.offset_row
         scales = np.array([a.stack.own_layout.scale for a in adapters], np.float32)
-        return cls(np.array(rows, np.int32), scales, offsets, adapters, layouts)
+        return cls(np.array(rows, np.int32), scales, offsets, owners, adapters, layouts)
+
+    @property
+    def have_own_matrices(self) -> bool:
+        """Whether experts of an adapter share none of theirs."""
+        return any(layout.has_own_matrices for layout in self.layouts)
 
 
 class TiledLora:
@@ -70,6 +88,7 @@ class TiledLora:
             self._to(arrays.scales),
             self._to(addresses(arrays.adapters, "compute")),
             self._to(arrays.offsets),
+            self._to(arrays.owners),
             tile_rows,
             self._max_rank,
         )
@@ -100,6 +119,12 @@ class TiledLora:
         self._sums.add(inner[0], dt, x, dy, site)
         if dx is not None:
             self._tiles.expand_gradient(dx, dt, site)
+
+    def at_experts(self, layer: int) -> ExpertTiles | None:
+        gate_up, down = self._at((layer, "gate_up")), self._at((layer, "down"))
+        if gate_up is None or down is None:
+            return None
+        return ExpertTiles(self._tiles, gate_up, down, self._arrays.have_own_matrices)
 
     def _at(self, name: SiteName) -> SiteShape | None:
         """The site, with the addresses of adapters brought up to date; None where no adapter has it."""

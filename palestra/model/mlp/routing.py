@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,8 +18,12 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import embedding_bag, grouped_mm, linear
 
+from palestra.model import kernels
 from palestra.model.loading.layer_spec import ExpertsSpec
 from palestra.model.transfers import to_device
+
+if TYPE_CHECKING:
+    from palestra.model.kernels.routing import SortedPairs
 
 FEW_ROWS = 8
 SUM_EPS = 1e-20  # what transformers adds to the sum of sigmoids before it divides
@@ -27,11 +31,22 @@ GROUPED_ALIGNMENT = 16  # bytes: what torch's grouped product asks of every row 
 
 
 def choose_experts(
-    x: Tensor, router: Tensor, bias: Tensor | None, spec: ExpertsSpec, replayed: Tensor | None = None
+    x: Tensor,
+    router: Tensor,
+    bias: Tensor | None,
+    spec: ExpertsSpec,
+    replayed: Tensor | None = None,
+    slots: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Weights (float32) and numbers of each row's experts, [rows, experts per token]. Rows of `replayed` that are not
-    -1 name the experts that were chosen before; what these weigh is the router's to say, now as then."""
-    logits = _RouterLogits.apply(x, router)
+    -1 name the experts that were chosen before; what these weigh is the router's to say, now as then. Rows whose slot
+    is below 0 visit nobody: their numbers are -1."""
+    if kernels.can_run(x.device, x.dtype):
+        return _Choice.apply(x, router, bias, spec, replayed, slots)
+    return _choose(_RouterLogits.apply(x, router), bias, spec, replayed)
+
+
+def _choose(logits: Tensor, bias: Tensor | None, spec: ExpertsSpec, replayed: Tensor | None) -> tuple[Tensor, Tensor]:
     if spec.router == "sigmoid":
         return _choose_by_sigmoid(logits, bias, spec, replayed)
     if bias is not None:
@@ -71,8 +86,6 @@ class _RouterLogits(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, router: Tensor) -> Tensor:
         ctx.save_for_backward(router)
-        if x.is_cuda and x.dtype != torch.float32:  # exact terms, summed in one order
-            return torch.mm(x, router.T, out_dtype=torch.float32)
         return linear(x.float(), router.float())
 
     @staticmethod
@@ -81,13 +94,42 @@ class _RouterLogits(Function):
         return (grads[0] @ router.float()).to(router.dtype), None
 
 
+class _Choice(Function):
+    """By kernels; the gradient is that of the plain code, for the experts that were chosen."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, router: Tensor, bias: Any, spec: ExpertsSpec, replayed: Any, slots: Any) -> Any:
+        from palestra.model.kernels.routing import choose
+
+        logits, weights, numbers = choose(x, router, bias, spec, replayed, slots)
+        ctx.save_for_backward(logits, numbers, router, bias)
+        ctx.spec = spec
+        ctx.mark_non_differentiable(numbers)
+        return weights, numbers
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        logits, numbers, router, bias = ctx.saved_tensors
+        with torch.enable_grad():
+            logits = logits.requires_grad_()
+            weights, _ = _choose(logits, bias, ctx.spec, numbers)
+        (d_logits,) = torch.autograd.grad(weights, logits, grads[0])
+        return (d_logits @ router.float()).to(router.dtype), None, None, None, None, None
+
+
 class Routing:
     """Which experts the rows of one forward pass visit, layer by layer."""
 
-    def __init__(self, replayed: dict[int, Tensor] | None = None) -> None:
-        """`replayed`: for each layer with experts those that its rows have to visit, -1 where the router chooses."""
+    def __init__(self, replayed: dict[int, Tensor] | None = None, slots: Tensor | None = None) -> None:
+        """`replayed`: for each layer with experts those that its rows have to visit, -1 where the router chooses.
+        `slots`: below 0 for rows that are not of any sequence."""
         self.numbers: dict[int, Tensor] = {}
-        self.replayed = replayed or {}
+        self.replayed, self.slots = replayed or {}, slots
+
+    @property
+    def by_row(self) -> Tensor:
+        """[rows, layers with experts, experts per token]."""
+        return torch.stack(list(self.numbers.values()), 1)
 
     def visits(self, sequences: Sequence[NDArray[np.int64]], n_experts: int) -> Tensor:
         """How often each expert was visited by each of the sequences, given by their rows: [sequences, layers,
@@ -106,25 +148,40 @@ class Routing:
 class Dispatch:
     """Pairs of a row and one of its experts, sorted by expert; pair p is of row p // k."""
 
+    numbers: Tensor
+    """[rows, k]: the experts of each row."""
     order: Tensor
     """Pairs in sorted order."""
-    experts: Tensor
-    """The expert of each sorted pair."""
-    rows: Tensor
-    """The row of each sorted pair."""
     places: Tensor
     """[rows, k]: where each pair stands in sorted order."""
     ends: Tensor
     """[experts]: where each expert's pairs end, in sorted order."""
+    sorted: SortedPairs | None = None
+    """As kernels read it."""
 
     @classmethod
     def of(cls, numbers: Tensor, n_experts: int) -> Dispatch:
+        if kernels.can_run_on(numbers.device):
+            from palestra.model.kernels.routing import sort_pairs
+
+            found = sort_pairs(numbers, n_experts)
+            return cls(numbers, found.order, found.places, found.ends, found)
         experts, order = numbers.flatten().sort(stable=True)
         places = torch.empty_like(order)
         places[order] = torch.arange(len(order), device=order.device)
         every = torch.arange(n_experts, device=order.device)
         ends = torch.searchsorted(experts, every, right=True, out_int32=True)
-        return cls(order, experts, order // numbers.shape[1], places.view_as(numbers), ends)
+        return cls(numbers, order, places.view_as(numbers), ends)
+
+    @cached_property
+    def experts(self) -> Tensor:
+        """The expert of each sorted pair."""
+        return self.numbers.flatten().index_select(0, self.order)
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """The row of each sorted pair."""
+        return self.order // self.numbers.shape[1]
 
     @cached_property
     def spans(self) -> list[tuple[int, int, int]]:

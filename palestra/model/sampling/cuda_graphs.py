@@ -40,13 +40,14 @@ from palestra.model.attention.tiled import (
 from palestra.model.decoder import Decoder
 from palestra.model.kernels.attention import Tiles
 from palestra.model.kernels.chunk_products import Spans
-from palestra.model.kernels.lora import TILE_ROWS, LoraTiles, SiteShape
+from palestra.model.kernels.lora import TILE_ROWS, ExpertTiles, LoraTiles, SiteShape
 from palestra.model.lora.buckets import RowRun
 from palestra.model.lora.layout import SITE_ENTRIES, SITE_KINDS, Layout, SiteName
 from palestra.model.lora.linear import LoraPlan
 from palestra.model.lora.tiles import TileArrays, addresses, site_shape
 from palestra.model.mixers.chunked_scan import CHUNK
 from palestra.model.mixers.kernel_recurrence import SpanArrays
+from palestra.model.mlp.routing import Routing
 from palestra.model.sampling.kernel_recurrence import SlottedKernelRecurrence, plan_spans
 from palestra.model.sampling.recurrent_states import RecurrentStates
 from palestra.model.sampling.sequences import StepPlan
@@ -70,6 +71,8 @@ class GraphKey:
     """Tiles of rows that read the same keys: a power of two, or 0."""
     prefill_tiles: int = 0
     """Tiles of a prefill's queries; 0: every row decodes."""
+    have_own_matrices: bool = False
+    """Experts of some adapters share none of theirs."""
 
 
 class RecordedStep(Protocol):
@@ -175,6 +178,7 @@ class StepGraphs:
         self._recorded: dict[GraphKey, RecordedStep] = {}
         self._results: dict[int, SharedResults] = {}
         """By the number of tiles that share keys."""
+        self._routes = _route_buffer(decoder, most_rows)
 
     def run(self, plan: StepPlan, tokens: Tensor, runs: Seq[RowRun]) -> Tensor | None:
         """Hidden states of the plan's rows, valid until the next call; None when no graph can hold the step.
@@ -192,6 +196,10 @@ class StepGraphs:
         recorded = self._recorded[key]
         recorded.replay()
         return recorded.hidden[: len(tokens)]
+
+    def routes(self, rows: int) -> Tensor | None:
+        """Which experts the rows of the last step visited, [rows, layers with experts, experts per token]."""
+        return None if self._routes is None else self._routes[:rows]
 
     def _key(self, step: _StepArrays, rows: int) -> GraphKey | None:
         """The smallest graph that holds the step."""
@@ -213,7 +221,8 @@ class StepGraphs:
         few = _few_tiles(size)
         rank = max(layout.rank for layout in step.lora.layouts)
         tiles = few if len(step.lora.tiles) <= few else size
-        return GraphKey(size, tiles, 1 << (rank - 1).bit_length(), shared_tiles, prefill_tiles)
+        rank = 1 << (rank - 1).bit_length()
+        return GraphKey(size, tiles, rank, shared_tiles, prefill_tiles, step.lora.have_own_matrices)
 
     @property
     def usual_keys(self) -> list[GraphKey]:
@@ -258,12 +267,23 @@ class StepGraphs:
             n = key.tiles
             lora_tiles = LoraTiles(
                 *(inputs.lora_tiles[:n], inputs.lora_scales[:n], inputs.lora_bases[:n], inputs.lora_offsets),
+                inputs.owners[:rows],
                 tile_rows=TILE_ROWS[0],
                 max_rank=key.max_rank,
             )
-            plan = LoraPlan(_GraphLora(lora_tiles, self._sites))
+            plan = LoraPlan(_GraphLora(lora_tiles, self._sites, key.have_own_matrices))
         recur = None if self.states is None else self._recurrence(self.states, key)
-        return lambda: self.decoder(inputs.tokens[:rows], inputs.positions[:rows], attention, plan, recur)
+        tokens, positions, routes = inputs.tokens[:rows], inputs.positions[:rows], self._routes
+
+        def forward() -> Tensor:
+            if routes is None:
+                return self.decoder(tokens, positions, attention, plan, recur)
+            routing = Routing(slots=inputs.slots[:rows])
+            hidden = self.decoder(tokens, positions, attention, plan, recur, routing=routing)
+            routes[:rows].copy_(routing.by_row)
+            return hidden
+
+        return forward
 
     def _recurrence(self, states: RecurrentStates, key: GraphKey) -> SlottedKernelRecurrence:
         inputs, rows, n = self._inputs, key.rows, _chunks(key.rows)
@@ -276,12 +296,16 @@ class StepGraphs:
 class _GraphLora:
     """`LoraProducts` of a recorded step: tiles are read from buffers, and sites are all that an adapter may have."""
 
-    def __init__(self, tiles: LoraTiles, sites: dict[SiteName, SiteShape]):
-        self.tiles, self.sites = tiles, sites
+    def __init__(self, tiles: LoraTiles, sites: dict[SiteName, SiteShape], have_own_matrices: bool):
+        self.tiles, self.sites, self.have_own_matrices = tiles, sites, have_own_matrices
 
     def apply(self, y: Tensor, x: Tensor, name: SiteName) -> None:
         if name in self.sites:
             self.tiles.apply(y, x, self.sites[name])
+
+    def at_experts(self, layer: int) -> ExpertTiles:
+        gate_up, down = self.sites[layer, "gate_up"], self.sites[layer, "down"]
+        return ExpertTiles(self.tiles, gate_up, down, self.have_own_matrices)
 
     def inner(self, x: Tensor, name: SiteName) -> list[Tensor]:
         raise NotImplementedError("a recorded step has no backward pass")
@@ -309,6 +333,7 @@ class _Inputs:
             ("prefill_tiles", (2 * rows + SPARE_TILES, 4), torch.int32),
             ("lora_tiles", (rows + SPARE_TILES, 4), torch.int32),
             ("lora_scales", (rows + SPARE_TILES,), torch.float32),
+            ("owners", (rows,), torch.int32),
             ("recurrent_rows", (rows, 3), torch.int32),
             ("step_spans", (rows, 4), torch.int32),
             ("chunked_spans", (_chunks(rows), 4), torch.int32),
@@ -340,7 +365,7 @@ class _Inputs:
         """A step without rows."""
         self._buffer.wait()
         for name, (host, _) in self._views.items():
-            host[...] = -1 if name in ("slots", "lora_offsets", "recurrent_rows") else 0
+            host[...] = -1 if name in ("slots", "lora_offsets", "owners", "recurrent_rows") else 0
         self._buffer.send()
 
     def fill(self, step: _StepArrays, tokens: Tensor) -> None:
@@ -356,9 +381,11 @@ class _Inputs:
         views["prefill_tiles"][: len(step.prefill)] = step.prefill
         views["prefill_tiles"][len(step.prefill) :] = 0
         views["lora_tiles"][:, 1] = 0
+        views["owners"][:] = -1
         if lora := step.lora:
             n = len(lora.tiles)
             views["lora_tiles"][:n] = lora.tiles
+            views["owners"][: len(lora.owners)] = lora.owners
             views["lora_scales"][:n] = lora.scales
             views["lora_bases"][:n] = addresses(lora.adapters, "compute")
             views["lora_offsets"][: len(lora.offsets), : lora.offsets.shape[1]] = lora.offsets
@@ -383,6 +410,13 @@ class _Inputs:
 def _site_shapes(decoder: Decoder) -> dict[SiteName, SiteShape]:
     layout = Layout.of(decoder.spec, LoraConfig(rank=1))
     return {name: site_shape(name, site) for name, site in layout.sites.items()}
+
+
+def _route_buffer(decoder: Decoder, rows: int) -> Tensor | None:
+    experts = list(decoder.spec.experts.values())
+    if not experts:
+        return None
+    return torch.zeros(rows, len(experts), experts[0].per_token, dtype=torch.int16, device=decoder.device)
 
 
 def _row_counts(most: int) -> list[int]:

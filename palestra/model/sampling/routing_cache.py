@@ -14,7 +14,6 @@ from torch import Tensor
 
 from palestra.model.attention.kv_cache import write_slots
 from palestra.model.loading.spec import ModelSpec
-from palestra.model.mlp.routing import Routing
 from palestra.model.sampling.sequences import StepPlan
 from palestra.model.transfers import to_device
 from palestra.types import RoutedExperts
@@ -31,10 +30,10 @@ class RoutingCache:
         self._pages = torch.zeros(shape, dtype=dtype, device=device)
         self.page_size = page_size
 
-    def write(self, plan: StepPlan, routing: Routing) -> None:
-        ids = torch.stack(list(routing.numbers.values()), 1).to(self._pages.dtype)
+    def write(self, plan: StepPlan, ids: Tensor) -> None:
+        """`ids`: of the plan's rows, [rows, layers with experts, experts per token]."""
         slots = to_device(write_slots(plan, self.page_size), ids.device)
-        self._pages.flatten(0, 1).index_copy_(0, slots, ids)
+        self._pages.flatten(0, 1).index_copy_(0, slots, ids.to(self._pages.dtype))
 
     def copy(self, copies: Seq[tuple[int, int]]) -> None:
         if copies:

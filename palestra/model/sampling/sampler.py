@@ -302,10 +302,12 @@ class Sampler:
         device = self.decoder.device
         self._copy_pages(plan)
         tokens, adapters = self._input_tokens(plan), self._adapters(plan)
-        hidden, routing = None, None if self.routing is None else Routing()
+        hidden = routes = None
         if self.graphs is not None:
             hidden = self.graphs.run(plan, tokens, merge_runs(adapters))
+            routes = self.graphs.routes(len(tokens))
         if hidden is None:
+            routing = None if self.routing is None else Routing()
             with self.around_layers(plan, tokens, adapters):
                 hidden = self.decoder(
                     tokens,
@@ -315,10 +317,11 @@ class Sampler:
                     None if self.states is None else slotted_recurrence(self.states, plan),
                     routing=routing,
                 )
+            routes = None if routing is None else routing.by_row
         if self.states is not None:
             self.states.save(plan.snapshots)
-        if self.routing is not None and routing is not None:
-            self.routing.write(plan, routing)
+        if self.routing is not None and routes is not None:
+            self.routing.write(plan, routes)
         self._read_prompts(plan, hidden)
         return hidden
 
@@ -557,14 +560,16 @@ def _states(decoder: Decoder, slots: StateSlots | None) -> RecurrentStates | Non
 
 def _step_graphs(decoder: Decoder, cache: KVCache, states: RecurrentStates | None, max_rows: int) -> StepGraphs | None:
     """None where steps are not recorded: without kernels, where other processes have a part of the weights, and for
-    models with experts or with different heads."""
+    models with different heads."""
     if decoder.device.type != "cuda" or not has_kernels(decoder.spec, decoder.device, decoder.dtype):
         return None
     if decoder.sharded is not None or decoder.tensor is not None:
         return None
-    if decoder.spec.experts or not decoder.spec.has_plain_heads:
-        what = "experts" if decoder.spec.experts else "layers with different heads"
-        log.warning("step_graphs_off family=%s: it has %s, so its steps are slower", decoder.spec.family, what)
+    if not decoder.spec.has_plain_heads:
+        log.warning(
+            "step_graphs_off family=%s: it has layers with different heads, so its steps are slower",
+            decoder.spec.family,
+        )
         return None
     from palestra.model.sampling.cuda_graphs import StepGraphs
 

@@ -152,9 +152,8 @@ def lora(rank: int, n_rows: int) -> None:
     from palestra.model.kernels.lora import TILE_ROWS, GradientSums, LoraTiles, SiteShape
 
     offsets, addresses = integers(1, 400, dtype=torch.int64), integers(3, dtype=torch.int64)
-    tiles = LoraTiles(
-        integers(3, 4), numbers(3, dtype=WIDE), addresses, offsets, TILE_ROWS[0 if n_rows <= 1024 else 1], rank
-    )
+    owners, tile_rows = integers(n_rows), TILE_ROWS[0 if n_rows <= 1024 else 1]
+    tiles = LoraTiles(integers(3, 4), numbers(3, dtype=WIDE), addresses, offsets, owners, tile_rows, rank)
     sums = GradientSums(integers(3, 4), integers(3, 4), numbers(3, dtype=WIDE), addresses, offsets, rank)
     for sizes in ((4096,), (12288, 12288), (4096, 1024, 1024)):
         site, x, y = SiteShape(0, 4096, sizes), numbers(n_rows, 4096), numbers(n_rows, sum(sizes))
@@ -163,6 +162,33 @@ def lora(rank: int, n_rows: int) -> None:
         tiles.expand(y, t, site)
         tiles.expand_gradient(x, dt, site)
         sums.add(t, dt, x, y, site)
+
+
+def experts(n_rows: int, n_experts: int, per_token: int, width: int, size: int, **options: Any) -> None:
+    """Routing, and products with and without biases and adapters of both layouts."""
+    from palestra.model.kernels.experts import Inner, PairProducts
+    from palestra.model.kernels.lora import TILE_ROWS, LoraTiles, SiteShape
+    from palestra.model.kernels.routing import choose, sort_pairs
+    from palestra.model.loading.layer_spec import ExpertsSpec
+
+    spec = ExpertsSpec(n_experts, per_token, size, normalises=True, **options)
+    x, bias = numbers(n_rows, width), numbers(n_experts, dtype=WIDE)
+    for slots, added in ((None, None), (integers(n_rows, dtype=torch.int64), bias)):
+        _, weights, chosen = choose(x, numbers(n_experts, width), added, spec, slots=slots)
+    pairs, wide = sort_pairs(chosen, n_experts), torch.int64
+    tables = integers(3, 4), numbers(3, dtype=WIDE), integers(3, dtype=wide), integers(1, 400, dtype=wide)
+    tiles = LoraTiles(*tables, integers(n_rows), TILE_ROWS[0], 32)
+    up, down = SiteShape(0, width, (size, size)), SiteShape(4, size, (width,))
+    gate_up, back = numbers(n_experts, 2 * size, width), numbers(n_experts, width, size)
+    for lora in (None, tiles):
+        products, t, u = PairProducts(pairs, lora), None, None
+        if lora is not None:
+            t = Inner(lora.shrink_chunks(x, up), products.shrink(x, up, of_rows=True))
+        for added in (None, numbers(n_experts, 2 * size)):
+            activated = products.product(x, gate_up, added, up, t, of_rows=True)[:, :size].contiguous()
+        if lora is not None:
+            u = Inner(None, products.shrink(activated, down, of_rows=False))
+        products.sum(products.product(activated, back, None, down, u, of_rows=False), weights)
 
 
 def optimizer() -> None:
@@ -254,6 +280,10 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "head": head,
     "LoRA of a few rows": partial(lora, 16, 100),
     "LoRA of many rows": partial(lora, 32, 2000),
+    "Qwen3-30B-A3B: experts of few rows": partial(experts, 64, 128, 8, 2048, 768),
+    "Qwen3-30B-A3B: experts of many rows": partial(experts, 8192, 128, 8, 2048, 768),
+    "gpt-oss: experts": partial(experts, 256, 32, 4, 2880, 2880),
+    "DeepSeek-V3: experts": partial(experts, 256, 256, 8, 7168, 2048, router="sigmoid", groups=(8, 4)),
     "optimizer": optimizer,
     "dequantise": dequantise,
     "Qwen3.5-4B: convolution": partial(convolution, 8192),
