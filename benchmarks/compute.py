@@ -23,7 +23,9 @@ from peers.contest import Contest, Target
 from peers.decode import Ceilings, DecodeWork, decode_contender
 from peers.workloads import SampleWork, TrainWork, ragged, sampling_contender, training_contender
 
+from palestra.model import Adapter
 from palestra.model.numerics import Numerics, set_numerics
+from palestra.testing.drawn_model import draw_model
 from palestra.testing.random_model import SHAPES, make_random_model
 
 TENANTS = 16
@@ -153,6 +155,42 @@ def decode_hybrid(contest: Contest, what: str, target: Target) -> list[Row]:
     return rows
 
 
+def experts(contest: Contest, what: str, target: Target) -> list[Row]:
+    """Decoding with and without adapters, one sampler after another, and training; the goals are the shape's own."""
+    ours, steps, goals = contest.ours, 16 if contest.quick else 64, EXPERT_GOALS[contest.shape]
+    limits = Ceilings.measured(ours.device)
+    one, rows = ours.snapshots(1), []
+
+    def decode_row(name: str, work: DecodeWork, adapters: list[Adapter]) -> Callable[[], float]:
+        contender = decode_contender(ours, work, adapters)
+        row = contest.alone(f"{what}, {name}", "tok/s", contender, Target(value=goals.get(name)))
+        share = row.ours.median / limits.tokens_per_s(ours.model.spec, work)
+        contest.note(f"{what}, {name}: {share:.0%} of the roofline")
+        rows.append(row)
+        contest.progress.say(f"{row.what}: {figure(row.ours.median)} tok/s, {share:.0%} of the roofline")
+        return contender
+
+    for n in (256, 64, 1):
+        for adapters in (one, []):
+            name = f"{n} row{'s' if n > 1 else ''}, {'one adapter' if adapters else 'no adapter'}"
+            decode_row(name, DecodeWork(n, steps=steps), adapters)
+            contest.release()
+    mixed = ours.snapshots(TENANTS, (8, 16, 32, 64))
+    name, work = f"{what}, 256 rows, {TENANTS} adapters of rank 8–64", DecodeWork(256, steps=steps)
+    contenders = (decode_contender(ours, work, some) for some in (mixed, one))
+    rows.append(
+        contest.versus(name, "tok/s", next(contenders), ("ours, one adapter", next(contenders)), Target(ratio=0.8))
+    )
+    ours.free([*mixed, *one])
+    contest.release()
+    one, work = ours.adapters(1, unembed=False), TrainWork((512,) * 16)
+    step = training_contender(ours.stepper(work, *one, checkpointing=True), work.tokens, ours.device)
+    goal = Target(value=goals.get("training"))
+    rows.append(contest.alone(f"{what}, training, checkpointing", "tok/s", step, goal))
+    ours.free(one)
+    return rows
+
+
 def decode_roofline(contest: Contest, what: str, target: Target) -> list[Row]:
     """The share of what the card's measured bandwidth and products allow; on 4B with long contexts (512 rows of 2,048
     tokens would be 155 GB of keys and values)."""
@@ -217,6 +255,21 @@ def train_packed(contest: Contest, what: str, target: Target) -> list[Row]:
     return rows
 
 
+EXPERT_GOALS = {
+    "qwen3-30b-a3b": {
+        "256 rows, one adapter": 9_000,
+        "64 rows, one adapter": 2_600,
+        "1 row, one adapter": 130,
+        "256 rows, no adapter": 11_500,
+        "64 rows, no adapter": 3_400,
+        "1 row, no adapter": 180,
+        "training": 20_000,
+    },
+    "gpt-oss-20b": {"256 rows, one adapter": 10_000, "1 row, one adapter": 150},
+    "qwen3.5-35b-a3b": {"256 rows, one adapter": 6_000, "1 row, one adapter": 120},
+}
+FAMILIES = {"qwen3-30b-a3b": "qwen3_moe", "gpt-oss-20b": "gpt_oss", "qwen3.5-35b-a3b": "qwen3_5_moe"}
+"""Of shapes that no other family has: their weights are drawn on the card."""
 CASES = (
     Case(
         "sample_ragged",
@@ -263,6 +316,7 @@ CASES = (
     Case("train_tenants_256", train_tenants_256, targets={"tiny": Target(ratio=1.15)}),
     Case("sample_tenants", sample_tenants, targets={"tiny": Target(ratio=0.8)}),
     Case("decode", decode, gpu_shapes=("qwen3-4b",), on_cpu=False, targets={"qwen3-4b": Target(value=27_000)}),
+    Case("experts", experts, gpu_shapes=tuple(EXPERT_GOALS), on_cpu=False),
     Case("decode_hybrid", decode_hybrid, gpu_shapes=("qwen3.5-4b",), on_cpu=False),
     Case(
         "decode_roofline",
@@ -318,8 +372,12 @@ def run(args: argparse.Namespace, progress: Progress) -> Report:
         rounds = args.rounds or (2 if args.quick else 5 if shape == "tiny" else 3)
         with tempfile.TemporaryDirectory(prefix="palestra-bench-") as scratch:
             progress.doing(f"making the {shape} model of {family}")
-            folder = make_random_model(Path(scratch) / shape, family=family, shape=shape, dtype=dtype)
-            contest = Contest(shape, folder, dtype, args.device, rounds, args.quick, progress, notes)
+            if shape in FAMILIES:
+                folder, model = Path(scratch), draw_model(family, shape, dtype, args.device)
+            else:
+                folder = make_random_model(Path(scratch) / shape, family=family, shape=shape, dtype=dtype)
+                model = None
+            contest = Contest(shape, folder, dtype, args.device, rounds, args.quick, progress, notes, model)
             for case in cases:
                 target = case.targets.get(shape, Target())
                 start = time.monotonic()
@@ -338,7 +396,7 @@ def _beside(row: Row) -> str:
 
 def _family(case: Case, shape: str) -> str:
     """The case's own, unless the shape is one that only another family has."""
-    return "qwen3_5" if shape.startswith("qwen3.5") else case.family
+    return FAMILIES.get(shape, "qwen3_5" if shape.startswith("qwen3.5") else case.family)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import gc
 import resource
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,17 +20,16 @@ import torch
 from harness import Measure, Progress, Report, Row, argument_parser, machine, report, some_of, versions
 from peers.ours import item_of
 from peers.workloads import TrainWork, timed
-from torch import Tensor
 
 from palestra.memory_plan.model_plan import MemoryPlan, PlanRequest, plan_memory
 from palestra.model import AdapterPool, Decoder, ModelSpec, Sampler, Trainer
 from palestra.model.attention.kv_cache import KVCache
 from palestra.model.loading.parameter_counts import count_parameters
-from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.loading.weights import lay_out
 from palestra.model.numerics import set_numerics
 from palestra.model.quantised.forms import FORMS
-from palestra.testing.random_model import SHAPES, draw, parameters_of, random_config
+from palestra.testing.drawn_model import RandomWeights
+from palestra.testing.random_model import SHAPES, random_config
 from palestra.types import AdamParams, LoraConfig, SampleRequest, SamplingParams
 
 GB = 10**9
@@ -69,30 +66,6 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "DeepSeek-V3": {"architectures": ["DeepseekV3ForCausalLM"]},
 }
 """Defaults of these classes are the published sizes."""
-
-
-class RandomWeights(WeightFiles):
-    """The weights of a random model as if they stood in files."""
-
-    def __init__(self, config: dict[str, Any], device: torch.device):
-        self._parameters = {parameter.name: parameter for parameter in parameters_of(config)}
-        self._device = device
-        self.folder, self.file_of, self.progress = Path("memory"), dict.fromkeys(self._parameters, "memory"), None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parameters)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._parameters[name].shape
-
-    def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
-        found = self._parameters[name]
-        if shape is not None and found.shape != shape:
-            raise ValueError(f"{name} has shape {found.shape}, not {shape}")
-        return draw(found, 0, self._device)
-
-    def read_into(self, name: str, place: Tensor) -> None:
-        place.copy_(self.tensor(name, tuple(place.shape)))
 
 
 class Memory:

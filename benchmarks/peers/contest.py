@@ -19,6 +19,8 @@ from peers.ours import Ours
 from peers.train_memory import MemoryJob, peak_mib
 from peers.workloads import SampleWork, TrainWork, sampling_contender, training_contender
 
+from palestra.model import Model, load_model
+
 Setup = TypeVar("Setup", bound=Hashable)
 
 
@@ -40,11 +42,13 @@ class Contest:
     quick: bool
     progress: Progress
     notes: list[str]
+    model: Model | None = None
+    """Not in the folder, but drawn; it has no peers."""
     ours: Ours = field(init=False)
     _models: dict[tuple[str, str], Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.ours = Ours(self.folder, dtype=self.dtype, device=self.device)
+        self.ours = Ours(self.model or load_model(self.folder, dtype=self.dtype, device=self.device))
 
     @property
     def is_short(self) -> bool:

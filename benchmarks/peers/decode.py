@@ -98,8 +98,15 @@ class Ceilings:
         return cls(2 * (4 << 30) / fastest(lambda: b.copy_(a)), 2 * 8192**3 / fastest(lambda: x @ y))
 
     def tokens_per_s(self, spec: ModelSpec, work: DecodeWork, itemsize: int = 2) -> float:
-        """The fastest a step can be that reads all weights, keys and values once, or is bound by its products."""
-        kv_bytes = 2 * spec.n_layers * spec.kv_size * itemsize * work.rows * work.context
-        reading = (count_parameters(spec) * itemsize + kv_bytes) / self.bytes_per_s
-        products = 2 * count_parameters(spec) * work.rows / self.flops_per_s + kv_bytes / self.bytes_per_s
+        """The fastest a step can be that reads once what it needs of weights, keys and values, or is bound by its
+        products. Rows choose their experts at random."""
+        kv_bytes = spec.kv_numbers_per_token * itemsize * work.rows * work.context
+        whole, read, used = count_parameters(spec), 0.0, 0.0
+        for experts in spec.experts.values():
+            numbers = experts.n_experts * experts.n_products * experts.size * (experts.latent_size or spec.hidden_size)
+            share = experts.per_token / experts.n_experts
+            read -= numbers * (1 - share) ** work.rows
+            used -= numbers * (1 - share)
+        reading = ((whole + read) * itemsize + kv_bytes) / self.bytes_per_s
+        products = 2 * (whole + used) * work.rows / self.flops_per_s + kv_bytes / self.bytes_per_s
         return work.rows / max(reading, products)

@@ -6,20 +6,20 @@ Owns: one loaded model, its adapters, the steps a benchmark times. Never touches
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from peers.workloads import Generate, SampleWork, TrainWork
 
-from palestra.model import Adapter, AdapterPool, Sampler, Trainer, TrainItem, encode, load_model
+from palestra.model import Adapter, AdapterPool, Model, Sampler, Trainer, TrainItem, encode
+from palestra.model.lora.layout import Layout
 from palestra.types import AdamParams, Datum, LoraConfig, SampleRequest, SamplingParams
 
 
 class Ours:
-    def __init__(self, folder: Path, *, dtype: str, device: str):
-        self.model = load_model(folder, dtype=dtype, device=device)
-        decoder = self.model.decoder
+    def __init__(self, model: Model):
+        self.model, decoder = model, model.decoder
         self.device, self.vocab_size = decoder.device, self.model.spec.vocab_size
         self.pool = AdapterPool(self.model.spec, dtype=decoder.dtype, device=decoder.device)
         self.trainer = Trainer(decoder, self.pool)
@@ -52,6 +52,15 @@ class Ours:
         """Fresh ones, their ranks in turn."""
         configs = [LoraConfig(rank=ranks[i % len(ranks)], seed=i, train_unembed=unembed) for i in range(n)]
         return [self.pool.create(config) for config in configs]
+
+    def snapshots(self, n: int, ranks: tuple[int, ...] = (32,)) -> list[Adapter]:
+        """Of random weights, drawn on the device: those of experts are hundreds of millions."""
+        made = []
+        for i in range(n):
+            config = LoraConfig(rank=ranks[i % len(ranks)], train_unembed=False)
+            size = Layout.of(self.model.spec, config).size
+            made.append(self.pool.freeze(config, torch.randn(size, device=self.device) * 0.01))
+        return made
 
     def free(self, adapters: list[Adapter]) -> None:
         for adapter in adapters:

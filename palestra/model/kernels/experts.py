@@ -63,7 +63,6 @@ def _grouped_product_kernel(
             acc += tl.load(BIAS + expert * (N_PARTS * N) + column, mask=in_n, other=0.0).to(tl.float32)[None]
         if HAS_LORA:
             owner = tl.load(OWNERS + row, mask=is_pair & (row < n_owners), other=-1)
-            added = tl.zeros((BM, BN), tl.float32)
             some = tl.max(owner, 0)
             while some >= 0:
                 rank, layout = tl.load(LORA + some * 4 + 2), tl.load(LORA + some * 4 + 3)
@@ -88,9 +87,8 @@ def _grouped_product_kernel(
                         b_place = B + j.to(tl.int64)[:, None] * N + n[None]
                         b = tl.load(b_place, mask=(j < rank)[:, None] & in_n[None], other=0.0)
                         own = tl.dot(t, b, own)
-                    added = tl.where((owner == some)[:, None], own * tl.load(SCALES + some), added)
+                    acc = tl.where((owner == some)[:, None], tl.fma(own, tl.load(SCALES + some), acc), acc)
                 some = tl.max(tl.where(owner < some, owner, -1), 0)
-            acc += added
         out = OUT + place[:, None] * (N_PARTS * N) + column[None]
         tl.store(out, acc.to(OUT.dtype.element_ty), mask=is_pair[:, None] & in_n[None])
 
@@ -99,9 +97,10 @@ def _grouped_product_kernel(
 def _grouped_shrink_kernel(
     X, T, ORDER, TILES, OWNERS, LORA, BASES, OFFSETS, x_stride, t_stride, o_stride, n_owners, entry, K,
     TOP: tl.constexpr, OF_ROWS: tl.constexpr, N_PARTS: tl.constexpr, EVEN: tl.constexpr, DTYPE: tl.constexpr,
-    BM: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr,
+    BM: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
-    """T[place] = X A^T, with the A [parts * rank, K] of each pair's adapter and expert."""
+    """T[place] = X A^T, with the A [parts * rank, K] of each pair's adapter and expert. The adapters of a tile are
+    dealt to SHARES programs (axis 2)."""
     tile, j = tl.program_id(1), tl.program_id(0) * BR + tl.arange(0, BR)
     expert = tl.load(TILES + tile * 3).to(tl.int64)
     if expert >= 0:
@@ -114,12 +113,14 @@ def _grouped_shrink_kernel(
             x_row = row.to(tl.int64)
         x_place = X + x_row[:, None] * x_stride + k[None]
         owner = tl.load(OWNERS + row, mask=is_pair & (row < n_owners), other=-1)
-        found = tl.zeros((BM, BR), tl.float32)
+        found, turn = tl.zeros((BM, BR), tl.float32), 0
+        is_mine = owner < -1
         some = tl.max(owner, 0)
         while some >= 0:
             ranks, layout = tl.load(LORA + some * 4 + 2) * N_PARTS, tl.load(LORA + some * 4 + 3)
             offset = tl.load(OFFSETS + layout * o_stride + entry)
-            if (offset >= 0) & (tl.program_id(0) * BR < ranks):
+            is_next = turn % SHARES == tl.program_id(2)
+            if is_next & (offset >= 0) & (tl.program_id(0) * BR < ranks):
                 A = tl.load(BASES + some).to(tl.pointer_type(DTYPE)) + offset + expert * ranks * K
                 a_place = A + j.to(tl.int64)[None] * K + k[:, None]
                 own = tl.zeros((BM, BR), tl.float32)
@@ -133,23 +134,90 @@ def _grouped_shrink_kernel(
                         a = tl.load(a_place + start, mask=in_k[:, None] & (j < ranks)[None], other=0.0)
                     own = tl.dot(x, a, own)
                 found = tl.where((owner == some)[:, None], own, found)
+                is_mine |= owner == some
+            turn += 1
             some = tl.max(tl.where(owner < some, owner, -1), 0)
         t_place = T + place[:, None] * t_stride + j[None]
-        tl.store(t_place, found.to(T.dtype.element_ty), mask=is_pair[:, None] & (j < t_stride)[None])
+        tl.store(t_place, found.to(T.dtype.element_ty), mask=(is_pair & is_mine)[:, None] & (j < t_stride)[None])
 
 
 @triton.jit
-def _sum_pairs_kernel(VALUES, PLACES, WEIGHTS, OUT, N, TOP: tl.constexpr, HAS_WEIGHTS: tl.constexpr, BN: tl.constexpr):
+def _add_gated_kernel(Y, SHARED, X, GATE, OUT, N, BLOCK: tl.constexpr):
+    """OUT = Y + sigmoid(X · GATE) * SHARED, a program a row."""
+    n = tl.arange(0, BLOCK)
+    place, real = tl.program_id(0).to(tl.int64) * N + n, n < N
+    x = tl.load(X + place, mask=real, other=0.0).to(tl.float32)
+    logit = tl.sum(x * tl.load(GATE + n, mask=real, other=0.0).to(tl.float32), 0)
+    shared = tl.load(SHARED + place, mask=real, other=0.0).to(tl.float32) / (1.0 + tl.exp(-logit))
+    y = tl.load(Y + place, mask=real, other=0.0).to(tl.float32)
+    tl.store(OUT + place, (y + shared).to(OUT.dtype.element_ty), mask=real)
+
+
+def add_gated(y: Tensor, shared: Tensor, x: Tensor, gate: Tensor) -> Tensor:
+    """y + sigmoid(x gate^T) * shared, all [rows, n]; the gate is [1, n]."""
+    out, n = torch.empty_like(y), y.shape[1]
+    if len(y):
+        block = triton.next_power_of_2(n)
+        inputs = (y.contiguous(), shared.contiguous(), x.contiguous())
+        _add_gated_kernel[(len(y),)](*inputs, gate, out, n, BLOCK=block, num_warps=4 if block <= 2048 else 8)
+    return out
+
+
+@triton.jit
+def _sum_pairs_kernel(
+    VALUES, PLACES, WEIGHTS, OUT, v_stride, N, TOP: tl.constexpr, HAS_WEIGHTS: tl.constexpr, BN: tl.constexpr
+):
     """OUT[row] = the sum over its pairs, in the router's order."""
     row, n = tl.program_id(0).to(tl.int64), tl.program_id(1) * BN + tl.arange(0, BN)
     acc = tl.zeros((BN,), tl.float32)
     for i in tl.static_range(TOP):
         place = tl.load(PLACES + row * TOP + i).to(tl.int64)
-        value = tl.load(VALUES + place * N + n, mask=n < tl.where(place < 0, 0, N), other=0.0).to(tl.float32)
+        value = tl.load(VALUES + place * v_stride + n, mask=n < tl.where(place < 0, 0, N), other=0.0).to(tl.float32)
         if HAS_WEIGHTS:
             value = value * tl.load(WEIGHTS + row * TOP + i)
         acc += value
     tl.store(OUT + row * N + n, acc.to(OUT.dtype.element_ty), mask=n < N)
+
+
+@triton.jit
+def _weigh_gradient_kernel(GRAD, VALUES, ORDER, WEIGHTS, D_WEIGHTS, N, BLOCK: tl.constexpr):
+    """D_WEIGHTS[pair] = GRAD · VALUES of its place; then GRAD is multiplied by the pair's weight, in place."""
+    place = tl.program_id(0).to(tl.int64)
+    pair = tl.load(ORDER + place)
+    weight, total = tl.load(WEIGHTS + pair), tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, N, BLOCK):
+        n = start + tl.arange(0, BLOCK)
+        grad = tl.load(GRAD + place * N + n, mask=n < N, other=0.0)
+        value = tl.load(VALUES + place * N + n, mask=n < N, other=0.0)
+        total += grad.to(tl.float32) * value.to(tl.float32)
+        tl.store(GRAD + place * N + n, (grad.to(tl.float32) * weight).to(grad.dtype), mask=n < N)
+    tl.store(D_WEIGHTS + pair, tl.sum(total, 0))
+
+
+def weigh_gradient(grad: Tensor, values: Tensor, order: Tensor, weights: Tensor) -> Tensor:
+    """The gradient of the router's weights, [rows, k], from that of weighted values; `grad` becomes that of the values
+    themselves. Both are [pairs, n], sorted."""
+    d_weights = torch.empty_like(weights)
+    if len(grad):
+        block = min(1024, triton.next_power_of_2(grad.shape[1]))
+        _weigh_gradient_kernel[(len(grad),)](grad, values, order, weights, d_weights, grad.shape[1], BLOCK=block)
+    return d_weights
+
+
+def sum_pairs(values: Tensor, places: Tensor, weights: Tensor | None) -> Tensor:
+    """What stands at each row's pairs, weighed: [rows, n]."""
+    (rows, top), n = places.shape, values.shape[1]
+    out = torch.empty(rows, n, dtype=values.dtype, device=values.device)
+    if rows:
+        block = min(SUM_COLUMNS, triton.next_power_of_2(n))
+        _sum_pairs_kernel[(rows, triton.cdiv(n, block))](
+            *(values, places, values if weights is None else weights, out, values.stride(0), n),
+            TOP=top,
+            HAS_WEIGHTS=weights is not None,
+            BN=block,
+            num_warps=4 if block > 128 else 1,
+        )
+    return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +278,8 @@ class PairProducts:
         t = torch.empty(len(order), ranks, dtype=x.dtype, device=x.device)
         block = 16 if ranks <= 16 else 32
         if len(order):
-            _grouped_shrink_kernel[(triton.cdiv(ranks, block), len(pairs.tiles))](
+            shares = 4 if pairs.tile_pairs <= 32 else 1
+            _grouped_shrink_kernel[(triton.cdiv(ranks, block), len(pairs.tiles), shares)](
                 *(x, t, order, pairs.tiles, *self._adapters(scales=False), x.stride(0), t.stride(0)),
                 *self._table_sizes(),
                 *(site.entry + (OWN_ENTRY if of_rows else 0), site.in_size),
@@ -222,25 +291,11 @@ class PairProducts:
                 BM=pairs.tile_pairs,
                 BR=block,
                 BK=depth,
+                SHARES=shares,
                 num_warps=4,
                 num_stages=3,
             )
         return t
-
-    def sum(self, values: Tensor, weights: Tensor | None) -> Tensor:
-        """What stands at each row's pairs, weighed: [rows, n]."""
-        (rows, top), n = self.pairs.places.shape, values.shape[1]
-        out = torch.empty(rows, n, dtype=values.dtype, device=values.device)
-        if rows:
-            block = min(SUM_COLUMNS, triton.next_power_of_2(n))
-            _sum_pairs_kernel[(rows, triton.cdiv(n, block))](
-                *(values, self.pairs.places, values if weights is None else weights, out, n),
-                TOP=top,
-                HAS_WEIGHTS=weights is not None,
-                BN=block,
-                num_warps=4 if block > 128 else 1,
-            )
-        return out
 
     def _adapters(self, *, scales: bool) -> tuple[Tensor, ...]:
         if self.lora is None:
@@ -253,10 +308,12 @@ class PairProducts:
 
 
 def _tile_of(pairs: int, n: int, device: torch.device) -> dict[str, int]:
-    """The fastest of 72 that were tried on an H200 for few rows. None of them changes a bit."""
+    """The fastest that were tried on an H200. None of them changes a bit."""
     columns = min(128, max(16, triton.next_power_of_2(n)))
-    if not kernels.is_roomy(device):
-        return {"BN": columns, "BK": 64, "num_warps": 4 if pairs < 128 else 8, "num_stages": 2}
-    if pairs == 16:
-        return {"BN": columns, "BK": 128, "num_warps": 4, "num_stages": 3}
-    return {"BN": columns, "BK": 64, "num_warps": 4 if pairs < 128 else 8, "num_stages": 3}
+    is_roomy = kernels.is_roomy(device)
+    return {
+        "BN": columns,
+        "BK": 128 if pairs <= 32 and is_roomy else 64,
+        "num_warps": 4 if pairs < 128 else 8,
+        "num_stages": 3 if is_roomy else 2,
+    }

@@ -133,7 +133,8 @@ def _place_kernel(
     NUMBERS, COUNTS, ORDER, PLACES, ENDS, TILES, n_pairs, n_blocks, n_tiles, E,
     EB: tl.constexpr, PAIRS: tl.constexpr, STEP: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """Places of a block's pairs: behind those of the experts before, and of the same expert in earlier blocks."""
+    """Places of a block's pairs: behind those of the experts before, and of the same expert in earlier blocks. The
+    last program cuts tiles."""
     block, e, s = tl.program_id(0), tl.arange(0, EB), tl.arange(0, STEP)
     total, before = tl.zeros((EB,), tl.int32), tl.zeros((EB,), tl.int32)
     for start in range(0, n_blocks, STEP):
@@ -142,15 +143,16 @@ def _place_kernel(
         total += tl.sum(counts, 0)
         before += tl.sum(tl.where(b < block, counts, 0), 0)
     first = tl.cumsum(total, 0) - total
-    for start in range(0, PAIRS, STEP):
-        p = block * PAIRS + start + s
-        own = tl.load(NUMBERS + p, mask=p < n_pairs, other=-1).to(tl.int32)
-        place = tl.sum(tl.where(own[:, None] == e[None], (first + before)[None], 0), 1)
-        place += tl.sum(((own[:, None] == own[None]) & (s[None] < s[:, None])).to(tl.int32), 1)
-        before += tl.sum((own[:, None] == e[None]).to(tl.int32), 0)
-        tl.store(PLACES + p, tl.where(own >= 0, place, -1), mask=p < n_pairs)
-        tl.store(ORDER + place, p, mask=own >= 0)
-    if block == 0:
+    if block < n_blocks:
+        for start in range(0, PAIRS, STEP):
+            p = block * PAIRS + start + s
+            own = tl.load(NUMBERS + p, mask=p < n_pairs, other=-1).to(tl.int32)
+            place = tl.sum(tl.where(own[:, None] == e[None], (first + before)[None], 0), 1)
+            place += tl.sum(((own[:, None] == own[None]) & (s[None] < s[:, None])).to(tl.int32), 1)
+            before += tl.sum((own[:, None] == e[None]).to(tl.int32), 0)
+            tl.store(PLACES + p, tl.where(own >= 0, place, -1), mask=p < n_pairs)
+            tl.store(ORDER + place, p, mask=own >= 0)
+    else:
         tl.store(ENDS + e, first + total, mask=e < E)
         per_expert = (total + BM - 1) // BM
         ends = tl.cumsum(per_expert, 0)
@@ -237,7 +239,7 @@ def sort_pairs(numbers: Tensor, n_experts: int) -> SortedPairs:
     tiles = torch.empty(n_tiles, 3, dtype=torch.int32, device=device)
     size = {"EB": triton.next_power_of_2(n_experts), "PAIRS": PAIRS, "STEP": 32, "num_warps": 4}
     _count_kernel[(n_blocks,)](numbers, counts, n_pairs, n_experts, **size)
-    _place_kernel[(n_blocks,)](
+    _place_kernel[(n_blocks + 1,)](
         numbers, counts, order, places, ends, tiles, n_pairs, n_blocks, n_tiles, n_experts, BM=tile_pairs, **size
     )
     return SortedPairs(order, places, ends, tiles, tile_pairs)
@@ -247,4 +249,5 @@ def _tile_pairs(rows: int, per_token: int, n_experts: int) -> int:
     """Pairs of a tile. None of the sizes changes a bit of a product."""
     if rows <= FEW_ROWS:
         return 16
-    return 64 if rows * per_token < 128 * n_experts else 128
+    of_an_expert = rows * per_token / n_experts
+    return 32 if of_an_expert <= 16 else 64 if of_an_expert < 128 else 128

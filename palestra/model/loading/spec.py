@@ -114,11 +114,6 @@ class ModelSpec:
         return {n: source for n, source in found if source is not None}
 
     @cached_property
-    def has_plain_heads(self) -> bool:
-        """Whether all layers have the same heads, with keys and values of their own."""
-        return not self.kv_sources and len(set(self.heads)) == 1
-
-    @cached_property
     def kv_sides(self) -> int:
         """2: the cache has keys and values; 1: it has compressed rows, which are both."""
         return 1 if any(isinstance(layer.mixer, LatentAttentionSpec) for layer in self.layers) else 2

@@ -106,9 +106,9 @@ class ExpertLora:
         d_pairs = torch.empty_like(of_pairs)
         for i, part in enumerate(parts):
             columns = slice(i * r, (i + 1) * r)
-            own = grad[:, part.out_start : part.out_start + part.out_size] * layout.scale
-            dispatch.add_gradient(run.gradient(name, i), of_pairs[:, columns], own)
-            d_pairs[:, columns] = dispatch.product(own, run.b(name, i).mT)
+            own = grad[:, part.out_start : part.out_start + part.out_size]
+            dispatch.add_gradient(run.gradient(name, i), of_pairs[:, columns] * layout.scale, own)
+            torch.mul(dispatch.product(own, run.b(name, i).mT), layout.scale, out=d_pairs[:, columns])
         if not is_shared:
             dispatch.add_gradient(run.gradient(name), d_pairs, x.index_select(0, dispatch.rows))
             if dx_pairs is not None:
@@ -154,6 +154,6 @@ class ExpertLora:
         else:
             dy_pairs = dy.index_select(0, dispatch.rows)
             d_pairs = dispatch.product(dy_pairs, b.mT).mul_(scale)
-            dispatch.add_gradient(run.gradient(name, 0), inner * of_pair, dy_pairs * scale)
+            dispatch.add_gradient(run.gradient(name, 0), inner * (of_pair * scale), dy_pairs)
         run.add(d_activated, dispatch.product(d_pairs, run.a(name)), 1.0)
         dispatch.add_gradient(run.gradient(name), d_pairs * of_pair, activated)

@@ -104,17 +104,24 @@ def lora_linear(x: Tensor, weight: FrozenWeight, bias: Tensor | None, name: Site
     """x W^T + b, plus each row's own adapter. Gradients of adapters go straight into their gradient rows."""
     if plan.anchor is not None and torch.is_grad_enabled():
         return _LoraLinear.apply(x, plan.anchor, weight, bias, name, plan)
-    y = linear(x, dense(weight), bias)
+    y = frozen_linear(x, weight, bias)
     if plan.products is not None:
         plan.products.apply(y, x, name)
     return y
+
+
+def frozen_linear(x: Tensor, weight: FrozenWeight, bias: Tensor | None) -> Tensor:
+    """x W^T + b. On a GPU a single row is computed as two: alone it would go to a kernel that adds in another order."""
+    if x.is_cuda and len(x) == 1:
+        return linear(x.expand(2, -1), dense(weight), bias)[:1]
+    return linear(x, dense(weight), bias)
 
 
 def lora_forward(
     x: Tensor, weight: FrozenWeight, bias: Tensor | None, name: SiteName, plan: LoraPlan
 ) -> tuple[Tensor, list[Tensor]]:
     """The output, and what the adapters' backward pass needs of it."""
-    y, inner = linear(x, dense(weight), bias), lora_inner(x, name, plan)
+    y, inner = frozen_linear(x, weight, bias), lora_inner(x, name, plan)
     if plan.products is not None:
         plan.products.add(y, inner, name)
     return y, inner

@@ -58,7 +58,7 @@ class ExpertsMlp:
         if self.shared is None:
             return y
         shared, gate = self.shared(x, plan), self.weights.shared_gate
-        return y + (shared if gate is None else torch.sigmoid(linear(x, gate)) * shared)
+        return y + shared if gate is None else _GatedSum.apply(y, shared, x, gate)
 
     def _visit(self, x: Tensor, weights: Tensor, numbers: Tensor, plan: LoraPlan) -> Tensor:
         """What the chosen experts return; some work in a width of their own."""
@@ -124,17 +124,17 @@ class Experts:
         dy_pairs = dy.index_select(0, dispatch.rows)
         d_activated = dispatch.product(dy_pairs, self.dense(self.weights.down))
         self.lora.down_backward(dy, activated, weights, inner[n:], d_activated)
-        d_weights = torch.linalg.vecdot(d_activated.float(), activated.float())
+        d_weights = dispatch.weigh_gradient(d_activated, activated, weights)
         if (bias := self.weights.down_bias) is not None:
-            d_weights += torch.linalg.vecdot(dy_pairs.float(), bias.index_select(0, dispatch.experts).float())
-        d_activated = d_activated * weights.flatten()[dispatch.order, None].to(d_activated.dtype)
+            of_bias = torch.linalg.vecdot(dy_pairs.float(), bias.index_select(0, dispatch.experts).float())
+            d_weights = d_weights + of_bias[dispatch.places]
         (d_gate_up,) = torch.autograd.grad(recorded, gate_up, d_activated)
         dx_pairs = dispatch.product(d_gate_up, self.dense(self.weights.gate_up)) if need_dx else None
         dx = None if dx_pairs is None else torch.zeros_like(x)
         self.lora.gate_up_backward(d_gate_up, x, inner[:n], dx, dx_pairs)
         if dx is not None and dx_pairs is not None:
             dx += dispatch.sum_pairs(dx_pairs)
-        return dx, d_weights[dispatch.places]
+        return dx, d_weights
 
 
 def _products_on(router: Tensor) -> type[Experts]:
@@ -150,6 +150,27 @@ def clamped_swiglu(gate_up: Tensor, *, limit: float) -> Tensor:
     gate, up = gate_up.chunk(2, -1)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return (up + 1) * gate * torch.sigmoid(GATE_SLOPE * gate)
+
+
+class _GatedSum(Function):
+    """y + sigmoid(x gate^T) * shared, by a kernel in half precision on a GPU: a product with so few columns has other
+    bits for other rows beside it."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, shared: Tensor, x: Tensor, gate: Tensor) -> Tensor:
+        ctx.save_for_backward(shared, x, gate)
+        if kernels.can_run(x.device, x.dtype):
+            from palestra.model.kernels.experts import add_gated
+
+            return add_gated(y, shared, x, gate)
+        return y + torch.sigmoid(linear(x, gate)) * shared
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (dy,), (shared, x, gate) = grads, ctx.saved_tensors
+        share = torch.sigmoid(linear(x, gate))
+        d_logit = torch.linalg.vecdot(dy, shared)[:, None] * share * (1 - share)
+        return dy, dy * share, d_logit * gate, None
 
 
 class _ExpertsFunction(Function):

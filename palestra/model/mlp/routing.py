@@ -47,37 +47,39 @@ def choose_experts(
 
 
 def _choose(logits: Tensor, bias: Tensor | None, spec: ExpertsSpec, replayed: Tensor | None) -> tuple[Tensor, Tensor]:
-    if spec.router == "sigmoid":
-        return _choose_by_sigmoid(logits, bias, spec, replayed)
-    if bias is not None:
-        logits = logits + bias
-    chosen, numbers = logits.topk(spec.per_token, dim=-1)
+    numbers = _rank(logits.detach(), bias, spec).topk(spec.per_token, dim=-1).indices
     if replayed is not None:
         numbers = torch.where(replayed < 0, numbers, replayed)
-        chosen = logits.gather(-1, numbers)
-    if spec.normalises:
-        return torch.softmax(chosen, -1), numbers
-    return torch.exp(chosen - logits.logsumexp(-1, keepdim=True)), numbers
+    return _weigh(logits, bias, spec, numbers), numbers
 
 
-def _choose_by_sigmoid(
-    logits: Tensor, bias: Tensor | None, spec: ExpertsSpec, replayed: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    scores = torch.sigmoid(logits)
-    ranked = scores.detach() if bias is None else scores.detach() + bias
+def _rank(logits: Tensor, bias: Tensor | None, spec: ExpertsSpec) -> Tensor:
+    """What experts are chosen by."""
+    ranked = torch.sigmoid(logits) if spec.router == "sigmoid" else logits
+    if bias is not None:
+        ranked = ranked + bias
     n, kept = spec.groups
     if kept < n:  # those groups whose best two experts have the largest sums
         grouped = ranked.unflatten(-1, (n, -1))
         dropped = grouped.topk(2, -1).values.sum(-1).topk(n - kept, -1, largest=False).indices
         mask = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter(-1, dropped, True)
         ranked = grouped.masked_fill(mask[..., None], -torch.inf).flatten(-2)
-    numbers = ranked.topk(spec.per_token, dim=-1).indices
-    if replayed is not None:
-        numbers = torch.where(replayed < 0, numbers, replayed)
-    weights = scores.gather(-1, numbers)
+    return ranked
+
+
+def _weigh(logits: Tensor, bias: Tensor | None, spec: ExpertsSpec, numbers: Tensor) -> Tensor:
+    """The weights of the experts that are chosen."""
+    if spec.router == "sigmoid":
+        weights = torch.sigmoid(logits.gather(-1, numbers))
+        if spec.normalises:
+            weights = weights / (weights.sum(-1, keepdim=True) + SUM_EPS)
+        return weights * spec.scale
+    if bias is not None:
+        logits = logits + bias
+    chosen = logits.gather(-1, numbers)
     if spec.normalises:
-        weights = weights / (weights.sum(-1, keepdim=True) + SUM_EPS)
-    return weights * spec.scale, numbers
+        return torch.softmax(chosen, -1)
+    return torch.exp(chosen - logits.logsumexp(-1, keepdim=True))
 
 
 class _RouterLogits(Function):
@@ -112,9 +114,9 @@ class _Choice(Function):
         logits, numbers, router, bias = ctx.saved_tensors
         with torch.enable_grad():
             logits = logits.requires_grad_()
-            weights, _ = _choose(logits, bias, ctx.spec, numbers)
+            weights = _weigh(logits, bias, ctx.spec, numbers)
         (d_logits,) = torch.autograd.grad(weights, logits, grads[0])
-        return (d_logits @ router.float()).to(router.dtype), None, None, None, None, None
+        return d_logits.to(router.dtype) @ router, None, None, None, None, None
 
 
 class Routing:
@@ -211,8 +213,23 @@ class Dispatch:
             else:
                 grads[n].add_(torch.mm(*pair))
 
+    def weigh_gradient(self, grad: Tensor, values: Tensor, weights: Tensor) -> Tensor:
+        """The gradient of the router's weights, [rows, k], from that of weighted values [pairs, n]; `grad` becomes that
+        of the values themselves."""
+        if self.sorted is not None and kernels.can_run(grad.device, grad.dtype):
+            from palestra.model.kernels.experts import weigh_gradient
+
+            return weigh_gradient(grad, values, self.order, weights)
+        d_weights = torch.linalg.vecdot(grad.float(), values.float())
+        grad.mul_(weights.flatten()[self.order, None].to(grad.dtype))
+        return d_weights[self.places]
+
     def sum_pairs(self, values: Tensor, weights: Tensor | None = None) -> Tensor:
         """What stands at each row's pairs, summed in the router's order: [pairs, n] to [rows, n]."""
+        if self.sorted is not None and kernels.can_run(values.device, values.dtype):
+            from palestra.model.kernels.experts import sum_pairs
+
+            return sum_pairs(values, self.places, weights)
         weights = None if weights is None else weights.to(values.dtype)
         return embedding_bag(self.places, values, mode="sum", per_sample_weights=weights)
 

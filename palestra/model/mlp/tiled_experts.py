@@ -39,11 +39,10 @@ class TiledExperts(Experts):
         activated, saved = self.activate(gate_up), []
         u = None if adapters is None else products.shrink(activated, down_site, of_rows=False)
         own = Inner(None, u) if adapters is not None and adapters.have_own_matrices else None
-        y = products.sum(
-            products.product(activated, self.dense(w.down), w.down_bias, down_site, own, of_rows=False), weights
-        )
+        out = products.product(activated, self.dense(w.down), w.down_bias, down_site, own, of_rows=False)
+        y = self.dispatch.sum_pairs(out, weights)
         if adapters is not None and t is not None and u is not None:
-            adapters.tiles.expand(y, products.sum(u, weights), down_site)
+            adapters.tiles.expand(y, self.dispatch.sum_pairs(u, weights), down_site)
             saved = [inner for inner in (u, t.rows, t.pairs) if inner is not None]
         return y, gate_up, saved
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +41,7 @@ from palestra.model.decoder import Decoder
 from palestra.model.kernels.attention import Tiles
 from palestra.model.kernels.chunk_products import Spans
 from palestra.model.kernels.lora import TILE_ROWS, ExpertTiles, LoraTiles, SiteShape
+from palestra.model.loading.layer_spec import HeadShape
 from palestra.model.lora.buckets import RowRun
 from palestra.model.lora.layout import SITE_ENTRIES, SITE_KINDS, Layout, SiteName
 from palestra.model.lora.linear import LoraPlan
@@ -69,8 +70,8 @@ class GraphKey:
     """A power of two, so that few graphs serve all ranks."""
     shared_tiles: int = 0
     """Tiles of rows that read the same keys: a power of two, or 0."""
-    prefill_tiles: int = 0
-    """Tiles of a prefill's queries; 0: every row decodes."""
+    has_prefill: bool = False
+    """Otherwise every row decodes."""
     have_own_matrices: bool = False
     """Experts of some adapters share none of theirs."""
 
@@ -134,23 +135,26 @@ class _StepArrays:
     positions: NDArray[np.int64]
     slots: NDArray[np.int64]
     decode: NDArray[np.int32]
-    prefill: NDArray[np.int32]
-    """Tiles of queries, each: see `Tiles`."""
+    prefill: dict[int, NDArray[np.int32]]
+    """Tiles of queries, each: see `Tiles`. Those of prefills by the number of heads in a tile."""
     lora: TileArrays | None
-    shared: SharedArrays
+    shared: dict[int, SharedArrays]
+    """By the number of heads in a tile, too."""
     pages: NDArray[np.int32]
     recurrence: SpanArrays | None
 
     @classmethod
-    def of(cls, plan: StepPlan, runs: Seq[RowRun], group: int, page_size: int, *, has_states: bool) -> _StepArrays:
+    def of(
+        cls, plan: StepPlan, runs: Seq[RowRun], groups: Iterable[int], page_size: int, *, has_states: bool
+    ) -> _StepArrays:
         spans, decoding = row_spans(plan), len(plan.decode)
         return cls(
             row_positions(plan),
             write_slots(plan, page_size),
             spans[:decoding],
-            cut_spans(spans[decoding:], group, PREFILL_ROWS),
+            {group: cut_spans(spans[decoding:], group, PREFILL_ROWS) for group in groups},
             TileArrays.of(runs, TILE_ROWS[0]) if runs else None,
-            SharedArrays.of(plan, group, page_size),
+            {group: SharedArrays.of(plan, group, page_size) for group in groups},
             page_numbers(plan),
             plan_spans(plan) if has_states else None,
         )
@@ -166,17 +170,17 @@ class StepGraphs:
         recorder: Recorder | None = None,
     ):
         self.decoder, self.cache, self.states = decoder, cache, states
-        self.row_counts = _row_counts(max_rows)
+        self.row_counts = _row_counts(max_rows, with_experts=bool(decoder.spec.experts))
         self._sites = _site_shapes(decoder)
-        self._shape = decoder.spec.heads[0]  # all layers have the same
-        self._group = head_group(self._shape, decoder.spec.key_tail)
-        self._queries = tile_rows(PREFILL_ROWS, self._group) // self._group
+        self._shapes = {shape: head_group(shape, decoder.spec.key_tail) for shape in decoder.spec.heads}
+        """The heads of layers, and how many of them are in a tile."""
+        self._queries = {group: tile_rows(PREFILL_ROWS, group) // group for group in self._shapes.values()}
         most_pages = max_rows * -(-decoder.spec.max_positions // cache.page_size)
         most_rows = max(self.row_counts[-1], PREFILL_SIZES[-1])
         self._inputs = _Inputs(most_rows, most_pages, self._queries, decoder.spec.n_layers, cache.device)
         self._recorder: Recorder = recorder or CudaRecorder()
         self._recorded: dict[GraphKey, RecordedStep] = {}
-        self._results: dict[int, SharedResults] = {}
+        self._results: dict[tuple[int, HeadShape], SharedResults] = {}
         """By the number of tiles that share keys."""
         self._routes = _route_buffer(decoder, most_rows)
 
@@ -184,7 +188,7 @@ class StepGraphs:
         """Hidden states of the plan's rows, valid until the next call; None when no graph can hold the step.
         `runs`: the rows that have adapters."""
         has_states = self.states is not None
-        step = _StepArrays.of(plan, runs, self._group, self.cache.page_size, has_states=has_states)
+        step = _StepArrays.of(plan, runs, self._queries, self.cache.page_size, has_states=has_states)
         key = self._key(step, len(tokens))
         if key is None:
             return None
@@ -203,41 +207,43 @@ class StepGraphs:
 
     def _key(self, step: _StepArrays, rows: int) -> GraphKey | None:
         """The smallest graph that holds the step."""
-        sizes = PREFILL_SIZES if len(step.prefill) else self.row_counts
+        has_prefill = rows > len(step.decode)
+        sizes = PREFILL_SIZES if has_prefill else self.row_counts
         if rows > sizes[-1] or len(step.pages) > self._inputs.most_pages:
             return None
         size = sizes[bisect_left(sizes, rows)]
-        prefill_tiles = self._prefill_tiles(size) if len(step.prefill) else 0
-        n_shared = len(step.shared.tiles)
+        n_shared = max(len(shared.tiles) for shared in step.shared.values())
         shared_tiles = 1 << max(n_shared - 1, 15).bit_length() if n_shared else 0
-        if len(step.prefill) > prefill_tiles or shared_tiles > self._inputs.most_shared:
+        if shared_tiles > self._inputs.most_shared:
+            return None
+        if any(len(tiles) > self._prefill_tiles(size, group) for group, tiles in step.prefill.items()):
             return None
         if (spans := step.recurrence) and (len(spans.steps) > self._steps(size) or len(spans.chunks) > _chunks(size)):
             return None
         if step.lora is None:
-            return GraphKey(size, shared_tiles=shared_tiles, prefill_tiles=prefill_tiles)
+            return GraphKey(size, shared_tiles=shared_tiles, has_prefill=has_prefill)
         if len(step.lora.layouts) > MAX_LAYOUTS:
             return None
         few = _few_tiles(size)
         rank = max(layout.rank for layout in step.lora.layouts)
         tiles = few if len(step.lora.tiles) <= few else size
         rank = 1 << (rank - 1).bit_length()
-        return GraphKey(size, tiles, rank, shared_tiles, prefill_tiles, step.lora.have_own_matrices)
+        return GraphKey(size, tiles, rank, shared_tiles, has_prefill, step.lora.have_own_matrices)
 
     @property
     def usual_keys(self) -> list[GraphKey]:
         """Graphs of the base model and of adapters of a common rank; the largest first, since others fit into its
         memory."""
-        sizes = [*((n, self._prefill_tiles(n)) for n in PREFILL_SIZES), *((n, 0) for n in self.row_counts)]
+        sizes = [*((n, True) for n in PREFILL_SIZES), *((n, False) for n in self.row_counts)]
         return [
-            GraphKey(n, lora_tiles, rank, prefill_tiles=prefill_tiles)
-            for n, prefill_tiles in sorted(sizes, reverse=True)
+            GraphKey(n, lora_tiles, rank, has_prefill=has_prefill)
+            for n, has_prefill in sorted(sizes, reverse=True)
             for lora_tiles, rank in ((0, 0), (_few_tiles(n), USUAL_RANK))
         ]
 
-    def _prefill_tiles(self, rows: int) -> int:
+    def _prefill_tiles(self, rows: int, group: int) -> int:
         """Enough for a graph full of chunks that end within a tile."""
-        return 2 * -(-rows // self._queries) + SPARE_TILES
+        return 2 * -(-rows // self._queries[group]) + SPARE_TILES
 
     def _steps(self, rows: int) -> int:
         """Spans whose states advance in steps: decoding rows, and what was generated before a preemption."""
@@ -250,18 +256,8 @@ class StepGraphs:
 
     def _forward(self, key: GraphKey) -> Callable[[], Tensor]:
         inputs, rows = self._inputs, key.rows
-        shared = None
-        if n := key.shared_tiles:
-            arrays = (inputs.shared_tiles[:n], inputs.shared_rows[:n], inputs.shared_by_row[:rows])
-            if n not in self._results:  # graphs are replayed one after another: they share the room
-                tail = self.decoder.spec.key_tail
-                self._results[n] = SharedResults.of(n, self._shape, tail, self.cache.device)
-            shared = shared_splits(*arrays, self._group, self._results[n])
-        tiles = [Tiles(inputs.tiles[:rows], tile_rows(DECODE_ROWS, self._group))]
-        if n := key.prefill_tiles:
-            tiles.append(Tiles(inputs.prefill_tiles[:n], tile_rows(PREFILL_ROWS, self._group)))
-        planned = PagedTiles(self._shape.n_heads // self._group, tiles, shared)
-        attention = TiledPagedAttention(self.cache, inputs.slots[:rows], inputs.pages, {self._shape: planned})
+        tiles = {shape: self._tiles(key, shape) for shape in self._shapes}
+        attention = TiledPagedAttention(self.cache, inputs.slots[:rows], inputs.pages, tiles)
         plan = LoraPlan()
         if key.tiles:
             n = key.tiles
@@ -285,10 +281,24 @@ class StepGraphs:
 
         return forward
 
+    def _tiles(self, key: GraphKey, shape: HeadShape) -> PagedTiles:
+        inputs, group, shared = self._inputs, self._shapes[shape], None
+        if n := key.shared_tiles:
+            arrays = [inputs.of(group, f"shared_{name}") for name in ("tiles", "rows", "by_row")]
+            if (n, shape) not in self._results:  # graphs are replayed one after another: they share the room
+                tail = self.decoder.spec.key_tail
+                self._results[n, shape] = SharedResults.of(n, shape, tail, self.cache.device)
+            shared = shared_splits(arrays[0][:n], arrays[1][:n], arrays[2][: key.rows], group, self._results[n, shape])
+        tiles = [Tiles(inputs.tiles[: key.rows], tile_rows(DECODE_ROWS, group))]
+        if key.has_prefill:
+            table = inputs.of(group, "prefill_tiles")[: self._prefill_tiles(key.rows, group)]
+            tiles.append(Tiles(table, tile_rows(PREFILL_ROWS, group)))
+        return PagedTiles(shape.n_heads // group, tiles, shared)
+
     def _recurrence(self, states: RecurrentStates, key: GraphKey) -> SlottedKernelRecurrence:
         inputs, rows, n = self._inputs, key.rows, _chunks(key.rows)
         steps, chunked = Spans(inputs.step_spans[: self._steps(rows)]), None
-        if key.prefill_tiles:
+        if key.has_prefill:
             chunked = Spans(inputs.chunked_spans[:n], inputs.chunks[:n])
         return SlottedKernelRecurrence(states, inputs.recurrent_rows[:rows], steps, chunked)
 
@@ -320,8 +330,8 @@ class _GraphLora:
 class _Inputs:
     """Buffers that the graphs read. One copy brings a step's inputs to the device: what is always used comes first."""
 
-    def __init__(self, rows: int, most_pages: int, queries: int, n_layers: int, device: torch.device):
-        """`queries`: of a tile of rows that read the same keys."""
+    def __init__(self, rows: int, most_pages: int, queries: dict[int, int], n_layers: int, device: torch.device):
+        """`queries`: of a tile of rows that read the same keys, by its heads of each."""
         self.most_shared, self.most_pages = 4 * rows, most_pages
         entries = (1 + len(SITE_KINDS) * n_layers) * SITE_ENTRIES
         shapes: list[tuple[str, tuple[int, ...], torch.dtype]] = [
@@ -330,7 +340,6 @@ class _Inputs:
             ("lora_bases", (rows + SPARE_TILES,), torch.int64),
             ("lora_offsets", (MAX_LAYOUTS, entries), torch.int64),
             ("tiles", (rows, 4), torch.int32),
-            ("prefill_tiles", (2 * rows + SPARE_TILES, 4), torch.int32),
             ("lora_tiles", (rows + SPARE_TILES, 4), torch.int32),
             ("lora_scales", (rows + SPARE_TILES,), torch.float32),
             ("owners", (rows,), torch.int32),
@@ -338,11 +347,15 @@ class _Inputs:
             ("step_spans", (rows, 4), torch.int32),
             ("chunked_spans", (_chunks(rows), 4), torch.int32),
             ("chunks", (_chunks(rows), 2), torch.int32),
-            ("shared_by_row", (rows, 2), torch.int32),
-            ("shared_tiles", (self.most_shared, 3), torch.int32),
-            ("shared_rows", (self.most_shared, queries), torch.int32),
-            ("pages", (most_pages,), torch.int32),
         ]
+        for group, n in queries.items():
+            shapes += [
+                (_of(group, "prefill_tiles"), (2 * rows + SPARE_TILES, 4), torch.int32),
+                (_of(group, "shared_by_row"), (rows, 2), torch.int32),
+                (_of(group, "shared_tiles"), (self.most_shared, 3), torch.int32),
+                (_of(group, "shared_rows"), (self.most_shared, n), torch.int32),
+            ]
+        shapes.append(("pages", (most_pages,), torch.int32))
         total = sum(int(np.prod(shape)) * dtype.itemsize for _, shape, dtype in shapes)
         self._buffer = StagedBuffer(total, device)
         self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -361,6 +374,10 @@ class _Inputs:
     def __getattr__(self, name: str) -> Tensor:
         return self._views[name][1]
 
+    def of(self, group: int, name: str) -> Tensor:
+        """What depends on the heads in a tile."""
+        return self._views[_of(group, name)][1]
+
     def clear(self) -> None:
         """A step without rows."""
         self._buffer.wait()
@@ -378,8 +395,6 @@ class _Inputs:
         views["slots"][rows:] = -1
         views["tiles"][:decoding] = step.decode
         views["tiles"][decoding:] = 0
-        views["prefill_tiles"][: len(step.prefill)] = step.prefill
-        views["prefill_tiles"][len(step.prefill) :] = 0
         views["lora_tiles"][:, 1] = 0
         views["owners"][:] = -1
         if lora := step.lora:
@@ -397,14 +412,22 @@ class _Inputs:
             for name, table in tables.items():
                 views[name][: len(table)] = table
                 views[name][len(table) :, 1] = 0
-        n = len(step.shared.tiles)
-        views["shared_by_row"][:decoding] = step.shared.by_row
-        views["shared_by_row"][decoding:] = 0
-        views["shared_tiles"][:n] = step.shared.tiles
-        views["shared_tiles"][n:, 1] = 0
-        views["shared_rows"][:n] = step.shared.rows
+        for group, shared in step.shared.items():
+            by_row, tiles, rows_of = (views[_of(group, f"shared_{name}")] for name in ("by_row", "tiles", "rows"))
+            prefill, n = views[_of(group, "prefill_tiles")], len(shared.tiles)
+            prefill[: len(step.prefill[group])] = step.prefill[group]
+            prefill[len(step.prefill[group]) :] = 0
+            by_row[:decoding] = shared.by_row
+            by_row[decoding:] = 0
+            tiles[:n] = shared.tiles
+            tiles[n:, 1] = 0
+            rows_of[:n] = shared.rows
         views["pages"][: len(step.pages)] = step.pages
         self._buffer.send(self._pages_begin + 4 * len(step.pages))
+
+
+def _of(group: int, name: str) -> str:
+    return f"{name} of {group}"
 
 
 def _site_shapes(decoder: Decoder) -> dict[SiteName, SiteShape]:
@@ -419,9 +442,11 @@ def _route_buffer(decoder: Decoder, rows: int) -> Tensor | None:
     return torch.zeros(rows, len(experts), experts[0].per_token, dtype=torch.int16, device=decoder.device)
 
 
-def _row_counts(most: int) -> list[int]:
-    """Not below 32: cuBLASLt without split-K picks a slow kernel for long sums of fewer rows (219 us for 19)."""
-    return sorted({*range(32, min(most, 256), 32), *range(256, most, 64), max(32, most)})
+def _row_counts(most: int, *, with_experts: bool) -> list[int]:
+    """Not below 32: cuBLASLt without split-K picks a slow kernel for long sums of fewer rows (219 us for 19). Nor below
+    64 where a model has experts, whose other products are narrow: 97 us for 14 at Qwen3-30B-A3B's attention output."""
+    fewest = 64 if with_experts else 32
+    return sorted({*range(fewest, min(most, 256), 32), *range(256, most, 64), max(fewest, most)})
 
 
 def _chunks(rows: int) -> int:

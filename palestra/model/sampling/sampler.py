@@ -14,7 +14,6 @@ Owns: the life of a request. Never touches: training, HTTP.
 from __future__ import annotations
 
 import itertools
-import logging
 import secrets
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
@@ -66,14 +65,13 @@ from palestra.types import SampledSequence, SampleRequest, SampleResult, StopRea
 if TYPE_CHECKING:
     from palestra.model.sampling.cuda_graphs import StepGraphs
 
-log = logging.getLogger(__name__)
-
 RowAdapters = list[tuple[Adapter | None, int]]
 """Adapters of a step's rows, and how many rows each has."""
 AroundLayers = Callable[[StepPlan, Tensor, RowAdapters], AbstractContextManager[None]]
 
 CPU_CACHE_BYTES = 512 << 20
-STATE_SHARE = 0.5  # of the cache for recurrent states, where a model has some; half of them are snapshots
+STATE_SHARE = 0.5  # of the cache at most for the recurrent states of running rows, where a model has some
+SNAPSHOT_SHARE = 0.25  # of what these leave, at most, for snapshots of states; the rest is for pages
 SNAPSHOTS_PER_ROW = 4  # more than these would hardly be found again
 CACHE_SHARE = 0.5  # of what a GPU has left beside the weights; the rest is for training
 GRAMMAR_WAIT_S = 0.02  # then the caller looks whether there is something else to do
@@ -104,10 +102,11 @@ class Sampler:
         self.runs_ahead = decoder.device.type == "cuda" if runs_ahead is None else runs_ahead
         spec = decoder.spec
         cache_bytes = _cache_bytes(decoder.device, cache_share)
-        self.state_slots = _state_slots(decoder, int(cache_bytes * STATE_SHARE), max_rows, page_size)
+        self.state_slots = _state_slots(decoder, cache_bytes, max_rows, page_size)
         if cache_tokens is None:
             per_token = spec.kv_numbers_per_token * decoder.dtype.itemsize
-            for_pages = cache_bytes if self.state_slots is None else int(cache_bytes * (1 - STATE_SHARE))
+            n_states = 0 if self.state_slots is None else self.state_slots.n_slots + self.state_slots.n_snapshots
+            for_pages = cache_bytes - n_states * decoder.spec.state_bytes(decoder.dtype.itemsize)
             cache_tokens = max(for_pages // per_token, page_size)
         self.pages = PagePool(-(-cache_tokens // page_size), page_size)
         self.cache = KVCache(spec, self.pages.n_pages, page_size, dtype=decoder.dtype, device=decoder.device)
@@ -543,12 +542,14 @@ def _cache_bytes(device: torch.device, share: float) -> int:
     return int((free + unused) * share)
 
 
-def _state_slots(decoder: Decoder, size_bytes: int, max_rows: int, page_size: int) -> StateSlots | None:
+def _state_slots(decoder: Decoder, cache_bytes: int, max_rows: int, page_size: int) -> StateSlots | None:
     """Slots for as many rows as there may be, if they fit, and snapshots beside them."""
     if not decoder.spec.recurrences:
         return None
-    fitting = size_bytes // 2 // decoder.spec.state_bytes(decoder.dtype.itemsize)
-    return StateSlots(max(1, min(fitting, max_rows)), max(1, min(fitting, SNAPSHOTS_PER_ROW * max_rows)), page_size)
+    size = decoder.spec.state_bytes(decoder.dtype.itemsize)
+    rows = max(1, min(int(cache_bytes * STATE_SHARE) // size, max_rows))
+    snapshots = int((cache_bytes - rows * size) * SNAPSHOT_SHARE) // size
+    return StateSlots(rows, max(1, min(snapshots, SNAPSHOTS_PER_ROW * max_rows)), page_size)
 
 
 def _states(decoder: Decoder, slots: StateSlots | None) -> RecurrentStates | None:
@@ -559,17 +560,10 @@ def _states(decoder: Decoder, slots: StateSlots | None) -> RecurrentStates | Non
 
 
 def _step_graphs(decoder: Decoder, cache: KVCache, states: RecurrentStates | None, max_rows: int) -> StepGraphs | None:
-    """None where steps are not recorded: without kernels, where other processes have a part of the weights, and for
-    models with different heads."""
+    """None where steps are not recorded: without kernels, and where other processes have a part of the weights."""
     if decoder.device.type != "cuda" or not has_kernels(decoder.spec, decoder.device, decoder.dtype):
         return None
     if decoder.sharded is not None or decoder.tensor is not None:
-        return None
-    if not decoder.spec.has_plain_heads:
-        log.warning(
-            "step_graphs_off family=%s: it has layers with different heads, so its steps are slower",
-            decoder.spec.family,
-        )
         return None
     from palestra.model.sampling.cuda_graphs import StepGraphs
 

@@ -166,7 +166,7 @@ def lora(rank: int, n_rows: int) -> None:
 
 def experts(n_rows: int, n_experts: int, per_token: int, width: int, size: int, **options: Any) -> None:
     """Routing, and products with and without biases and adapters of both layouts."""
-    from palestra.model.kernels.experts import Inner, PairProducts
+    from palestra.model.kernels.experts import Inner, PairProducts, add_gated, sum_pairs, weigh_gradient
     from palestra.model.kernels.lora import TILE_ROWS, LoraTiles, SiteShape
     from palestra.model.kernels.routing import choose, sort_pairs
     from palestra.model.loading.layer_spec import ExpertsSpec
@@ -188,7 +188,10 @@ def experts(n_rows: int, n_experts: int, per_token: int, width: int, size: int, 
             activated = products.product(x, gate_up, added, up, t, of_rows=True)[:, :size].contiguous()
         if lora is not None:
             u = Inner(None, products.shrink(activated, down, of_rows=False))
-        products.sum(products.product(activated, back, None, down, u, of_rows=False), weights)
+        out = products.product(activated, back, None, down, u, of_rows=False)
+        y = sum_pairs(out, pairs.places, weights)
+        weigh_gradient(activated, activated, pairs.order, weights)
+        add_gated(y, y, x, numbers(1, width))
 
 
 def optimizer() -> None:

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from palestra.model import AdapterPool, Sampler, load_model
 from palestra.types import LoraConfig, SampledSequence, SampleRequest, SamplingParams
+from tests.model.conftest import GEMMA4
 
 ROWS = 8
+OPTIONS = {"gemma4": {"tie": True, "overrides": GEMMA4}}
 
 
 class Repeated:
@@ -26,7 +28,7 @@ class Repeated:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "qwen3_moe", "gpt_oss", "nemotron_h"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "qwen3_moe", "gpt_oss", "nemotron_h", "gemma4", "gemma4_moe"])
 @pytest.mark.usefixtures("with_kernels")
 def test_a_recorded_step_has_the_bits_of_one_that_is_not(
     random_model: Callable[..., Path], family: str, device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -35,7 +37,9 @@ def test_a_recorded_step_has_the_bits_of_one_that_is_not(
     from palestra.model.sampling import cuda_graphs
 
     monkeypatch.setattr(cuda_graphs, "PREFILL_SIZES", (48,))
-    model = load_model(random_model(family), dtype=str(dtype).removeprefix("torch."), device=device)
+    model = load_model(
+        random_model(family, **OPTIONS.get(family, {})), dtype=str(dtype).removeprefix("torch."), device=device
+    )
     pool = AdapterPool(model.spec, dtype=model.decoder.dtype, device=device)
     adapters = [pool.create(LoraConfig(rank=rank, seed=rank)) for rank in (4, 6)]
     for adapter in adapters:
@@ -61,4 +65,4 @@ def test_a_recorded_step_has_the_bits_of_one_that_is_not(
         return [result.sequences for result in results]
 
     assert play(with_graphs=True) == play(with_graphs=False)
-    assert {step.hidden.shape[0] for step in recorded if step.replays} == {32, 48}
+    assert {step.hidden.shape[0] for step in recorded if step.replays} == {64 if model.spec.experts else 32, 48}

@@ -119,8 +119,8 @@ def test_experts_return_what_the_plain_code_does_whoever_stands_beside_a_row(
     runs = [(None if a is None else adapters[wide_adapters.index(a)], n) for a, n in runs]
     x = x.to(dtype)
     results = []
-    for few in (16, 24, 128):  # tiles of 128, 64 and 16 pairs
-        monkeypatch.setattr(routing, "FEW_ROWS", few)
+    for size in (16, 32, 128):
+        monkeypatch.setattr(routing, "_tile_pairs", lambda *_, size=size: size)
         with torch.no_grad():
             results.append(half(x, LoraPlan.of(runs, device=device), Routing(chosen.numbers)))
     assert_close(results[0], truth)

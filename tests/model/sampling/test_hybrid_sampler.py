@@ -60,7 +60,7 @@ def test_adapters_do_not_share_states(hybrid):
 def test_more_samples_than_slots_are_served_in_turns(hybrid, monkeypatch):
     request = hybrid.request(hybrid.tokens(70), n=5, max_tokens=12)
     plenty = hybrid.sampler().generate([request])[0]
-    monkeypatch.setattr(sampler_module, "CPU_CACHE_BYTES", 12 * hybrid.model.spec.state_bytes(4))
+    monkeypatch.setattr(sampler_module, "CPU_CACHE_BYTES", 6 * hybrid.model.spec.state_bytes(4))
     sampler = hybrid.sampler()
     assert sampler.state_slots.n_slots == 3
     assert tokens_of(sampler.generate([request])[0]) == tokens_of(plenty)
@@ -75,7 +75,7 @@ def test_step_that_fails_advances_nobody_twice(hybrid, monkeypatch, steps, runs_
     prompt = hybrid.tokens(140)
     mine = hybrid.request(prompt, max_tokens=6)
     alone = hybrid.sampler().generate([mine])[0]
-    monkeypatch.setattr(sampler_module, "CPU_CACHE_BYTES", 4 * hybrid.model.spec.state_bytes(4))
+    monkeypatch.setattr(sampler_module, "CPU_CACHE_BYTES", 2 * hybrid.model.spec.state_bytes(4))
     sampler = hybrid.sampler(prefill_tokens=64, runs_ahead=runs_ahead)
     assert sampler.state_slots.n_slots == 1
     broken, good = sampler.submit(hybrid.request(prompt, max_tokens=12)), sampler.submit(mine)
