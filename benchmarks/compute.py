@@ -177,10 +177,8 @@ def experts(contest: Contest, what: str, target: Target) -> list[Row]:
             contest.release()
     mixed = ours.snapshots(TENANTS, (8, 16, 32, 64))
     name, work = f"{what}, 256 rows, {TENANTS} adapters of rank 8–64", DecodeWork(256, steps=steps)
-    contenders = (decode_contender(ours, work, some) for some in (mixed, one))
-    rows.append(
-        contest.versus(name, "tok/s", next(contenders), ("ours, one adapter", next(contenders)), Target(ratio=0.8))
-    )
+    many, single = (decode_contender(ours, work, some) for some in (mixed, one))
+    rows.append(contest.versus(name, "tok/s", many, ("ours, one adapter", single), Target(ratio=0.8)))
     ours.free([*mixed, *one])
     contest.release()
     one, work = ours.adapters(1, unembed=False), TrainWork((512,) * 16)
