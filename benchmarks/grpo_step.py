@@ -26,6 +26,7 @@ from peers.workloads import SampleWork, TrainWork, timed
 
 from palestra.config.train import RunConfig, load_train_config
 from palestra.endpoints.own_server import own_server
+from palestra.model import load_model
 from palestra.runs.listener import Silence
 from palestra.runs.writer import RunFolder
 from palestra.testing.random_model import SHAPES, make_random_model
@@ -144,14 +145,14 @@ class Bench:
 
     def core_sampling(self) -> float:
         """Tokens per second."""
-        ours = Ours(self.folder, dtype=self.dtype, device=self.device)
+        ours = Ours(load_model(self.folder, dtype=self.dtype, device=self.device))
         work = self._sampling(self.size.groups)
         generate, runs = ours.sampler(work, ours.adapters(1)), count()
         seconds = [timed(lambda: generate(work.prompts(1000, next(runs))), ours.device) for _ in range(3)]
         return self.say("sampling, the core alone", work.tokens / min(seconds[1:]), "tok/s")
 
     def core_training(self) -> float:
-        ours = Ours(self.folder, dtype=self.dtype, device=self.device)
+        ours = Ours(load_model(self.folder, dtype=self.dtype, device=self.device))
         work = self._training(self.sequences)
         step = ours.stepper(work, *ours.adapters(1))
         rate = work.tokens / min([timed(step, ours.device) for _ in range(3)][1:])

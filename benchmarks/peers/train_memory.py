@@ -59,8 +59,10 @@ def _import_side(job: MemoryJob) -> Callable[[], Callable[[], float]]:
     if job.side == "ours":
         from peers.ours import Ours
 
+        from palestra.model import load_model
+
         def ours() -> Callable[[], float]:
-            side = Ours(Path(job.folder), **where)
+            side = Ours(load_model(Path(job.folder), **where))
             return side.stepper(work, side.adapters(1)[0], checkpointing=job.checkpointing)
 
         return ours

@@ -29,7 +29,9 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-30b-a3b": ("qwen3_moe", LAYERS),
     "gpt-oss-20b": ("gpt_oss", LAYERS),
 }
-RANKS = ({"rank": 8}, {"rank": 32}, {"rank": 64}, {"rank": 16, "per_expert": True})
+ADAPTERS = tuple(
+    LoraConfig(rank=rank, seed=rank, train_unembed=False, per_expert=rank == 16) for rank in (8, 32, 64, 16)
+)
 
 
 @pytest.fixture(scope="module", params=SHAPES)
@@ -38,7 +40,7 @@ def side(request: pytest.FixtureRequest) -> Side:
     family, overrides = SHAPES[request.param]
     model = draw_model(family, request.param, "bfloat16", "cuda", overrides)
     pool = AdapterPool(model.spec, dtype=model.decoder.dtype, device="cuda")
-    adapters = [pool.create(LoraConfig(seed=i, train_unembed=False, **shape)) for i, shape in enumerate(RANKS)]
+    adapters = [pool.create(config) for config in ADAPTERS]
     for adapter in adapters:
         pool.before_change(adapter)
         adapter.row("weights").normal_(0, 0.01, generator=torch.Generator("cuda").manual_seed(adapter.uid))
@@ -47,7 +49,7 @@ def side(request: pytest.FixtureRequest) -> Side:
 
 
 @pytest.mark.parametrize("options", [{"cache_tokens": 65536}, {"cache_tokens": 4096, "prefill_tokens": 256}])
-def test_samples_have_the_trainers_bits_and_do_not_notice_their_batch(side: Side, options: dict[str, int]) -> None:
+def test_samples_have_the_trainers_bits_and_do_not_notice_their_batch(side: Side, options: dict[str, Any]) -> None:
     """Mixed adapters and the base model, through graphs, chunked prefill and preemption."""
     decoder, pool = side.trainer.decoder, side.trainer.pool
     sampler = Sampler(decoder, pool, **options)
@@ -93,7 +95,9 @@ def test_every_product_of_a_row_has_the_bits_that_it_has_among_others(side: Side
         assert isinstance(mlp, ExpertsMlp)
         return lambda x: mlp(x, LoraPlan.of([(adapter, len(x))], device="cuda"))
 
-    products = {"head": (decoder.spec.hidden_size, lambda x: logits_of(decoder, x, LoraPlan()))}
+    products: dict[str, tuple[int, Callable[[torch.Tensor], torch.Tensor]]] = {
+        "head": (decoder.spec.hidden_size, lambda x: logits_of(decoder, x, LoraPlan()))
+    }
     for n, adapter in enumerate([None, *side.adapters]):
         products[f"qkv {n}"] = decoder.spec.hidden_size, linear("qkv", layer.mixer.qkv, adapter)
         products[f"o {n}"] = dense(layer.mixer.o).shape[1], linear("o", layer.mixer.o, adapter)

@@ -8,7 +8,7 @@ not depend on the others.
 Owns: these kernels. Never touches: how pairs are sorted, where adapters come from, gradients.
 """
 
-# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -11,7 +11,7 @@ within an expert, and cut into tiles, each of one expert:
 Owns: these kernels. Never touches: the experts' products, gradients.
 """
 
-# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
 from dataclasses import dataclass

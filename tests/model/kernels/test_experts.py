@@ -27,7 +27,11 @@ SPECS = {
     "sigmoid": replace(SOFTMAX, router="sigmoid", scale=2.5),
     "groups": replace(SOFTMAX, router="sigmoid", groups=(4, 2), normalises=False),
 }
-RANKS = ({"rank": 3}, {"rank": 8}, {"rank": 5, "per_expert": True})
+ADAPTERS = (
+    LoraConfig(rank=3, seed=0),
+    LoraConfig(rank=8, seed=1),
+    LoraConfig(rank=5, seed=2, per_expert=True),
+)
 
 
 def drawn(*shape: int, device: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -86,7 +90,7 @@ def test_pairs_are_sorted_by_expert_and_cut_into_tiles(rows: int, k: int, n: int
 def open_experts(folder: Path, dtype: str, device: str) -> tuple[ExpertsMlp, list[Adapter]]:
     model = load_model(folder, dtype=dtype, device=device)
     pool = AdapterPool(model.spec, dtype=model.decoder.dtype, device=device)
-    adapters = [pool.create(LoraConfig(seed=i, **shape)) for i, shape in enumerate(RANKS)]
+    adapters = [pool.create(config) for config in ADAPTERS]
     for i, adapter in enumerate(adapters):
         pool.before_change(adapter)
         noise = torch.randn(adapter.stack.layout.size, generator=torch.Generator().manual_seed(i)) * 0.2
