@@ -101,7 +101,10 @@ def open_experts(folder: Path, dtype: str, device: str) -> tuple[ExpertsMlp, lis
     return mlp, adapters
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "qwen3_5_moe"])
+FAMILIES = ["qwen3_moe", *(pytest.param(one, marks=pytest.mark.slow) for one in ("gpt_oss", "qwen3_5_moe"))]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.usefixtures("with_kernels")
 def test_experts_return_what_the_plain_code_does_whoever_stands_beside_a_row(
     random_model: Callable[..., Path],
