@@ -44,7 +44,7 @@ def server_options(
 def _started(ctx: click.Context, _param: click.Parameter, server: str | None) -> str | None:
     """The address, when the server there has started."""
     if server is not None and not ctx.resilient_parsing:
-        from palestra.cli.server_start import wait_for_start
+        from palestra.cli.await_server import wait_for_start
 
         wait_for_start(server)
     return server

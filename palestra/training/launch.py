@@ -31,7 +31,7 @@ from palestra.runs.writer import EventKind, RunFolder
 from palestra.training.auto_lr import with_learning_rates
 from palestra.training.custom_functions import FunctionError, check_functions
 from palestra.training.loops.dpo import check_dpo, run_dpo
-from palestra.training.loops.grpo_run import open_environments, run_grpo
+from palestra.training.loops.grpo_setup import open_environments, run_grpo
 from palestra.training.loops.imitation import ImitationNotes, check_imitation, sft_config, write_conversations
 from palestra.training.loops.sft import check_sft, run_sft
 from palestra.training.policy import PolicyStart

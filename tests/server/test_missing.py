@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from palestra.server.core.training.futures import RequestKind, TrainFuture
+from palestra.server.core.futures import RequestKind, TrainFuture
 from palestra.server.core.training.models import TrackedModel
 from palestra.store.journal.journal import Position
 from palestra.types import LoraConfig

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tinker import types
 
+from palestra.server.core.futures import RequestKind, TrainFuture
 from palestra.server.core.training.dispatch import GIVE_UP_DEATHS, SUSPECT_DEATHS, WorkerDispatcher
-from palestra.server.core.training.futures import RequestKind, TrainFuture
 from palestra.server.core.training.models import TrackedModel
 from palestra.store.journal.journal import Position
 from palestra.types import AdamParams, LoraConfig

@@ -43,7 +43,7 @@ def play(config_file: str | None, names: tuple[str, ...], server: str, key: str 
     with needs_extra("train"):
         from palestra.rollouts.episodes.player import EnvironmentPlayer
         from palestra.rollouts.rollout_loop import RolloutSettings
-        from palestra.training.loops.grpo_run import open_environments
+        from palestra.training.loops.grpo_setup import open_environments
 
     from palestra.episodes import EpisodeClient, EpisodeClientError, NotPlayedHere
     from palestra.episodes import play as play_episodes

@@ -6,12 +6,12 @@ Owns: who may find what, and the error if it is missing. Never touches: what is 
 from __future__ import annotations
 
 from palestra.server.core.errors import LASTING, Refusal, not_found
+from palestra.server.core.futures import RequestKind, TrainFuture
 from palestra.server.core.owners.callers import Caller
 from palestra.server.core.samples.requests import SamplingRequests, SamplingSession
 from palestra.server.core.sessions import TinkerSession, TinkerSessions
 from palestra.server.core.shutdown import Shutdown
 from palestra.server.core.telemetry.metrics import Metrics
-from palestra.server.core.training.futures import RequestKind, TrainFuture
 from palestra.server.core.training.models import TrackedModel
 from palestra.server.core.training.requests import TrainingRequests
 from palestra.server.core.workers.served_models import ServedModels

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 from palestra.server.broker.model_calls import EpisodeCalls
 from palestra.server.core.errors import ApiError, Refusal
+from palestra.server.core.futures import SampleFuture
 from palestra.server.core.owners.callers import Caller
 from palestra.server.core.samples.requests import SamplingRequests
 from palestra.server.core.samples.samplers import SampleCall, SamplingSessions
 from palestra.server.core.shutdown import Shutdown
-from palestra.server.core.training.futures import SampleFuture
 from palestra.server.model_api.model_resolver import SamplingTarget, weights_name
 from palestra.types import Grammar, SampleRequest, SampleResult
 from palestra.types.engine import Blame, EngineFailure, Sampled, StreamedTokens, decode_from_worker

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import accumulate, groupby
 from math import nan
 
-from palestra.server.core.training.futures import TrainFuture
+from palestra.server.core.futures import TrainFuture
 from palestra.server.tinker import wire_pb2 as wire
 from palestra.server.tinker.schemas import FutureResponse
 from palestra.server.tinker.tensors import float32_bytes, float32_values, int32_bytes, int64_bytes, message_of_tensor

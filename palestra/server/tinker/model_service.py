@@ -9,6 +9,7 @@ import msgspec
 
 from palestra.server.core.checkpoints.files import CheckpointFiles
 from palestra.server.core.errors import Refusal, not_found
+from palestra.server.core.futures import RequestKind
 from palestra.server.core.lookup import Lookup, is_over
 from palestra.server.core.owners.callers import Caller
 from palestra.server.core.owners.quotas import OwnerQuotas, exceeded
@@ -16,7 +17,6 @@ from palestra.server.core.paths import ModelId, TinkerPath
 from palestra.server.core.samples.requests import SamplingRequests
 from palestra.server.core.sessions import TinkerSession, TinkerSessions
 from palestra.server.core.teardown import Teardown
-from palestra.server.core.training.futures import RequestKind
 from palestra.server.core.training.models import TrackedModel
 from palestra.server.core.training.requests import TrainingRequests
 from palestra.server.core.training.routing_records import Scope

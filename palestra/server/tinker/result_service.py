@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from palestra.server.core.errors import Refusal, not_found
+from palestra.server.core.futures import RequestKind, SampleFuture, TrainFuture
 from palestra.server.core.lookup import why_down
 from palestra.server.core.owners.callers import Caller
 from palestra.server.core.paths import SampleRequestId, parse_request_id
 from palestra.server.core.samples.requests import SamplingRequests
 from palestra.server.core.shutdown import Shutdown
 from palestra.server.core.telemetry.metrics import Metrics
-from palestra.server.core.training.futures import RequestKind, SampleFuture, TrainFuture
 from palestra.server.core.training.requests import TrainingRequests
 from palestra.server.tinker import encode
 from palestra.server.tinker import schemas as s

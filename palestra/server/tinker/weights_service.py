@@ -7,12 +7,12 @@ from typing import Any
 
 from palestra.server.core.checkpoints.files import CheckpointFiles
 from palestra.server.core.errors import Refusal
+from palestra.server.core.futures import RequestKind
 from palestra.server.core.lookup import Lookup
 from palestra.server.core.owners.callers import Caller
 from palestra.server.core.paths import SamplerId, TinkerPath, TrainRequestId, check_name
 from palestra.server.core.samples.requests import SamplingRequests
 from palestra.server.core.samples.samplers import SamplingSessions
-from palestra.server.core.training.futures import RequestKind
 from palestra.server.core.training.models import TrackedModel
 from palestra.server.core.training.requests import TrainingRequests
 from palestra.server.core.workers.served_models import ServedModels

@@ -43,7 +43,7 @@ BASE_SAMPLE = 16
 
 
 class GrpoParts(Struct):
-    """What a run is made of, beside its session; `grpo_run` builds it."""
+    """What a run is made of, beside its session; `grpo_setup` builds it."""
 
     source: RolloutSource
     requests: RequestMaker

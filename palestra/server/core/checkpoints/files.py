@@ -24,10 +24,10 @@ from sqlalchemy import Connection
 
 from palestra.server.core.checkpoints.storage import CheckpointStorage, forget_note, name_of
 from palestra.server.core.errors import Refusal, not_found
+from palestra.server.core.futures import TrainFuture
 from palestra.server.core.owners.quotas import exceeded
 from palestra.server.core.owners.usage import day_of
 from palestra.server.core.paths import TinkerPath
-from palestra.server.core.training.futures import TrainFuture
 from palestra.server.core.training.models import TrackedModel
 from palestra.store import Store
 from palestra.store.errors import CheckpointExists, QuotaExceeded

@@ -18,6 +18,7 @@ import msgspec
 import structlog
 
 from palestra.server.core.errors import Refusal
+from palestra.server.core.futures import RequestKind, SampleFuture
 from palestra.server.core.owners.quotas import FairQuota, OwnerQuotas
 from palestra.server.core.owners.usage import UsageAccount, tokens_in
 from palestra.server.core.paths import SampleRequestId, TinkerPath
@@ -25,7 +26,6 @@ from palestra.server.core.samples.messages import SampleMessages
 from palestra.server.core.samples.polling import CLONE_STRIDE, Completions, NumberBlock, block_name
 from palestra.server.core.samples.runners import SampleRunner
 from palestra.server.core.telemetry.observer import CallObserver
-from palestra.server.core.training.futures import RequestKind, SampleFuture
 from palestra.server.core.training.requests import outcome_name
 from palestra.server.core.training.routing_records import RoutingRecords
 from palestra.server.core.workers.supervisor import WorkerSupervisor

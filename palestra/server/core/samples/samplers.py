@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from palestra.server.core.checkpoints.files import CheckpointFiles
 from palestra.server.core.errors import Refusal
+from palestra.server.core.futures import RequestKind, SampleFuture
 from palestra.server.core.lookup import Lookup, is_over
 from palestra.server.core.owners.callers import Caller
 from palestra.server.core.paths import SamplerId, TinkerPath
 from palestra.server.core.samples.requests import FIRST_OWN, SamplingRequests, SamplingSession, weights_of
 from palestra.server.core.sessions import TinkerSessions
 from palestra.server.core.telemetry.metrics import Metrics
-from palestra.server.core.training.futures import RequestKind, SampleFuture
 from palestra.server.core.workers.supervisor import WorkerSupervisor
 from palestra.store import Store
 from palestra.store.queries import samplers as sampler_rows

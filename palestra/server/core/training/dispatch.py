@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from palestra.server.core.training.futures import TrainFuture
+from palestra.server.core.futures import TrainFuture
 from palestra.server.core.training.models import TrackedModel
 from palestra.server.core.training.request_journal import RequestJournal
 from palestra.server.core.workers.supervisor import WorkerSupervisor

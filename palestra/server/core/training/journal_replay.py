@@ -7,7 +7,7 @@ Owns: recovery after a restart of server or worker. Never touches: later request
 
 from __future__ import annotations
 
-from palestra.server.core.training.futures import LOADING, TrainFuture
+from palestra.server.core.futures import LOADING, TrainFuture
 from palestra.server.core.training.models import TrackedModel
 from palestra.server.core.training.request_journal import (
     JournaledIdentity,

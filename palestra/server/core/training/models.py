@@ -9,7 +9,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
-from palestra.server.core.training.futures import TrainFuture
+from palestra.server.core.futures import TrainFuture
 from palestra.server.core.workers.supervisor import WorkerSupervisor
 from palestra.store.journal.journal import Position
 from palestra.types import LoraConfig

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from palestra.server.core.training.futures import WITH_FOLDER, RequestKind, TrainFuture
+from palestra.server.core.futures import WITH_FOLDER, RequestKind, TrainFuture
 from palestra.store import Journal
 from palestra.store.journal.journal import Position
 from palestra.types.engine import CreateModel, LoadWeights, SaveWeights, Train, decode_to_worker, encode_message

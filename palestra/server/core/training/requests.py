@@ -17,12 +17,12 @@ import structlog
 
 from palestra.server.core.background import Background
 from palestra.server.core.errors import Refusal, not_kept
+from palestra.server.core.futures import LOADING, SAVING, RequestKind, TrainFuture, digest_of
 from palestra.server.core.owners.quotas import FairQuota, OwnerQuotas
 from palestra.server.core.owners.usage import UsageAccount
 from palestra.server.core.paths import MAX_SEQ, TrainRequestId
 from palestra.server.core.telemetry.observer import CallObserver
 from palestra.server.core.training.dispatch import GIVE_UP_DEATHS, WorkerDispatcher
-from palestra.server.core.training.futures import LOADING, SAVING, RequestKind, TrainFuture, digest_of
 from palestra.server.core.training.lost_models import LostModels
 from palestra.server.core.training.models import MAX_AHEAD, TrackedModel
 from palestra.server.core.training.request_journal import RequestJournal

@@ -15,8 +15,8 @@ from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.chat.schemas import ChatRequest
 from palestra.server.model_api.errors import parse_fields
 from palestra.server.model_api.hosted_tools import ToolSettings
+from palestra.server.model_api.messages.conversation import read_conversation
 from palestra.server.model_api.messages.errors import wrong
-from palestra.server.model_api.messages.messages import read_conversation
 from palestra.server.model_api.messages.schemas import AnthropicToolChoice, CountRequest, MessagesRequest
 from palestra.server.model_api.messages.tools import read_tools, with_references
 from palestra.server.model_api.request_fields import MESSAGES

@@ -14,7 +14,7 @@ from palestra.config.bundled import bundled_model
 from palestra.server.core.errors import ApiError
 from palestra.server.model_api.chat.schemas import ChatRequest
 from palestra.server.model_api.hosted_tools import ToolSettings
-from palestra.server.model_api.messages.messages import read_conversation
+from palestra.server.model_api.messages.conversation import read_conversation
 from palestra.server.model_api.messages.request import chat_request as translated
 from palestra.server.model_api.messages.request import ignores_thinking
 from palestra.server.model_api.messages.schemas import MessagesRequest
