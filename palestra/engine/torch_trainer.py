@@ -36,7 +36,7 @@ from palestra.model.loading.tensor_share import WHOLE
 from palestra.model.lora.adapter_files import require_trained_on
 from palestra.model.lora.adapters import Rows
 from palestra.model.numerics import Numerics
-from palestra.model.training.gradient_tree import GradientTree, tree_place
+from palestra.model.training.gradient_tree import GradientTree, balanced_strands, tree_place
 from palestra.model.training.prepared import Prepared
 from palestra.types import AdamParams, Datum, LoraConfig
 from palestra.types.engine import UNQUANTISED, DatumOutput, ModelCard, Pass, WorkerConfig
@@ -185,15 +185,16 @@ class TorchTrainer:
         config: Any = request.config
         items = [TrainItem(model, datum, request.loss, config) for datum in request.data]
         data = self.trainer.prepare(items, train=not request.forward_only)
+        batches = self.trainer.plan(data)
         parts = [
             MicroBatch(
                 batch.numbers,
                 batch.rows,
                 data[batch.numbers[0]].targets.shape[1],
                 [data[i] for i in batch.numbers],
-                n % self.strands,
+                strand,
             )
-            for n, batch in enumerate(self.trainer.plan(data))
+            for batch, strand in zip(batches, balanced_strands([b.rows for b in batches], self.strands), strict=True)
         ]
         return sorted(parts, key=lambda part: tree_place(part.strand, self.strands))
 

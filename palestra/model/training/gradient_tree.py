@@ -1,10 +1,11 @@
 """The gradient of one request as a binary tree over a fixed number of strands, so that its bits do not depend on how
 many processes computed it.
 
-Micro-batch i of a request belongs to strand i mod `strands`. A strand is summed in the order of its micro-batches, then
-the strands are summed in pairs: s with s + strands/2, then what is congruent modulo half as much, and so on. A process
-that has every strand congruent to r modulo n therefore ends with one node of the tree, and n such nodes make the rest.
-A strand without micro-batches is left out, never added as zeros: that could change the sign of a zero.
+Each micro-batch of a request belongs to one strand, by the rows of that request's micro-batches alone. A strand is
+summed in the order of its micro-batches, then the strands are summed in pairs: s with s + strands/2, then what is
+congruent modulo half as much, and so on. A process that has every strand congruent to r modulo n therefore ends with one
+node of the tree, and n such nodes make the rest. A strand without micro-batches is left out, never added as zeros: that
+could change the sign of a zero.
 
 Owns: the order of additions. Never touches: how a micro-batch's gradient is computed, how ranks exchange sums.
 """
@@ -17,6 +18,16 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from palestra.model.lora.adapters import Adapter, Rows
+
+
+def balanced_strands(rows: Sequence[int], strands: int) -> list[int]:
+    """The strand of each micro-batch, by their numbers of rows: the largest first, each to the strand that has the
+    fewest rows so far. So ranks end at about the same time although trees of shared prefixes differ in size."""
+    chosen, loads = [0] * len(rows), [0] * strands
+    for n in sorted(range(len(rows)), key=lambda n: -rows[n]):
+        chosen[n] = loads.index(min(loads))
+        loads[chosen[n]] += rows[n]
+    return chosen
 
 
 def tree_place(strand: int, strands: int) -> int:

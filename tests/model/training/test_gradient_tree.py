@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from palestra.model import AdapterPool
 from palestra.model.loading.spec import ModelSpec
-from palestra.model.training.gradient_tree import GradientTree, sum_in_tree_order, tree_place
+from palestra.model.training.gradient_tree import GradientTree, balanced_strands, sum_in_tree_order, tree_place
 from palestra.types import LoraConfig
 from tests.properties import examples
 
@@ -56,3 +56,12 @@ def test_any_number_of_ranks_sums_to_the_bits_of_the_tree(micro_model, data):
         found = sum_in_tree_order([tree_sum(adapter, share, strands) for share in shares])
         assert torch.equal(found, expected), (strands, ranks)
         ranks *= 2
+
+
+@given(rows=st.lists(st.integers(1, 10_000), max_size=40), strands=st.sampled_from([1, 2, 4, 8]))
+@examples(60)
+def test_no_strand_has_more_rows_than_another_by_more_than_one_micro_batch(rows, strands):
+    chosen = balanced_strands(rows, strands)
+    assert len(chosen) == len(rows)
+    loads = [sum(n for n, strand in zip(rows, chosen, strict=True) if strand == s) for s in range(strands)]
+    assert max(loads) - min(loads) <= max(rows, default=0)
