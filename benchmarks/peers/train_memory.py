@@ -55,14 +55,14 @@ def _import_side(job: MemoryJob) -> Callable[[], Callable[[], float]]:
     """Everything is imported here, so that it does not count; what is returned loads the model."""
     from peers.workloads import TrainWork
 
-    work, where = TrainWork(job.lengths), {"dtype": job.dtype, "device": job.device}
+    work = TrainWork(job.lengths)
     if job.side == "ours":
         from peers.ours import Ours
 
         from palestra.model import load_model
 
         def ours() -> Callable[[], float]:
-            side = Ours(load_model(Path(job.folder), **where))
+            side = Ours(load_model(Path(job.folder), dtype=job.dtype, device=job.device))
             return side.stepper(work, side.adapters(1)[0], checkpointing=job.checkpointing)
 
         return ours
@@ -71,7 +71,7 @@ def _import_side(job: MemoryJob) -> Callable[[], Callable[[], float]]:
     from peers.peft_training import PeftSetup, PeftTrainer
 
     setup = PeftSetup(job.batch, job.masked)
-    return lambda: PeftTrainer(Path(job.folder), **where).stepper(work, setup)
+    return lambda: PeftTrainer(Path(job.folder), dtype=job.dtype, device=job.device).stepper(work, setup)
 
 
 def _restart_peak(device: str) -> None:
