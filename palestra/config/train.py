@@ -477,16 +477,40 @@ class SftConfig(RunConfig):
     checkpoint: SftCheckpointConfig = SftCheckpointConfig()  # pyright: ignore[reportIncompatibleVariableOverride] (configs are frozen)
 
 
+class PreferenceLoss(StrEnum):
+    """How preferred answers are compared with others; formulas in docs/training.md."""
+
+    DPO = "dpo"
+    IPO = "ipo"
+    """As dpo, but the margin has an aim, so that it does not grow without end."""
+    SIMPO = "simpo"
+    """Without a reference: mean logprobs of the answers, and a margin that they should differ by."""
+    ORPO = "orpo"
+    """Without a reference: the chosen answer is learned as in SFT, and its odds are compared with the other's."""
+    KTO = "kto"
+    """Each answer by itself is desirable or not; rows need no pairs."""
+
+
 class DpoConfig(RunConfig):
     kind: Literal["dpo"]
-    """Direct preference optimisation on pairs of answers."""
+    """Preference optimisation: answers that are preferred become likelier than others."""
+    loss: PreferenceLoss = PreferenceLoss.DPO
+    """dpo, ipo, simpo and orpo compare the two answers of a pair; kto also reads rows with one labelled answer."""
     data: Dataset
     """JSONL or Parquet file with `prompt` (messages), `chosen` and `rejected` (text or messages) in each row, or a hub
-    dataset in the local cache: ORG/NAME:SPLIT."""
+    dataset in the local cache: ORG/NAME:SPLIT. For kto, rows may have `prompt`, `completion` and `label` (true: the
+    answer is desirable) instead."""
     batch_size: PositiveInt = 16
-    """Pairs of an optimizer step."""
-    beta: PositiveFloat = 0.1
-    """How strongly the policy is kept near the reference."""
+    """Rows of an optimizer step."""
+    beta: PositiveFloat | None = None
+    """dpo, ipo, kto: how strongly the policy is kept near the reference. simpo: scale of the rewards. orpo: weight of
+    the odds. Default: 0.1, for simpo 2."""
+    target_margin: NonNegativeFloat = 1.0
+    """simpo: by how much the reward of the chosen answer should be larger (gamma)."""
+    desirable_weight: PositiveFloat = 1.0
+    """kto: weight of desirable answers."""
+    undesirable_weight: PositiveFloat = 1.0
+    """kto: weight of the others."""
     max_sequence_length: TokenLimit = 4096
     """Maximum tokens of an answer with its prompt; longer ones lose their end."""
 
