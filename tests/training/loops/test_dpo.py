@@ -16,8 +16,8 @@ from palestra.data.errors import DatasetError
 from palestra.runs.reader import RunStatus
 from palestra.runs.record_files import read_lines
 from palestra.runs.writer import RunFolder
-from palestra.training.batches.sft_examples import encode_example
 from palestra.training.batches.preference_losses import AnswerScore, compare
+from palestra.training.batches.sft_examples import encode_example
 from palestra.training.loops.dpo import PairExample, check_dpo, sum_answer, weigh
 from palestra.training.loops.kto import check_kto, mismatched
 from tests.training.loops.test_sft import EXAMPLES, Told, load, run, start
