@@ -66,6 +66,16 @@ class AdvantageKind(StrEnum):
     """reward - mean of the others."""
     DR_GRPO = "dr_grpo"
     """As mean_baseline, and the loss divided by a constant length instead of the batch's tokens."""
+    BATCH_STD = "batch_std"
+    """(reward - mean of the group) / std of the step's rewards."""
+    REINFORCE_PP = "reinforce++"
+    """(reward - mean) / std, both of all rewards of the step."""
+    MAXRL = "maxrl"
+    """(reward - mean) / mean of the group: tasks that are seldom solved weigh more."""
+    PASS_AT_K = "pass_at_k"
+    """How much the rollout raises the best reward of `pass_k` rollouts, on average."""
+    GDPO = "gdpo"
+    """Each of `reward_parts` by its own mean and std of the group, then added, then by mean and std of the step."""
 
 
 class TrainModel(Config):
@@ -158,9 +168,15 @@ class AlgorithmConfig(Config):
     """How rewards become a gradient: advantages, loss, normalisation."""
 
     advantage: AdvantageKind | FunctionName = AdvantageKind.MEAN_BASELINE
-    """How a rollout is compared with its group: grpo divides by the group's standard deviation, mean_baseline does
-    not, leave_one_out compares with the others' mean, dr_grpo also divides the loss by a constant length. Or a function
-    of one's own, `package.module:function`."""
+    """How a rollout is compared with others: grpo divides by the group's standard deviation, mean_baseline does not,
+    leave_one_out compares with the others' mean, dr_grpo also divides the loss by a constant length; batch_std,
+    reinforce++, maxrl, pass_at_k and gdpo: docs/training.md has formulas. Or a function of one's own,
+    `package.module:function`."""
+    pass_k: PositiveInt = 4
+    """pass_at_k: of how many rollouts the best counts; 1 is leave_one_out."""
+    reward_parts: dict[str, float] = Field(default={})
+    """gdpo: weights of the rewards that are normalised apart, by the name of a metric that the environment reports, or
+    `reward`."""
     loss: Literal["importance_sampling", "ppo", "cispo", "dro", "gspo"] | FunctionName = "importance_sampling"
     """The policy-gradient loss, as Tinker names them. Or a function of one's own, `package.module:function`, which runs
     in the trainer's process."""
@@ -179,6 +195,17 @@ class AlgorithmConfig(Config):
     function even where their numerics differ."""
     shuffle_rewards: bool = False
     """For a control experiment: rewards are shuffled within a batch, so that nothing can be learned."""
+
+    @model_validator(mode="after")
+    def _parts_are_gdpo_s(self) -> AlgorithmConfig:
+        is_gdpo = self.advantage is AdvantageKind.GDPO
+        if is_gdpo and not self.reward_parts:
+            raise ValueError("advantage 'gdpo' needs reward_parts, such as {reward: 1.0, format_ok: 0.5}")
+        if self.reward_parts and not is_gdpo:
+            raise ValueError("reward_parts are for advantage 'gdpo' only")
+        if is_gdpo and self.shuffle_rewards:
+            raise ValueError("shuffle_rewards shuffles one reward; advantage 'gdpo' has several")
+        return self
 
 
 class OptimizerConfig(Config):
@@ -477,16 +504,40 @@ class SftConfig(RunConfig):
     checkpoint: SftCheckpointConfig = SftCheckpointConfig()  # pyright: ignore[reportIncompatibleVariableOverride] (configs are frozen)
 
 
+class PreferenceLoss(StrEnum):
+    """How preferred answers are compared with others; formulas in docs/training.md."""
+
+    DPO = "dpo"
+    IPO = "ipo"
+    """As dpo, but the margin has an aim, so that it does not grow without end."""
+    SIMPO = "simpo"
+    """Without a reference: mean logprobs of the answers, and a margin that they should differ by."""
+    ORPO = "orpo"
+    """Without a reference: the chosen answer is learned as in SFT, and its odds are compared with the other's."""
+    KTO = "kto"
+    """Each answer by itself is desirable or not; rows need no pairs."""
+
+
 class DpoConfig(RunConfig):
     kind: Literal["dpo"]
-    """Direct preference optimisation on pairs of answers."""
+    """Preference optimisation: answers that are preferred become likelier than others."""
+    loss: PreferenceLoss = PreferenceLoss.DPO
+    """dpo, ipo, simpo and orpo compare the two answers of a pair; kto also reads rows with one labelled answer."""
     data: Dataset
     """JSONL or Parquet file with `prompt` (messages), `chosen` and `rejected` (text or messages) in each row, or a hub
-    dataset in the local cache: ORG/NAME:SPLIT."""
+    dataset in the local cache: ORG/NAME:SPLIT. For kto, rows may have `prompt`, `completion` and `label` (true: the
+    answer is desirable) instead."""
     batch_size: PositiveInt = 16
-    """Pairs of an optimizer step."""
-    beta: PositiveFloat = 0.1
-    """How strongly the policy is kept near the reference."""
+    """Rows of an optimizer step."""
+    beta: PositiveFloat | None = None
+    """dpo, ipo, kto: how strongly the policy is kept near the reference. simpo: scale of the rewards. orpo: weight of
+    the odds. Default: 0.1, for simpo 2."""
+    target_margin: NonNegativeFloat = 1.0
+    """simpo: by how much the reward of the chosen answer should be larger (gamma)."""
+    desirable_weight: PositiveFloat = 1.0
+    """kto: weight of desirable answers."""
+    undesirable_weight: PositiveFloat = 1.0
+    """kto: weight of the others."""
     max_sequence_length: TokenLimit = 4096
     """Maximum tokens of an answer with its prompt; longer ones lose their end."""
 

@@ -3,8 +3,8 @@
 Owns: the forms, reporting which row is wrong and how. Never touches: files (`rows`), tokens.
 
 For SFT: `{"messages": [...], "tools": [...]}`, or `{"prompt": ..., "completion": ...}` (also called `response`). For
-DPO: `{"prompt": ..., "chosen": ..., "rejected": ...}`. A prompt is text (the user's) or messages, an answer is text
-(the assistant's) or messages.
+DPO: `{"prompt": ..., "chosen": ..., "rejected": ...}`. For KTO these, or `{"prompt": ..., "completion": ..., "label":
+true}`. A prompt is text (the user's) or messages, an answer is text (the assistant's) or messages.
 """
 
 from __future__ import annotations
@@ -39,6 +39,11 @@ class Conversation(msgspec.Struct, frozen=True):
 class PreferencePair(msgspec.Struct, frozen=True):
     chosen: Conversation
     rejected: Conversation
+
+
+class LabelledAnswer(msgspec.Struct, frozen=True):
+    conversation: Conversation
+    is_desirable: bool
 
 
 class ConversationFile(Generic[T]):
@@ -93,6 +98,18 @@ def conversation_of(row: JsonMapping) -> Conversation:
 def pair_of(row: JsonMapping) -> PreferencePair:
     """Returns the preference pair of a line of a DPO file. Raises DatasetError without the line number."""
     return PreferencePair(_continued(row, "chosen"), _continued(row, "rejected"))
+
+
+def labelled_of(row: JsonMapping) -> list[LabelledAnswer]:
+    """Returns the labelled answers of a line: one, or the two of a pair. Raises DatasetError without the line
+    number."""
+    if "chosen" in row or "rejected" in row:
+        pair = pair_of(row)
+        return [LabelledAnswer(pair.chosen, True), LabelledAnswer(pair.rejected, False)]
+    answer = _continued(row, "completion" if "completion" in row else "response")
+    if not isinstance(label := row.get("label"), bool):
+        raise DatasetError(f"'label' should be true or false, but is {shown(label)} ({_keys(row)})")
+    return [LabelledAnswer(answer, label)]
 
 
 def _continued(row: JsonMapping, key: str) -> Conversation:

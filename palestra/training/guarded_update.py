@@ -23,7 +23,8 @@ from msgspec.structs import replace
 
 from palestra.config.train import GrpoConfig
 from palestra.runs.listener import RunListener, Stage
-from palestra.training.batches.grpo_batch import TrainingBatch, is_zero_variance, scorable_rows, to_sequence
+from palestra.training.batches.compared_rewards import is_zero_variance
+from palestra.training.batches.grpo_batch import TrainingBatch, scorable_rows, to_sequence
 from palestra.training.custom_functions import custom_loss
 from palestra.training.policy import Policy, PolicyUpdate
 from palestra.types import AdamParams

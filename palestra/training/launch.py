@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from palestra.chat import ChatError, ChatTokenizer
-from palestra.config.train import DistillConfig, DpoConfig, GrpoConfig, RunConfig, SftConfig
+from palestra.config.train import DistillConfig, DpoConfig, GrpoConfig, PreferenceLoss, RunConfig, SftConfig
 from palestra.data.errors import DatasetError
 from palestra.endpoints.aliases import RunAlias
 from palestra.endpoints.model_folders import SetupError, check_model, model_folder, tokenizer_of
@@ -33,6 +33,7 @@ from palestra.training.custom_functions import FunctionError, check_functions
 from palestra.training.loops.dpo import check_dpo, run_dpo
 from palestra.training.loops.grpo_setup import open_environments, run_grpo
 from palestra.training.loops.imitation import ImitationNotes, check_imitation, sft_config, write_conversations
+from palestra.training.loops.kto import check_kto, run_kto
 from palestra.training.loops.sft import check_sft, run_sft
 from palestra.training.policy import PolicyStart
 from palestra.training.run_checkpoints import RunCheckpoints
@@ -90,6 +91,8 @@ def check(config: RunConfig) -> None:
                 check_imitation(config, config.imitation, tokenizer)
         case SftConfig():
             check_sft(config, tokenizer)
+        case DpoConfig(loss=PreferenceLoss.KTO):
+            check_kto(config, tokenizer)
         case DpoConfig():
             check_dpo(config, tokenizer)
 
@@ -100,6 +103,8 @@ def loop_of(config: RunConfig, session: TrainingSession) -> Coroutine[Any, Any, 
             return run_grpo(config, session)
         case SftConfig():
             return run_sft(config, session)
+        case DpoConfig(loss=PreferenceLoss.KTO):
+            return run_kto(config, session)
         case DpoConfig():
             return run_dpo(config, session)
         case _:

@@ -15,11 +15,10 @@ from enum import StrEnum
 from msgspec import Struct, field
 
 from palestra.config.train import AdvantageKind, DistillConfig, GrpoConfig
-from palestra.training.batches.advantages import are_equal, group_advantages
+from palestra.training.batches.compared_rewards import compare
 from palestra.training.batches.corrections import CorrectionSummary, apply_corrections
 from palestra.training.batches.distillation import add_teacher_advantages
-from palestra.training.batches.shaping import add_entropy_bonus, add_kl_penalty, shaped_reward, total_length
-from palestra.training.custom_functions import custom_advantage
+from palestra.training.batches.shaping import add_entropy_bonus, add_kl_penalty, total_length
 from palestra.types.rollouts import Branch, Group, Rollout, SequenceSource, TrainSequence, is_usable
 
 
@@ -112,12 +111,6 @@ def scorable_rows(groups: Sequence[Group], config: GrpoConfig) -> list[Branch]:
     return [row for row in rows if _why_no_row(row, config) in (None, DropReason.OVERLONG)]
 
 
-def is_zero_variance(group: Group, config: GrpoConfig) -> bool:
-    """Whether the rewards of its graded rollouts, including penalties, are all equal, so that nothing can be learned.
-    This is also true if none is graded."""
-    return not _can_teach(_by_agent(group, _rewards(group, config), config))
-
-
 def to_sequence(row: Branch, advantage: float, limit: int) -> TrainSequence:
     """Returns the first `limit` tokens of prompt and turns. Mask, logprob and advantage are 0 for tokens that the
     policy did not sample."""
@@ -201,13 +194,7 @@ def _by_id(groups: Sequence[Group]) -> list[Rollout]:
 def _choose(groups: Sequence[Group], config: GrpoConfig) -> _Choice:
     ordered = _in_order(groups)
     chosen = _Choice(f"{config.seed}/{'/'.join(group.id for group in ordered)}")
-    rewards_G = [_rewards(group, config) for group in ordered]
-    if config.algorithm.shuffle_rewards:
-        rewards_G = _shuffled(rewards_G, chosen.salt)
-    for group, rewards in zip(ordered, rewards_G, strict=True):
-        compared = _by_agent(group, rewards, config)
-        is_used = config.data.zero_variance == "keep" or _can_teach(compared)
-        advantages = {agent: _advantages(group, one, config) for agent, one in compared.items()} if is_used else {}
+    for group, rewards, advantages in compare(ordered, config, chosen.salt):
         for row in (row for rollout in group.rollouts if rollout.id in rewards for row in rollout.rows):
             chosen.played.sequences += 1
             chosen.played.tokens += row.response_length
@@ -228,56 +215,6 @@ def _add(chosen: _Choice, rollout: Rollout, advantages: Mapping[str, Mapping[str
             chosen.used.append((row, advantages.get(row.agent, whole).get(rollout.id, whole[rollout.id])))
     if all(reason is not None for _, reason in reasons):
         chosen.dropped[reasons[0][1] or DropReason.EMPTY] += 1
-
-
-Rewards = dict[str, float]
-"""Rewards by rollout id."""
-
-
-def _by_agent(group: Group, rewards: Rewards, config: GrpoConfig) -> dict[str, Rewards]:
-    """Returns the rewards that are compared with each other: those of the rollouts under "", and those of each agent
-    that is graded by itself, compared with the same agent in the group's other rollouts. If rewards were shuffled (a
-    control experiment), the agents' own rewards are left out, as they would reveal the true ones."""
-    compared = {"": rewards}
-    if config.algorithm.shuffle_rewards:
-        return compared
-    for rollout in group.rollouts:
-        for agent, reward in rollout.agent_rewards.items():
-            if agent and rollout.id in rewards and is_usable(reward):
-                compared.setdefault(agent, {})[rollout.id] = reward
-    return compared
-
-
-def _can_teach(compared: Mapping[str, Rewards]) -> bool:
-    return any(not are_equal(list(values.values())) for values in compared.values())
-
-
-def _advantages(group: Group, rewards: Rewards, config: GrpoConfig) -> dict[str, float]:
-    values, kind = list(rewards.values()), config.algorithm.advantage
-    if isinstance(kind, AdvantageKind):
-        return dict(zip(rewards, group_advantages(values, kind), strict=True))
-    custom, rollouts = custom_advantage(kind), {rollout.id: rollout for rollout in group.rollouts}
-    return dict(zip(rewards, custom.advantages(values, [rollouts[name] for name in rewards]), strict=True))
-
-
-def _rewards(group: Group, config: GrpoConfig) -> dict[str, float]:
-    """Returns the rewards that count in the baseline, by rollout id. If nothing is learned from rewards, a rollout
-    without one can be trained on too."""
-    if not config.learns_from_rewards:
-        return {rollout.id: 0.0 for rollout in group.rollouts if not rollout.stop.is_failure}
-    return {
-        rollout.id: shaped_reward(rollout, config.penalty, config.rollout.max_context)
-        for rollout in group.rollouts
-        if rollout.is_graded and is_usable(rollout.reward)
-    }
-
-
-def _shuffled(groups: list[dict[str, float]], salt: str) -> list[dict[str, float]]:
-    """Assigns the same rewards to random rollouts of the batch."""
-    deck = [reward for rewards in groups for reward in rewards.values()]
-    random.Random(f"rewards/{salt}").shuffle(deck)
-    dealt = iter(deck)
-    return [dict(zip(rewards, dealt, strict=False)) for rewards in groups]
 
 
 def _why_not(rollout: Rollout, advantages: Mapping[str, float]) -> DropReason | None:

@@ -14,7 +14,7 @@ from palestra.config.train import GrpoConfig
 from palestra.rollouts.policy_sampler import PolicySampler
 from palestra.rollouts.sources import RolloutSource, lost_rollouts
 from palestra.runs.listener import RunListener, Stage
-from palestra.training.batches.grpo_batch import is_zero_variance
+from palestra.training.batches.compared_rewards import is_zero_variance
 from palestra.training.collecting.requests import RequestMaker
 from palestra.training.collecting.sync_collector import raise_if_all_failed
 from palestra.types.rollouts import Group, GroupRequest, RolloutStop

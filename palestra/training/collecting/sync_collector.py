@@ -12,7 +12,7 @@ from palestra.config.train import GrpoConfig
 from palestra.rollouts.policy_sampler import PolicySampler
 from palestra.rollouts.sources import RolloutSource, RolloutSourceError
 from palestra.runs.listener import RunListener, Stage
-from palestra.training.batches.grpo_batch import is_zero_variance
+from palestra.training.batches.compared_rewards import is_zero_variance
 from palestra.training.collecting.requests import RequestMaker
 from palestra.types.rollouts import Group
 

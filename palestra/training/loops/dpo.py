@@ -1,12 +1,10 @@
-"""Direct preference optimization: makes chosen answers more likely than rejected ones, compared with a reference model.
+"""Preference optimisation on pairs: makes chosen answers more likely than rejected ones, by DPO and its relatives.
 
-Owns: the loss and its gradient, the reference's logprobs. Never touches: the form of files, the engine.
+Owns: a step on pairs, the reference's logprobs. Never touches: the losses (`batches/preference_losses`), the form of
+files, the engine.
 
-For an answer, let s be the sum of its logprobs minus the same sum under the reference. The loss of a pair is -log
-sigmoid(m), with m = beta * (s_chosen - s_rejected). Its derivative by each logprob of the chosen answer is -c, by each
-of the rejected one +c, where c = beta * sigmoid(-m). The engine's cross entropy is the sum of -weight * logprob, with
-derivatives -weight. So one forward pass, which gives c, and then cross entropy with the weights +c and -c make an exact
-step of DPO, and no gradient has to leave the engine.
+A forward pass gives the sums of logprobs, these the derivatives of the loss by them, and cross entropy with minus the
+derivatives as weights makes an exact step.
 """
 
 from __future__ import annotations
@@ -26,6 +24,7 @@ from palestra.rollouts.policy_sampler import PolicySampler
 from palestra.runs.listener import Stage, StageClock
 from palestra.runs.reader import RunStatus
 from palestra.training.batches.data_order import DataOrder
+from palestra.training.batches.preference_losses import AnswerScore, PairLoss, compare, uses_reference
 from palestra.training.batches.sft_examples import Example, encode_example
 from palestra.training.loops.data_loop import (
     Metrics,
@@ -50,43 +49,11 @@ class PairExample(Struct):
         return [self.chosen.sequence, self.rejected.sequence]
 
 
-class AnswerLogprobs(Struct, frozen=True):
-    """Summed log-probabilities of the two answers of a pair, under one model."""
-
-    chosen: float
-    rejected: float
-
-
-class PairPreference(Struct, frozen=True):
-    """How the policy rates a pair. A reward is beta times the policy's logprob minus the reference's."""
-
-    chosen_reward: float
-    rejected_reward: float
-
-    @classmethod
-    def of(cls, policy: AnswerLogprobs, reference: AnswerLogprobs, beta: float) -> PairPreference:
-        return cls(beta * (policy.chosen - reference.chosen), beta * (policy.rejected - reference.rejected))
-
-    @property
-    def margin(self) -> float:
-        return self.chosen_reward - self.rejected_reward
-
-    @property
-    def loss(self) -> float:
-        """-log sigmoid(margin), written so that no margin overflows."""
-        return max(0.0, -self.margin) + math.log1p(math.exp(-abs(self.margin)))
-
-    @property
-    def pull(self) -> float:
-        """sigmoid(-margin): how far the pair is from learned, from 0 to 1."""
-        return 0.5 * (1.0 - math.tanh(self.margin / 2))
-
-
 async def run_dpo(config: DpoConfig, session: TrainingSession) -> RunStatus:
-    """Runs DPO. Raises DatasetError, PolicyError, SamplingError."""
+    """Raises DatasetError, PolicyError, SamplingError."""
     rows = PairRows(config, session.tokenizer)
-    reference = ReferencePolicy(await open_reference(config, session))
-    return await run_steps(config, session, DpoLearner(config, session, rows, reference))
+    sampler = await open_reference(config, session) if uses_reference(config.loss) else None
+    return await run_steps(config, session, DpoLearner(config, session, rows, ReferencePolicy(sampler)))
 
 
 def check_dpo(config: DpoConfig, tokenizer: ChatTokenizer) -> None:
@@ -129,20 +96,23 @@ class PairRows:
 class ReferencePolicy:
     """The reference model, which is asked once about each pair because it does not change."""
 
-    def __init__(self, sampler: PolicySampler) -> None:
+    def __init__(self, sampler: PolicySampler | None) -> None:
+        """`sampler` None: the loss has no reference."""
         self._sampler = sampler
-        self._known: dict[int, AnswerLogprobs] = {}
-        """Known logprobs, by row."""
+        self._known: dict[int, tuple[float, float]] = {}
+        """Sums of the logprobs of both answers, by row."""
 
-    async def logprobs(self, pairs: Sequence[PairExample]) -> list[AnswerLogprobs]:
+    async def logprobs(self, pairs: Sequence[PairExample]) -> list[tuple[float, float]]:
+        if self._sampler is None:
+            return [(0.0, 0.0)] * len(pairs)
         unknown = {pair.row: pair for pair in pairs if pair.row not in self._known}
-        found = await asyncio.gather(*(self._score(pair) for pair in unknown.values()))
+        found = await asyncio.gather(*(self._score(self._sampler, pair) for pair in unknown.values()))
         self._known |= dict(zip(unknown, found, strict=True))
         return [self._known[pair.row] for pair in pairs]
 
-    async def _score(self, pair: PairExample) -> AnswerLogprobs:
-        scores = await asyncio.gather(*(self._sampler.score(sequence.tokens) for sequence in pair.sequences))
-        return answer_logprobs(pair, *(score[1:] for score in scores))
+    async def _score(self, sampler: PolicySampler, pair: PairExample) -> tuple[float, float]:
+        chosen, rejected = await asyncio.gather(*(answer_logprob(sampler, one) for one in pair.sequences))
+        return chosen, rejected
 
 
 class DpoLearner:
@@ -157,13 +127,13 @@ class DpoLearner:
             drawn = await asyncio.to_thread(self._order.draw, position, size)
         batch = [sequence for pair in drawn.items for sequence in pair.sequences]
         with clock.of(Stage.SCORE, 1):
-            preferences = await self._compare(drawn.items, batch)
-            weigh(drawn.items, preferences, self._config.beta)
+            losses = await self._compare(drawn.items, batch)
+            weigh(drawn.items, losses)
         adam = adam_at(self._config.optimizer, self._state.step, self._config.steps)
         with clock.of(Stage.UPDATE, 1):
             update = await self._policy.update(batch, "cross_entropy", {}, adam)
         metrics = {
-            **preference_metrics(preferences),
+            **preference_metrics(losses),
             "data/epoch": drawn.position / len(self._rows),
             **batch_metrics([one for pair in drawn.items for one in (pair.chosen, pair.rejected)], drawn.skipped),
             **optimizer_metrics(update, adam.learning_rate),
@@ -171,39 +141,44 @@ class DpoLearner:
         }
         return StepOutcome(metrics, drawn.position)
 
-    async def _compare(self, pairs: Sequence[PairExample], batch: Sequence[TrainSequence]) -> list[PairPreference]:
+    async def _compare(self, pairs: Sequence[PairExample], batch: Sequence[TrainSequence]) -> list[PairLoss]:
         reference_B, forward = await asyncio.gather(self._reference.logprobs(pairs), self._policy.forward(batch))
-        both = zip(forward.logprobs[::2], forward.logprobs[1::2], strict=True)
-        policy_B = [answer_logprobs(pair, *logprobs) for pair, logprobs in zip(pairs, both, strict=True)]
+        policy = iter(map(sum_answer, batch, forward.logprobs))
         return [
-            PairPreference.of(policy, reference, self._config.beta)
-            for policy, reference in zip(policy_B, reference_B, strict=True)
+            compare(
+                self._config,
+                AnswerScore(next(policy), pair.chosen.trained, chosen),
+                AnswerScore(next(policy), pair.rejected.trained, rejected),
+            )
+            for pair, (chosen, rejected) in zip(pairs, reference_B, strict=True)
         ]
 
 
-def weigh(pairs: Sequence[PairExample], preferences: Sequence[PairPreference], beta: float) -> None:
-    """Sets the weights with which the gradient of cross entropy is that of the mean DPO loss; see the module's
-    docstring."""
-    for pair, preference in zip(pairs, preferences, strict=True):
-        weight = beta * preference.pull / len(pairs)
-        for sequence, signed in zip(pair.sequences, (weight, -weight), strict=True):
-            sequence.advantages = [signed if trained else 0.0 for trained in sequence.mask]
+def weigh(pairs: Sequence[PairExample], losses: Sequence[PairLoss]) -> None:
+    """Sets the weights with which the gradient of cross entropy is that of the mean loss."""
+    for pair, loss in zip(pairs, losses, strict=True):
+        for sequence, slope in zip(pair.sequences, (loss.by_chosen, loss.by_rejected), strict=True):
+            set_weight(sequence, -slope / len(pairs))
 
 
-def answer_logprobs(pair: PairExample, chosen: Sequence[float], rejected: Sequence[float]) -> AnswerLogprobs:
-    """`chosen` and `rejected` have the logprobs of each token but the first."""
-
-    def total(sequence: TrainSequence, logprobs: Sequence[float]) -> float:
-        return math.fsum(one for one, trained in zip(logprobs, sequence.mask[1:], strict=True) if trained)
-
-    return AnswerLogprobs(total(pair.chosen.sequence, chosen), total(pair.rejected.sequence, rejected))
+def set_weight(sequence: TrainSequence, weight: float) -> None:
+    sequence.advantages = [weight if trained else 0.0 for trained in sequence.mask]
 
 
-def preference_metrics(preferences: Sequence[PairPreference]) -> Metrics:
+async def answer_logprob(sampler: PolicySampler, sequence: TrainSequence) -> float:
+    return sum_answer(sequence, (await sampler.score(sequence.tokens))[1:])
+
+
+def sum_answer(sequence: TrainSequence, logprobs: Sequence[float]) -> float:
+    """Sums what belongs to the answer; `logprobs` has those of each token but the first."""
+    return math.fsum(one for one, trained in zip(logprobs, sequence.mask[1:], strict=True) if trained)
+
+
+def preference_metrics(losses: Sequence[PairLoss]) -> Metrics:
     return {
-        "loss/mean": average([one.loss for one in preferences]),
-        "dpo/accuracy": average([float(one.margin > 0) for one in preferences]),
-        "dpo/margin": average([one.margin for one in preferences]),
-        "dpo/chosen_reward": average([one.chosen_reward for one in preferences]),
-        "dpo/rejected_reward": average([one.rejected_reward for one in preferences]),
+        "loss/mean": average([one.value for one in losses]),
+        "dpo/accuracy": average([float(one.margin > 0) for one in losses]),
+        "dpo/margin": average([one.margin for one in losses]),
+        "dpo/chosen_reward": average([one.chosen_reward for one in losses]),
+        "dpo/rejected_reward": average([one.rejected_reward for one in losses]),
     }

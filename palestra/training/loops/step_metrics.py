@@ -22,8 +22,9 @@ from palestra.rollouts.group_metrics import (
     reward_of,
 )
 from palestra.training.batches.advantages import mean_and_std
+from palestra.training.batches.compared_rewards import is_zero_variance
 from palestra.training.batches.corrections import importance_ratio
-from palestra.training.batches.grpo_batch import DropReason, TrainingBatch, is_zero_variance
+from palestra.training.batches.grpo_batch import DropReason, TrainingBatch
 from palestra.training.batches.shaping import divergence, shaped_reward
 from palestra.training.policy import PolicyUpdate
 from palestra.training.row_scores import row_environments

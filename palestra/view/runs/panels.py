@@ -45,6 +45,7 @@ ROWS = (
             ChartPanel("KL from the teacher", ("kl/teacher", "env/*/teacher_kl")),
             ChartPanel("Pairs ranked right", ("dpo/accuracy",), is_share=True),
             ChartPanel("Margin of pairs", ("dpo/margin", "dpo/chosen_reward", "dpo/rejected_reward")),
+            ChartPanel("Rewards of answers", ("kto/desirable_reward", "kto/undesirable_reward")),
             ChartPanel(
                 "Evaluation by environment and level",
                 ("eval/*/success", "eval/*/*/success"),

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from palestra.rollouts.episodes.reader import EpisodeReader
-from palestra.training.batches.grpo_batch import DropReason, build_batch, is_zero_variance
+from palestra.training.batches.compared_rewards import is_zero_variance
+from palestra.training.batches.grpo_batch import DropReason, build_batch
 from palestra.training.loops.step_metrics import batch_metrics, rollout_metrics
 from palestra.types import StopReason
 from palestra.types.episodes import (

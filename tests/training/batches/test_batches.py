@@ -11,18 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.config.train import AdvantageKind
-from palestra.training.batches.grpo_batch import (
-    DropReason,
-    TrainingBatch,
-    build_batch,
-    is_zero_variance,
-    trainable_rows,
-)
+from palestra.training.batches.compared_rewards import is_zero_variance
+from palestra.training.batches.grpo_batch import DropReason, TrainingBatch, build_batch, trainable_rows
+from palestra.training.custom_functions import FunctionError
 from palestra.types.rollouts import Group, Rollout, RolloutStop
 from tests.properties import examples
 from tests.training.records import group_of, make_config, make_group, make_rollout, make_turn
 
 PLAIN: dict[str, Any] = {"advantage": "mean_baseline", "normalize": "none"}
+
+
+CENTRED = [
+    *(AdvantageKind.GRPO, AdvantageKind.MEAN_BASELINE, AdvantageKind.LEAVE_ONE_OUT),
+    *(AdvantageKind.DR_GRPO, AdvantageKind.BATCH_STD, AdvantageKind.MAXRL),
+]
 
 
 def by_rollout(batch: TrainingBatch) -> dict[str, Any]:
@@ -200,13 +202,17 @@ def named(groups: list[list[tuple]]) -> list[Group]:
     ]
 
 
+def of_kind(kind: AdvantageKind) -> dict[str, Any]:
+    return {"advantage": kind, "reward_parts": {"reward": 1.0} if kind is AdvantageKind.GDPO else {}}
+
+
 CONFIGS = st.builds(
     lambda advantage, normalize, parts, limit, overlong, variance, shuffle: make_config(
         algorithm={
-            "advantage": advantage,
+            **of_kind(advantage),
             "normalize": normalize,
             "minibatches": parts,
-            "shuffle_rewards": shuffle,
+            "shuffle_rewards": shuffle and advantage is not AdvantageKind.GDPO,
         },
         data={"max_sequence_length": limit, "overlong": overlong, "zero_variance": variance},
         penalty={"length": 0.5, "length_window": 8, "cut": 0.25},
@@ -244,10 +250,46 @@ def test_whatever_comes_the_batch_is_sound(groups, config):
             assert sampled or logprob == advantage == 0.0
 
 
+def test_with_reinforce_plus_plus_groups_without_variance_teach_too():
+    groups = [make_group("g0", [1.0, 1.0]), make_group("g1", [1.0, 0.0])]
+    config = make_config(algorithm={"advantage": "reinforce++", "normalize": "none"})
+    assert not is_zero_variance(groups[0], config)
+    found = {name: row.advantages[-1] for name, row in by_rollout(build_batch(groups, config)).items()}
+    low, high = -0.75 / math.sqrt(3 / 16), 0.25 / math.sqrt(3 / 16)
+    assert found == {name: pytest.approx(one, rel=1e-4) for name, one in zip(found, [high, high, high, low], strict=True)}
+
+
+def test_gdpo_compares_metrics_of_the_environment():
+    group = make_group("g", [1.0, 1.0, 1.0])
+    for rollout, short in zip(group.rollouts, (0.0, 1.0, 1.0), strict=True):
+        rollout.metrics["short"] = short
+    parts = {"reward": 1.0, "short": 0.5}
+    config = make_config(algorithm={"advantage": "gdpo", "reward_parts": parts, "normalize": "none"})
+    assert not is_zero_variance(group, config)
+    found = [row.advantages[-1] for row in build_batch([group], config).sequences]
+    assert found == [pytest.approx(one, rel=1e-4) for one in (-math.sqrt(2), math.sqrt(0.5), math.sqrt(0.5))]
+    misspelt = make_config(algorithm={"advantage": "gdpo", "reward_parts": {"shrot": 1.0}})
+    with pytest.raises(FunctionError, match="no rollout of this step reports 'shrot'; did you mean short"):
+        build_batch([group], misspelt)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "problem"),
+    [
+        ({"advantage": "gdpo"}, "needs reward_parts"),
+        ({"reward_parts": {"reward": 1.0}}, "for advantage 'gdpo' only"),
+        ({"advantage": "gdpo", "reward_parts": {"reward": 1.0}, "shuffle_rewards": True}, "has several"),
+    ],
+)
+def test_parts_without_gdpo_and_gdpo_without_parts_are_refused(algorithm, problem):
+    with pytest.raises(ValueError, match=problem):
+        make_config(algorithm=algorithm)
+
+
 @examples(60)
 @given(
     st.lists(st.lists(st.floats(-5, 5), min_size=2, max_size=6), min_size=1, max_size=4),
-    st.sampled_from(AdvantageKind),
+    st.sampled_from(CENTRED),
     st.integers(1, 3),
 )
 def test_weights_of_a_minibatch_add_up_to_one(rewards, kind, parts):

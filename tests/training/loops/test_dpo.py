@@ -7,8 +7,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from palestra.chat import ChatTokenizer
 from palestra.config.bundled import BUNDLED
@@ -18,8 +16,10 @@ from palestra.data.errors import DatasetError
 from palestra.runs.reader import RunStatus
 from palestra.runs.record_files import read_lines
 from palestra.runs.writer import RunFolder
+from palestra.training.batches.preference_losses import AnswerScore, compare
 from palestra.training.batches.sft_examples import encode_example
-from palestra.training.loops.dpo import PairExample, PairPreference, answer_logprobs, check_dpo, weigh
+from palestra.training.loops.dpo import PairExample, check_dpo, sum_answer, weigh
+from palestra.training.loops.kto import check_kto, mismatched
 from tests.training.loops.test_sft import EXAMPLES, Told, load, run, start
 from tests.training.scripted import chat_tokenizer
 
@@ -94,11 +94,14 @@ def test_the_weights_are_the_gradient_of_the_dpo_loss():
     loss = torch.stack([-torch.nn.functional.logsigmoid(margin(pair)) for pair in pairs]).mean()
     (truth,) = torch.autograd.grad(loss, policy)
 
-    def opinion(pair: PairExample, table: torch.Tensor):
-        return answer_logprobs(pair, *(logprobs(table, one).tolist() for one in pair.sequences))
+    def score(sequence) -> AnswerScore:
+        own, other = (sum_answer(sequence, logprobs(table, sequence).tolist()) for table in (policy, reference))
+        return AnswerScore(own, sum(sequence.mask), other)
 
-    preferences = [PairPreference.of(opinion(pair, policy), opinion(pair, reference), beta) for pair in pairs]
-    weigh(pairs, preferences, beta)
+    config = load("dpo.yaml", f"beta={beta}", data=DATA)
+    assert isinstance(config, DpoConfig)
+    losses = [compare(config, *map(score, pair.sequences)) for pair in pairs]
+    weigh(pairs, losses)
     cross_entropy = -sum(
         (logprobs(policy, one) * torch.tensor(one.advantages[1:], dtype=torch.float64)).sum()
         for pair in pairs
@@ -106,18 +109,51 @@ def test_the_weights_are_the_gradient_of_the_dpo_loss():
     )
     (ours,) = torch.autograd.grad(cross_entropy, policy)
     torch.testing.assert_close(ours, truth, rtol=1e-9, atol=1e-12)
-    assert sum(one.loss for one in preferences) / len(pairs) == pytest.approx(loss.item())
+    assert sum(one.value for one in losses) / len(pairs) == pytest.approx(loss.item())
     assert truth.abs().max() > 1e-3
 
 
-@given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6))
-def test_no_margin_is_too_large(chosen, rejected):
-    found = PairPreference(chosen, rejected)
-    assert math.isfinite(found.loss)
-    assert found.loss >= 0 <= found.pull <= 1
-    expected = torch.nn.functional.softplus(torch.tensor(-found.margin, dtype=torch.float64)).item()
-    assert found.loss == pytest.approx(expected, rel=1e-6, abs=1e-8)
-    assert found.pull == pytest.approx(torch.sigmoid(torch.tensor(-found.margin, dtype=torch.float64)).item(), abs=1e-9)
+@pytest.mark.parametrize(
+    "loss", [pytest.param("ipo", marks=pytest.mark.slow), pytest.param("simpo", marks=pytest.mark.slow), "orpo"]
+)
+def test_relatives_of_dpo_learn_to_prefer_what_was_chosen(ephebe_url, tmp_path, loss):
+    rate = ("steps=4", *AT_ONCE, "optimizer.lr=8e-3")
+    folder, summary = start(a_dpo_config(ephebe_url, f"loss={loss}", *rate), tmp_path)
+    rows = folder.read_metrics()
+    assert summary["status"] == RunStatus.DONE
+    assert rows[-1]["loss/mean"] < rows[0]["loss/mean"]
+    assert rows[-1]["dpo/accuracy"] >= 0.75
+    assert rows[-1]["dpo/margin"] > rows[0]["dpo/margin"]
+
+
+def test_kto_tells_desirable_answers_from_others_without_pairs(ephebe_url, tmp_path):
+    labelled = tmp_path / "labelled.jsonl"
+    rows = [json.loads(line) for line in DATA.read_text().splitlines()]
+    halves = [
+        {"prompt": row["prompt"], "completion": row["chosen" if place % 2 else "rejected"], "label": bool(place % 2)}
+        for place, row in enumerate(rows)
+    ]
+    labelled.write_text("".join(json.dumps(row) + "\n" for row in halves))
+    overrides = ("loss=kto", "steps=5", "batch_size=16", *AT_ONCE, "optimizer.lr=8e-3", f"data={labelled}")
+    folder, summary = start(a_dpo_config(ephebe_url, *overrides), tmp_path)
+    first, *_, last = folder.read_metrics()
+    assert summary["status"] == RunStatus.DONE
+    assert first["loss/mean"] == pytest.approx(0.5, abs=1e-4)  # the policy still is the reference
+    assert first["kto/kl"] == pytest.approx(0, abs=1e-3)
+    assert last["loss/mean"] < 0.48
+    assert last["kto/desirable_reward"] > last["kto/undesirable_reward"] + 0.1
+
+
+def test_an_answer_is_put_after_the_prompt_of_another():
+    tokenizer = chat_tokenizer()
+    rows = [pair_of(json.loads(line)).chosen for line in DATA.read_text().splitlines()[:2]]
+    first, second = (encode_example(tokenizer, one, 512).sequence for one in rows)
+    found, _ = mismatched([first, second], 512)
+    begin = first.mask.index(True)
+    assert found.tokens == first.tokens[:begin] + second.tokens[second.mask.index(True) :]
+    assert found.mask == [False] * begin + second.mask[second.mask.index(True) :]
+    assert mismatched([first], 512) == []
+    assert mismatched([first, second], begin) == []
 
 
 def test_the_shipped_example_is_in_order(monkeypatch):
@@ -125,6 +161,15 @@ def test_the_shipped_example_is_in_order(monkeypatch):
     config = load("dpo.yaml")
     assert isinstance(config, DpoConfig)
     check_dpo(config, ChatTokenizer.load(BUNDLED / "ephebe"))
+
+
+def test_a_bad_label_is_found_before_a_run_begins(tmp_path):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"prompt": "Hi", "completion": "Hello", "label": "yes"}\n')
+    config = load("dpo.yaml", "loss=kto", data=bad)
+    assert isinstance(config, DpoConfig)
+    with pytest.raises(DatasetError, match=r"bad\.jsonl, line 1: 'label' should be true or false, but is 'yes'"):
+        check_kto(config, ChatTokenizer.load(BUNDLED / "ephebe"))
 
 
 def test_bad_pairs_are_found_before_a_run_begins(tmp_path):
