@@ -160,8 +160,17 @@ class PenaltyConfig(Config):
     """Subtracted if the environment reports `parse_error` in its metrics."""
     cut: NonNegativeFloat = 0.0
     """Subtracted if the last turn was cut at its token limit."""
+    turn: NonNegativeFloat = 0.0
+    """Subtracted for each turn after the first."""
+    by_pass_rate: bool = False
+    """Multiply the penalties for length and turns by the share of the group's rollouts that passed (`eval.success`):
+    what is not solved yet may take as long as it takes."""
     kl: NonNegativeFloat = 0.0
-    """Coefficient of the logprob ratio to the base model, which is subtracted from each token's advantage."""
+    """Coefficient of the KL from the base model, by the token."""
+    kl_form: Literal["k1", "k2", "k3"] = "k1"
+    """With d the policy's logprob minus the base model's. k1: mean of d - d is added to a token's advantage, as in
+    Tinker's cookbook. k2, k3: the gradient of d² / 2, or
+    of exp(-d) + d - 1 as in GRPO's paper, in the loss."""
 
 
 class AlgorithmConfig(Config):
@@ -177,9 +186,11 @@ class AlgorithmConfig(Config):
     reward_parts: dict[str, float] = Field(default={})
     """gdpo: weights of the rewards that are normalised apart, by the name of a metric that the environment reports, or
     `reward`."""
-    loss: Literal["importance_sampling", "ppo", "cispo", "dro", "gspo"] | FunctionName = "importance_sampling"
-    """The policy-gradient loss, as Tinker names them. Or a function of one's own, `package.module:function`, which runs
-    in the trainer's process."""
+    loss: Literal["importance_sampling", "ppo", "cispo", "dro", "gspo", "sapo", "gmpo"] | FunctionName = (
+        "importance_sampling"
+    )
+    """The policy-gradient loss, as Tinker names them. sapo, gmpo and functions of one's own,
+    `package.module:function`, run in the trainer's process."""
     loss_config: dict[str, float] = Field(default={})
     """Settings of the loss, such as clip_low_threshold and clip_high_threshold of ppo, or keyword arguments of one's
     own function."""

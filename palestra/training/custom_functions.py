@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["AdvantageFunction", "FunctionError", "LossFunction", "LossSequence", "Rollout"]
 
 
+SHIPPED = {name: f"palestra.training.trainer_losses:{name}" for name in ("sapo", "gmpo")}
+"""Losses that run in the trainer's process like those of users."""
+
+
 class FunctionError(ValueError):
     """A function of the user's cannot be used; the message names it and says what is wrong."""
 
@@ -139,8 +143,8 @@ def custom_advantage(name: str) -> CustomAdvantage:
 
 
 def custom_loss(algorithm: AlgorithmConfig) -> CustomLoss | None:
-    """Returns the function that the config names; None if it names a built-in one. Raises FunctionError."""
-    name, settings = algorithm.loss, algorithm.loss_config
+    """Returns the function that the config names; None if it names a loss of the engine. Raises FunctionError."""
+    name, settings = SHIPPED.get(algorithm.loss, algorithm.loss), algorithm.loss_config
     if ":" not in name:
         return None
     try:

@@ -130,16 +130,15 @@ def _counted(group: Group, rewards: Rewards) -> list[Rollout]:
     return [rollouts[name] for name in rewards]
 
 
-def _rewards(group: Group, config: GrpoConfig) -> dict[str, float]:
+def _rewards(group: Group, config: GrpoConfig) -> Rewards:
     """Returns the rewards that count in the baseline, by rollout id. If nothing is learned from rewards, a rollout
     without one can be trained on too."""
     if not config.learns_from_rewards:
         return {rollout.id: 0.0 for rollout in group.rollouts if not rollout.stop.is_failure}
-    return {
-        rollout.id: shaped_reward(rollout, config.penalty, config.rollout.max_context)
-        for rollout in group.rollouts
-        if rollout.is_graded and is_usable(rollout.reward)
-    }
+    graded = [rollout for rollout in group.rollouts if rollout.is_graded and is_usable(rollout.reward)]
+    passed = sum(rollout.reward is not None and rollout.reward >= config.eval.success for rollout in graded)
+    limit, pass_rate = config.rollout.max_context, passed / max(len(graded), 1)
+    return {rollout.id: shaped_reward(rollout, config.penalty, limit, pass_rate) for rollout in graded}
 
 
 def _shuffled(groups: list[dict[str, float]], salt: str) -> list[dict[str, float]]:

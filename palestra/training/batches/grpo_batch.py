@@ -85,7 +85,7 @@ def build_batch(
     if isinstance(config, DistillConfig):
         add_teacher_advantages(sequences, teacher_logprobs or {}, config.distillation)
     if config.penalty.kl and base_logprobs is not None:
-        add_kl_penalty(sequences, base_logprobs, config.penalty.kl)
+        add_kl_penalty(sequences, base_logprobs, config.penalty)
     if entropy_bonus:
         add_entropy_bonus(sequences, entropy_bonus)
     # Corrections come last: what they mask is to stay at 0, and the sign of an advantage is known only now.

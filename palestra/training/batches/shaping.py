@@ -12,14 +12,19 @@ from collections.abc import Mapping, Sequence
 from palestra.config.train import PenaltyConfig
 from palestra.types.rollouts import Branch, Rollout, TrainSequence
 
+MOST = 20.0  # nats: what is farther from the base model has an exponential that says nothing more
 
-def shaped_reward(rollout: Rollout, penalty: PenaltyConfig, max_context: int) -> float:
-    """Returns the reward that advantages are computed from. The rollout must be graded."""
+
+def shaped_reward(rollout: Rollout, penalty: PenaltyConfig, max_context: int, pass_rate: float = 1.0) -> float:
+    """Returns the reward that advantages are computed from. The rollout must be graded. `pass_rate` is its group's, by
+    which the price of length and turns is multiplied with `by_pass_rate`."""
     if rollout.reward is None:
         raise ValueError(f"rollout {rollout.id} has no reward to shape")
-    reward = rollout.reward
+    reward, share = rollout.reward, pass_rate if penalty.by_pass_rate else 1.0
     if penalty.length:
-        reward -= penalty.length * overlength(rollout, penalty.length_window, max_context)
+        reward -= share * penalty.length * overlength(rollout, penalty.length_window, max_context)
+    if penalty.turn:
+        reward -= share * penalty.turn * max(0, len(rollout.all_turns) - 1)
     if penalty.format and rollout.metrics.get("parse_error", 0.0) > 0:
         reward -= penalty.format
     if penalty.cut and rollout.is_cut:
@@ -39,15 +44,25 @@ def total_length(rollout: Rollout | Branch) -> int:
 
 
 def add_kl_penalty(
-    sequences: Sequence[TrainSequence], base_logprobs: Mapping[str, Sequence[float]], coefficient: float
+    sequences: Sequence[TrainSequence], base_logprobs: Mapping[str, Sequence[float]], penalty: PenaltyConfig
 ) -> None:
-    """Keeps the policy near the base model: adds coefficient x (mean - d) to the advantage of each sampled token.
+    """Keeps the policy near the base model, by the advantage of each sampled token.
 
-    d is the token's logprob under the policy that sampled it minus that under the base model; mean is the mean of d
-    over all sampled tokens of the batch. This is the form of Tinker's cookbook: subtracting the mean makes the penalty
-    a comparison of tokens, so that it does not push all probabilities down at once.
+    d is the token's logprob under the policy that sampled it minus that under the base model. k1 adds coefficient x
+    (mean of d over the batch - d), the form of Tinker's cookbook: subtracting the mean makes the penalty a comparison
+    of tokens, so that it does not push all probabilities down at once. k2 and k3 subtract the derivative of d^2 / 2, or
+    of exp(-d) + d - 1, by the logprob: on-policy, that is their gradient in the loss.
     """
-    _favour_low(sequences, [divergence(sequence, base_logprobs) for sequence in sequences], coefficient)
+    values_B = [divergence(sequence, base_logprobs) for sequence in sequences]
+    if penalty.kl_form == "k1":
+        _favour_low(sequences, values_B, penalty.kl)
+        return
+    for sequence, values in zip(sequences, values_B, strict=True):
+        slopes = iter(values if penalty.kl_form == "k2" else [-math.expm1(-min(max(d, -MOST), MOST)) for d in values])
+        sequence.advantages = [
+            advantage - penalty.kl * next(slopes) if sampled else 0.0
+            for advantage, sampled in zip(sequence.advantages, sequence.mask, strict=True)
+        ]
 
 
 def add_entropy_bonus(sequences: Sequence[TrainSequence], coefficient: float) -> None:

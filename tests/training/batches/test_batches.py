@@ -256,7 +256,9 @@ def test_with_reinforce_plus_plus_groups_without_variance_teach_too():
     assert not is_zero_variance(groups[0], config)
     found = {name: row.advantages[-1] for name, row in by_rollout(build_batch(groups, config)).items()}
     low, high = -0.75 / math.sqrt(3 / 16), 0.25 / math.sqrt(3 / 16)
-    assert found == {name: pytest.approx(one, rel=1e-4) for name, one in zip(found, [high, high, high, low], strict=True)}
+    assert found == {
+        name: pytest.approx(one, rel=1e-4) for name, one in zip(found, [high, high, high, low], strict=True)
+    }
 
 
 def test_gdpo_compares_metrics_of_the_environment():

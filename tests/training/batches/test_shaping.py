@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from palestra.config.train import PenaltyConfig
-from palestra.training.batches.grpo_batch import to_sequence
+from palestra.training.batches.grpo_batch import build_batch, to_sequence
 from palestra.training.batches.shaping import add_kl_penalty, shaped_reward
 from palestra.types import StopReason
-from tests.training.records import make_rollout, make_turn
+from tests.training.records import group_of, make_config, make_rollout, make_turn
 
 
 def test_without_penalties_the_reward_is_the_reward():
@@ -52,21 +53,44 @@ def test_the_kl_penalty_compares_tokens_with_the_batchs_mean():
     far = to_sequence(make_rollout("g-1", turns=[make_turn(2, observation=1, logprob=-1.0)]), -1.0, 100)
     # d: 0, 0 and 2, 2; their mean is 1
     base = {"g-0": [0, -9, -1, -1], "g-1": [0, -9, -9, -3, -3, -7]}
-    add_kl_penalty([near, far], base, 0.1)
+    add_kl_penalty([near, far], base, PenaltyConfig(kl=0.1))
     assert near.advantages == pytest.approx([0, 0, 1.1, 1.1])
     assert far.advantages == pytest.approx([0, 0, 0, -1.1, -1.1])
+
+
+@pytest.mark.parametrize(
+    ("form", "estimate"), [("k2", lambda d: d.square() / 2), ("k3", lambda d: torch.exp(-d) + d - 1)]
+)
+def test_other_forms_of_the_kl_have_the_gradient_of_the_estimate(form, estimate):
+    row = to_sequence(make_rollout("g-0", turns=[make_turn(3, logprob=-1.0)]), 0.0, 100)
+    base = [-1.5, -1.0, -0.2]
+    add_kl_penalty([row], {"g-0": [0, -9, *base]}, PenaltyConfig(kl=0.5, kl_form=form))
+    logprobs = torch.full((3,), -1.0, requires_grad=True)
+    (slopes,) = torch.autograd.grad(0.5 * estimate(logprobs - torch.tensor(base)).sum(), logprobs)
+    assert row.advantages == pytest.approx([0, 0, *(-slopes).tolist()], rel=1e-6)
+
+
+def test_turns_cost_as_much_as_the_group_passes():
+    rollout = make_rollout(reward=1.0, turns=[make_turn(), make_turn(observation=1), make_turn(observation=1)])
+    always, by_rate = PenaltyConfig(turn=0.1), PenaltyConfig(turn=0.1, by_pass_rate=True)
+    assert shaped_reward(rollout, always, 100, 0.25) == pytest.approx(0.8)
+    assert shaped_reward(rollout, by_rate, 100, 0.25) == pytest.approx(0.95)
+    group = group_of("g", [rollout, make_rollout("g-1", 0.0), make_rollout("g-2", 0.0), make_rollout("g-3", 0.0)])
+    config = make_config(penalty={"turn": 0.1, "by_pass_rate": True}, algorithm={"normalize": "none"})
+    found = build_batch([group], config).sequences
+    assert max(row.advantages[-1] for row in found) == pytest.approx(0.95 - 0.95 / 4)
 
 
 def test_a_kl_penalty_on_a_sequence_without_sampled_tokens_changes_nothing():
     fixed = to_sequence(make_rollout("g-0"), 1.0, 100)
     fixed.mask[:] = [0] * len(fixed.mask)
     before = list(fixed.advantages)
-    add_kl_penalty([fixed], {"g-0": [-1.0] * 5}, 0.1)
+    add_kl_penalty([fixed], {"g-0": [-1.0] * 5}, PenaltyConfig(kl=0.1))
     assert fixed.advantages == before
-    add_kl_penalty([], {}, 0.1)
+    add_kl_penalty([], {}, PenaltyConfig(kl=0.1))
 
 
 @pytest.mark.parametrize(("base", "have"), [({}, "none"), ({"g-0": [0.0, 0.0]}, "2")])
 def test_missing_base_logprobs_are_named(base, have):
     with pytest.raises(ValueError, match=f"rollout g-0: {have} reference logprobs for 5 tokens"):
-        add_kl_penalty([to_sequence(make_rollout(), 1.0, 100)], base, 0.1)
+        add_kl_penalty([to_sequence(make_rollout(), 1.0, 100)], base, PenaltyConfig(kl=0.1))
