@@ -13,7 +13,7 @@ import msgspec
 
 from palestra.config.environment_entries import EnvironmentEntry
 from palestra.config.evaluate import EvaluationConfig
-from palestra.endpoints.models import ModelPlace, open_models
+from palestra.endpoints.models import ModelPlace, checkpoint_of, open_models
 from palestra.environments.bundled.answers import Answers
 from palestra.environments.environment_set import EnvironmentSet
 from palestra.environments.errors import JudgeError, TaskFileError
@@ -24,6 +24,7 @@ from palestra.rollouts.endpoint.player import EndpointPlayer
 from palestra.rollouts.eval_metrics import eval_metrics
 from palestra.rollouts.gym.evaluation_player import open_gym_players
 from palestra.rollouts.rollout_loop import RolloutSettings
+from palestra.rollouts.score_metrics import score_metrics
 from palestra.rollouts.seeds import group_seeds
 from palestra.rollouts.sources import RolloutSourceError
 from palestra.runs.listener import RunListener, Stage
@@ -47,6 +48,13 @@ def open_environments(config: EvaluationConfig) -> EnvironmentSet:
 
 def model_place(config: EvaluationConfig, key: str | None) -> ModelPlace:
     return ModelPlace(server=config.server, api=config.api, key=key, runs=config.runs, device=config.device)
+
+
+def checkpoint_facts(config: EvaluationConfig, key: str | None) -> JsonObject:
+    """Returns which checkpoint of which run a model's name means now, for its record: `RUN@best` means another one
+    later. Empty for a model that is no run's."""
+    saved = checkpoint_of(config.model, model_place(config, key))
+    return {} if saved is None else {"checkpoint": {"run": saved.run.name, "step": saved.step}}
 
 
 def tasks_of(config: EvaluationConfig, environments: EnvironmentSet) -> list[Task]:
@@ -193,7 +201,8 @@ def _group(request: GroupRequest, rollouts: dict[str, Rollout]) -> Group:
 
 def _metrics(config: EvaluationConfig, groups: Sequence[Group], environments: EnvironmentSet) -> dict[str, float]:
     ks = [k for k in KS if k <= config.samples]
-    found = eval_metrics(groups, ks, config.success, environments.aggregate)
+    found = score_metrics(groups, ks, config.success)
+    found |= eval_metrics(groups, ks, config.success, environments.aggregate)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     for name in (PROMPT_TOKENS, SAMPLED_TOKENS):
         found[f"eval/{name}"] = sum(rollout.metrics.get(name, 0.0) for rollout in rollouts)

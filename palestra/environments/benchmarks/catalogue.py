@@ -147,14 +147,9 @@ _ALL = (
         grader_license="the verifiers are in the data",
         data_license="Apache-2.0",
         page="https://www.tbench.ai",
-        get="git clone https://github.com/laude-institute/terminal-bench-2 terminal-bench",
+        get="git clone https://github.com/harbor-framework/terminal-bench-2-1 terminal-bench",
         max_tokens=4096,
         environment=CODING,
     ),
 )
 BENCHMARKS = {one.name: one for one in _ALL}
-
-
-def of_data_source(name: str) -> Benchmark | None:
-    """The benchmark that an entry of `environments` is, by its own name or that of the tasks that it plays."""
-    return BENCHMARKS.get(name)

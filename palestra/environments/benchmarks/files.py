@@ -31,13 +31,13 @@ def data_files(benchmark: Benchmark, given: str | None) -> list[Path]:
         if path.is_dir() and (found := _matching(path, benchmark.files)):
             return found
         what = f"has none of its files ({', '.join(benchmark.files)})" if path.is_dir() else "is no file or folder"
-        raise TaskFileError(f"{benchmark.name}: {path} {what}; {_how(benchmark)}")
+        raise TaskFileError(f"{benchmark.name}: {path} {what}; {how_to_get(benchmark)}")
     for hub_id in benchmark.hub:
         for snapshot in snapshots_of("datasets", hub_id):
             if found := _matching(snapshot, benchmark.files):
                 return found
     where = f"{benchmark.hub[0]} is not in the cache {hub_cache()}" if benchmark.hub else "its files are not here"
-    raise TaskFileError(f"{benchmark.name}: {where}; {_how(benchmark)}")
+    raise TaskFileError(f"{benchmark.name}: {where}; {how_to_get(benchmark)}")
 
 
 def field(row: Row, *names: str) -> object:
@@ -56,5 +56,6 @@ def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
     return next((found for pattern in patterns if (found := sorted(folder.glob(pattern)))), [])
 
 
-def _how(benchmark: Benchmark) -> str:
+def how_to_get(benchmark: Benchmark) -> str:
+    """The end of an error's text: where the files are, and how to name them."""
     return f"to get them: {benchmark.how_to_get}\n  or name a file or folder of your own: --data {benchmark.name}=PATH"
