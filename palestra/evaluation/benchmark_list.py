@@ -5,6 +5,10 @@ Owns: looking for files and graders. Never touches: reading them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
 from msgspec import Struct
 
 from palestra.environments.benchmarks.catalogue import BENCHMARKS, Benchmark
@@ -28,6 +32,8 @@ class ListedBenchmark(Struct, frozen=True, kw_only=True):
     """How to get its files."""
     data: str | None
     """The file or folder that is found here; None: `--data NAME=PATH` has to name one."""
+    python: str | None
+    """The Python that has its grader; None for a grader that is ours, or that is not installed."""
     missing: list[str]
     """What is not here, each with how to get it."""
 
@@ -38,6 +44,8 @@ def list_benchmarks() -> list[ListedBenchmark]:
 
 def _listed(benchmark: Benchmark) -> ListedBenchmark:
     missing: list[str] = []
+    data = _found(partial(_data, benchmark), missing)
+    python = _found(partial(grader_python, benchmark, None), missing) if benchmark.package else None
     return ListedBenchmark(
         name=benchmark.name,
         about=benchmark.about,
@@ -46,21 +54,21 @@ def _listed(benchmark: Benchmark) -> ListedBenchmark:
         data_license=benchmark.data_license,
         page=benchmark.page,
         get=benchmark.how_to_get,
-        data=_data(benchmark, missing),
+        data=None if data is None else str(data),
+        python=None if python is None else str(python),
         missing=missing,
     )
 
 
-def _data(benchmark: Benchmark, missing: list[str]) -> str | None:
-    found: str | None = None
+def _data(benchmark: Benchmark) -> Path | None:
+    if benchmark.environment == CODING:
+        return benchmark_folder(benchmark, None)
+    return data_files(benchmark, None)[0] if benchmark.hub else None
+
+
+def _found(look: Callable[[], Path | None], missing: list[str]) -> Path | None:
     try:
-        if benchmark.environment == CODING:
-            found = str(benchmark_folder(benchmark, None))
-        elif benchmark.hub:
-            found = str(data_files(benchmark, None)[0])
-        if benchmark.package is not None:
-            python = grader_python(benchmark, None)
-            found = found or str(python)
+        return look()
     except TaskFileError as error:
         missing.append(str(error))
-    return found
+        return None

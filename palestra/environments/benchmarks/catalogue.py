@@ -54,6 +54,7 @@ class Benchmark:
 
 
 MATH_VERIFY = "math-verify, in a child process"
+MATH_PACKAGE = GraderPackage("math-verify", "math_verify", "math-verify==0.9.0")
 LM_EVAL = GraderPackage("lm-eval", "lm_eval", "'lm_eval[ifeval]==0.4.13'", "{python} -m nltk.downloader punkt_tab")
 BFCL = GraderPackage(
     "bfcl",
@@ -83,6 +84,7 @@ _ALL = (
         page="https://github.com/openai/prm800k",
         hub=("HuggingFaceH4/MATH-500",),
         files=("test.jsonl", "*math*500*.jsonl", "test*.parquet", "*/test*.parquet"),
+        package=MATH_PACKAGE,
     ),
     Benchmark(
         name="aime",
@@ -94,6 +96,7 @@ _ALL = (
         hub=("Maxwell-Jia/AIME_2024", "HuggingFaceH4/aime_2024"),
         files=("aime_2024_problems.parquet", "aime*.jsonl", "data/train-*.parquet", "train*.parquet", "*.jsonl"),
         max_tokens=8192,
+        package=MATH_PACKAGE,
     ),
     Benchmark(
         name="ifeval",

@@ -5,8 +5,11 @@ Owns: asking. Never touches: comparing expressions; math-verify does, in child p
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from palestra.environments.benchmarks.base import BenchmarkEnv
 from palestra.environments.benchmarks.files import field, first_field
+from palestra.environments.benchmarks.grader_python import grader_python
 from palestra.environments.grading.grader_processes import ChildError, shared_graders
 from palestra.environments.tasks import Row
 from palestra.util.json_types import JsonObject
@@ -16,12 +19,19 @@ LIMIT_S = 20.0
 
 
 class _Mathematics(BenchmarkEnv):
+    settings = (*BenchmarkEnv.settings, "python")
     prompt = "{question}\n\nThink step by step, and put the final answer into \\boxed{{}}."
 
+    @classmethod
+    def rows(cls, options: JsonObject) -> list[JsonObject]:
+        found = super().rows(options)
+        python = grader_python(cls.about(), options.get("python"))
+        return [{**task, "python": str(python)} for task in found]
+
     async def grade_answer(self, said: str) -> float:
-        question = {"expected": str(self.extras["answer"]), "said": said}
+        question = {"expected": str(self.extras["answer"]), "said": said, "latex_first": True}
         try:
-            found = await shared_graders(CHILD).request(question, LIMIT_S)
+            found = await shared_graders(CHILD, Path(str(self.extras["python"]))).request(question, LIMIT_S)
         except ChildError as error:  # an answer that takes more time or memory than any right one
             found = {"is_right": False, "extracted": None, "error": str(error)}
         self._report = {"is_right": found["is_right"], "extracted": found["extracted"]}
