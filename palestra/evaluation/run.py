@@ -28,7 +28,7 @@ from palestra.rollouts.score_metrics import score_metrics
 from palestra.rollouts.seeds import group_seeds
 from palestra.rollouts.sources import RolloutSourceError
 from palestra.runs.listener import RunListener, Stage
-from palestra.runs.reader import RunStatus
+from palestra.runs.reader import Part, RunStatus
 from palestra.runs.record_files import LineFile, read_lines
 from palestra.runs.writer import EventKind, RunFolder
 from palestra.types.rollouts import PROMPT_TOKENS, SAMPLED_TOKENS, Group, GroupRequest, Rollout, Task
@@ -113,6 +113,8 @@ async def evaluate(config: EvaluationConfig, run: RunFolder, listener: RunListen
                 if len(tasks) > config.tasks and config.task_ids is None:
                     listener.note(f"{entry.name}: the first {config.tasks} of {len(tasks)} tasks; tasks=N for more")
             requests = [_request(config, task) for task in tasks_of(config, environments)]
+            if _is_complete(config, run, requests):  # resumed beside others that are not
+                return run.finish(RunStatus.DONE)
             rollouts = await _play(config, run, environments, requests, listener, key)
             groups = [_group(request, rollouts) for request in requests]
             await _judge(config, run, groups)
@@ -187,6 +189,14 @@ def _played(file: Path) -> dict[str, Rollout]:
     """What was played before. A failure says nothing about the model, so it is played again."""
     found = [msgspec.convert(row, Rollout) for row in read_lines(file)]
     return {rollout.id: rollout for rollout in found if not rollout.stop.is_failure}
+
+
+def _is_complete(config: EvaluationConfig, run: RunFolder, requests: Sequence[GroupRequest]) -> bool:
+    """Whether an earlier start has played and recorded everything."""
+    if (run.path / PLAYED).exists() or not run.read_metrics():
+        return False
+    recorded = {row["id"] for row in run.read_rollouts(STEP, Part.EVAL)}
+    return {f"{request.id}-{index}" for request in requests for index in range(config.samples)} <= recorded
 
 
 def _request(config: EvaluationConfig, task: Task) -> GroupRequest:

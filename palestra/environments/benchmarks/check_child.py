@@ -72,17 +72,19 @@ def _remote(name: str) -> Any:
         _say({"call": name, **given})
         answer = json.loads(sys.stdin.buffer.readline())
         if "error" in answer:
-            kind, text = answer["error"]
-            raise _exception(str(kind))(str(text))
+            raise _exception(*map(str, answer["error"]))
         return decode(answer["value"])
 
     return call
 
 
-def _exception(name: str) -> type[Exception]:
+def _exception(name: str, text: str) -> Exception:
+    """The error that the program has raised, if tests may expect it."""
     found = getattr(builtins, name, None)
     kinds = (ArithmeticError, LookupError, TypeError, ValueError)
-    return found if isinstance(found, type) and issubclass(found, kinds) else ProgramFailed
+    if isinstance(found, type) and issubclass(found, kinds) and not issubclass(found, UnicodeError):
+        return found(text)
+    return ProgramFailed(f"{name}: {text}".removeprefix(": "))
 
 
 def _say(message: dict[str, Any]) -> None:

@@ -15,7 +15,10 @@ from palestra.environments.benchmarks.base import BenchmarkEnv
 
 GSM8K = [
     {"question": "A box has 3 rows of 6 eggs. How many eggs are in it?", "answer": "3*6=<<3*6=18>>18 eggs\n#### 18"},
-    {"question": "Tickets sell for $1 each, 1250 of them. What is earned?", "answer": "It is 1250 dollars.\n#### 1,250"},
+    {
+        "question": "Tickets sell for $1 each, 1250 of them. What is earned?",
+        "answer": "It is 1250 dollars.\n#### 1,250",
+    },
     {"question": "It is 4 degrees and falls by 7. What is it then?", "answer": "4-7=<<4-7=-3>>-3\n#### -3"},
 ]
 MATH500 = [
@@ -57,8 +60,7 @@ HUMANEVAL = [
     },
     {
         "task_id": "HumanEval/902",
-        "prompt": "def halves(value):\n"
-        '    """The halves of a value as a tuple, a set and a generator."""\n',
+        "prompt": 'def halves(value):\n    """The halves of a value as a tuple, a set and a generator."""\n',
         "entry_point": "halves",
         "canonical_solution": "    half = value / 2\n    return (half, half), {half}, (half for _ in range(2))\n",
         "test": "def check(candidate):\n    pair, kinds, each = candidate(3)\n    assert pair == (1.5, 1.5)\n"

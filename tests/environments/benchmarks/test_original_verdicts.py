@@ -44,7 +44,17 @@ needs_lm_eval = pytest.mark.skipif(not LM_EVAL.exists(), reason="lm_eval is not 
 needs_bfcl = pytest.mark.skipif(not BFCL.exists(), reason="bfcl_eval is not installed; make clients")
 
 NUMBERS = (
-    *("#### 18", "It is 18.", "18", "#### 17\nNo: #### 18", "#### 18\nThat is 3 rows.", "####18", "$18", "18.00", "18%"),
+    *(
+        "#### 18",
+        "It is 18.",
+        "18",
+        "#### 17\nNo: #### 18",
+        "#### 18\nThat is 3 rows.",
+        "####18",
+        "$18",
+        "18.00",
+        "18%",
+    ),
     *("#### 1,250", "1250", "so $1,250.", "1,250.00", "#### 1250.", "**1,250**", "1.250", "1 250"),
     *("#### -3", "-3", "minus 3", "3", "4 - 7 = -3", "4-7=-3", "#### -3.", "#### - 3"),
     *("", " ", "eighteen", "####", "...", "$", "#### $18", "A: 18\n\nB: 17", "18\n", "#### 18 eggs", "1,2,5,0", ",."),
@@ -82,7 +92,9 @@ def test_mathematics_is_graded_as_math_verify_does_in_lm_eval(tmp_path):
         tasks = tasks_of(env_class, write_rows(tmp_path / f"{env_class.benchmark}.jsonl", own), python=str(LM_EVAL))
         answers = [(place, said) for place in range(len(tasks)) for said in EXPRESSIONS]
         ours = graded(env_class, [(tasks[place], said) for place, said in answers])
-        gold = [{**row, "solution": f"$\\boxed{{{row.get('answer', row.get('Answer'))}}}$", "answer": ""} for row in own]
+        gold = [
+            {**row, "solution": f"$\\boxed{{{row.get('answer', row.get('Answer'))}}}$", "answer": ""} for row in own
+        ]
         theirs = lm_eval("math", [(gold[place], said) for place, said in answers])
         for (place, said), mine, found in zip(answers, ours, theirs, strict=True):
             assert mine["is_right"] == found, (own[place], said)
@@ -197,7 +209,15 @@ CALLS = (
 
 @needs_bfcl
 def test_bfcl_is_graded_as_by_its_own_runner():
-    chosen = ["simple_python", "parallel", "multiple", "irrelevance", "live_relevance", "simple_java", "simple_javascript"]
+    chosen = [
+        "simple_python",
+        "parallel",
+        "multiple",
+        "irrelevance",
+        "live_relevance",
+        "simple_java",
+        "simple_javascript",
+    ]
     tasks = Bfcl.tasks("eval", {"categories": chosen, "python": str(BFCL)})
     few = [task for category in chosen for task in [one for one in tasks if one["category"] == category][:6]]
     answers = [(task, said) for task in few for said in (*CALLS, *right_calls(task))]
