@@ -15,15 +15,17 @@ from pathlib import Path
 
 def checks() -> object:
     """Imports the checks alone: `lm_eval.tasks` around them would load datasets and more, for seconds."""
-    found = find_spec("lm_eval")
-    assert found is not None
-    assert found.origin is not None
+    if (found := find_spec("lm_eval")) is None or found.origin is None:
+        sys.exit("No module named 'lm_eval'")
     package = types.ModuleType("lm_eval.tasks")
     package.__path__ = [str(Path(found.origin).parent / "tasks")]
     sys.modules["lm_eval.tasks"] = package
     from lm_eval.tasks.ifeval import instructions_util, utils  # pyright: ignore[reportMissingImports]
 
-    instructions_util.nltk.data.find("tokenizers/punkt_tab")  # else some checks would raise, and others not
+    try:
+        instructions_util.nltk.data.find("tokenizers/punkt_tab")  # without it some checks raise, and others do not
+    except LookupError:
+        sys.exit(f"its nltk has no punkt_tab; to download it: {sys.executable} -m nltk.downloader punkt_tab")
     return utils
 
 

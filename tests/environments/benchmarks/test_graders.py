@@ -50,7 +50,7 @@ def test_grader_that_is_not_installed_is_named_with_its_commands(tmp_path, monke
     ) as refused:
         env_class.tasks("eval", own)
     assert f"--grader {env_class.benchmark}=PYTHON" in str(refused.value)
-    with pytest.raises(TaskFileError, match="cannot run .*No module named|cannot run .*AssertionError"):
+    with pytest.raises(TaskFileError, match=r"cannot run .*No module named"):
         env_class.tasks("eval", {**own, "python": sys.executable})
     with pytest.raises(TaskFileError, match="nowhere is no program"):
         env_class.tasks("eval", {**own, "python": "nowhere"})
@@ -63,5 +63,5 @@ def test_category_that_is_no_single_turn_is_refused():
 
 def test_row_of_another_form_is_named(tmp_path):
     file = write_rows(tmp_path / "mbpp.jsonl", [{**rows.MBPP[3], "test_list": "assert True"}])
-    with pytest.raises(TaskFileError, match="mbpp.jsonl, line 1: 'test_list' should be a list"):
+    with pytest.raises(TaskFileError, match=r"mbpp.jsonl, line 1: 'test_list' should be a list"):
         tasks_of(Mbpp, file)

@@ -65,7 +65,7 @@ CHEATS = {
     "raises what tests catch": "def add_it(value):\n    raise AssertionError",
     "raises to end the tests": "def add_it(value):\n    raise SystemExit(0)",
     "gives an object of its own": "def add_it(value):\n    return add_it",
-    "sends what is no value": 'import json\njson.dumps = lambda *_: \'{"value": {"set": [[]]}}\'\ndef add_it(value):\n    pass',
+    "sends what is no value": "import json\njson.dumps = lambda *_: '{}'\ndef add_it(value):\n    pass",
 }
 
 

@@ -45,11 +45,7 @@ def verdict(one):
     from bfcl_eval.model_handler.utils import default_decode_ast_prompting
 
     task, said = one["task"], one["said"]
-    handler = SimpleNamespace(
-        decode_ast=lambda result, language, has_tool_call_tag: default_decode_ast_prompting(
-            result, language, has_tool_call_tag
-        )
-    )
+    handler = SimpleNamespace(decode_ast=default_decode_ast_prompting)
     entry, category = {"function": task["functions"]}, task["category"]
     if category.endswith("relevance"):
         found = eval_runner._evaluate_single_relevance_entry(handler, task["id"], said, entry, MODEL, category)
