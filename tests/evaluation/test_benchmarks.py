@@ -12,7 +12,6 @@ from click.testing import CliRunner, Result
 
 from palestra.cli import main
 from palestra.runs.reader import Part, RunReader
-from palestra.testing.puppet import Cue, make_puppet
 from tests.environments.benchmarks import rows
 from tests.environments.benchmarks.rows import write_rows
 from tests.waiting import until
@@ -91,8 +90,29 @@ def test_benchmarks_are_listed_with_what_they_need(data, tmp_path, monkeypatch):
     assert "-m pip install --no-deps bfcl-eval" in text
 
 
+def test_agent_plays_task_folders_beside_other_benchmarks(data):
+    from palestra.coding.shipped_tasks import SHIPPED
+    from palestra.config.evaluate import load_evaluation_config
+    from palestra.evaluation.named import benchmark_defaults, default_agent, entries_named
+    from palestra.evaluation.run import open_environments, tasks_of
+    from palestra.evaluation.score_table import scores_of
+
+    names = ["gsm8k", "terminal-bench"]
+    given = [data[0].removeprefix("--data="), f"terminal-bench={SHIPPED}"]
+    settings = [f"agent.command=[{default_agent(names)}]"]
+    defaults = benchmark_defaults(names, settings)
+    config = load_evaluation_config(entries_named(names, given), [], settings, defaults=defaults)
+    assert config.max_tokens == 4096
+    with open_environments(config) as environments:
+        assert len(tasks_of(config, environments)) == 3 + 40
+    metrics = {f"eval/coding/{name}": 0.5 for name in ("pass_at_1", "pass_at_1_low", "pass_at_1_high", "tasks")}
+    assert [(one.benchmark, one.value) for one in scores_of(config, metrics)] == [("terminal-bench", 0.5)]
+
+
 @pytest.mark.slow
 def test_scripted_model_gets_the_scores_of_its_script(data, tmp_path):
+    from palestra.testing.puppet import Cue, make_puppet
+
     script = [
         Cue("There are 3 rows of 6 eggs each: #### 18", "rows of 6 eggs"),
         Cue("I think $1,240 is earned.", "Tickets sell"),

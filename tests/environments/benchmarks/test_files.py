@@ -6,9 +6,7 @@ import gzip
 import json
 from pathlib import Path
 
-import pyarrow
 import pytest
-from pyarrow import parquet
 
 from palestra.environments import TaskFileError
 from palestra.environments.benchmarks.catalogue import BENCHMARKS
@@ -30,6 +28,9 @@ def hub_snapshot(hub: Path, hub_id: str) -> Path:
 
 
 def test_files_are_found_in_the_cache_of_the_hub(tmp_path, monkeypatch):
+    import pyarrow
+    from pyarrow import parquet
+
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     main = hub_snapshot(tmp_path, "openai/gsm8k") / "main"
     main.mkdir()
