@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterable
 
 from palestra.environments.benchmarks.base import BenchmarkEnv, turn
-from palestra.environments.benchmarks.files import field, first_field
+from palestra.environments.benchmarks.files import data_files, field, first_field
 from palestra.environments.benchmarks.program_tests import ProgramTests, run_tests
 from palestra.environments.errors import TaskFileError
-from palestra.environments.tasks import Row
+from palestra.environments.tasks import Row, read_rows
 from palestra.environments.text import ConversationType
 from palestra.util.json_types import JsonObject
 
@@ -91,12 +91,14 @@ class Mbpp(_Programs):
 
     @classmethod
     def examples(cls, rows: list[Row], options: JsonObject) -> ConversationType:
-        """The three tasks that the authors show, if the file has them."""
-        known = {row.content.get("task_id"): row for row in rows if row.content.get("task_id") in cls.example_ids}
-        count = int(len(known) if options.get("shots") is None else options["shots"])
-        if count > len(known):
-            raise TaskFileError(f"mbpp: shots={count} needs the file with all rows (mbpp.jsonl), up to 3 of them")
-        shown = [row for _, row in sorted(known.items())][:count]
+        """The three tasks that the authors show: of the file with all rows, or of the split `prompt` beside it."""
+        (file, *_) = data_files(cls.about(), options.get("data"))
+        beside = [row for one in sorted(file.parent.glob(f"prompt-*{file.suffix}")) for row in read_rows(one)]
+        found = [row for row in (*rows, *beside) if row.content.get("task_id") in cls.example_ids]
+        count = int(len(found) if options.get("shots") is None else options["shots"])
+        if count > len(found):
+            raise TaskFileError(f"mbpp: shots={count}, but there are {len(found)} examples in or beside {file}")
+        shown = sorted(found, key=lambda row: row.content["task_id"])[:count]
         return [
             message
             for row in shown

@@ -58,6 +58,12 @@ def test_examples_are_shown_as_the_dataset_has_them(tmp_path):
     mbpp = tasks_of(Mbpp, write_rows(tmp_path / "mbpp.jsonl", rows.MBPP))
     assert [task["id"] for task in mbpp] == ["mbpp-11", "mbpp-12"]
     assert [message["role"] for message in mbpp[0]["prompt"]] == [*["user", "assistant"] * 3, "user"]
+    split = write_rows(tmp_path / "full" / "test-00000-of-00001.jsonl", rows.MBPP[3:5])
+    assert len(tasks_of(Mbpp, split)[0]["prompt"]) == 1
+    write_rows(tmp_path / "full" / "prompt-00000-of-00001.jsonl", rows.MBPP[:3])
+    assert [task["prompt"] for task in tasks_of(Mbpp, split)] == [task["prompt"] for task in mbpp]
+    with pytest.raises(TaskFileError, match="shots=4, but there are 3 examples"):
+        tasks_of(Mbpp, split, shots=4)
     assert mbpp[1]["prompt"][-1]["content"] == (
         "You are an expert Python programmer, and here is your task: Write a function to add 12 to a value. Your code "
         "should pass these tests:\n\nassert add_it(1) == 13\nassert add_it(0) == 12\nassert add_it(-7) == 5\n"
