@@ -108,15 +108,13 @@ def evaluate(
         from palestra.evaluation.run import check_tasks, model_place, open_environments
         from palestra.rollouts.sources import RolloutSourceError
         from palestra.runs.reader import RunError
-    if (agent := agent or default_agent(names)) is not None:
+    is_named = any(text.startswith("agent.command=") for text in overrides)
+    if (agent := agent or (None if is_named else default_agent(names))) is not None:
         overrides.append(f"agent.command={json.dumps([agent])}")
     with one_line_errors(ConfigError, RunError), one_line_errors(TaskFileError, code=FAILED):
         chosen = [[f"model={model}"] for model in models] or [[]]
-        folders = folder_names(name, models)
-        named = [
-            [*overrides, *one, *([f"name={folder}"] if folder else [])]
-            for one, folder in zip(chosen, folders, strict=True)
-        ]
+        called = [[f"name={folder}"] if folder else [] for folder in folder_names(name, models)]
+        named = [[*overrides, *one, *folder] for one, folder in zip(chosen, called, strict=True)]
         parts = [(named[0], one) for one in resume] or [(one, None) for one in named]
         configs = [_load(names, settings, which, data, grader) for settings, which in parts]
     with one_line_errors(ValueError, CheckpointError), one_line_errors(TaskFileError, RolloutSourceError, code=FAILED):

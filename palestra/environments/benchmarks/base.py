@@ -17,8 +17,6 @@ from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput, Conve
 from palestra.util.json_types import JsonObject
 from palestra.util.suggest import did_you_mean
 
-PYTHON_WORDS = "```python\n{}\n```"
-
 
 class BenchmarkEnv(BaseTextEnv):
     """One question and one answer. Subclasses say how a row is asked (`task_of`) and when an answer is right

@@ -57,10 +57,10 @@ class HumanEval(_Programs):
         anything else completes that code."""
         code, name = str(self.extras["code"]), str(self.extras["entry_point"])
         fenced = code_in(said, name)
-        if fenced is not None or re.search(rf"^def {name}\b", said, re.MULTILINE):
-            return f"{code}\n    pass\n\n{said if fenced is None else fenced}\n"
-        completion = said[: found.start()] if (found := ENDS.search(said)) else said
-        return code + completion + "\n"
+        answer = said if fenced is None else fenced
+        if defines(answer, name):
+            return f"{code}\n    pass\n\n{answer}\n"
+        return code + (answer[: found.start()] if (found := ENDS.search(answer)) else answer) + "\n"
 
     def tests(self) -> ProgramTests:
         name = str(self.extras["entry_point"])
@@ -126,7 +126,7 @@ class Mbpp(_Programs):
         code = code_in(said, names[0] if names else "")
         if code is None:
             code = said.partition("[BEGIN]")[2] or said
-        return f"{self.extras['setup']}\n{code.partition('[DONE]')[0]}\n"
+        return code.partition("[DONE]")[0] + "\n"
 
     def tests(self) -> ProgramTests:
         return ProgramTests(setup=str(self.extras["setup"]), tests=str(self.extras["tests"]))
@@ -135,6 +135,8 @@ class Mbpp(_Programs):
 def code_in(said: str, name: str) -> str | None:
     """Returns the first fenced block that defines the function, or else the first; None without any."""
     blocks = FENCED.findall(said)
-    return next(
-        (one for one in blocks if re.search(rf"^def {name}\b", one, re.MULTILINE)), blocks[0] if blocks else None
-    )
+    return next((one for one in blocks if defines(one, name)), blocks[0] if blocks else None)
+
+
+def defines(code: str, name: str) -> bool:
+    return re.search(rf"^def {name}\b", code, re.MULTILINE) is not None

@@ -29,6 +29,7 @@ def test_completions_and_whole_functions_are_judged(humaneval):
         (0, f"Here you are:\n```python\n{DOUBLED}```\nIt doubles."): True,
         (0, f"```\nimport math\n```\nand\n```python\n{DOUBLED}```"): True,
         (0, DOUBLED): True,
+        (0, f"The body is\n```python\n{completion}```"): True,
         (0, "```python\n" + DOUBLED.replace("2", "3") + "```"): False,
         (0, "I cannot do this."): False,
         (0, ""): False,
@@ -37,8 +38,8 @@ def test_completions_and_whole_functions_are_judged(humaneval):
     }
     found = graded(HumanEval, [(humaneval[place], said) for place, said in answers])
     assert [one["passed"] for one in found] == list(answers.values())
-    assert found[5]["error"] == "AssertionError: "
-    assert "SyntaxError" in found[6]["error"]
+    assert found[6]["error"] == "AssertionError: "
+    assert "SyntaxError" in found[7]["error"]
 
 
 CHEATS = {
