@@ -235,7 +235,7 @@ def right_calls(task: dict[str, Any]) -> list[str]:
     calls = []
     for answer in task["answers"]:
         ((name, values),) = answer.items()
-        given = [f"{key}={accepted[0]!r}" for key, accepted in values.items() if accepted[0] != ""]
+        given = [f"{key}={accepted[0]!r}" for key, accepted in values.items() if [*accepted, ""][0] != ""]
         calls.append(f"{name}({', '.join(given)})")
     return [f"[{', '.join(calls)}]"]
 
