@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +33,16 @@ def test_last_number_is_the_answer_and_the_marked_one_is_reported(tmp_path):
     found = graded(Gsm8k, [(tasks[place], said) for place, said in answers])
     assert [(one["strict_match"], one["flexible_extract"]) for one in found] == list(answers.values())
     assert [one["reward"] for one in found] == [float(flexible) for _, flexible in answers.values()]
+
+
+@pytest.mark.skipif("PALESTRA_GSM8K" not in os.environ, reason="PALESTRA_GSM8K names no file of GSM8K's test split")
+def test_every_answer_of_the_real_file_is_right():
+    tasks = tasks_of(Gsm8k, Path(os.environ["PALESTRA_GSM8K"]))
+    found = graded(Gsm8k, [(task, task["answer"]) for task in tasks])
+    assert len(tasks) == 1319
+    assert all(one["strict_match"] and one["flexible_extract"] for one in found)
+    other = graded(Gsm8k, [(task, tasks[place - 1]["answer"]) for place, task in enumerate(tasks)])
+    assert sum(one["reward"] for one in other) < 0.05 * len(tasks)
 
 
 def test_expressions_are_compared_by_value(tmp_path):
