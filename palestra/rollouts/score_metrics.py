@@ -26,8 +26,8 @@ def wilson_interval(share: float, count: int) -> Interval:
     samples of each task it is at most too wide, since a mean varies less than a single sample."""
     middle = (share + Z * Z / (2 * count)) / (1 + Z * Z / count)
     half = Z / (1 + Z * Z / count) * math.sqrt(share * (1 - share) / count + Z * Z / (4 * count * count))
-    low = 0.0 if share == 0 else max(0.0, middle - half)
-    return Interval(low, 1.0 if share == 1 else min(1.0, middle + half))
+    low, high = max(0.0, middle - half), min(1.0, middle + half)
+    return Interval(min(low, share), max(high, share))  # rounding, where the share is nearly 0 or 1
 
 
 def score_metrics(groups: Sequence[Group], ks: Sequence[int], success: float, prefix: str = "eval") -> Metrics:
