@@ -18,6 +18,9 @@ from palestra.checkpoints import CheckpointError, CheckpointNotFound
 from palestra.rollouts.policy_sampler import PolicyError, ServerUnreachable
 from palestra.rollouts.reachability import check_server
 from palestra.util.atomic_files import whole_folder
+from palestra.util.tinker_deprecations import ignore_deprecations
+
+ignore_deprecations()
 
 PAGE = 100
 TRAINED, EXTERNAL = "/weights/", "/external_weights/"

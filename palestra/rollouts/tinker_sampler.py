@@ -13,6 +13,9 @@ from tinker import types
 
 from palestra.rollouts.policy_sampler import PolicyError, SamplingError
 from palestra.types import SampledSequence, SamplingParams, StopReason
+from palestra.util.tinker_deprecations import ignore_deprecations
+
+ignore_deprecations()
 
 
 @contextmanager

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import warnings
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TypedDict
@@ -25,10 +24,10 @@ from palestra.training.custom_functions import CustomLoss
 from palestra.training.policy import PolicyStart, PolicyUpdate
 from palestra.types import AdamParams, SamplingParams
 from palestra.types.rollouts import SequenceSource, TrainSequence
+from palestra.util.tinker_deprecations import ignore_deprecations
 
 os.environ.setdefault("TINKER_TELEMETRY", "0")  # a run on one's own machine reports to nobody
-# The SDK from 0.38 on prefers other names for these calls, which 0.36 does not have.
-warnings.filterwarnings("ignore", r"DEPRECATED: \w+\.\w+_async", FutureWarning, r"palestra\.training\.tinker_policy")
+ignore_deprecations()
 
 GOODBYE_S = 5.0
 SETTLE_S = 60.0
