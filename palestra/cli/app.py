@@ -54,6 +54,9 @@ COMMANDS = [
     ),
     LazyCommand("sandbox", "palestra.cli.sandbox:sandbox", "Run commands behind a wall, or list what holds one here."),
     LazyCommand("serve", "palestra.cli.server.serve:serve", "Serve models: training and sampling by Tinker's API."),
+    LazyCommand(
+        "sweep", "palestra.cli.sweep.commands:sweep", "Run a population of training runs at one server; what it found."
+    ),
     LazyCommand("train", "palestra.cli.train:train", "Train a model: GRPO, distillation, SFT, DPO."),
     LazyCommand("usage", "palestra.cli.server.usage:usage", "Show what owners and runs have used of a server."),
     LazyCommand("view", "palestra.cli.view:view", "Show runs in the browser: curves, rollouts, tokens, live."),

@@ -31,7 +31,7 @@ from palestra.config.distillation import DistillationConfig, TeacherConfig, teac
 from palestra.config.environment_entries import EnvironmentEntry, check_coding, check_gyms
 from palestra.config.errors import ConfigError
 from palestra.config.judges import JudgeConfig, check_judges
-from palestra.config.load import Layers, merge_layers, validate
+from palestra.config.load import Layers, Override, merge_layers, validate
 from palestra.config.turn_credit import TurnCreditConfig
 from palestra.config.update_guard import UpdateGuardConfig
 from palestra.config.webhook import WebhookConfig
@@ -566,7 +566,7 @@ KINDS: dict[str, type[RunConfig]] = {
 
 
 def load_train_config(
-    files: Iterable[str | Path], overrides: Iterable[str], saved: JsonObject | None = None
+    files: Iterable[str | Path], overrides: Iterable[str | Override], saved: JsonObject | None = None
 ) -> RunConfig:
     """The config, of the kind that it names; grpo if it names none. `saved`: the config of a run to continue, over
     which the files are merged."""

@@ -1,20 +1,25 @@
-"""A server for one run: `palestra serve` as a child process that ends with the run.
+"""A server for one run, or for several: `palestra serve` as a child process that ends with its work.
 
-Owns: its command. Never touches: requests to it; starting and ending (`own_process`).
+Owns: its command, starting it again where several runs depend on it. Never touches: requests to it; starting and ending
+(`own_process`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from palestra.config.cores import usable_cores
 from palestra.rollouts.policy_sampler import PolicyError
-from palestra.util.own_process import own_process
+from palestra.util.own_process import guarded, own_process
 
 READY = "Palestra is ready at "
+STARTS = 5  # in vain, one after another, before a server is given up
+AGAIN_S = 1.0
 
 
 @asynccontextmanager
@@ -29,10 +34,11 @@ async def own_server(
     weights: str | None = None,
     runs: Path | None = None,
     settings: Sequence[str] = (),
+    port: int = 0,
 ) -> AsyncIterator[str]:
     """Starts a server and gives its address. `model` is a folder, `runs` what its dashboard shows, `settings` are more
     of the server's config. Raises PolicyError if it cannot start, and when it ends."""
-    command = [sys.executable, "-m", "palestra.cli", "serve", "--model", model, "--name", name, "--port", "0"]
+    command = [sys.executable, "-m", "palestra.cli", "serve", "--model", model, "--name", name, "--port", str(port)]
     command += ["--state", str(state), "--device", device, "--with-parent"]
     if weights is not None:
         command += ["--weights", weights]
@@ -46,3 +52,43 @@ async def own_server(
     note(f"loading {name}")
     async with own_process(command, READY, log, f"the server of {name}", note, PolicyError) as url:
         yield url
+
+
+@asynccontextmanager
+async def lasting_server(
+    start: Callable[[int], AbstractAsyncContextManager[str]], note: Callable[[str], None]
+) -> AsyncIterator[str]:
+    """Keeps an `own_server` at one address: when it ends, `start` is called with its port again, and clients that try
+    again notice a pause. Raises PolicyError if it cannot start."""
+    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    keeping = asyncio.create_task(_keep_up(start, note, address), name="server")
+    try:
+        with guarded(_result(keeping), PolicyError):
+            yield await address
+    finally:
+        keeping.cancel()
+        await asyncio.wait([keeping])
+
+
+async def _keep_up(
+    start: Callable[[int], AbstractAsyncContextManager[str]], note: Callable[[str], None], address: asyncio.Future[str]
+) -> str:
+    """Returns why the server is given up."""
+    port = failures = 0
+    while True:
+        try:
+            async with start(port) as url:
+                failures, port = 0, urlsplit(url).port or 0
+                if not address.done():
+                    address.set_result(url)
+                await asyncio.Event().wait()
+        except PolicyError as error:
+            failures += 1
+            if not address.done() or failures == STARTS:
+                return str(error)
+            note(f"{error}; it is started again")
+            await asyncio.sleep(AGAIN_S)
+
+
+async def _result(task: asyncio.Task[str]) -> str:
+    return await asyncio.shield(task)

@@ -23,6 +23,8 @@ Row = JsonObject
 STEP_FILE = re.compile(r"step_(\d+)\.jsonl\.zst")
 STOP = "stop.json"
 """File by which a run is asked to end after its step."""
+ENGINE = "engine"
+"""Folder within a run's, with the state of its own server; a link to the sweep's, if it is one of a sweep."""
 IMITATION = "imitation"
 """Folder within a run's, with the run of its imitation."""
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from palestra.runs.best_step import best_step
 from palestra.runs.export_form import ExportDtype, ExportForm
-from palestra.runs.reader import RunReader, RunStatus
+from palestra.runs.reader import ENGINE, RunReader, RunStatus
 from palestra.runs.record_files import RunError
 from palestra.util.json_types import JsonObject
 from palestra.util.suggest import did_you_mean
@@ -152,7 +152,7 @@ def list_checkpoints(run: RunReader) -> list[SavedCheckpoint]:
                 step=pointer.step,
                 address=pointer.address,
                 server=server,
-                folder=None if server else own_folder(run.path / "engine" / "checkpoints", pointer.address),
+                folder=None if server else own_folder(run.path / ENGINE / "checkpoints", pointer.address),
                 scores=_numbers(metrics.get(pointer.step, {}), names),
             )
         )

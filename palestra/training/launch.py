@@ -6,8 +6,8 @@ Owns: the order of opening, the record of the end. Never touches: the steps of a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from palestra.rollouts.reachability import until_unreachable, wait_reachable
 from palestra.rollouts.sources import RolloutSourceError
 from palestra.runs.advisories import RunAdvisor
 from palestra.runs.listener import RunListener, Stage
-from palestra.runs.reader import IMITATION, RunError, RunStatus
+from palestra.runs.reader import ENGINE, IMITATION, RunError, RunStatus
 from palestra.runs.run_state import RunState, StateError
 from palestra.runs.saved_checkpoints import CheckpointError, SelectedCheckpoint, find_selected, values_by_step
 from palestra.runs.writer import EventKind, RunFolder
@@ -52,11 +52,12 @@ RUN_ERRORS = (
 """Errors that may end a run and are not bugs of Palestra."""
 
 
-async def train(config: RunConfig, run: RunFolder, listener: RunListener) -> JsonObject:
+async def train(config: RunConfig, run: RunFolder, listener: RunListener, own_url: str | None = None) -> JsonObject:
     """Trains from the newest checkpoint in the run's folder, or from the beginning, and returns the summary. An error
-    that ends the run early is recorded and then raised."""
+    that ends the run early is recorded and then raised. `own_url`: the server whose state is in the run's folder, where
+    it runs already; without it and `config.server`, one is started."""
     try:
-        async with open_session(config, run, listener) as session:
+        async with open_session(config, run, listener, own_url) as session:
             status = await loop_of(session.config, session)
     except BaseException as error:
         stopped = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
@@ -111,22 +112,30 @@ def loop_of(config: RunConfig, session: TrainingSession) -> Coroutine[Any, Any, 
             raise SetupError(f"there is no training loop for a config of kind {type(config).__name__}")
 
 
+def server_of(
+    config: RunConfig, folder: Path, note: Callable[[str], None], port: int = 0
+) -> AbstractAsyncContextManager[str]:
+    """The server of a run, or of a sweep, whose state is in `folder`."""
+    base = config.model
+    return own_server(
+        *(str(model_folder(base)), base.name, folder / ENGINE, folder / "logs" / "server.log", note),
+        device=base.device,
+        weights=base.weights,
+        runs=folder.parent,
+        port=port,
+    )
+
+
 @asynccontextmanager
-async def open_session(config: RunConfig, run: RunFolder, listener: RunListener) -> AsyncIterator[TrainingSession]:
+async def open_session(
+    config: RunConfig, run: RunFolder, listener: RunListener, own_url: str | None = None
+) -> AsyncIterator[TrainingSession]:
     listener.stage(Stage.START, 0, 0)
     tokenizer = ChatTokenizer.load(tokenizer_folder(config))
     async with AsyncExitStack() as stack:
-        url, name = config.server, config.model.name
+        url, name = config.server or own_url, config.model.name
         if url is None:
-            folder, log = str(model_folder(config.model)), run.path / "logs" / "server.log"
-            base = config.model
-            server = own_server(
-                *(folder, name, run.path / "engine", log, listener.note),
-                device=base.device,
-                weights=base.weights,
-                runs=run.path.parent,
-            )
-            url = await stack.enter_async_context(server)
+            url = await stack.enter_async_context(server_of(config, run.path, listener.note))
         else:
             await wait_reachable(url, config.server_patience_s, listener.note)
             stack.enter_context(guarded(until_unreachable(url, config.server_patience_s), ServerUnreachable))

@@ -1,0 +1,1 @@
+"""`palestra sweep`: a population of runs at one server, and what it found."""
