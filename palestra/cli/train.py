@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import rich_click as click
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from palestra.config.train import RunConfig
     from palestra.runs.writer import RunFolder
 
+R = TypeVar("R")
 DISPLAYS = ("auto", "board", "lines", "json", "none")
 
 
@@ -170,7 +171,7 @@ def saved_words(folder: RunFolder) -> str:
     return "nothing was saved yet" if newest is None else f"everything up to step {newest.step} is saved"
 
 
-async def until_stopped(work: Coroutine[Any, Any, JsonObject], with_parent: bool) -> JsonObject:
+async def until_stopped(work: Coroutine[Any, Any, R], with_parent: bool) -> R:
     """Runs until it is done. SIGTERM, which batch systems send, ends the run as Ctrl-C does; with `with_parent`, so
     does the end of stdin."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()

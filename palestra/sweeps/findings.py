@@ -8,6 +8,7 @@ Owns: the order of settings, the importance of keys. Never touches: files, excep
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -148,4 +149,4 @@ def _grouped(settings: Sequence[Any], values: Sequence[float]) -> list[list[floa
         return list(groups.values())
     ordered = [value for _, value in sorted(zip(settings, values, strict=True), key=lambda pair: pair[0])]
     cuts = [round(len(ordered) * part / 3) for part in range(4)]
-    return [ordered[low:high] for low, high in zip(cuts, cuts[1:], strict=False) if high > low]
+    return [ordered[low:high] for low, high in itertools.pairwise(cuts) if high > low]

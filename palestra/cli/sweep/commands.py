@@ -42,17 +42,26 @@ def sweep() -> None:
 
 @sweep.command("run")
 @click.argument("arguments", nargs=-1, metavar="[CONFIG] [KEY=VALUES]...")
-@click.option("-c", "--config", "files", multiple=True, metavar="FILE",
-              help="Further config file of the runs, merged over CONFIG; may be repeated.")  # fmt: skip
+@click.option(
+    "-c",
+    "--config",
+    "files",
+    multiple=True,
+    metavar="FILE",
+    help="Further config file of the runs, merged over CONFIG; may be repeated.",
+)
 @click.option("--name", help="Name of the sweep's folder, with which the names of its runs begin. [two words]")
 @click.option("--grid", is_flag=True, help="Run every combination. This is the default.")
-@click.option("--sample", type=click.IntRange(min=1), metavar="N",
-              help="Draw N settings; each is run with every seed.")  # fmt: skip
+@click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Draw N settings; each is run with every seed.")
 @click.option("--sample-seed", type=int, metavar="N", help="Fixes what is drawn. [0]")
 @click.option("--metric", metavar="NAME", help="Metric by which runs are compared. [the one that keeps checkpoints]")
 @click.option("--prune", type=click.Choice(["halving"]), help="End the worse runs early: successive halving.")
-@click.option("--at-once", type=click.IntRange(min=1), metavar="N",
-              help="Runs that train at the same time. [as many as fit into memory]")  # fmt: skip
+@click.option(
+    "--at-once",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Runs that train at the same time. [as many as fit into memory]",
+)
 @click.option("--resume", metavar="SWEEP", help="Go on with this sweep, where it was interrupted.")
 @server_options(help="Address of a Tinker API. [a server that is started for the sweep]", default=None, envvar=None)
 @click.option("--dry-run", is_flag=True, help="Check and show the runs, and how many fit at a time; do not train.")
@@ -93,6 +102,7 @@ def run(
         from palestra.environments import TaskFileError
         from palestra.rollouts.sources import RolloutSourceError
         from palestra.runs.record_files import RunError
+        from palestra.sweeps.findings import find
         from palestra.sweeps.folder import SweepFolder, find_sweep
         from palestra.training.sweep import check_members
 
@@ -115,7 +125,16 @@ def run(
         root = Path(plan.members[0].config["runs"])
         folder = SweepFolder.create(root, plan) if place is None else SweepFolder.open(place)
     with folder:
-        raise SystemExit(run_in(folder, at_once, as_json=as_json, with_parent=with_parent))
+        code = run_in(folder, at_once, to_stderr=as_json, with_parent=with_parent)
+    if code is not None:
+        raise SystemExit(code)
+    findings = find(folder)
+    if as_json:
+        print_json(to_builtins(findings, str_keys=True))
+    else:
+        print_findings(findings)
+        click.echo(f"to see this again: palestra sweep show {folder.name}")
+    raise SystemExit(FAILED if findings.best is None else 0)
 
 
 def plan_of(given: str, files: tuple[str, ...], overrides: list[str], flags: dict[str, Any]) -> SweepPlan:
@@ -140,15 +159,15 @@ def fitting_at_once(plan: SweepPlan) -> int:
     return len(plan.members)
 
 
-def run_in(folder: SweepFolder, at_once: int, *, as_json: bool, with_parent: bool) -> int:
+def run_in(folder: SweepFolder, at_once: int, *, to_stderr: bool, with_parent: bool) -> int | None:
+    """Returns the exit code of a sweep that did not come to its end."""
     from palestra.cli.sweep.display import SweepLines
-    from palestra.sweeps.findings import find
     from palestra.training.launch import RUN_ERRORS
     from palestra.training.sweep import SweepRun
 
-    lines = SweepLines(folder.plan, to_stderr=as_json)
+    lines, count = SweepLines(folder.plan, to_stderr=to_stderr), len(folder.plan.members)
     again = f"to go on: palestra sweep --resume {folder.name}"
-    lines.note(f"sweep {folder.name}: {len(folder.plan.members)} runs, {min(at_once, len(folder.plan.members))} at once")
+    lines.note(f"sweep {folder.name}: {count} runs, {min(at_once, count)} at once; {folder.path}")
     try:
         with file_errors(again):
             asyncio.run(until_stopped(SweepRun(folder, lines, at_once).run(), with_parent))
@@ -158,13 +177,7 @@ def run_in(folder: SweepFolder, at_once: int, *, as_json: bool, with_parent: boo
     except RUN_ERRORS as error:
         click.echo(f"error: {error}\n{again}", err=True)
         return FAILED
-    findings = find(folder)
-    if as_json:
-        print_json(to_builtins(findings, str_keys=True))
-    else:
-        print_findings(findings)
-        click.echo(f"\nto see this again: palestra sweep show {folder.name}")
-    return FAILED if findings.best is None else 0
+    return None
 
 
 @sweep.command()

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import rich_click as click
 
+from palestra.runs.advisories import Advisory
 from palestra.runs.best_step import is_loss
 from palestra.runs.listener import Silence
 from palestra.runs.reader import RunStatus
@@ -58,6 +59,9 @@ class MemberLines(Silence):
 
     def __init__(self, lines: SweepLines, member: PlannedMember, metric: str) -> None:
         self._lines, self._name, self._metric = lines, lines.name(member.name), metric
+
+    def advise(self, advisory: Advisory) -> None:
+        self._lines.note(f"{self._name}: {advisory.warning}")
 
     def evaluated(self, step: int, metrics: dict[str, float]) -> None:
         if (value := metrics.get(self._metric)) is not None:
