@@ -50,7 +50,7 @@ COMMANDS = [
     LazyCommand(
         "run",
         "palestra.cli.run.commands:run",
-        "List, look at, compare, export, plot, stop, label and delete training runs.",
+        "List, look at, compare, export, plot, stop, fork, replay, label and delete training runs.",
     ),
     LazyCommand("sandbox", "palestra.cli.sandbox:sandbox", "Run commands behind a wall, or list what holds one here."),
     LazyCommand("serve", "palestra.cli.server.serve:serve", "Serve models: training and sampling by Tinker's API."),

@@ -135,16 +135,21 @@ def open_folder(config: RunConfig, resume: str | None) -> RunFolder:
     return RunFolder.open(config.runs / (config.name or ""))
 
 
-def run(config: RunConfig, folder: RunFolder, display: str, *, with_parent: bool = False) -> int:
+def run(
+    config: RunConfig, folder: RunFolder, display: str, *, with_parent: bool = False, last: int | None = None
+) -> int:
+    """Trains, up to step `last` if one is given; returns the exit code."""
     from palestra.cli.progress_display import open_display
     from palestra.rollouts.policy_sampler import ServerUnreachable
+    from palestra.runs.replay import StopAfter
     from palestra.training.launch import RUN_ERRORS, train
 
     again = f"to go on: {resume_command(folder)}"
     if display not in ("json", "none"):
         click.echo(f"to watch it in the browser: {view_command(folder)}")
     try:
-        with file_errors(again), open_display(display, folder.name, config) as listener:
+        with file_errors(again), open_display(display, folder.name, config) as shown:
+            listener = shown if last is None else StopAfter(shown, folder, last)
             summary = asyncio.run(until_stopped(train(config, folder, listener), with_parent))
     except (KeyboardInterrupt, asyncio.CancelledError):
         click.echo(f"stopped; {saved_words(folder)}; {again}", err=True)

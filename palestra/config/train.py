@@ -395,6 +395,9 @@ class GrpoConfig(RunConfig):
     """Models that grade rollouts, by the names that `environments[].reward` uses."""
     imitation: ImitationConfig | None = None
     """Solutions to imitate before the first step."""
+    reward: FunctionName | None = None
+    """A function of one's own, `package.module:function`, that is called with each rollout that was graded in training
+    and returns its reward, in place of the environment's. Evaluations keep the environment's. None: there is none."""
     rollout: RolloutConfig = RolloutConfig()
     data: DataConfig = DataConfig()
     difficulty: DifficultyConfig | None = None

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from palestra.runs.lock import RunLock
-from palestra.runs.reader import IMITATION, STOP, RunReader, RunStatus, find_run
+from palestra.runs.reader import ENGINE, IMITATION, STOP, RunReader, RunStatus, find_run, list_runs
 from palestra.runs.record_files import RunError, write_json
 from palestra.util.json_types import JsonObject
 
@@ -32,6 +32,10 @@ def delete_run(run: RunReader) -> None:
     """Deletes a run's folder with its checkpoints. Raises RunError if somebody writes it, or if it is not a run."""
     if not run.events_file.is_file():
         raise RunError(f"{run.path} does not look like a run: it has no {run.events_file.name}; nothing is deleted")
+    if users := [one.name for one in list_runs(run.path.parent) if _has_weights_in(one, run)]:
+        raise RunError(
+            f"{', '.join(users)} began with weights of {run.name} and keeps its own beside them; delete it first"
+        )
     lock = RunLock(run.lock_file)
     try:
         shutil.rmtree(run.path)
@@ -39,6 +43,11 @@ def delete_run(run: RunReader) -> None:
         raise RunError(f"{run.path} could not be deleted completely: {error}") from None
     finally:
         lock.close()
+
+
+def _has_weights_in(other: RunReader, run: RunReader) -> bool:
+    link = other.path / ENGINE
+    return link.is_symlink() and link.resolve().is_relative_to(run.path.resolve())
 
 
 def short_name(run: RunReader) -> str:

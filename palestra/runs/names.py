@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from pathlib import Path
 
 FIRST = """
 able amber ample apt azure bold brave bright brisk broad calm candid civil clean clear clever cool coral cosy crisp
@@ -34,3 +35,8 @@ def drawn_names() -> Iterator[str]:
     for number in range(10 * TRIES):
         name = f"{secrets.choice(first)}-{secrets.choice(second)}"
         yield name if number < TRIES else f"{name}-{secrets.randbelow(10**6)}"
+
+
+def free_name(root: Path) -> str:
+    """Two words that name nothing in the folder yet."""
+    return next(name for name in drawn_names() if not (root / name).exists())

@@ -46,6 +46,8 @@ class RunState(msgspec.Struct, kw_only=True):
     """Earlier positions that were begun and not used (asynchronous runs)."""
     address: str = ""
     """Address of weights and optimizer on the server."""
+    is_borrowed: bool = False
+    """The weights are another run's, from which this one was forked: they are saved as its own before anything else."""
     evaluated: int = -1
     """The last step whose weights were evaluated."""
     best: float | None = None

@@ -25,7 +25,6 @@ from msgspec import Struct
 from palestra.config.redaction import redact
 from palestra.config.sweep import SweepConfig
 from palestra.runs.lock import RunLock, read_holder
-from palestra.runs.names import drawn_names
 from palestra.runs.reader import RunNotFound, RunReader, RunStatus
 from palestra.runs.record_files import LineFile, RunError, read_json, read_lines, write_json
 from palestra.runs.saved_checkpoints import values_by_step
@@ -241,11 +240,6 @@ class SweepFolder(SweepReader):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def free_name(root: Path) -> str:
-    """Two words that name nothing in the folder yet."""
-    return next(name for name in drawn_names() if not (root / name).exists())
 
 
 def member_name(sweep: str, index: int, count: int) -> str:

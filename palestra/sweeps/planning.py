@@ -14,7 +14,8 @@ from palestra.config import ConfigError, dump_config
 from palestra.config.load import Override
 from palestra.config.sweep import SweepConfig
 from palestra.config.train import RunConfig, load_train_config
-from palestra.sweeps.folder import PlannedMember, SweepPlan, free_name, member_name
+from palestra.runs.names import free_name
+from palestra.sweeps.folder import PlannedMember, SweepPlan, member_name
 from palestra.sweeps.halving import eval_every, rung_steps
 from palestra.sweeps.settings import Setting, expand, setting_text
 from palestra.util.json_types import JsonObject

@@ -1,4 +1,4 @@
-"""Advantages and losses of one's own, which a config names as `package.module:function`.
+"""Advantages, losses and rewards of one's own, which a config names as `package.module:function`.
 
 Owns: what such a function takes and returns, importing it, a dry run on made-up data, checking every answer. Never
 touches: the server; these functions run in the trainer's process.
@@ -28,6 +28,13 @@ __all__ = ["AdvantageFunction", "FunctionError", "LossFunction", "LossSequence",
 
 SHIPPED = {name: f"palestra.training.trainer_losses:{name}" for name in ("sapo", "gmpo")}
 """Losses that run in the trainer's process like those of users."""
+
+ARGUMENTS = {
+    "algorithm.advantage": ("rewards", "rollouts"),
+    "algorithm.loss": ("logprobs", "sequences"),
+    "reward": ("rollout",),
+}
+"""What functions are called with, by the setting that names them."""
 
 
 class FunctionError(ValueError):
@@ -142,6 +149,27 @@ def custom_advantage(name: str) -> CustomAdvantage:
     return CustomAdvantage(name, _function("algorithm.advantage", name))
 
 
+@dataclass(frozen=True, slots=True)
+class CustomReward:
+    """A function that is called with a rollout that has ended and returns its reward."""
+
+    name: str
+    function: Callable[[Rollout], float]
+
+    @classmethod
+    def load(cls, name: str) -> CustomReward:
+        """Imports `package.module:function`. Raises FunctionError."""
+        return cls(name, _function("reward", name))
+
+    def of(self, rollout: Rollout) -> float:
+        """Raises FunctionError unless the function returns a finite number."""
+        where = f"reward {self.name!r}, for rollout {rollout.id},"
+        found = _call(where, self.function, rollout)
+        if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+            raise FunctionError(f"{where} returned {shown(found)}; a reward must be a finite number")
+        return float(found)
+
+
 def custom_loss(algorithm: AlgorithmConfig) -> CustomLoss | None:
     """Returns the function that the config names; None if it names a loss of the engine. Raises FunctionError."""
     name, settings = SHIPPED.get(algorithm.loss, algorithm.loss), algorithm.loss_config
@@ -156,7 +184,7 @@ def custom_loss(algorithm: AlgorithmConfig) -> CustomLoss | None:
 
 @cache
 def _function(setting: str, name: str, keywords: tuple[str, ...] = ()) -> Callable[..., Any]:
-    """Imports a function and checks that it can be called. `keywords`: names of the arguments besides the first two."""
+    """Imports a function and checks that it can be called. `keywords`: names of the arguments besides ARGUMENTS."""
     try:
         function = import_named(name, "function")
     except NamedImportError as error:
@@ -164,9 +192,9 @@ def _function(setting: str, name: str, keywords: tuple[str, ...] = ()) -> Callab
     if inspect.iscoroutinefunction(function):
         raise FunctionError(f"{setting} {name!r} is async; write it as a plain function")
     try:
-        inspect.signature(function).bind(None, None, **dict.fromkeys(keywords))
+        inspect.signature(function).bind(*ARGUMENTS[setting], **dict.fromkeys(keywords))
     except TypeError as error:
-        first = "rewards, rollouts" if setting == "algorithm.advantage" else "logprobs, sequences"
+        first = ", ".join(ARGUMENTS[setting])
         call = ", ".join([first, *(f"{keyword}=…" for keyword in keywords)])
         takes = f"takes {inspect.signature(function)}"
         raise FunctionError(f"{setting} {name!r} {takes}, but is called with ({call}): {error}") from None

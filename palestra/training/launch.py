@@ -29,7 +29,7 @@ from palestra.runs.run_state import RunState, StateError
 from palestra.runs.saved_checkpoints import CheckpointError, SelectedCheckpoint, find_selected, values_by_step
 from palestra.runs.writer import EventKind, RunFolder
 from palestra.training.auto_lr import with_learning_rates
-from palestra.training.custom_functions import FunctionError, check_functions
+from palestra.training.custom_functions import CustomReward, FunctionError, check_functions
 from palestra.training.loops.dpo import check_dpo, run_dpo
 from palestra.training.loops.grpo_setup import open_environments, run_grpo
 from palestra.training.loops.imitation import ImitationNotes, check_imitation, sft_config, write_conversations
@@ -81,6 +81,8 @@ def check(config: RunConfig) -> None:
     match config:
         case GrpoConfig():
             check_functions(config.algorithm)
+            if config.reward is not None:
+                CustomReward.load(config.reward)
             if config.rollouts == "agent":
                 check_agent(config.agent, config.environments)
             with open_environments(config) as environments:
@@ -155,6 +157,9 @@ async def open_session(
         policy = await stack.enter_async_context(TinkerPolicy.open(url, name, start, alias, replay_routing=replays))
         run.change_config(config)  # only now: a resume that cannot begin must not change what is saved
         trackers = stack.enter_context(reporting_the_end(open_trackers(config.trackers, run)))
+        if state is not None and state.is_borrowed:
+            state.is_borrowed = False
+            await checkpoints.save(state, policy)
         try:
             yield TrainingSession(
                 config=config,

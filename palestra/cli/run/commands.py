@@ -16,7 +16,7 @@ from msgspec import to_builtins
 
 from palestra.cli.options import renamed_option
 from palestra.cli.output import needs_extra, print_json, print_result
-from palestra.cli.run import manage
+from palestra.cli.run import fork, manage
 from palestra.cli.run.common import find, json_option, print_table, run_errors, runs_option, sparkline
 from palestra.cli.run.overview import evaluation_text, note_text
 from palestra.runs.control import resume_command
@@ -57,10 +57,10 @@ def output_option(text: str) -> Callable[[F], F]:
 
 @click.group()
 def run() -> None:
-    """List, look at, compare, export, plot, stop, label and delete training runs."""
+    """List, look at, compare, export, plot, stop, fork, replay, label and delete training runs."""
 
 
-for command in (manage.stop, manage.delete, manage.tag, manage.note):
+for command in (manage.stop, manage.delete, manage.tag, manage.note, fork.fork, fork.replay):
     run.add_command(command)
 
 
@@ -124,6 +124,7 @@ def show(which: str, root: Path, as_json: bool) -> None:
         "status": f"{status}{steps} in {duration_text(summary['seconds'])}",
         "model": model_name(config),
         "environments": environments,
+        "forked from": forked_text(facts),
         "selected": selection_text(summary["selected"]) if "selected" in summary else "",
         "started": f"{time_text(about['created'])} on {facts['host']}, attempts: {summary['attempts']}",
         "command": facts["command"],
@@ -247,6 +248,12 @@ def plot(which: str, out: Path | None, root: Path, as_json: bool) -> None:
         file = out or found.path / "plot.png"
         panels = draw(found, file)
     print_result(as_json, {"file": str(file), "panels": panels}, f"{file}: {', '.join(panels)}")
+
+
+def forked_text(facts: JsonObject) -> str:
+    """Whose run goes on in this one, and after which step."""
+    found = facts.get("forked_from")
+    return f"{found['run']} after step {found['step']}" if found else ""
 
 
 @contextmanager

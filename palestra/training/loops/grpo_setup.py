@@ -22,6 +22,7 @@ from palestra.rollouts.rollout_loop import RolloutSettings
 from palestra.rollouts.sources import RolloutSource
 from palestra.runs.reader import RunStatus
 from palestra.training.collecting.difficulty import TaskFilter
+from palestra.training.collecting.own_reward import with_own_reward
 from palestra.training.collecting.requests import RequestMaker
 from palestra.training.loops.evaluation import Evaluator
 from palestra.training.loops.grpo import GrpoLoop, GrpoParts
@@ -77,7 +78,7 @@ async def run_grpo(config: GrpoConfig, session: TrainingSession) -> RunStatus:
             ledger = sources.episodes.log if sources.episodes else None
             reporters = [part.take_metrics for part in (judges, ledger, task_filter) if part is not None]
             parts = GrpoParts(
-                judged(sources.train, judges),
+                with_own_reward(judged(sources.train, judges), config.reward),
                 requests,
                 evaluator,
                 environments.aggregate,
