@@ -95,6 +95,7 @@ class WandbTracker:
         known = {
             "project": "palestra",
             "name": run.name,
+            "group": sweep_of(run),
             "id": unique_name(run),
             "resume": "allow",
             "dir": str(run.path / "logs"),
@@ -149,7 +150,8 @@ class MlflowTracker:
             self._client.update_run(self._id, status="RUNNING")
             return
         experiment = self._experiment(options.get("experiment", "palestra"), run if address == beside else None)
-        made = self._client.create_run(experiment, run_name=run.name, tags=options.get("tags"))
+        tags = {**({"sweep": sweep} if (sweep := sweep_of(run)) else {}), **(options.get("tags") or {})}
+        made = self._client.create_run(experiment, run_name=run.name, tags=tags or None)
         self._id = made.info.run_id
         self._write_params(run.read_about()["config"])
         run.write_json("logs/mlflow.json", self._id)
@@ -197,6 +199,11 @@ class TensorboardTracker:
     def finish(self, status: RunStatus) -> None:
         if self._writer is not None:
             self._writer.close()
+
+
+def sweep_of(run: RunFolder) -> str | None:
+    """The sweep that a run belongs to; trackers show its runs as a group."""
+    return run.read_about()["facts"].get("sweep")
 
 
 def unique_name(run: RunFolder) -> str:

@@ -27,6 +27,7 @@ from palestra.view.rendering import FOLDER, page_templates, render
 from palestra.view.rollouts import rollout_pages
 from palestra.view.runs.catalogue import Catalogue
 from palestra.view.runs.comparison import ComparisonError
+from palestra.view.sweeps import sweep_routes
 from palestra.view.tasks import platform_routes
 from palestra.view.tasks.task_plays import TaskPlays
 
@@ -71,7 +72,7 @@ def create_app(
     if extension:
         extension.add(app)
     app.state.plays, app.state.gym = TaskPlays(), gym
-    for routes in (platform_routes, gym_routes):
+    for routes in (platform_routes, gym_routes, sweep_routes):
         app.include_router(routes.api)
         app.include_router(routes.pages)
     for routes in (api, pages, rollout_pages, login):

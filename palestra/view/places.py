@@ -13,7 +13,7 @@ from msgspec import Struct
 from palestra.view.access import own_path
 
 RUN_PATHS = ("", "runs", "compare")
-PLACES = (("Runs", ""), ("Platform", "platform"), ("Gym", "gym"))
+PLACES = (("Runs", ""), ("Sweeps", "sweeps"), ("Platform", "platform"), ("Gym", "gym"))
 """Title and path of those that need no server."""
 
 

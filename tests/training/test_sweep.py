@@ -144,6 +144,11 @@ def steps_of(folder: Path) -> int:
     return sum(len(file.read_bytes().splitlines()) for file in files if file.exists())
 
 
+def wait_for_a_step(folder: Path, process: ClientProcess) -> None:
+    come = steps_of(folder)
+    until(lambda: steps_of(folder) > come or process.poll() is not None, timeout_s=100)
+
+
 def server_of(folder: Path) -> psutil.Process | None:
     place = str(folder / "runs" / "pop" / "engine")
     found = [p for p in psutil.process_iter(["cmdline"]) if place in (p.info["cmdline"] or [])]
@@ -163,8 +168,7 @@ def test_a_sweep_survives_kills_of_its_trainer_and_of_its_server(tmp_path, seed)
     finish(start(whole, *SWEEP))
     process = start(cut, *SWEEP)
     for is_server in (True, False, True, False):
-        come = steps_of(cut)
-        until(lambda come=come: steps_of(cut) > come or process.poll() is not None, timeout_s=100)
+        wait_for_a_step(cut, process)
         time.sleep(rng.uniform(0, 2))
         if process.poll() is not None:
             break

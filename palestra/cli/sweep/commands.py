@@ -156,7 +156,19 @@ def plan_of(given: str, files: tuple[str, ...], overrides: list[str], flags: dic
 
 
 def fitting_at_once(plan: SweepPlan) -> int:
-    return len(plan.members)
+    """How many runs fit into memory at a time; all, where the server is somebody else's."""
+    from palestra.endpoints.model_folders import model_folder
+    from palestra.sweeps.planning import load_member
+
+    first, count = load_member(plan.members[0]), len(plan.members)
+    if first.server is not None or count == 1:
+        return count
+    with needs_extra("engine"):
+        from palestra.memory_plan.sweep_plan import runs_that_fit
+        from palestra.model.errors import ModelError
+    rank = max(one.config["model"]["rank"] for one in plan.members)
+    with one_line_errors(ModelError, OSError, ValueError):
+        return runs_that_fit(str(model_folder(first.model)), first.model.device, first.model.weights, rank, count)
 
 
 def run_in(folder: SweepFolder, at_once: int, *, to_stderr: bool, with_parent: bool) -> int | None:

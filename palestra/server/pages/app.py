@@ -38,6 +38,7 @@ FOLDER = Path(__file__).parent
 EVERYBODY, ADMINS = (*TRAINERS, Rights.METRICS), (Rights.ADMIN,)
 PLACES = (
     ("Runs", "", ADMINS),
+    ("Sweeps", "sweeps", ADMINS),
     ("Server", "server", EVERYBODY),
     ("Episodes", "episodes", TRAINERS),
     ("Playground", "playground", TRAINERS),

@@ -1,0 +1,1 @@
+"""The pages of sweeps: what one has found, live, and its runs."""
