@@ -53,10 +53,11 @@ class StopAfter:
 
 def parse_steps(text: str) -> tuple[int, int]:
     """`30..40`, or one step. Raises RunError."""
-    first, _, last = text.partition("..")
-    if not first.isdecimal() or not (last or first).isdecimal() or not 0 < int(first) <= int(last or first):
+    first, dots, last = text.partition("..")
+    last = last if dots else first
+    if not first.isdecimal() or not last.isdecimal() or not 0 < int(first) <= int(last):
         raise RunError(f"{text!r} names no steps; give the first and the last, as in 30..40")
-    return int(first), int(last or first)
+    return int(first), int(last)
 
 
 def compare_replay(original: RunReader, replay: RunReader, first: int, last: int) -> list[ReplayComparison]:

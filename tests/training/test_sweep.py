@@ -126,6 +126,30 @@ def test_halving_ends_the_worse_runs_and_those_that_wait_get_their_turn(run_swee
         assert statuses["pop-0"] == ("pruned", 1)
 
 
+@pytest.mark.slow
+def test_members_play_episodes_under_their_own_names(run_sweep):
+    found, listener = run_sweep({"seed": [0, 1]}, steps=1, rollout=FEW, rollouts="episodes", episodes={"players": 8})
+    assert (listener.errors, [one.status for one in found.states()]) == ({}, ["done", "done"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
+def test_runs_on_files_are_swept_too(ephebe_url, tmp_path, kind):
+    chat = {"messages": [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]}
+    pair = {"prompt": chat["messages"][:1], "chosen": "2", "rejected": "3"}
+    data = tmp_path / "data.jsonl"
+    data.write_text(f"{json.dumps(chat if kind == 'sft' else pair)}\n" * 4)
+    base = [f"kind={kind}", f"data={data}", "batch_size=2", "steps=2", f"server={ephebe_url}", f"runs={tmp_path}"]
+    vary = {"config": "-", "name": "pop", "vary": {"optimizer.lr": [1e-3, 1e-2]}}
+    plan, listener = plan_sweep(SweepConfig.model_validate(vary), [], base), Quiet()
+    with SweepFolder.create(tmp_path, plan) as folder:
+        asyncio.run(SweepRun(folder, listener, 2).run())
+    found = find(folder)
+    assert (listener.errors, found.statuses) == ({}, {"done": 2})
+    assert found.metric == {"sft": "loss/mean", "dpo": "dpo/accuracy"}[kind]
+    assert found.best is not None
+
+
 SWEEP = ("run.json", "seed=0..1", "optimizer.lr=1e-3,2e-3", "--name", "pop")
 
 
