@@ -99,7 +99,7 @@ def test_a_fork_borrows_the_state_of_its_parent(parent):
 
 @pytest.mark.parametrize(
     ("step", "override", "said"),
-    [(2, "seed=1", "those of the steps 3"), (3, "steps=3", "nothing left"), (3, "model.rank=2", "keeps its rank")],
+    [(2, "seed=1", "those of the steps 3"), (3, "steps=3", "nothing left"), (3, "model.rank=7", "keeps its rank")],
 )
 def test_a_fork_that_cannot_be_says_why(parent, step, override, said):
     with pytest.raises((RunError, ConfigError), match=said):
@@ -107,7 +107,7 @@ def test_a_fork_that_cannot_be_says_why(parent, step, override, said):
 
 
 def test_a_fork_from_the_beginning_needs_no_checkpoint(parent):
-    step, config = plan_fork(parent, 0, ["model.rank=2"], None)
+    step, config = plan_fork(parent, 0, ["model.rank=7"], None)
     with make_fork(parent, step, config) as child:
         assert not (child.path / "checkpoints").exists()
         assert not (child.path / "engine").exists()
