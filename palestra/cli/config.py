@@ -24,6 +24,7 @@ CONFIGS = {
     "serve": "palestra.config.serve:ServeConfig",
     **{kind: f"palestra.config.train:{kind.title()}Config" for kind in ("grpo", "distill", "sft", "dpo")},
     "eval": "palestra.config.evaluate:EvaluationConfig",
+    "sweep": "palestra.config.sweep:SweepConfig",
 }
 
 
@@ -39,7 +40,7 @@ def config() -> None:
 def show(command: str, files: tuple[str, ...], overrides: tuple[str, ...]) -> None:
     """Print the config COMMAND would run with, as JSON; secrets are blacked out.
 
-    COMMAND is serve, grpo, distill, sft, dpo or eval; CONFIG is what `palestra train` takes: a file, or the name of a
+    COMMAND is serve, grpo, distill, sft, dpo, eval or sweep; CONFIG is what `palestra train` takes: a file, or the name of a
     bundled config.
     """
     from palestra.config import ConfigError, dump_config, load_config

@@ -18,6 +18,7 @@ from pydantic_core import PydanticUndefined
 
 from palestra.config.environment_entries import GymEntry
 from palestra.config.serve import ServeConfig
+from palestra.config.sweep import SweepConfig
 from palestra.config.train import DistillConfig, DpoConfig, GrpoConfig, RunConfig, SftConfig
 from palestra.gym.agents.gymnasium import GymnasiumAgent
 from palestra.gym.agents.remote import RemoteAgent
@@ -52,6 +53,9 @@ def pages(reference: Reference) -> None:
                 for kind in (GrpoConfig, DistillConfig, SftConfig, DpoConfig)
                 for part in (f"## kind: {kind.__name__.removesuffix('Config').lower()}", *_own(configs, kind, shared))
             ),
+            "## A sweep",
+            "Written in the file of a sweep, for `palestra sweep FILE`. [Sweeps](../sweeps.md) shows one.",
+            *configs.sections(SweepConfig, ""),
             "## An environment called gym",
             "The `config` of an entry of `environments` whose name is `gym` or `gym:NAME`.",
             *configs.sections(GymEntry, "environments[].config."),
