@@ -40,8 +40,8 @@ def config() -> None:
 def show(command: str, files: tuple[str, ...], overrides: tuple[str, ...]) -> None:
     """Print the config COMMAND would run with, as JSON; secrets are blacked out.
 
-    COMMAND is serve, grpo, distill, sft, dpo, eval or sweep; CONFIG is what `palestra train` takes: a file, or the name of a
-    bundled config.
+    COMMAND is serve, grpo, distill, sft, dpo, eval or sweep; CONFIG is what `palestra train` takes: a file, or the name
+    of a bundled config.
     """
     from palestra.config import ConfigError, dump_config, load_config
     from palestra.config.serve import load_serve_config

@@ -18,8 +18,9 @@ from palestra.rollouts.policy_sampler import PolicyError
 from palestra.util.own_process import guarded, own_process
 
 READY = "Palestra is ready at "
-STARTS = 5  # in vain, one after another, before a server is given up
-AGAIN_S = 1.0
+STARTS = 5
+"""A server that has ended so often, each time soon after its start, is given up."""
+STABLE_S = 60.0
 
 
 @asynccontextmanager
@@ -73,21 +74,24 @@ async def lasting_server(
 async def _keep_up(
     start: Callable[[int], AbstractAsyncContextManager[str]], note: Callable[[str], None], address: asyncio.Future[str]
 ) -> str:
-    """Returns why the server is given up."""
+    """Returns why the server is given up. The first start is tried again too: after a kill of everything, the server
+    before may still be on its way out."""
     port = failures = 0
+    clock = asyncio.get_running_loop().time
     while True:
+        began = clock()
         try:
             async with start(port) as url:
-                failures, port = 0, urlsplit(url).port or 0
+                port = urlsplit(url).port or 0
                 if not address.done():
                     address.set_result(url)
                 await asyncio.Event().wait()
         except PolicyError as error:
-            failures += 1
-            if not address.done() or failures == STARTS:
+            failures = failures + 1 if clock() - began < STABLE_S else 1
+            if failures == STARTS:
                 return str(error)
             note(f"{error}; it is started again")
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(2**failures)
 
 
 async def _result(task: asyncio.Task[str]) -> str:

@@ -194,6 +194,8 @@ def _write_about(path: Path, config: BaseModel, facts: JsonObject, created: floa
 
 
 def _refuse_taken(path: Path) -> None:
+    if (path / "sweep.json").exists():
+        raise RunError(f"{path.name!r} is the name of a sweep in {path.parent}; give the run another --name")
     if (path / "config.json").exists():
         raise RunError(
             f"run {path.name!r} already exists in {path.parent}; continue it with --resume {path.name}, or "

@@ -146,8 +146,9 @@ class SweepRun:
 
     def _pause(self, member: PlannedMember, step: int) -> None:
         """Gives the place of a run whose rung is not decided to one that waits for a place."""
-        is_decided = any(one.step >= step and one.kind != "paused" for one in self._folder.decisions())
-        if step not in self._rungs or is_decided or not self._slots.locked() or member.name in self._paused:
+        if step not in self._rungs or not self._slots.locked():
+            return
+        if any(one.step >= step and one.kind != "paused" for one in self._folder.decisions()):
             return
         if all(state.status is not MemberStatus.WAITING for state in self._folder.states()):
             return

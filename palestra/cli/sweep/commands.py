@@ -93,7 +93,8 @@ def run(
         raise fail("--grid runs all combinations, --sample draws some; give one of them", USAGE)
     if len(given) != (0 if resume else 1):
         raise fail("give one CONFIG, or --resume SWEEP; as in: palestra sweep arithmetic seed=0..3", USAGE)
-    if resume and (files or any(value is not None for name, value in flags.items() if name != "at_once")):
+    is_changed = files or any(value is not None for name, value in flags.items() if name != "at_once")
+    if resume and (is_changed or any(not text.startswith("runs=") for text in overrides)):
         raise fail("a sweep goes on as it was planned; with --resume give no other settings than --at-once", USAGE)
     with needs_extra("train"):
         from palestra.chat import ChatError
