@@ -138,7 +138,7 @@ def open_folder(config: RunConfig, resume: str | None) -> RunFolder:
 def run(
     config: RunConfig, folder: RunFolder, display: str, *, with_parent: bool = False, last: int | None = None
 ) -> int:
-    """Trains, up to step `last` if one is given; returns the exit code."""
+    """Trains, up to step `last` if one is given, and then says nothing about the run's end; returns the exit code."""
     from palestra.cli.progress_display import open_display
     from palestra.rollouts.policy_sampler import ServerUnreachable
     from palestra.runs.replay import StopAfter
@@ -157,7 +157,7 @@ def run(
     except RUN_ERRORS as error:
         click.echo(f"error: {error}\n{again}", err=True)
         return UNREACHABLE if isinstance(error, ServerUnreachable) else FAILED
-    if display != "json":
+    if display != "json" and last is None:
         for text in last_warnings(folder):
             click.echo(f"warning: {text}")
         click.echo(closing_words(folder, summary))

@@ -33,9 +33,10 @@ def plan_fork(parent: RunReader, step: int | None, overrides: Iterable[str], nam
         have = f"there are those of the steps {', '.join(map(str, saved))}" if saved else "there is none"
         raise RunError(f"{parent.name} has no checkpoint of step {step}; {have}")
     theirs: JsonObject = parent.read_about()["config"]
+    rank = theirs["model"]["rank"]
     name, overrides = name or free_name(parent.path.parent), [*overrides]
     config = load_train_config([], overrides, theirs | {"name": name, "runs": str(parent.path.parent)})
-    if step and config.model.rank != theirs["model"]["rank"]:
+    if step and config.model.rank != rank:
         raise ConfigError(["model.rank: the adapter keeps its rank; another rank needs a run from the beginning"])
     if config.steps <= step:
         raise ConfigError([f"steps: with {config.steps} of them there is nothing left to do after step {step}"])
