@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from palestra.config.base import Config
 
@@ -19,6 +19,17 @@ class HalvingConfig(Config):
     """Step of the first rung. Default: the first evaluation after the start."""
     factor: int = Field(default=2, ge=2)
     """A rung keeps one of this many settings, rounded up, and the next rung is this many times as far."""
+
+
+class EvolveConfig(Config):
+    """Population based training: at some steps, the worst runs go on from the best ones, with other settings."""
+
+    every: PositiveInt | None = None
+    """Steps between comparisons, rounded up to evaluations. Default: each evaluation."""
+    share: float = Field(default=0.25, gt=0, le=0.5)
+    """Share of the runs that are replaced, and of those that they take over from; at least one."""
+    factor: float = Field(default=1.25, gt=1)
+    """Numbers among the settings are multiplied or divided by this."""
 
 
 class SweepConfig(Config):
@@ -41,8 +52,16 @@ class SweepConfig(Config):
     prune: Literal["halving"] | None = None
     """Ends runs early: `halving` is successive halving."""
     halving: HalvingConfig = HalvingConfig()
+    evolve: EvolveConfig | None = None
+    """Population based training. None: every run keeps its settings."""
     at_once: PositiveInt | None = None
     """Number of runs that train at the same time; the rest waits. Default: as many as fit into memory."""
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,55}$")
     """Name of the sweep's folder in `runs`, with which the names of its runs begin. Default: two words that are free
     there."""
+
+    @model_validator(mode="after")
+    def _is_one_rule(self) -> SweepConfig:
+        if self.prune is not None and self.evolve is not None:
+            raise ValueError("prune ends the worse runs, and evolve lets them go on from better ones; choose one")
+        return self

@@ -38,6 +38,8 @@ class EventKind(StrEnum):
     """The config was changed."""
     IMITATED = "imitated"
     """Solutions were imitated before the first step; the event names the weights."""
+    EVOLVED = "evolved"
+    """The run goes on with another one's weights and other settings; the event names the run."""
     CHECKPOINT = "checkpoint"
     STOP = "stop"
     """Somebody has asked the run to end after its step, and it does."""

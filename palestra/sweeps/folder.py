@@ -88,12 +88,16 @@ class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a sweep has decided about a run, at a step at which runs were compared."""
 
     kind: str
-    """pruned; kept; or paused, until all runs can be compared."""
+    """pruned; kept; evolved; or paused, until all runs can be compared."""
     member: str
     step: int
     reason: str
     value: float | None = None
     """What the run's setting had reached, of the sweep's metric."""
+    source: str | None = None
+    """The run whose weights and optimizer an evolved one takes over."""
+    settings: Setting | None = None
+    """The settings with which an evolved run goes on."""
     time: float = msgspec.field(default_factory=time.time)
 
 
@@ -147,10 +151,19 @@ class SweepReader:
     def decisions(self) -> list[Decision]:
         return [msgspec.convert(row, Decision) for row in read_lines(self.path / DECISIONS)]
 
+    def members(self) -> list[PlannedMember]:
+        """The runs in the order of the plan, with the settings that they have now."""
+        evolved = {one.member: one.settings for one in self.decisions() if one.settings is not None}
+        return [msgspec.structs.replace(one, settings=evolved.get(one.name, one.settings)) for one in self.plan.members]
+
+    def evolution_of(self, member: str) -> Decision | None:
+        """The newest decision by which a run takes over another one's weights."""
+        return next((one for one in reversed(self.decisions()) if one.member == member and one.source), None)
+
     def states(self) -> list[MemberState]:
         """All runs as they are now, in the order of the plan."""
         decided = {one.member: one.kind for one in self.decisions()}
-        return [self.state(member, decided.get(member.name)) for member in self.plan.members]
+        return [self.state(member, decided.get(member.name)) for member in self.members()]
 
     def state(self, member: PlannedMember, decided: str | None = None) -> MemberState:
         """`decided`: the kind of the newest decision about it."""
@@ -166,6 +179,8 @@ class SweepReader:
             shown = MemberStatus.PRUNED
         elif decided == "paused" and shown is MemberStatus.STOPPED:
             shown = MemberStatus.PAUSED
+        elif decided == "evolved" and shown is MemberStatus.STOPPED:
+            shown = MemberStatus.CUT  # it is about to go on
         return MemberState(
             **known,
             status=shown,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 
 from palestra.config import ConfigError, dump_config
@@ -15,8 +16,9 @@ from palestra.config.load import Override
 from palestra.config.sweep import SweepConfig
 from palestra.config.train import RunConfig, load_train_config
 from palestra.runs.names import free_name
+from palestra.sweeps.evolution import compared_steps
 from palestra.sweeps.folder import PlannedMember, SweepPlan, member_name
-from palestra.sweeps.halving import eval_every, rung_steps
+from palestra.sweeps.halving import eval_every
 from palestra.sweeps.settings import Setting, expand, setting_text
 from palestra.util.json_types import JsonObject
 
@@ -42,8 +44,8 @@ def plan_sweep(sweep: SweepConfig, files: Sequence[str | Path], overrides: Seque
         own = {"name": member, "alias": member if config.alias is not None else None}
         members.append(PlannedMember(member, setting, json.loads(dump_config(config.model_copy(update=own)))))
     metric = sweep.metric or default_metric(members[0].config)
-    if sweep.prune is not None and len({tuple(rung_steps(sweep, one.config)) for one in members}) > 1:
-        raise ConfigError(["prune: runs are compared at the same steps, so steps and eval.every cannot be varied"])
+    if len({tuple(compared_steps(sweep, one.config)) for one in members}) > 1:
+        raise ConfigError(["runs are compared at the same steps, so steps and eval.every cannot be varied"])
     plain = sweep.model_dump(mode="json")
     return SweepPlan(name=name, created=time.time(), sweep=plain, metric=metric, members=members)
 
@@ -60,4 +62,5 @@ def default_metric(config: JsonObject) -> str:
 
 
 def load_member(member: PlannedMember) -> RunConfig:
-    return load_train_config([], [], member.config)
+    """The config of a run with its present settings."""
+    return load_train_config([], _overrides(member.settings), deepcopy(member.config))

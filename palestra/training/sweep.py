@@ -19,6 +19,7 @@ from palestra.runs.labels import add_tag
 from palestra.runs.listener import RunListener
 from palestra.runs.reader import ENGINE, RunReader, RunStatus
 from palestra.runs.writer import RunFolder
+from palestra.sweeps.evolution import compared_steps, decide, take_over
 from palestra.sweeps.folder import (
     Decision,
     MemberState,
@@ -27,7 +28,6 @@ from palestra.sweeps.folder import (
     SweepFolder,
     SweepPlan,
 )
-from palestra.sweeps.halving import decide_rungs, rung_steps
 from palestra.sweeps.planning import load_member
 from palestra.training.launch import check, server_of, tokenizer_folder, train
 from palestra.util.json_types import JsonObject
@@ -61,15 +61,17 @@ class SweepRun:
     def __init__(self, folder: SweepFolder, listener: SweepListener, at_once: int) -> None:
         self._folder, self._listener = folder, listener
         self._slots = asyncio.Semaphore(at_once)
-        self._rungs = rung_steps(folder.config, folder.plan.members[0].config) if folder.config.prune else []
+        self._rungs = compared_steps(folder.config, folder.plan.members[0].config)
         self._pruned = {one.member for one in folder.decisions() if one.kind == "pruned"}
         self._paused: dict[str, asyncio.Event] = {}
         """Runs that wait for a rung's decision."""
+        self._evolving = set[str]()
+        """Runs that end to go on with another one's weights."""
 
     async def run(self) -> None:
         """Runs what is left of the sweep. A run that fails is reported, and the others go on. Raises PolicyError if
         there is no server."""
-        states = zip(self._folder.plan.members, self._folder.states(), strict=True)
+        states = zip(self._folder.members(), self._folder.states(), strict=True)
         left = [member for member, state in states if not state.status.is_over]
         if not left:
             return
@@ -95,10 +97,13 @@ class SweepRun:
             async with self._slots:
                 if member.name not in self._pruned:  # while it waited
                     await self._train(member, url)
-            if (decided := self._paused.get(member.name)) is None:
+            if (decided := self._paused.get(member.name)) is not None:
+                await decided.wait()
+                del self._paused[member.name]
+            elif member.name not in self._evolving:
                 return
-            await decided.wait()
-            del self._paused[member.name]
+            self._evolving.discard(member.name)
+            member = next(one for one in self._folder.members() if one.name == member.name)
 
     async def _train(self, member: PlannedMember, url: str | None) -> None:
         config = load_member(member)
@@ -114,14 +119,16 @@ class SweepRun:
         except Exception as error:  # boundary: one run, whatever it plays and computes, never ends the others
             self._listener.ended(member, RunStatus.FAILED, error)
         else:
-            if member.name not in self._paused:
+            if member.name not in self._paused and member.name not in self._evolving:
                 self._listener.ended(member, RunStatus(summary["status"]), None)
         self._compare()  # a rung may have waited for this one
 
     def _open_run(self, member: PlannedMember, config: RunConfig) -> RunFolder:
         path = self._folder.member_path(member.name)
         if (path / "config.json").is_file():
-            return RunFolder.open(path)
+            run = RunFolder.open(path)
+            take_over(self._folder, run)
+            return run
         path.mkdir(parents=True, exist_ok=True)
         if config.server is None:
             with suppress(FileExistsError):
@@ -132,12 +139,12 @@ class SweepRun:
 
     def _compare(self) -> None:
         """Decides the rungs that can be decided, and ends the runs that they leave behind, wherever these are."""
-        decisions = decide_rungs(self._folder)
+        decisions = decide(self._folder)
         self._folder.decide(decisions)
         for one in decisions:
             self._listener.decided(one)
-            if one.kind == "pruned":
-                self._pruned.add(one.member)
+            if one.kind in ("pruned", "evolved"):
+                (self._pruned if one.kind == "pruned" else self._evolving).add(one.member)
                 path = self._folder.member_path(one.member)
                 if (path / "config.json").is_file():
                     request_stop(RunReader(path))

@@ -65,9 +65,9 @@ def are_close(ours: list[list[Any]], theirs: list[list[Any]]) -> bool:
 def run_sweep(ephebe_url: str, tmp_path: Path):
     """`run_sweep({"seed": "0..1"}, prune="halving", at_once=1, steps=4)`: a whole sweep, to its end."""
 
-    def run(vary: dict[str, Any], at_once: int = 8, prune: str | None = None, **settings: Any):
+    def run(vary: dict[str, Any], at_once: int = 8, prune: str | None = None, evolve: Any = None, **settings: Any):
         saved = merged(SMALL, {"server": ephebe_url, "runs": str(tmp_path / "runs"), **settings})
-        config = {"config": "-", "name": "pop", "vary": vary, "prune": prune}
+        config = {"config": "-", "name": "pop", "vary": vary, "prune": prune, "evolve": evolve}
         base = [f"{key}={json.dumps(value)}" for key, value in saved.items()]
         plan, listener = plan_sweep(SweepConfig.model_validate(config), [], base), Quiet()
         with SweepFolder.create(tmp_path / "runs", plan) as folder:
@@ -89,6 +89,25 @@ def test_members_are_the_runs_they_would_be_alone(run_sweep, run_training, tmp_p
     best = find(found).best
     assert best is not None
     assert best.members == ["pop-0", "pop-1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_the_worst_run_goes_on_with_the_weights_of_the_best_one(run_sweep, at_once):
+    settings = {"steps": 3, "rollout": FEW, "eval": {"every": 1, "tasks": 16}, "checkpoint": {"every": 1}}
+    vary = {"optimizer.lr": [1e-7, 2e-3, 1e30]}
+    guard = {"enabled": False}
+    found, listener = run_sweep(vary, at_once, evolve={"every": 1}, update_guard=guard, **settings)
+    assert (listener.errors, {one.status for one in found.states()}) == ({}, {"done"})
+    evolved = [one for one in listener.decisions if one.kind == "evolved"]
+    assert {one.step for one in evolved} == {1, 2}
+    assert evolved[0].member == "pop-2"
+    assert found.states()[2].settings["optimizer.lr"] < 1e-2
+    run = RunReader(found.member_path("pop-2"))
+    assert [row["step"] for row in run.read_metrics()] == [0, 1, 2, 3]
+    (event, *_) = (row for row in run.read_events() if row["event"] == "evolved")
+    assert event["run"] == evolved[0].source
+    assert run.read_about()["config"]["optimizer"]["lr"] == found.states()[2].settings["optimizer.lr"]
 
 
 def scaled(logprobs, sequences, scale=1.0):

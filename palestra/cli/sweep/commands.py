@@ -56,6 +56,7 @@ def sweep() -> None:
 @click.option("--sample-seed", type=int, metavar="N", help="Fixes what is drawn. [0]")
 @click.option("--metric", metavar="NAME", help="Metric by which runs are compared. [the one that keeps checkpoints]")
 @click.option("--prune", type=click.Choice(["halving"]), help="End the worse runs early: successive halving.")
+@click.option("--evolve", is_flag=True, help="Population based training: the worst runs go on from the best ones.")
 @click.option(
     "--at-once",
     type=click.IntRange(min=1),
@@ -89,6 +90,7 @@ def run(
         overrides.append(f"server={server}")
     if key is not None:
         os.environ["TINKER_API_KEY"] = key  # as for `palestra train`
+    flags["evolve"] = {} if flags["evolve"] else None
     if flags.pop("grid") and flags["sample"]:
         raise fail("--grid runs all combinations, --sample draws some; give one of them", USAGE)
     if len(given) != (0 if resume else 1):

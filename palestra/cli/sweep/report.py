@@ -38,16 +38,17 @@ def print_findings(found: SweepFindings) -> None:
         rows.append([setting, str(len(one.members)), *figures, counts_text(one.statuses)])
     click.echo("")
     print_table(rows)
-    failed = [one for one in found.members if one.error]
-    for one in failed:
+    for one in [one for one in found.members if one.error]:
         click.echo(f"{one.name} failed after step {one.step}: {one.error}")
     if any(one.share is not None for one in found.importance):
         click.echo(f"\nshare of the differences at step {found.importance_step} that each key explains by itself")
         print_table([[one.key, "-" if one.share is None else f"{one.share:.0%}"] for one in found.importance])
-    pruned = [one for one in found.decisions if one.kind == "pruned"]
-    if pruned:
+    if pruned := [one for one in found.decisions if one.kind == "pruned"]:
         click.echo(f"\n{len(pruned)} runs were ended early by successive halving")
         print_table([["run", "why"], *([one.member, one.reason] for one in pruned)])
+    if evolved := [one for one in found.decisions if one.kind == "evolved"]:
+        click.echo("\nruns that went on from better ones")
+        print_table([["run", "why"], *([one.member, one.reason] for one in evolved)])
     if found.best is not None:
         click.echo(f"\nbest: {best_text(found.best, found.metric)}")
 
