@@ -141,6 +141,7 @@ def run(
 
 
 def plan_of(given: str, files: tuple[str, ...], overrides: list[str], flags: dict[str, Any]) -> SweepPlan:
+    from palestra.config import ConfigError
     from palestra.config.bundled import find_config_file
     from palestra.config.load import Layers, read_file, validate
     from palestra.config.sweep import SweepConfig
@@ -152,6 +153,8 @@ def plan_of(given: str, files: tuple[str, ...], overrides: list[str], flags: dic
     layers, content = Layers(), read_file(file)
     layers.merge(content if "vary" in content else {"config": given, "vary": {}}, given)
     layers.data["vary"] = {**(layers.data["vary"] or {}), **vary}
+    if not layers.data["vary"]:
+        raise ConfigError(["nothing is varied: give a key several values, as in seed=0..3"])
     layers.merge({name: value for name, value in flags.items() if value is not None}, "the command line")
     sweep: SweepConfig = validate(SweepConfig, layers)
     base = [find_config_file(sweep.config), *files]
