@@ -73,7 +73,7 @@ def _decide(sweep: SweepReader, share: float, factor: float, step: int) -> list[
             continue
         settings = perturbed(source, run, factor, f"{sweep.plan.created}/{step}/{run.name}")
         reason = f"{place}; it goes on from {source.name} with {setting_text(settings)}"
-        evolved = {"source": source.name, "settings": settings}
+        evolved = {"source": source.name, "settings": settings, "attempt": run.attempt}
         found.append(Decision(kind="evolved", member=run.name, step=step, reason=reason, value=value, **evolved))
     return found
 

@@ -55,7 +55,7 @@ class MemberStatus(StrEnum):
     PAUSED = "paused"
     """It was compared, and makes room for runs that wait until all were."""
     CUT = "cut"
-    """The sweep was interrupted; resumed, it goes on with this run."""
+    """It is about to go on, or the sweep was interrupted; resumed, it goes on with this run."""
 
     @property
     def is_over(self) -> bool:
@@ -94,6 +94,8 @@ class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str
     value: float | None = None
     """What the run's setting had reached, of the sweep's metric."""
+    attempt: int | None = None
+    """Which start of the run this ends, to go on later: of one that is paused or evolves."""
     source: str | None = None
     """The run whose weights and optimizer an evolved one takes over."""
     settings: Setting | None = None
@@ -112,6 +114,8 @@ class MemberState(Struct, frozen=True, kw_only=True):
     steps: int
     values: dict[int, float]
     """The sweep's metric by step."""
+    attempt: int = 0
+    """How often it was started."""
     error: str | None = None
     """Why it has failed."""
 
@@ -162,30 +166,32 @@ class SweepReader:
 
     def states(self) -> list[MemberState]:
         """All runs as they are now, in the order of the plan."""
-        decided = {one.member: one.kind for one in self.decisions()}
-        return [self.state(member, decided.get(member.name)) for member in self.members()]
+        decisions: dict[str, list[Decision]] = {}
+        for one in self.decisions():
+            decisions.setdefault(one.member, []).append(one)
+        return [self._state(member, decisions.get(member.name, [])) for member in self.members()]
 
-    def state(self, member: PlannedMember, decided: str | None = None) -> MemberState:
-        """`decided`: the kind of the newest decision about it."""
+    def _state(self, member: PlannedMember, decisions: Sequence[Decision]) -> MemberState:
+        """`decisions` are those about this run, oldest first."""
+        is_pruned = any(one.kind == "pruned" for one in decisions)
         known = {"name": member.name, "settings": member.settings, "steps": member.config["steps"]}
         try:
             run = RunReader(self.member_path(member.name))
         except RunNotFound:
-            status = MemberStatus.PRUNED if decided == "pruned" else MemberStatus.WAITING
+            status = MemberStatus.PRUNED if is_pruned else MemberStatus.WAITING
             return MemberState(**known, status=status, step=0, values={})
         status, summary, rows = run.status(), run.read_summary(), run.read_metrics()
-        shown = _member_status(status, summary)
-        if decided == "pruned" and shown not in (MemberStatus.RUNNING, MemberStatus.DONE):
+        shown, attempt = _member_status(status, summary), summary.get("attempts", 1)
+        if is_pruned and shown not in (MemberStatus.RUNNING, MemberStatus.DONE):
             shown = MemberStatus.PRUNED
-        elif decided == "paused" and shown is MemberStatus.STOPPED:
-            shown = MemberStatus.PAUSED
-        elif decided == "evolved" and shown is MemberStatus.STOPPED:
-            shown = MemberStatus.CUT  # it is about to go on
+        elif shown is MemberStatus.STOPPED and any(one.attempt == attempt for one in decisions):
+            shown = MemberStatus.PAUSED if decisions[-1].kind == "paused" else MemberStatus.CUT
         return MemberState(
             **known,
             status=shown,
             step=max((row["step"] for row in rows), default=0),
             values=values_by_step(run, self.plan.metric),
+            attempt=attempt,
             error=summary.get("error") if shown is MemberStatus.FAILED else None,
         )
 

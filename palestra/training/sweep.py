@@ -28,11 +28,14 @@ from palestra.sweeps.folder import (
     SweepFolder,
     SweepPlan,
 )
+from palestra.sweeps.halving import value_at
 from palestra.sweeps.planning import load_member
 from palestra.training.launch import check, server_of, tokenizer_folder, train
 from palestra.util.json_types import JsonObject
 
 TELL_EVERY_S = 8.0
+UNDER_WAY = (MemberStatus.WAITING, MemberStatus.CUT)
+"""States of runs that wait for a place."""
 
 
 class SweepListener(Protocol):
@@ -157,12 +160,15 @@ class SweepRun:
             return
         if any(one.step >= step and one.kind != "paused" for one in self._folder.decisions()):
             return
-        if all(state.status is not MemberStatus.WAITING for state in self._folder.states()):
+        states = self._folder.states()
+        if not any(state.status in UNDER_WAY and value_at(state, step) is None for state in states):
             return
         reason = f"it was evaluated at step {step}, where other runs have yet to come"
-        self._folder.decide([Decision(kind="paused", member=member.name, step=step, reason=reason)])
+        run = RunReader(self._folder.member_path(member.name))
+        attempt = run.read_summary().get("attempts", 1)
+        self._folder.decide([Decision(kind="paused", member=member.name, step=step, reason=reason, attempt=attempt)])
         self._paused[member.name] = asyncio.Event()
-        request_stop(RunReader(self._folder.member_path(member.name)))
+        request_stop(run)
 
     async def _tell(self) -> None:
         while True:

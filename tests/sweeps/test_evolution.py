@@ -59,10 +59,11 @@ def test_a_run_takes_over_once_and_again_as_long_as_the_weights_are_not_its_own(
     save(sweep, 0, 3)  # it went on meanwhile
     save(sweep, 1, 2)
     path = sweep.member_path("pop-0")
+    newest = path / "checkpoints" / "step_000002.json"
     for _ in range(2):  # as if a kill had come before they were its own
         with RunFolder.open(path) as run:
             take_over(sweep, run)
-        (newest,) = (path / "checkpoints").glob("*.json")
+        assert [file.name for file in (path / "checkpoints").iterdir()] == [newest.name]
         state = read_state(newest)
         assert (state.step, state.address, state.is_borrowed) == (2, "tinker://pop-1/weights/2", True)
     save(sweep, 0, 2)

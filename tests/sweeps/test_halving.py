@@ -68,9 +68,13 @@ def test_of_a_loss_less_is_better(tmp_path):
 
 def test_a_paused_run_is_not_over(tmp_path):
     with create(tmp_path, {"seed": "0..1"}, prune="halving") as sweep:
-        sweep.decide([Decision(kind="paused", member="pop-0", step=1, reason="others wait")])
+        sweep.decide([Decision(kind="paused", member="pop-0", step=1, reason="others wait", attempt=1)])
         play(sweep, 0, {1: 0.5}, RunStatus.STOPPED)
         play(sweep, 1, {1: 0.5}, RunStatus.STOPPED)
         statuses = [state.status for state in sweep.states()]
-    assert statuses == [MemberStatus.PAUSED, MemberStatus.STOPPED]
-    assert [one.is_over for one in statuses] == [False, True]
+        assert statuses == [MemberStatus.PAUSED, MemberStatus.STOPPED]
+        assert [one.is_over for one in statuses] == [False, True]
+        sweep.decide([Decision(kind="kept", member="pop-0", step=1, reason="1 of 1")])
+        assert sweep.states()[0].status is MemberStatus.CUT  # decided, and not begun again
+        play(sweep, 0, {2: 0.5}, RunStatus.STOPPED)
+        assert sweep.states()[0].status is MemberStatus.STOPPED  # somebody has stopped it since
