@@ -106,7 +106,7 @@ class EnvironmentSet:
         """Returns what a perfect policy says, turn by turn, where the environment's class has a `gold`. Raises what
         that raises."""
         own = getattr(self._known[task.environment].env_class, "gold", None)
-        found = own(self.packed(task)) if callable(own) else None
+        found: Any = own(self.packed(task)) if callable(own) else None
         return None if found is None else [found] if isinstance(found, str) else [str(one) for one in found]
 
     def packed(self, task: Task) -> Task:
