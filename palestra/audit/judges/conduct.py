@@ -106,8 +106,8 @@ def _memory(evidence: Evidence) -> Iterator[Finding]:
 
 def growth(evidence: Evidence) -> float | None:
     """Bytes that stay of an episode: the smaller of the growth of two later thirds, so that one jump does not count."""
-    seen = evidence.many
-    third = len(seen) // 3
+    third = len(evidence.many) // 3
     if third < 2:
         return None
-    return min((seen[2 * third] - seen[third]) / third, (seen[-1] - seen[2 * third]) / (len(seen) - 1 - 2 * third))
+    first, second, last = (evidence.many[place * third - 1] for place in (1, 2, 3))
+    return min(second - first, last - second) / third

@@ -14,7 +14,7 @@ from palestra.audit.findings import Finding, FindingKind, Severity
 from palestra.audit.policies import ProbeKind
 
 IDLE_SHARE = 0.1  # of the range: a reward for doing nothing below this is no reason to do it
-LUCKY_SHARE = 0.25  # of the tasks that chance may solve
+LUCKY_SHARE = 0.25  # of its episodes that chance may solve: a call without arguments is hit on
 GUESSED_SHARE = 0.75  # of the tasks that one answer may solve: more than a coin does
 FEW_GUESSES = 4  # tasks below which a share of guesses says nothing
 FLAT_SHARE = 0.25  # of simulated groups without variance; of a fair task at skill 0.5 it is 1 in 128
@@ -63,9 +63,8 @@ def _deed(episode: Episode) -> str:
 def _lucky(evidence: Evidence) -> Iterator[Finding]:
     played = list(evidence.all(ProbeKind.RANDOM, ProbeKind.REPEATED))
     solved = [one for one in played if evidence.is_solved(one)]
-    tasks = {one.task for one in played}
-    if solved and len({one.task for one in solved}) > LUCKY_SHARE * len(tasks):
-        seen = f"Chance ({solved[0].probe}) gets reward {_number(solved[0].reward)}."
+    if solved and len(solved) > LUCKY_SHARE * len(played):
+        seen = f"Chance ({solved[0].probe}) solves the task in {len(solved)} of {len(played)} episodes."
         yield finding_of(FindingKind.RANDOM_PAYS, Severity.ERROR, solved, seen)
 
 
