@@ -6,7 +6,7 @@ Owns: one episode as it comes back. Never touches: how it is played, which is wh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -59,7 +59,6 @@ async def open_served_player(
     environments: EnvironmentSet,
     settings: AuditSettings,
     folder: Path,
-    note: Callable[[str], None],
 ) -> AsyncIterator[ServedPlayer]:
     """Starts what plays the environment, with a model that says what policies say. `folder` gets its logs. Raises
     PolicyError and RolloutSourceError if it cannot be started."""
@@ -68,7 +67,7 @@ async def open_served_player(
     )
     async with scripted_model(settings.seed) as model:
         endpoint = ModelEndpoint(base_url=model.url, model=MODEL, api_key="audit", api=OpenAIChat())
-        async with open_players([entry], None, endpoint, limits, folder, note) as players:
+        async with open_players([entry], None, endpoint, limits, folder, lambda _: None) as players:
             player = EndpointPlayer(endpoint, environments, limits, settings.timeout_s, players)
             yield ServedPlayer(player, model, settings)
 

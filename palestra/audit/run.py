@@ -79,7 +79,7 @@ async def audit(
         tasks = chosen_tasks(splits, settings.limit, settings.seed)
         report.tasks = len(tasks)
         evidence = _evidence(entry, environments, settings, tasks)
-        async with _opened(entry, environments, settings, report.notes.append) as player:
+        async with _opened(entry, environments, settings) as player:
             playing = _Playing(player, evidence, report, began_s + settings.within_s, progress or (lambda *_: None))
             await playing.play_all(_gold(environments, tasks, report.notes))
     for judged in (judge_rewards(evidence), judge_conduct(evidence), judge_leaks(evidence)):
@@ -100,7 +100,7 @@ def _evidence(
 
 @asynccontextmanager
 async def _opened(
-    entry: EnvironmentEntry, environments: EnvironmentSet, settings: AuditSettings, note: Callable[[str], None]
+    entry: EnvironmentEntry, environments: EnvironmentSet, settings: AuditSettings
 ) -> AsyncIterator[EpisodePlayer]:
     if environments.is_played_here(entry.name):
         yield SessionPlayer(environments, settings.seed, settings.at_once)
@@ -108,7 +108,7 @@ async def _opened(
     from palestra.audit.endpoint_player import open_served_player  # it needs what gyms need
 
     with tempfile.TemporaryDirectory(prefix="palestra-audit-") as folder:
-        async with open_served_player(entry, environments, settings, Path(folder), note) as player:
+        async with open_served_player(entry, environments, settings, Path(folder)) as player:
             yield player
 
 

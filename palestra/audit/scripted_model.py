@@ -54,7 +54,8 @@ class ScriptedModel:
         if policy is None or task is None or turn >= policy.turns:
             return completion({"role": "assistant", "content": LEAVES})
         rng = random.Random(f"{self._seed}/{task.id}/{policy.name}/{turn}")
-        text = policy.say(Moment(task, turn, messages, tools, rng))
+        said = policy.say(Moment(task, turn, messages, tools, rng))
+        text = said.encode(errors="replace").decode()  # no server of a model sends half a character
         return completion(chat_message(text, has_tools=bool(tools)))
 
     def _task_of(self, messages: Sequence[Message]) -> Task | None:
