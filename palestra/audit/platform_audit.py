@@ -21,7 +21,7 @@ def judge_platform(tasks: Sequence[Task]) -> list[Finding]:
     keys = [str(task.extras["task_key"]) for task in tasks if _is_platforms(task)]
     found: list[Finding] = []
     for key in keys:
-        found += _tried(platform_task(key))
+        found += judge_platform_task(platform_task(key))
     return list({(one.kind, one.probe): one for one in reversed(found)}.values())
 
 
@@ -29,7 +29,8 @@ def _is_platforms(task: Task) -> bool:
     return "task_key" in task.extras and str(task.extras.get("tasks_file", "")).startswith(PLATFORM)
 
 
-def _tried(task: PlatformTask) -> list[Finding]:
+def judge_platform_task(task: PlatformTask) -> list[Finding]:
+    """Tries one task of the platform."""
     found: list[Finding] = []
     with_stray = Instance(task.seed, variables=task.variables)
     try:

@@ -20,7 +20,7 @@ from palestra.audit import policies
 from palestra.audit.coding_audit import audit_coding
 from palestra.audit.episodes import Episode, Trouble
 from palestra.audit.evidence import Evidence
-from palestra.audit.judges.conduct import MANY, judge_conduct
+from palestra.audit.judges.conduct import FEWEST_IN_A_ROW, judge_conduct
 from palestra.audit.judges.leaks import judge_leaks
 from palestra.audit.judges.rewards import judge_rewards
 from palestra.audit.known_answers import answers_of
@@ -236,15 +236,15 @@ class _Playing:
     async def _many(self, policy: ProbePolicy) -> None:
         """Plays many episodes in a row and notes the memory after each."""
         tasks = self._tasks(policy, 0)
-        if not self._player.knows_memory or not tasks:
+        if not self._player.knows_memory or not tasks or self._evidence.settings.in_a_row < FEWEST_IN_A_ROW:
             return
-        process = psutil.Process()
-        for number in range(MANY):
+        process, count = psutil.Process(), self._evidence.settings.in_a_row
+        for number in range(count):
             if self._is_over:
                 self._cut("many in a row")
                 return
-            self._progress("many in a row", number, MANY)
+            self._progress("many in a row", number, count)
             await self._player.play(tasks[number % len(tasks)], policy, number + 2)
-            if (number + 1) % (MANY // 3) == 0:
+            if (number + 1) % (count // 3) == 0:
                 gc.collect()  # what is only waiting to be collected does not stay
             self._evidence.many.append(process.memory_info().rss)

@@ -24,6 +24,8 @@ class AuditSettings(Struct, frozen=True, kw_only=True):
     """Rollouts of a simulated group."""
     at_once: int = 16
     """Episodes that are played at the same time, to see whether they disturb each other."""
+    in_a_row: int = 24
+    """Episodes over which the memory of the process is watched; less than 6: it is not."""
     slow_s: float = 1.0
     """Seconds from which the median step counts as slow."""
     fresh_process: bool = True

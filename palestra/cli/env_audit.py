@@ -82,6 +82,12 @@ class Range(click.ParamType):
 @click.option("--group", type=click.IntRange(min=2), default=8, show_default=True, help="Rollouts of such a group.")
 @click.option("--ignore", multiple=True, metavar="KIND", help="Kind of findings that is fine here; may be repeated.")
 @click.option("--sandbox", default="local", show_default=True, metavar="NAME", help="Where coding tasks are played.")
+@click.option(
+    "--fresh-process/--no-fresh-process",
+    default=True,
+    show_default=True,
+    help="Also list the tasks in a new process, where the order of sets is another.",
+)
 @click.option("--page", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write an HTML page.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def audit(
@@ -97,6 +103,7 @@ def audit(
     group: int,
     ignore: tuple[str, ...],
     sandbox: str,
+    fresh_process: bool,
     page: Path | None,
     as_json: bool,
 ) -> None:
@@ -122,6 +129,7 @@ def audit(
         success=success,
         skill=skill,
         group=group,
+        fresh_process=fresh_process,
         ignored=frozenset(ignore),
     )
     reports: list[AuditReport] = []

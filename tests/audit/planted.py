@@ -1,4 +1,4 @@
-"""Small environments with one defect each, and sound ones. All ask for the sum of two numbers, or for a key in a box."""
+"""Small environments with one defect each, and sound ones. They ask for a sum, or for a key in a box."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 import time
 from typing import Any, ClassVar
 
+from palestra.audit.policies import call_text
 from palestra.chat.tool_calls import ParsedCall, parse_tool_call
 from palestra.environments import BaseTextEnv, BaseTextEnvStepOutput, ToolGroup, tool
 from palestra.types.rollouts import Task
@@ -95,13 +96,13 @@ class Box(BaseTextEnv):
     def tasks(split: str) -> list[dict[str, Any]]:
         colours = ["red", "blue", "green"] if split == "train" else ["white", "black", "grey"]
         return [
-            {"prompt": f"Take the key {one} and turn it 3 times.", "right": one, "other": f"{one}ish"} for one in colours
+            {"prompt": f"Take the key {one} and turn it 3 times.", "right": one, "other": f"{one}ish"}
+            for one in colours
         ]
 
     @staticmethod
     def gold(task: Task) -> list[str]:
-        take = '<tool_call>{"name": "take", "arguments": {"key": "%s"}}</tool_call>' % task.extras["right"]
-        return [take, '<tool_call>{"name": "turn", "arguments": {"times": 3}}</tool_call>', "<done>"]
+        return [call_text("take", {"key": task.extras["right"]}), call_text("turn", {"times": 3}), "<done>"]
 
     def step(self, action: str) -> Output:
         self.turns += 1
@@ -147,14 +148,13 @@ class EndIsRight(Box):
 
 
 class ChanceIsRight(Box):
-    def reward(self) -> bool:
-        return self.turns > 1
+    """Any turn of the key will do."""
 
-    def step(self, action: str) -> Output:
-        call = parse_tool_call(action)
-        if isinstance(call, ParsedCall) and call.name in ("take", "turn"):
-            return output(1.0)
-        return super().step(action)
+    def called(self, call: Any) -> str:
+        if isinstance(call, ParsedCall) and call.name == "turn":
+            self.box.opened, self.box.taken = True, self.extras["right"]
+            return "turned"
+        return super().called(call)
 
 
 class ContainsIsRight(Sum):

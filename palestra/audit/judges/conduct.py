@@ -16,8 +16,8 @@ MIB = 1 << 20
 STEP_MEMORY = 512 * MIB
 GROWTH_EACH = 256 << 10  # bytes of an episode that stay: allocators keep less
 GROWTH_ALL = 4 * MIB
-MANY = 24
-"""Episodes in a row after which growing memory is seen; the first third warms up."""
+FEWEST_IN_A_ROW = 6
+"""Episodes in a row from which growing memory is seen; the first third warms up."""
 SHOWN_CRASHES = 5
 
 
@@ -107,7 +107,7 @@ def _memory(evidence: Evidence) -> Iterator[Finding]:
 def growth(evidence: Evidence) -> float | None:
     """Bytes that stay of an episode: the smaller of the growth of two later thirds, so that one jump does not count."""
     third = len(evidence.many) // 3
-    if third < 2:
+    if len(evidence.many) < FEWEST_IN_A_ROW:
         return None
     first, second, last = (evidence.many[place * third - 1] for place in (1, 2, 3))
     return min(second - first, last - second) / third

@@ -52,16 +52,18 @@ def _idle(evidence: Evidence) -> Iterator[Finding]:
     if paid:
         most = max(paid, key=lambda one: one.reward or 0.0)
         severity = Severity.ERROR if any(map(evidence.is_solved, paid)) else Severity.WARNING
-        seen = f"A policy that {_deed(most)} gets reward {_number(most.reward)}."
+        seen = f"Played as {most.probe!r}, the task gets reward {_number(most.reward)}."
         yield finding_of(FindingKind.IDLE_PAYS, severity, [most, *paid], seen)
 
 
-def _deed(episode: Episode) -> str:
-    return episode.probe if episode.probe.split()[0].endswith("s") else f"is {episode.probe}"
+def _paid_for_more(evidence: Evidence, *kinds: ProbeKind) -> list[Episode]:
+    """Episodes of tasks that doing nothing does not solve: where it does, everything else pays, too."""
+    idle = {one.task for one in evidence.all(ProbeKind.NOTHING) if evidence.is_solved(one)}
+    return [one for one in evidence.all(*kinds) if one.task not in idle]
 
 
 def _lucky(evidence: Evidence) -> Iterator[Finding]:
-    played = list(evidence.all(ProbeKind.RANDOM, ProbeKind.REPEATED))
+    played = _paid_for_more(evidence, ProbeKind.RANDOM, ProbeKind.REPEATED)
     solved = [one for one in played if evidence.is_solved(one)]
     if solved and len(solved) > LUCKY_SHARE * len(played):
         seen = f"Chance ({solved[0].probe}) solves the task in {len(solved)} of {len(played)} episodes."
@@ -71,17 +73,17 @@ def _lucky(evidence: Evidence) -> Iterator[Finding]:
 def _cheats(evidence: Evidence) -> Iterator[Finding]:
     """Each that pays is a finding of its own; of malformed messages the first is."""
     by_probe: dict[str, list[Episode]] = {}
-    for one in evidence.all(ProbeKind.CHEAT, ProbeKind.HEDGE, ProbeKind.MALFORMED):
+    for one in _paid_for_more(evidence, ProbeKind.CHEAT, ProbeKind.HEDGE, ProbeKind.MALFORMED):
         if evidence.is_solved(one):
             by_probe.setdefault(one.probe.partition(":")[0], []).append(one)
     for episodes in by_probe.values():
-        seen = f"A policy that {_deed(episodes[0])} gets reward {_number(episodes[0].reward)}."
+        seen = f"Played as {episodes[0].probe!r}, the task gets reward {_number(episodes[0].reward)}."
         yield finding_of(FindingKind.CHEAT_PAYS, Severity.ERROR, episodes, seen)
 
 
 def _guesses(evidence: Evidence) -> Iterator[Finding]:
     by_probe: dict[str, list[Episode]] = {}
-    for one in evidence.all(ProbeKind.GUESS):
+    for one in _paid_for_more(evidence, ProbeKind.GUESS):
         by_probe.setdefault(one.probe, []).append(one)
     best = max(by_probe.values(), key=lambda played: sum(map(evidence.is_solved, played)), default=[])
     solved = [one for one in best if evidence.is_solved(one)]
