@@ -92,7 +92,7 @@ def _of_config(file: Path) -> Iterator[AuditTarget]:
         entries = gym_entries(f"gym:{file.stem}", str(own), own.parents[min(3, len(own.parents) - 1)])
     for number, one in enumerate(entries):
         entry = _entry(one, f"{file}: environments.{number}")
-        name = f"{file}: {entry.name}"
+        name = f"{file}: {entry.name} (environments.{number})"
         if entry.name != CODING:
             yield AuditTarget(name=name, entry=entry)
         elif entry.tasks is None and entry.eval_tasks is None:

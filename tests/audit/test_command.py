@@ -80,7 +80,7 @@ def test_targets_are_named_in_many_ways(tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text("environments:\n  - name: arithmetic\n  - name: coding\n")
     names = [one.name for one in targets_named(str(config), tmp_path)]
-    assert names == [f"{config}: arithmetic", f"{config}: coding"]
+    assert names == [f"{config}: arithmetic (environments.0)", f"{config}: coding (environments.1)"]
     config.write_text("environments:\n  - nam: arithmetic\n")
     with pytest.raises(ConfigError, match=r"environments\.0\.name"):
         targets_named(str(config), tmp_path)
