@@ -50,7 +50,7 @@ def test_json_has_all_and_ignored_kinds_do_not_count() -> None:
     [
         (["stockrom"], 3, "did you mean: stockroom?"),
         (["prompts"], 1, "brings no tasks of its own; name a JSONL file"),
-        ([SUM, "--ignore", "answer-leaks"], 2, "there is no kind of findings 'answer-leaks'; did you mean answer-leak?"),
+        ([SUM, "--ignore", "answer-leaks"], 2, "no kind of findings 'answer-leaks'; did you mean answer-leak?"),
         ([SUM, "--reward-range", "1"], 2, "is no range; write it as -1:1"),
         (["none.yaml"], 2, "none.yaml"),
         (["http://127.0.0.1:9/"], 4, "no server answers at http://127.0.0.1:9/"),

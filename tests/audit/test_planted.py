@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
@@ -10,11 +11,14 @@ from msgspec.structs import replace
 from palestra.audit import AuditReport, AuditSettings, FindingKind, Severity, audit
 from palestra.audit.platform_audit import judge_platform_task
 from palestra.config.environment_entries import EnvironmentEntry
-from palestra.environments.platform import make_task
-from palestra.environments.platform.changes import tables_of
+from palestra.environments.platform import DeletedRow, Expected, InsertedRow, Instance, UpdatedRow, make_task
+from palestra.environments.platform.attackers import stray_write
+from palestra.environments.platform.changes import Change, ChangeKind
+from palestra.environments.platform.golden import play_golden
 from tests.audit import planted
 
 K = FindingKind
+slow = partial(pytest.param, marks=pytest.mark.slow)
 QUICK = AuditSettings(limit=4, at_once=6, fresh_process=False, in_a_row=0)
 
 
@@ -39,33 +43,33 @@ def test_nothing_is_found_in_a_sound_environment(environment: type) -> None:
     ("environment", "kinds"),
     [
         (planted.GoldFails, {K.GOLD_FAILS, K.NO_VARIANCE}),
-        (planted.EmptyIsRight, {K.IDLE_PAYS}),
+        slow(planted.EmptyIsRight, {K.IDLE_PAYS}),
         (planted.IdleHalf, {K.IDLE_PAYS}),
-        (planted.EndIsRight, {K.IDLE_PAYS, K.NO_VARIANCE}),
-        (planted.ChanceIsRight, {K.RANDOM_PAYS, K.CHEAT_PAYS}),
+        slow(planted.EndIsRight, {K.IDLE_PAYS, K.NO_VARIANCE}),
+        slow(planted.ChanceIsRight, {K.RANDOM_PAYS, K.CHEAT_PAYS}),
         (planted.ContainsIsRight, {K.CHEAT_PAYS}),
         (planted.MagicIsRight, {K.CHEAT_PAYS}),
-        (planted.EchoIsRight, {K.CHEAT_PAYS}),
-        (planted.LastNumberOfMany, {K.CHEAT_PAYS}),
+        slow(planted.EchoIsRight, {K.CHEAT_PAYS}),
+        slow(planted.LastNumberOfMany, {K.CHEAT_PAYS}),
         (planted.ObeysCalls, {K.CHEAT_PAYS}),
         (planted.SameAnswer, {K.CHEAT_PAYS}),
-        (planted.NullIsRight, {K.CHEAT_PAYS}),
-        (planted.Farming, {K.REWARD_RANGE}),
+        slow(planted.NullIsRight, {K.CHEAT_PAYS}),
+        slow(planted.Farming, {K.REWARD_RANGE}),
         (planted.Percent, {K.REWARD_RANGE}),
-        (planted.NotANumber, {K.REWARD_RANGE}),
+        slow(planted.NotANumber, {K.REWARD_RANGE}),
         (planted.Ungraded, {K.UNGRADED}),
         (planted.AlwaysRight, {K.NO_VARIANCE, K.IDLE_PAYS}),
         (planted.LeakInPrompt, {K.ANSWER_LEAK}),
         (planted.LeakInHint, {K.ANSWER_LEAK}),
-        (planted.LeakUnlabelled, {K.ANSWER_LEAK}),
+        slow(planted.LeakUnlabelled, {K.ANSWER_LEAK}),
         (planted.Crashes, {K.CRASH}),
-        (planted.CrashesAtStart, {K.CRASH}),
+        slow(planted.CrashesAtStart, {K.CRASH}),
         (planted.Grows, {K.MEMORY}),
         (planted.RandomReward, {K.NONDETERMINISTIC, K.GOLD_FAILS}),
-        (planted.RandomWords, {K.NONDETERMINISTIC}),
+        slow(planted.RandomWords, {K.NONDETERMINISTIC}),
         (planted.SharedState, {K.INTERFERENCE}),
         (planted.Repeated, {K.DUPLICATE_TASKS}),
-        (planted.Trained, {K.HELD_OUT_TRAINED}),
+        slow(planted.Trained, {K.HELD_OUT_TRAINED}),
         (planted.Unstable, {K.UNSTABLE_TASKS}),
     ],
 )
@@ -91,8 +95,8 @@ def test_a_call_that_hangs_is_found_and_the_audit_goes_on() -> None:
 
 
 def test_slow_steps_are_a_warning() -> None:
-    settings = replace(QUICK, slow_s=0.01, limit=1, at_once=1)
-    (found,) = audited(planted.Slow, settings).findings
+    settings = replace(QUICK, slow_s=0.01, limit=1, at_once=1, within_s=1.0)
+    (found,) = audited(planted.Slow, settings).findings  # of what is played in a second
     assert (found.kind, found.severity) == (K.SLOW, Severity.WARNING)
 
 
@@ -118,13 +122,26 @@ def test_ignored_kinds_are_counted_and_not_reported() -> None:
     assert shown(in_range) == []
 
 
-def test_changes_beside_the_solution_are_found_where_a_verifier_does_not_see_them() -> None:
-    task = make_task("keys-largest-2-0")
+def test_a_change_beside_the_solution_is_found_where_the_verifier_accepts_it() -> None:
+    task = make_task("keys-put_number-0b-1")
     assert judge_platform_task(task) == []
-    unseen = {table.name: set(table.columns) for table in tables_of(task.seed.connection)}
-    app = replace(task.app, volatile=unseen)
-    blind = replace(task, app=app, seed=replace(task.seed, app=app))
-    assert [one.kind for one in judge_platform_task(blind)] == [K.STRAY_CHANGE_PAYS]
+    instance = Instance(task.seed)
+    play_golden(task, instance)
+    stray_write(task, instance)
+    changes = instance.changes()
+    template = replace(task.template, expect=lambda *_: [expected(one) for one in changes])
+    found = judge_platform_task(replace(task, template=template))
+    assert [one.kind for one in found] == [K.STRAY_CHANGE_PAYS]
+
+
+def expected(change: Change) -> Expected:
+    match change.kind:
+        case ChangeKind.INSERT:
+            return InsertedRow(change.table, change.after)
+        case ChangeKind.UPDATE:
+            return UpdatedRow(change.table, change.key, {name: change.after[name] for name in change.fields})
+        case ChangeKind.DELETE:
+            return DeletedRow(change.table, change.key)
 
 
 def test_the_same_seed_plays_the_same() -> None:
