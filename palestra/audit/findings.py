@@ -78,8 +78,8 @@ TEXTS: dict[FindingKind, FindingText] = {
         "Let the verifier answer 0 for wrong work, and None only where it failed itself.",
     ),
     FindingKind.CRASH: FindingText(
-        "A model can say this, and each time its rollout is lost instead of graded as wrong.",
-        "Catch it where the action is read, and answer with a text or a reward of 0.",
+        "The rollout is lost, where a wrong answer would be graded; a model can say anything.",
+        "Catch it where the action is read or the episode begins, and answer with a text or a reward of 0.",
     ),
     FindingKind.HANG: FindingText(
         "A call that does not return holds up its group until the time limit.",
@@ -99,7 +99,8 @@ TEXTS: dict[FindingKind, FindingText] = {
     ),
     FindingKind.INTERFERENCE: FindingText(
         "Episodes that run at the same time change each other, as all rollouts of a group do.",
-        "Keep the state of an episode in its object, not in classes, modules, files or a server's one session.",
+        "Keep the state of an episode in its object, not in classes, modules, files or a server's one session; "
+        "let a server take as many sessions as there are rollouts, or try fewer (--at-once N).",
     ),
     FindingKind.NO_VARIANCE: FindingText(
         "Groups whose rollouts all get the same reward have no advantage: nothing is learned from them.",

@@ -15,6 +15,7 @@ import httpx
 from palestra.chat.tool_calls import ParsedCall, ParseFailure, parse_tool_call
 from palestra.config.environment_entries import EnvironmentEntry
 from palestra.environments.fleet.backends.openenv import MAX_FRAME
+from palestra.environments.fleet.tool_schemas import openai_tool
 from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput, ConversationType
 from palestra.types.rollouts import Task
 from palestra.util.json_types import JsonMapping, JsonObject
@@ -22,6 +23,8 @@ from palestra.util.json_types import JsonMapping, JsonObject
 SCHEMA_S = 10.0
 ACTION = "act"
 """The name under which policies call an action."""
+TOOL_NAME = "tool_name"
+"""The field by which actions of an environment with tools are told."""
 MAX_TURNS = 20
 TASKS = 4  # seeds with which an OpenEnv server is reset
 OWN_FIELDS = ("metadata",)
@@ -67,8 +70,8 @@ def _openenv_schema(url: str) -> JsonObject | None:
 
 
 class OpenEnvActions(BaseTextEnv):
-    """An episode at an OpenEnv server. An action is a call of `act`; text is the action's one text, where it has
-    one."""
+    """An episode at an OpenEnv server. Its tools are called by their names; where it has none, an action is a call of
+    `act`, and text is the action's one text, if it has one."""
 
     max_turns = MAX_TURNS
 
@@ -76,7 +79,8 @@ class OpenEnvActions(BaseTextEnv):
         super().__init__(env_config, extras)
         self._url = str(env_config["url"])
         self._schema = flat_schema(env_config["action"])
-        self.tools = [{"type": "function", "function": {"name": ACTION, "description": "", "parameters": self._schema}}]
+        self._has_tools = TOOL_NAME in self._schema["properties"]
+        self.tools = [openai_tool(ACTION, None, self._schema)]
         self._socket: Any = None
 
     @staticmethod
@@ -95,6 +99,10 @@ class OpenEnvActions(BaseTextEnv):
         address = f"{self._url}/ws".replace("http", "ws", 1)
         self._socket = await connect(address, max_size=MAX_FRAME, proxy=None)
         answer = await self._request("reset", {"seed": self.extras["seed"]})
+        if self._has_tools:
+            listed = (await self._request("step", {"type": "list_tools"})).get("observation") or {}
+            tools = listed.get("tools") or []
+            self.tools = [openai_tool(one["name"], one.get("description"), one.get("input_schema")) for one in tools]
         return [*prompt, _message(answer)], {}
 
     async def step_async(self, action: str) -> BaseTextEnvStepOutput:
@@ -103,7 +111,7 @@ class OpenEnvActions(BaseTextEnv):
         found = parse_tool_call(action)
         if isinstance(found, ParseFailure):
             return _output([{"role": "user", "content": found.reason}], 0.0, False)
-        given = found.arguments if isinstance(found, ParsedCall) else self._said(action)
+        given = self._called(found) if isinstance(found, ParsedCall) else self._said(action)
         if given is None:
             return _output([{"role": "user", "content": "no action"}], 0.0, False)
         answer = await self._request("step", given)
@@ -115,7 +123,14 @@ class OpenEnvActions(BaseTextEnv):
         if socket is not None:
             await socket.close()
 
+    def _called(self, call: ParsedCall) -> JsonObject | None:
+        if self._has_tools:
+            return {"type": "call_tool", TOOL_NAME: call.name, "arguments": call.arguments}
+        return call.arguments if call.name == ACTION else None
+
     def _said(self, text: str) -> JsonObject | None:
+        if self._has_tools:
+            return None
         texts = [name for name, one in self._schema["properties"].items() if one.get("type") == "string"]
         return {texts[0]: text} if len(texts) == 1 and self._schema["required"] in ([], texts) else None
 

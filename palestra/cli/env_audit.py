@@ -80,6 +80,13 @@ class Range(click.ParamType):
     help="Probability with which rollouts of a simulated group solve their task.",
 )
 @click.option("--group", type=click.IntRange(min=2), default=8, show_default=True, help="Rollouts of such a group.")
+@click.option(
+    "--at-once",
+    type=click.IntRange(min=1),
+    default=16,
+    show_default=True,
+    help="Episodes at the same time, to see whether they disturb each other.",
+)
 @click.option("--ignore", multiple=True, metavar="KIND", help="Kind of findings that is fine here; may be repeated.")
 @click.option("--sandbox", default="local", show_default=True, metavar="NAME", help="Where coding tasks are played.")
 @click.option(
@@ -101,6 +108,7 @@ def audit(
     success: float,
     skill: float,
     group: int,
+    at_once: int,
     ignore: tuple[str, ...],
     sandbox: str,
     fresh_process: bool,
@@ -129,6 +137,7 @@ def audit(
         success=success,
         skill=skill,
         group=group,
+        at_once=at_once,
         fresh_process=fresh_process,
         ignored=frozenset(ignore),
     )
