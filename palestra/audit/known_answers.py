@@ -6,7 +6,7 @@ Owns: under which keys answers are, the forms in which they are said, leaks. Nev
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from palestra.types.rollouts import Task
 
@@ -17,6 +17,8 @@ ANSWER_KEYS = frozenset(
         *("oracle_answer", "reference", "reference_answer"),
     }
 )
+GRADERS_KEYS = ANSWER_KEYS - {"answer", "answers", "final_answer", "number", "secret", "label"}
+"""Those under which a verdict has the right answer: `answer` may be what was said there."""
 DEPTH = 3  # of mappings in a row
 LONGEST = 2_000  # characters of an answer
 LABEL = (
@@ -40,15 +42,24 @@ FORMS = (
 
 def answers_of(task: Task) -> list[str]:
     """Returns the texts under keys such as `answer`, in the task's extras."""
-    found = dict.fromkeys(one for one in _values(task.extras, DEPTH) if one.strip() and len(one) <= LONGEST)
+    return _texts(task.extras, ANSWER_KEYS)
+
+
+def answers_of_verdict(verdict: Mapping[str, object]) -> list[str]:
+    """Returns the right answers that an environment names in its verdict on an episode, such as `expected`."""
+    return _texts(verdict, GRADERS_KEYS)
+
+
+def _texts(row: Mapping[str, object], keys: Set[str]) -> list[str]:
+    found = dict.fromkeys(one for one in _values(row, keys, DEPTH) if one.strip() and len(one) <= LONGEST)
     return list(found)
 
 
-def _values(row: Mapping[str, object], depth: int) -> Iterator[str]:
+def _values(row: Mapping[str, object], keys: Set[str], depth: int) -> Iterator[str]:
     for key, value in row.items():
         if isinstance(value, Mapping) and depth:
-            yield from _values(value, depth - 1)
-        elif str(key).lower() in ANSWER_KEYS:
+            yield from _values(value, keys, depth - 1)
+        elif str(key).lower() in keys:
             yield from (_plain(one) for one in (value if isinstance(value, list) else [value]) if _is_plain(one))
 
 

@@ -23,7 +23,7 @@ from palestra.audit.evidence import Evidence
 from palestra.audit.judges.conduct import FEWEST_IN_A_ROW, judge_conduct
 from palestra.audit.judges.leaks import judge_leaks
 from palestra.audit.judges.rewards import judge_rewards
-from palestra.audit.known_answers import answers_of
+from palestra.audit.known_answers import answers_of, answers_of_verdict
 from palestra.audit.platform_audit import judge_platform
 from palestra.audit.policies import ProbeKind, ProbePolicy
 from palestra.audit.report import AuditReport, figures, probe_summaries
@@ -146,6 +146,8 @@ class _Playing:
         nothing = await self._play(policies.NOTHING[:1])
         if nothing and all(one.trouble and not one.steps for one in nothing):
             return  # it cannot even begin
+        told = {one.task: found for one in nothing if (found := answers_of_verdict(one.verdict))}
+        evidence.answers = {**told, **evidence.answers}
         evidence.has_gold = bool(gold)
         best = [policies.scripted("gold", ProbeKind.GOLD, gold)] if gold else await self._found_form()
         await self._play(best)

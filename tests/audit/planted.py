@@ -52,6 +52,24 @@ class SumWithoutGold(BaseTextEnv):
         return output(float(action.strip() == f"<answer>{self.extras['answer']}</answer>"))
 
 
+class SumWithVerdict(BaseTextEnv):
+    """Sound: the verdict names the answer, the row does not."""
+
+    @staticmethod
+    def tasks(split: str) -> list[dict[str, Any]]:
+        return [{"prompt": row["prompt"], "id": row["id"]} for row in rows(split)]
+
+    def init(self, prompt: Any) -> Any:
+        self.right = str(sum(int(one) for one in prompt[-1]["content"].strip("?").split()[2::2]))
+        return prompt, {}
+
+    def step(self, action: str) -> Output:
+        return output(float(action == f"Answer: {self.right}"))
+
+    def get_verdict(self) -> dict[str, str]:
+        return {"expected": self.right}
+
+
 class Tries(Sum):
     """Sound: three tries, a hint after each, and less for later ones."""
 

@@ -31,7 +31,9 @@ def shown(report: AuditReport) -> list[str]:
     return [f"{one.kind}: {one.probe}: {one.seen}" for one in report.findings]
 
 
-@pytest.mark.parametrize("environment", [planted.Sum, planted.SumWithoutGold, planted.Tries, planted.Box])
+@pytest.mark.parametrize(
+    "environment", [planted.Sum, planted.SumWithoutGold, planted.SumWithVerdict, planted.Tries, planted.Box]
+)
 def test_nothing_is_found_in_a_sound_environment(environment: type) -> None:
     report = audited(environment, replace(QUICK, in_a_row=24))
     assert shown(report) == []
