@@ -34,6 +34,7 @@ TOGETHER = 4  # solutions that are played at the same time: each takes processes
 SECRET_LINE = 20  # characters of a line of the tests or the solution that cannot be in the environment by chance
 COMMON = re.compile(r"\s*(#|import |from )")
 """Lines that many files have."""
+FEWEST_SECRETS = 3  # such lines, from which a share of them says something
 SECRET_SHARE = 0.5  # of such lines that are there
 
 
@@ -137,21 +138,24 @@ def _row(task: CodingTask) -> Task:
 
 
 def _visible_secrets(tasks: Sequence[CodingTask]) -> Iterator[Finding]:
-    """Lines of tests or solutions that lie in the environment, where the agent reads them."""
+    """Files of tests and solutions that lie in the environment, where the agent reads them, and lines of tests. A
+    solution may well have lines of the file that it mends."""
     for task in tasks:
+        tests = _files(task.tests)
+        whole = next((one for one in [*tests, *_files(task.solution)] if _is_there(one, task)), None)
         shown = "\n".join(_text(file.source) for file in task.files)
-        for what, files in (("tests", _files(task.tests)), ("solution", _files(task.solution))):
-            lines = {line.strip() for file in files for line in _text(file).splitlines()}
-            secret = [
-                line for line in lines if len(line) >= SECRET_LINE and not line.startswith(("#", "import", "from"))
-            ]
-            seen = [line for line in secret if line in shown]
-            whole = [file.name for file in files if _is_there(file, task)]
-            if whole or (len(secret) >= 3 and len(seen) >= SECRET_SHARE * len(secret)):
-                line = f"{whole[0]} lies in the environment" if whole else f"such as {seen[0][:80]!r}"
-                said = f"{len(seen)} of {len(secret)} lines of the {what} are in the agent's folder: {line}."
-                yield finding(FindingKind.ANSWER_LEAK, Severity.ERROR, "reads the agent's folder", task.id, said)
-                break
+        lines = {line.strip() for file in tests for line in _text(file).splitlines() if not COMMON.match(line)}
+        secret = [line for line in lines if len(line) >= SECRET_LINE]
+        seen = sorted(line for line in secret if line in shown)
+        if whole is not None:
+            said = f"{whole.parent.name}/{whole.name} lies in the agent's folder."
+        elif len(secret) >= FEWEST_SECRETS and len(seen) >= SECRET_SHARE * len(secret):
+            said = (
+                f"{len(seen)} of {len(secret)} lines of the tests are in the agent's folder, such as {seen[0][:80]!r}."
+            )
+        else:
+            continue
+        yield finding(FindingKind.ANSWER_LEAK, Severity.ERROR, "reads the agent's folder", task.id, said)
 
 
 def _is_there(secret: Path, task: CodingTask) -> bool:

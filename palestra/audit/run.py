@@ -20,6 +20,7 @@ from palestra.audit import policies
 from palestra.audit.coding_audit import audit_coding
 from palestra.audit.episodes import Episode, Trouble
 from palestra.audit.evidence import Evidence
+from palestra.audit.findings import FindingKind, Severity, finding
 from palestra.audit.judges.conduct import FEWEST_IN_A_ROW, judge_conduct
 from palestra.audit.judges.leaks import judge_leaks
 from palestra.audit.judges.rewards import judge_rewards
@@ -29,9 +30,10 @@ from palestra.audit.policies import ProbeKind, ProbePolicy
 from palestra.audit.report import AuditReport, figures, probe_summaries
 from palestra.audit.session_player import SessionPlayer
 from palestra.audit.settings import AuditSettings
-from palestra.audit.task_lists import chosen_tasks, judge_fresh_listing, judge_tasks, list_tasks
+from palestra.audit.task_lists import Splits, chosen_tasks, judge_fresh_listing, judge_tasks, list_tasks
 from palestra.config.environment_entries import EnvironmentEntry
 from palestra.environments.environment_set import EnvironmentSet
+from palestra.environments.threads import CallThreads
 from palestra.types.rollouts import Task
 
 __all__ = ["AuditProgress", "audit", "audit_coding"]
@@ -70,8 +72,14 @@ async def audit(
     report = AuditReport(target=name or entry.name, seed=settings.seed)
     began_s = time.monotonic()
     with EnvironmentSet([entry], env_threads=settings.at_once, env_timeout_s=settings.timeout_s) as environments:
-        splits = await asyncio.to_thread(list_tasks, environments)
-        report.add(judge_tasks(splits, await asyncio.to_thread(list_tasks, environments)), settings.ignored)
+        try:
+            splits, again = [await _listed(environments, settings) for _ in range(2)]
+        except TimeoutError:
+            seen = f"Listing the tasks takes longer than {settings.within_s / 2:g} s."
+            hang = finding(FindingKind.HANG, Severity.ERROR, "lists the tasks", "", seen)
+            report.add([hang], settings.ignored)
+            return report
+        report.add(judge_tasks(splits, again), settings.ignored)
         is_here = environments.is_played_here(entry.name)
         if settings.fresh_process and is_here:
             found = await asyncio.to_thread(judge_fresh_listing, entry, splits, settings.timeout_s * 2)
@@ -88,6 +96,16 @@ async def audit(
     report.probes, report.figures = probe_summaries(evidence), figures(evidence)
     report.seconds = time.monotonic() - began_s
     return report
+
+
+async def _listed(environments: EnvironmentSet, settings: AuditSettings) -> Splits:
+    """Lists the tasks. Raises TimeoutError after half of the audit's time; the thread is not waited for."""
+    threads = CallThreads(1)
+    try:
+        async with asyncio.timeout(settings.within_s / 2):
+            return await asyncio.get_running_loop().run_in_executor(threads, list_tasks, environments)
+    finally:
+        threads.shutdown(wait=False)
 
 
 def _evidence(

@@ -73,12 +73,20 @@ class ScriptedModel:
         body += message.get("body", b"")
         status, answer = 200, {"object": "list", "data": [{"id": MODEL, "object": "model"}]}
         if scope["path"].endswith("/chat/completions"):
-            answer = self.answer(json.loads(body))
+            request = json.loads(body)
+            answer = self.answer(request)
+            if request.get("stream"):
+                await _send(send, 200, b"text/event-stream", event_stream(answer))
+                return
         elif not scope["path"].endswith("/models"):
             status, answer = 404, {"error": {"message": "the model of an audit answers /v1/chat/completions only"}}
-        headers = [(b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
+        await _send(send, status, b"application/json", json.dumps(answer).encode())
+
+
+async def _send(send: Any, status: int, content_type: bytes, body: bytes) -> None:
+    headers = [(b"content-type", content_type)]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 @asynccontextmanager
@@ -129,3 +137,18 @@ def completion(message: Message) -> JsonObject:
         "choices": [{"index": 0, "message": message, "finish_reason": reason, "logprobs": None}],
         "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
     }
+
+
+def event_stream(answer: JsonObject) -> bytes:
+    """Returns a chat completion as the events of a stream: its message in one piece, its end, its usage."""
+    (choice,) = answer["choices"]
+    delta = dict(choice["message"])
+    if calls := delta.get("tool_calls"):
+        delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(calls)]
+    head = {**{name: answer[name] for name in ("id", "created", "model")}, "object": "chat.completion.chunk"}
+    pieces = [
+        {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
+        {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]},
+        {**head, "choices": [], "usage": answer["usage"]},
+    ]
+    return b"".join(b"data: %s\n\n" % json.dumps(piece).encode() for piece in pieces) + b"data: [DONE]\n\n"

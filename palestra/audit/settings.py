@@ -20,7 +20,7 @@ class AuditSettings(Struct, frozen=True, kw_only=True):
     """Smallest and largest reward of an episode. None: what the environment says, or 0 to 1."""
     skill: float = 0.5
     """Probability with which a rollout of a simulated group solves its task."""
-    group: int = 8
+    group_size: int = 8
     """Rollouts of a simulated group."""
     at_once: int = 16
     """Episodes that are played at the same time, to see whether they disturb each other."""

@@ -79,7 +79,9 @@ class Range(click.ParamType):
     show_default=True,
     help="Probability with which rollouts of a simulated group solve their task.",
 )
-@click.option("--group", type=click.IntRange(min=2), default=8, show_default=True, help="Rollouts of such a group.")
+@click.option(
+    "--group-size", type=click.IntRange(min=2), default=8, show_default=True, help="Rollouts of a simulated group."
+)
 @click.option(
     "--at-once",
     type=click.IntRange(min=1),
@@ -107,7 +109,7 @@ def audit(
     reward_range: tuple[float, float] | None,
     success: float,
     skill: float,
-    group: int,
+    group_size: int,
     at_once: int,
     ignore: tuple[str, ...],
     sandbox: str,
@@ -136,7 +138,7 @@ def audit(
         reward_range=reward_range,
         success=success,
         skill=skill,
-        group=group,
+        group_size=group_size,
         at_once=at_once,
         fresh_process=fresh_process,
         ignored=frozenset(ignore),

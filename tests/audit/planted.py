@@ -371,6 +371,15 @@ class Unstable(Sum):
         return found
 
 
+class EndlessTasks(Sum):
+    released: ClassVar[threading.Event] = threading.Event()
+
+    @staticmethod
+    def tasks(split: str) -> list[dict[str, Any]]:
+        EndlessTasks.released.wait(30)
+        return rows(split)
+
+
 class UnstableBetweenProcesses(Sum):
     @staticmethod
     def tasks(split: str) -> list[dict[str, Any]]:

@@ -96,6 +96,14 @@ def test_a_call_that_hangs_is_found_and_the_audit_goes_on() -> None:
     assert {"gold", "malformed", "guess"} <= {one.probe for one in report.probes}
 
 
+def test_a_listing_of_tasks_that_does_not_end_is_found() -> None:
+    try:
+        (found,) = audited(planted.EndlessTasks, replace(QUICK, within_s=0.4)).findings
+    finally:
+        planted.EndlessTasks.released.set()
+    assert (found.kind, found.probe) == (K.HANG, "lists the tasks")
+
+
 def test_slow_steps_are_a_warning() -> None:
     settings = replace(QUICK, slow_s=0.01, limit=1, at_once=1, within_s=1.0)
     (found,) = audited(planted.Slow, settings).findings  # of what is played in a second

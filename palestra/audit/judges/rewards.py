@@ -121,7 +121,7 @@ def _variance(evidence: Evidence) -> Iterator[Finding]:
     if share is not None and share > FLAT_SHARE:
         settings = evidence.settings
         seen = (
-            f"{share:.0%} of groups of {settings.group} at skill {settings.skill:g} have no variance: "
+            f"{share:.0%} of groups of {settings.group_size} at skill {settings.skill:g} have no variance: "
             f"a solution is worth as much as anything else."
         )
         yield finding_of(FindingKind.NO_VARIANCE, Severity.ERROR, flat, seen)
@@ -141,7 +141,7 @@ def flat_groups(evidence: Evidence) -> tuple[float | None, list[Episode]]:
         same = 0
         for _ in range(SIMULATED):
             drawn = [
-                gold.reward if rng.random() < settings.skill else rng.choice(others) for _ in range(settings.group)
+                gold.reward if rng.random() < settings.skill else rng.choice(others) for _ in range(settings.group_size)
             ]
             same += max(drawn) - min(drawn) < ROUNDING
         shares.append(same / SIMULATED)
