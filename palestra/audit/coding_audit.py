@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from palestra.audit.episodes import Episode, Trouble
 from palestra.audit.evidence import Evidence
 from palestra.audit.findings import Finding, FindingKind, Severity, finding
@@ -30,6 +32,7 @@ PLAYS: dict[str, tuple[ProbeKind, str | None]] = {
     "doing nothing": (ProbeKind.NOTHING, NOTHING),
     **{name: (ProbeKind.CHEAT, command) for name, command in {**CHEATS, **WRECKS}.items() if command != NOTHING},
 }
+SLOW_S = 60.0  # of an episode, which has sandboxes and a verdict in it
 TOGETHER = 4  # solutions that are played at the same time: each takes processes and memory
 SECRET_LINE = 20  # characters of a line of the tests or the solution that cannot be in the environment by chance
 COMMON = re.compile(r"\s*(#|import |from )")
@@ -47,6 +50,7 @@ async def audit_coding(
 ) -> AuditReport:
     """Audits coding tasks, the first `settings.limit` of them."""
     settings, began_s = settings or AuditSettings(), time.monotonic()
+    settings = replace(settings, slow_s=max(settings.slow_s, SLOW_S))
     report = AuditReport(target=name, seed=settings.seed)
     chosen = list(tasks[: settings.limit])
     report.tasks = len(chosen)

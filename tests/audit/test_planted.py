@@ -19,7 +19,7 @@ from tests.audit import planted
 
 K = FindingKind
 slow = partial(pytest.param, marks=pytest.mark.slow)
-QUICK = AuditSettings(limit=4, at_once=6, fresh_process=False, in_a_row=0)
+QUICK = AuditSettings(limit=4, at_once=6, fresh_process=False, in_a_row=0, slow_s=60)
 
 
 def audited(environment: type, settings: AuditSettings = QUICK) -> AuditReport:
