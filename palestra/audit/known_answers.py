@@ -26,6 +26,8 @@ LABEL = (
     r"(?:\s+(?:answer|value|result|one|number|is|was|should|be|would|have|been))*"
     r"[\"'`\s:=\->(\[]{1,12}"
 )
+CHOICE = r"[\"'`)\]]*\s*(?:or\b|/|\||,\s*\S+\s+or\b)"
+"""What follows an answer that is one of several to choose from: `Answer 'Yes' or 'No'`."""
 FORMS = (
     "{}",
     "Answer: {}",
@@ -77,7 +79,7 @@ def said_as(form: str, answer: str) -> str:
 
 def is_labelled(answer: str, text: str) -> bool:
     """Whether the text says of this answer that it is one: `expected: 42`."""
-    return re.search(rf"{LABEL}{re.escape(answer)}(?!\w|[.,]\d)", text, re.IGNORECASE) is not None
+    return re.search(rf"{LABEL}{re.escape(answer)}(?!\w|[.,]\d|{CHOICE})", text, re.IGNORECASE) is not None
 
 
 def stands_in(answer: str, text: str) -> bool:

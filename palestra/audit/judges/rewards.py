@@ -47,7 +47,7 @@ def _idle(evidence: Evidence) -> Iterator[Finding]:
     paid = [
         one
         for one in evidence.all(ProbeKind.NOTHING)
-        if one.reward is not None and evidence.share(one.reward) >= IDLE_SHARE
+        if one.reward is not None and one.reward > 0 and evidence.share(one.reward) >= IDLE_SHARE
     ]
     if paid:
         most = max(paid, key=lambda one: one.reward or 0.0)
