@@ -91,14 +91,14 @@ class _Playing:
                 return
             self._progress(task.id, done, len(plays))
             evidence.episodes.setdefault(PLAYS[name][0], []).append(await self._played(task, name))
-        solved = [task for task in tasks if (first := evidence.first(task.id, GOLD)) and evidence.is_solved(first)]
-        for done, task in enumerate(solved):
+        paid = [task for task in tasks if (first := evidence.first(task.id, GOLD)) and first.reward]
+        for done, task in enumerate(paid):
             if self._is_over("solutions again"):
                 return
-            self._progress("again", done, len(solved))
+            self._progress("again", done, len(paid))
             evidence.again.append(await self._played(task, GOLD))
-        if solved and not self._is_over("solutions at once"):
-            chosen = [solved[number % len(solved)] for number in range(TOGETHER)]
+        if paid and not self._is_over("solutions at once"):
+            chosen = [paid[number % len(paid)] for number in range(TOGETHER)]
             evidence.together += await asyncio.gather(*(self._played(task, GOLD) for task in chosen))
 
     def _is_over(self, what: str) -> bool:

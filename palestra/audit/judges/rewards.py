@@ -135,7 +135,8 @@ def flat_groups(evidence: Evidence) -> tuple[float | None, list[Episode]]:
     flat: list[Episode] = []
     for gold in evidence.all(ProbeKind.GOLD):
         others = _other_rewards(evidence, gold.task)
-        if gold.reward is None or not others:
+        has_failed = evidence.has_gold and not evidence.is_solved(gold)  # which is a finding of its own
+        if gold.reward is None or not others or has_failed:
             continue
         rng = random.Random(f"{settings.seed}/{gold.task}/groups")
         same = 0
