@@ -23,7 +23,7 @@ COMPARED = 20_000  # tasks of a split that are compared
 COMPARE_S = 10.0  # of listing tasks that are made when they are asked for
 LISTED = 50  # tasks whose listings are compared, each time they are listed
 NAMES = frozenset(
-    {"id", "idx", "index", "uid", "uuid", "key", "task_id", "row", "split", "source", "data_source", "data_split"}
+    {"id", "idx", "index", "uid", "uuid", "key", "task_id", "split", "source", "data_source", "data_split"}
 )
 """Fields of a row that name it, and say nothing about its content."""
 
