@@ -7,5 +7,15 @@ from palestra.audit.findings import Finding, FindingKind, Severity
 from palestra.audit.report import AuditReport
 from palestra.audit.run import audit, audit_coding
 from palestra.audit.settings import AuditSettings
+from palestra.config.environment_entries import EnvironmentEntry
 
-__all__ = ["AuditReport", "AuditSettings", "Finding", "FindingKind", "Severity", "audit", "audit_coding"]
+__all__ = [
+    "AuditReport",
+    "AuditSettings",
+    "EnvironmentEntry",
+    "Finding",
+    "FindingKind",
+    "Severity",
+    "audit",
+    "audit_coding",
+]

@@ -12,6 +12,8 @@ from msgspec import Struct
 
 
 class Severity(StrEnum):
+    """How bad a finding is."""
+
     ERROR = "error"
     """Training on it goes wrong."""
     WARNING = "warning"
@@ -19,6 +21,8 @@ class Severity(StrEnum):
 
 
 class FindingKind(StrEnum):
+    """What is wrong; docs/audit.md says when each is found."""
+
     GOLD_FAILS = "gold-fails"
     IDLE_PAYS = "idle-pays"
     RANDOM_PAYS = "random-pays"
@@ -122,6 +126,8 @@ TEXTS: dict[FindingKind, FindingText] = {
 
 
 class Finding(Struct, frozen=True, kw_only=True):
+    """Something that is wrong with an environment, as it was seen."""
+
     kind: FindingKind
     severity: Severity
     probe: str
@@ -135,7 +141,9 @@ class Finding(Struct, frozen=True, kw_only=True):
     transcript: list[str] = []
     """The beginning of the episode, a line for each message."""
     why: str = ""
+    """Why it matters."""
     advice: str = ""
+    """What to do about it."""
 
 
 def finding(

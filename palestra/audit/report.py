@@ -28,6 +28,8 @@ class ProbeSummary(Struct, kw_only=True):
 
 
 class AuditReport(Struct, kw_only=True):
+    """The result of an audit of one environment."""
+
     target: str
     """The name that was audited."""
     tasks: int = 0

@@ -1,4 +1,4 @@
-"""How much an audit plays, how long, and what counts as a success."""
+"""The settings of an audit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from msgspec import Struct
 
 
 class AuditSettings(Struct, frozen=True, kw_only=True):
+    """How much an audit plays, how long, and what counts as a success."""
+
     limit: int = 8
     """Maximum number of tasks that are played, half of them held-out ones."""
     seed: int = 0
