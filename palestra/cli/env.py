@@ -76,18 +76,22 @@ def play(name: str, task_id: str | None, file: Path | None, max_turns: int | Non
 
 def _facts(name: str) -> JsonObject:
     """Describes environments; one that cannot be loaded is listed with the reason."""
+    from palestra.environments.errors import TaskFileError
     from palestra.environments.registry import spec
 
     facts: JsonObject = {"name": name, "about": "", "train_tasks": 0, "eval_tasks": 0, "problem": None}
     try:
         env_class = spec(name).load()
+        lines = (env_class.__doc__ or "").strip().splitlines()
+        facts["about"] = lines[0] if lines else env_class.__name__
         tasks: Any = getattr(env_class, "tasks", None)
         if tasks is not None:
             facts |= {f"{split}_tasks": len(list(tasks(split))) for split in ("train", "eval")}
+    except TaskFileError as error:  # such as a benchmark's files, which are not here
+        return facts | {"problem": str(error)}
     except Exception as error:  # boundary: an environment's own module; listed with the reason
-        return facts | {"problem": " ".join(f"{type(error).__name__}: {error}".split())}
-    lines = (env_class.__doc__ or "").strip().splitlines()
-    return facts | {"about": lines[0] if lines else env_class.__name__}
+        return facts | {"about": "", "problem": " ".join(f"{type(error).__name__}: {error}".split())}
+    return facts
 
 
 def find_task(environments: EnvironmentSet, name: str, task_id: str | None, *, with_eval: bool) -> Task:

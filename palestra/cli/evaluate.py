@@ -1,32 +1,27 @@
-"""`palestra eval`: a model, anywhere, on the tasks of environments.
+"""`palestra eval`: models, anywhere, on the tasks of environments and benchmarks.
 
-Owns: arguments, the evaluation's folder, exit codes. Never touches: playing.
+Owns: arguments, the evaluations' folders, exit codes. Never touches: playing.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import rich_click as click
 
+from palestra.cli.evaluation_runs import run_all
 from palestra.cli.options import renamed_option, server_options
 from palestra.cli.output import (
     FAILED,
-    INTERRUPTED,
-    TOO_MANY_FAILED,
-    UNREACHABLE,
     USAGE,
     fail,
-    file_errors,
     needs_extra,
     one_line_errors,
     print_json,
 )
-from palestra.runs.control import short_name
 from palestra.types.rollouts import CODING
 from palestra.util.json_types import JsonObject
 
@@ -36,12 +31,17 @@ if TYPE_CHECKING:
 
 FILES = (".yaml", ".yml", ".json")
 SETTING = re.compile(r"[\w.]+=")
+LIST = "list"
 
 
 @click.command()
-@click.argument("arguments", nargs=-1, metavar="[ENV|CONFIG|gym:NAME|FILE]... [KEY=VALUE]...")
+@click.argument("arguments", nargs=-1, metavar="[list|BENCHMARK|ENV|CONFIG|gym:NAME|FILE]... [KEY=VALUE]...")
 @click.option(
-    "--model", help="Model at the server, a model folder or Hugging Face id, or RUN, RUN@STEP, RUN@best, RUN@last."
+    "--model",
+    "models",
+    multiple=True,
+    help="Model at the server, a model folder or Hugging Face id, or RUN, RUN@STEP, RUN@best, RUN@last. Several are "
+    "evaluated one after the other and shown in one table.",
 )
 @server_options(
     help="Any model endpoint: ours, OpenAI's, Anthropic's, vLLM's. [one is started]",
@@ -50,6 +50,10 @@ SETTING = re.compile(r"[\w.]+=")
     key_envvar="OPENAI_API_KEY",
 )
 @click.option("--agent", metavar="NAME", help="Command-line agent that plays coding tasks (palestra agent list).")
+@click.option("--data", multiple=True, metavar="NAME=PATH", help="File or folder of a benchmark. [the hub's cache]")
+@click.option(
+    "--grader", multiple=True, metavar="NAME=PYTHON", help="Python that has a benchmark's grader. [palestra eval list]"
+)
 @click.option("--samples", type=int, help="Samples of each task; pass@k is reported up to this k.")
 @renamed_option("--limit", "tasks", old="--tasks", type=int, help="Maximum number of tasks of each environment.")
 @click.option(
@@ -58,57 +62,96 @@ SETTING = re.compile(r"[\w.]+=")
     metavar="SHARE",
     help="If more than this share of the rollouts failed, the exit code is 5. [0.5]",
 )
-@click.option("--name", help="Name of the evaluation's folder in `runs`. [two words]")
-@click.option("--resume", metavar="RUN", help="Play what is left of this evaluation.")
+@click.option(
+    "--name",
+    help="Name of the evaluation's folder in `runs`; of several models, what each name begins with. [two words]",
+)
+@click.option("--resume", multiple=True, metavar="RUN", help="Play what is left of this evaluation; may be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="Print the metrics as JSON.")
 def evaluate(
     arguments: tuple[str, ...],
+    models: tuple[str, ...],
     key: str | None,
     agent: str | None,
-    resume: str | None,
+    data: tuple[str, ...],
+    grader: tuple[str, ...],
+    name: str | None,
+    resume: tuple[str, ...],
     as_json: bool,
     **flags: str | float | None,
 ) -> None:
-    """Evaluate a model on the held-out tasks of environments.
+    """Evaluate models on benchmarks or on the held-out tasks of environments.
 
-    ENV is an environment (`palestra env list`), CONFIG the YAML file of a training run, whose environments and
-    evaluation settings are used, gym:NAME a resources server of a gym with its agent and rows, platform:APP an app of
-    the local platform, FILE a JSONL or Parquet file of prompts with answers. With --agent, FILE is a folder of coding
-    tasks; without one, those that ship are played. Any setting can be given as KEY=VALUE; `palestra config schema eval`
-    lists them all.
+    BENCHMARK is one of `palestra eval list`, which says what each needs, ENV an environment (`palestra env list`),
+    CONFIG the YAML file of a training run, whose environments and evaluation settings are used, gym:NAME a resources
+    server of a gym with its agent and rows, platform:APP an app of the local platform, FILE a JSONL or Parquet file of
+    prompts with answers. With --agent, FILE is a folder of coding tasks; without one, those that ship are played. Any
+    setting can be given as KEY=VALUE; `palestra config schema eval` lists them all.
     The result is a folder like a training run's: palestra run show, compare and rollout list read it.
     """
+    if arguments == (LIST,):
+        _list(as_json)
+        return
     overrides = [argument for argument in arguments if SETTING.match(argument)]
     names = [argument for argument in arguments if argument not in overrides]
-    overrides += [f"{name}={value}" for name, value in flags.items() if value is not None]
+    overrides += [f"{flag}={value}" for flag, value in flags.items() if value is not None]
     if agent is not None:
-        overrides.append(f"agent.command={json.dumps([agent])}")
         names = names or ([] if resume else [CODING])
-    if resume and flags["name"]:
-        raise fail("--resume continues an evaluation; --name is for a new one", USAGE)
+    if resume and (name or (len(resume) > 1 and models)):
+        raise fail("--resume continues evaluations of models; --name and several --model are for new ones", USAGE)
     with needs_extra("train"):
         from palestra.checkpoints import CheckpointError
         from palestra.config import ConfigError
         from palestra.endpoints.models import check_name
         from palestra.environments import TaskFileError
+        from palestra.evaluation.named import default_agent, folder_names
         from palestra.evaluation.run import check_tasks, model_place, open_environments
         from palestra.rollouts.sources import RolloutSourceError
         from palestra.runs.reader import RunError
-    with one_line_errors(ConfigError, RunError):
-        config = _load(names, overrides, resume)
+    is_named = any(text.startswith("agent.command=") for text in overrides)
+    if (agent := agent or (None if is_named else default_agent(names))) is not None:
+        overrides.append(f"agent.command={json.dumps([agent])}")
+    with one_line_errors(ConfigError, RunError), one_line_errors(TaskFileError, code=FAILED):
+        chosen = [[f"model={model}"] for model in models] or [[]]
+        called = [[f"name={folder}"] if folder else [] for folder in folder_names(name, models)]
+        named = [[*overrides, *one, *folder] for one, folder in zip(chosen, called, strict=True)]
+        parts = [(named[0], one) for one in resume] or [(one, None) for one in named]
+        configs = [_load(names, settings, which, data, grader) for settings, which in parts]
     with one_line_errors(ValueError, CheckpointError), one_line_errors(TaskFileError, RolloutSourceError, code=FAILED):
-        with open_environments(config) as environments:
-            check_tasks(config, environments)
-        check_name(config.model, model_place(config, key))
-    with one_line_errors(RunError):
-        folder = _open_folder(config, resume)
-    with folder:
-        raise SystemExit(_run(config, folder, key, as_json))
+        for config in configs if resume else configs[:1]:
+            with open_environments(config) as environments:
+                check_tasks(config, environments)
+        for config in configs:
+            check_name(config.model, model_place(config, key))
+    with ExitStack() as stack:
+        with one_line_errors(RunError):
+            opened = [stack.enter_context(_open_folder(config, bool(resume), key)) for config in configs]
+        code = run_all(list(zip(configs, opened, strict=True)), key, as_json)
+    raise SystemExit(code)
 
 
-def _load(names: list[str], overrides: list[str], resume: str | None) -> EvaluationConfig:
+def _list(as_json: bool) -> None:
+    import msgspec
+
+    from palestra.evaluation.benchmark_list import list_benchmarks
+
+    found = list_benchmarks()
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+        return
+    width = max(len(one.name) for one in found)
+    for one in found:
+        click.echo(f"{one.name.ljust(width)}  {one.about}")
+        lines = [f"graded by {one.grader}", *([f"found: {one.data}"] if one.data else []), *one.missing]
+        for line in "\n".join(lines).splitlines():
+            click.echo(f"{' ' * width}  {line.strip()}")
+
+
+def _load(
+    names: list[str], overrides: list[str], resume: str | None, data: tuple[str, ...], graders: tuple[str, ...]
+) -> EvaluationConfig:
     from palestra.config.evaluate import load_evaluation_config
-    from palestra.evaluation.named import entry_named
+    from palestra.evaluation.named import benchmark_defaults, entries_named
     from palestra.runs.control import saved_to_resume
     from palestra.runs.reader import RunError
 
@@ -118,61 +161,15 @@ def _load(names: list[str], overrides: list[str], resume: str | None) -> Evaluat
         if found.read_about()["kind"] != "eval":
             raise RunError(f"{resume} is no evaluation; to continue a training run: palestra train --resume {resume}")
     files = [name for name in names if name.endswith(FILES)]
-    entries = [entry_named(name) for name in names if name not in files]
-    return load_evaluation_config(entries, files, overrides, saved)
+    others = [name for name in names if name not in files]
+    defaults = {} if files or saved else benchmark_defaults(others, overrides)
+    return load_evaluation_config(entries_named(others, data, graders), files, overrides, saved, defaults)
 
 
-def _open_folder(config: EvaluationConfig, resume: str | None) -> RunFolder:
+def _open_folder(config: EvaluationConfig, is_resumed: bool, key: str | None) -> RunFolder:
+    from palestra.evaluation.run import checkpoint_facts
     from palestra.runs.writer import RunFolder
 
-    if resume is None:
-        return RunFolder.create(config.runs, config.name, config)
+    if not is_resumed:
+        return RunFolder.create(config.runs, config.name, config, checkpoint_facts(config, key))
     return RunFolder.open(config.runs / (config.name or ""))
-
-
-def _run(config: EvaluationConfig, folder: RunFolder, key: str | None, as_json: bool) -> int:
-    from palestra.cli.progress_display import StepLines
-    from palestra.evaluation.run import evaluate as play
-    from palestra.net.chat_apis.errors import EndpointError
-    from palestra.rollouts.policy_sampler import PolicyError
-    from palestra.rollouts.sources import RolloutSourceError
-    from palestra.runs.listener import Silence
-
-    again = f"to go on: palestra eval --resume {short_name(folder)}"
-    try:
-        with file_errors(again), nullcontext(Silence()) if as_json else StepLines(0) as listener:
-            summary = asyncio.run(play(config, folder, listener, key))
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        click.echo(f"stopped; {again}", err=True)
-        return INTERRUPTED
-    except (EndpointError, PolicyError, RolloutSourceError) as error:
-        click.echo(f"error: {error}\n{again}", err=True)
-        return UNREACHABLE if isinstance(error, ConnectionError) else FAILED
-    if as_json:
-        print_json({"folder": str(folder.path), "metrics": summary["last"]})
-    else:
-        click.echo(_closing_words(folder, summary["last"]))
-    failed = summary["last"]["eval/failed_share"]
-    if failed <= config.max_failed:
-        return 0
-    allowed = f"{config.max_failed:.1%} are allowed (--max-failed)"
-    click.echo(f"error: {failed:.1%} of the rollouts failed, {allowed}; {again}", err=True)
-    return TOO_MANY_FAILED
-
-
-def _closing_words(folder: RunFolder, metrics: JsonObject) -> str:
-    played, failed = round(metrics["eval/rollouts"]), round(metrics["eval/failed_share"] * metrics["eval/rollouts"])
-    lines = [f"{played} rollouts of {metrics['eval/tasks']:.0f} tasks in {folder.path}, {failed} failed"]
-    if "eval/success" in metrics:
-        lines.append(f"success {metrics['eval/success']:.3f} ± {metrics['eval/success_stderr']:.3f}")
-        lines += [
-            f"{name.removeprefix('eval/').replace('_at_', '@')} {value:.3f}"
-            for name, value in metrics.items()
-            if name.startswith("eval/pass_at_")
-        ]
-        lines.append(f"reward {metrics['eval/reward_mean']:.3f} ± {metrics['eval/reward_stderr']:.3f}")
-    if failed:
-        why = f"palestra rollout list {short_name(folder)}"
-        lines.append(f"{failed} of {played} rollouts failed and do not count; to see why: {why}")
-    lines.append(f"{metrics['eval/prompt_tokens']:.0f} tokens read, {metrics['eval/sampled_tokens']:.0f} sampled")
-    return "\n".join(lines)

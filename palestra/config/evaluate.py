@@ -100,10 +100,12 @@ def load_evaluation_config(
     files: Iterable[str | Path],
     overrides: Iterable[str],
     saved: JsonObject | None = None,
+    defaults: JsonObject | None = None,
 ) -> EvaluationConfig:
     """`environments` are entries that are played besides those of the files, which may be configs of training runs.
-    `saved`: the config of an evaluation to continue."""
+    `saved`: the config of an evaluation to continue. `defaults` hold where nobody says otherwise."""
     layers = Layers()
+    layers.merge(defaults or {}, "the benchmarks")
     if saved is not None:
         layers.merge(saved, "the evaluation's own config")
     for file in files:

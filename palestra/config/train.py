@@ -32,6 +32,7 @@ from palestra.config.environment_entries import EnvironmentEntry, check_coding, 
 from palestra.config.errors import ConfigError
 from palestra.config.judges import JudgeConfig, check_judges
 from palestra.config.load import Layers, merge_layers, validate
+from palestra.config.turn_credit import TurnCreditConfig
 from palestra.config.update_guard import UpdateGuardConfig
 from palestra.config.webhook import WebhookConfig
 from palestra.types import MAX_TEMPERATURE
@@ -194,6 +195,7 @@ class AlgorithmConfig(Config):
     loss_config: dict[str, float] = Field(default={})
     """Settings of the loss, such as clip_low_threshold and clip_high_threshold of ppo, or keyword arguments of one's
     own function."""
+    turns: TurnCreditConfig = TurnCreditConfig()
     correction: CorrectionConfig = CorrectionConfig()
     entropy: EntropyConfig = EntropyConfig()
     normalize: Literal["tokens", "sequences", "none"] = "tokens"
@@ -208,7 +210,7 @@ class AlgorithmConfig(Config):
     """For a control experiment: rewards are shuffled within a batch, so that nothing can be learned."""
 
     @model_validator(mode="after")
-    def _parts_are_gdpo_s(self) -> AlgorithmConfig:
+    def _rewards_are_one_or_several(self) -> AlgorithmConfig:
         is_gdpo = self.advantage is AdvantageKind.GDPO
         if is_gdpo and not self.reward_parts:
             raise ValueError("advantage 'gdpo' needs reward_parts, such as {reward: 1.0, format_ok: 0.5}")
@@ -216,6 +218,8 @@ class AlgorithmConfig(Config):
             raise ValueError("reward_parts are for advantage 'gdpo' only")
         if is_gdpo and self.shuffle_rewards:
             raise ValueError("shuffle_rewards shuffles one reward; advantage 'gdpo' has several")
+        if self.turns.is_on and self.shuffle_rewards:
+            raise ValueError("shuffle_rewards shuffles rewards of rollouts; those of turns would reveal them")
         return self
 
 

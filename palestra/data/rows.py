@@ -5,6 +5,7 @@ Owns: reading JSONL, Parquet and Arrow files. Never touches: what a row means.
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def read_rows(source: str | Path) -> Iterator[RawRow]:
 
 
 def _lines(file: Path) -> Iterator[RawRow]:
-    with file.open("rb") as stream:
+    with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
         for number, line in enumerate(stream, 1):
             line = line.removeprefix(BOM) if number == 1 else line
             if line.strip():

@@ -37,6 +37,16 @@ __all__ = [
     "tool",
 ]
 
+for _name, _place in {
+    "aime": "mathematics:Aime",
+    "bfcl": "function_calls:Bfcl",
+    "gsm8k": "gsm8k:Gsm8k",
+    "humaneval": "programs:HumanEval",
+    "ifeval": "instructions:IfEval",
+    "math500": "mathematics:Math500",
+    "mbpp": "programs:Mbpp",
+}.items():
+    register(_name, f"palestra.environments.benchmarks.{_place}")
 register("answers", "palestra.environments.bundled.answers:Answers")
 register("arithmetic", "palestra.environments.bundled.arithmetic:Arithmetic")
 register("fleet_task", "palestra.environments.fleet:FleetTaskEnv")

@@ -13,7 +13,7 @@ import msgspec
 
 from palestra.config.environment_entries import EnvironmentEntry
 from palestra.config.evaluate import EvaluationConfig
-from palestra.endpoints.models import ModelPlace, open_models
+from palestra.endpoints.models import ModelPlace, checkpoint_of, open_models
 from palestra.environments.bundled.answers import Answers
 from palestra.environments.environment_set import EnvironmentSet
 from palestra.environments.errors import JudgeError, TaskFileError
@@ -23,10 +23,11 @@ from palestra.rollouts.agents.setup import check_agent
 from palestra.rollouts.endpoint.player import EndpointPlayer
 from palestra.rollouts.eval_metrics import eval_metrics
 from palestra.rollouts.rollout_loop import RolloutSettings
+from palestra.rollouts.score_metrics import score_metrics
 from palestra.rollouts.seeds import group_seeds
 from palestra.rollouts.sources import RolloutSourceError
 from palestra.runs.listener import RunListener, Stage
-from palestra.runs.reader import RunStatus
+from palestra.runs.reader import Part, RunStatus
 from palestra.runs.record_files import LineFile, read_lines
 from palestra.runs.writer import EventKind, RunFolder
 from palestra.types.rollouts import PROMPT_TOKENS, SAMPLED_TOKENS, Group, GroupRequest, Rollout, Task
@@ -46,6 +47,13 @@ def open_environments(config: EvaluationConfig) -> EnvironmentSet:
 
 def model_place(config: EvaluationConfig, key: str | None) -> ModelPlace:
     return ModelPlace(server=config.server, api=config.api, key=key, runs=config.runs, device=config.device)
+
+
+def checkpoint_facts(config: EvaluationConfig, key: str | None) -> JsonObject:
+    """Returns which checkpoint of which run a model's name means now, for its record: `RUN@best` means another one
+    later. Empty for a model that is no run's."""
+    saved = checkpoint_of(config.model, model_place(config, key))
+    return {} if saved is None else {"checkpoint": {"run": saved.run.name, "step": saved.step}}
 
 
 def tasks_of(config: EvaluationConfig, environments: EnvironmentSet) -> list[Task]:
@@ -104,6 +112,8 @@ async def evaluate(config: EvaluationConfig, run: RunFolder, listener: RunListen
                 if len(tasks) > config.tasks and config.task_ids is None:
                     listener.note(f"{entry.name}: the first {config.tasks} of {len(tasks)} tasks; tasks=N for more")
             requests = [_request(config, task) for task in tasks_of(config, environments)]
+            if _is_complete(config, run, requests):  # resumed beside others that are not
+                return run.finish(RunStatus.DONE)
             rollouts = await _play(config, run, environments, requests, listener, key)
             groups = [_group(request, rollouts) for request in requests]
             await _judge(config, run, groups)
@@ -179,6 +189,14 @@ def _played(file: Path) -> dict[str, Rollout]:
     return {rollout.id: rollout for rollout in found if not rollout.stop.is_failure}
 
 
+def _is_complete(config: EvaluationConfig, run: RunFolder, requests: Sequence[GroupRequest]) -> bool:
+    """Whether an earlier start has played and recorded everything."""
+    if (run.path / PLAYED).exists() or not run.read_metrics():
+        return False
+    recorded = {row["id"] for row in run.read_rollouts(STEP, Part.EVAL)}
+    return {f"{request.id}-{index}" for request in requests for index in range(config.samples)} <= recorded
+
+
 def _request(config: EvaluationConfig, task: Task) -> GroupRequest:
     seeds = group_seeds(config.samples, config.seed, "eval", task.environment, task.id)
     return GroupRequest(id=f"eval-{task.environment}-{task.id}", task=task, step=STEP, seeds=seeds)
@@ -191,7 +209,8 @@ def _group(request: GroupRequest, rollouts: dict[str, Rollout]) -> Group:
 
 def _metrics(config: EvaluationConfig, groups: Sequence[Group], environments: EnvironmentSet) -> dict[str, float]:
     ks = [k for k in KS if k <= config.samples]
-    found = eval_metrics(groups, ks, config.success, environments.aggregate)
+    found = score_metrics(groups, ks, config.success)
+    found |= eval_metrics(groups, ks, config.success, environments.aggregate)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     for name in (PROMPT_TOKENS, SAMPLED_TOKENS):
         found[f"eval/{name}"] = sum(rollout.metrics.get(name, 0.0) for rollout in rollouts)

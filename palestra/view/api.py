@@ -21,7 +21,8 @@ from palestra.view.rollouts import rollout_detail
 from palestra.view.rollouts.rollout_list import Order, RolloutQuery, list_rollouts
 from palestra.view.runs import run_detail
 from palestra.view.runs.catalogue import Catalogue
-from palestra.view.runs.charts import Axis, Window, read_board, read_series
+from palestra.view.runs.charts import Axis, Window, read_series
+from palestra.view.runs.checkpoint_scores import read_run_board
 from palestra.view.runs.comparison import compare_charts, compare_runs
 
 MAX_POINTS = 5000
@@ -88,8 +89,8 @@ def show_run(run: str, runs: Runs) -> Response:
 @router.get("/runs/{run}/charts")
 def show_charts(run: str, runs: Runs, window: Shown) -> Response:
     """All charts of the run's page, with at most `points` points each, chosen by LTTB; `x` is `step`, `time` or
-    `tokens`, `low` and `high` bound it."""
-    return json_response(read_board(runs.metrics(runs.open(run)), window))
+    `tokens`, `low` and `high` bound it. Below them, over steps, the scores of its checkpoints on benchmarks."""
+    return json_response(read_run_board(runs, run, window))
 
 
 @router.get("/runs/{run}/series")

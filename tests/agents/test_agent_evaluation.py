@@ -72,9 +72,12 @@ def test_an_agent_is_evaluated_on_a_folder_of_tasks_and_compared_with_itself(
     kept = [json.loads(file.read_text()) for file in (tmp_path / "runs" / "one" / "agent").glob("*/result.json")]
     assert sorted(one["task"] for one in kept) == sorted(2 * [SOLVES, SHIRKS, REFUSES, DAWDLES])
 
-    words = ["eval", str(tasks), "--agent", "shell", *at(coding_server), "--name", "other", "--limit", "2"]
-    other = palestra(tmp_path, *words, "agent.timeout_s=4", "agent.on_timeout=0.0", "agent.on_refusal=-1")
+    words = ["eval", "terminal-bench", f"--data=terminal-bench={tasks}", *at(coding_server), "--name", "other"]
+    other = palestra(
+        tmp_path, *words, "--limit", "2", "agent.timeout_s=4", "agent.on_timeout=0.0", "agent.on_refusal=-1"
+    )
     assert other.exit_code == 0, other.stderr
+    assert "terminal-bench pass@1" in other.stdout
     compared = compare_evaluations(*(RunReader(tmp_path / "runs" / name) for name in ("one", "other")))
     assert compared is not None
     assert (compared.tasks, compared.worse, compared.better) == (2, 1, 0)

@@ -1,4 +1,1 @@
-"""What graders share: finding answers in texts, and work in child processes with a time limit.
-
-Begin at `grader_processes`.
-"""
+"""What graders of the gym share: programs of models in a sandbox, patterns that may never end. Begin at `programs`."""

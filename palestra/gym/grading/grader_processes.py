@@ -1,95 +1,12 @@
-"""Does work that may hang or use too much memory in child processes with a time limit.
-
-Owns: the children, their number, their time. Never touches: what the work is. A child is a module that answers each
-line of JSON on its input with one on its output.
-"""
+"""The old name of `palestra.environments.grading.grader_processes`, for one version."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import sys
-from typing import Any
+from palestra.util.renamed import renamed
 
-import orjson
-
-from palestra.util.processes import PIPE, kill, spawn
-
-MAX_LINE = 16 * 1024 * 1024
-START_S = 60.0  # sympy takes seconds to import on a busy machine
-
-
-class ChildError(Exception):
-    """The child did not answer in time, or died; the message says why."""
-
-
-class NoChildError(Exception):
-    """No child can be started. This says nothing about the question, so it does not count as a wrong answer."""
-
-
-class GraderProcesses:
-    """At most `count` processes, which are started when needed and kept for the next question."""
-
-    def __init__(self, module: str, count: int | None = None) -> None:
-        self._module = module
-        self._slots = asyncio.Semaphore(count or os.cpu_count() or 1)
-        self._idle: list[asyncio.subprocess.Process] = []
-
-    async def request(self, question: object, limit_s: float) -> Any:
-        """Raises ChildError; the child is then ended, and the next question gets another one. Raises NoChildError."""
-        try:
-            encoded = orjson.dumps(question)
-        except TypeError as error:  # lone surrogates
-            raise ChildError(f"the request cannot be sent: {error}") from None
-        async with self._slots:
-            child = self._idle.pop() if self._idle else await self._start()
-            try:
-                async with asyncio.timeout(limit_s):
-                    answer = await _exchange(child, encoded)
-            except TimeoutError:
-                await kill(child)
-                raise ChildError(f"no answer within {limit_s:g} s") from None
-            except BaseException:  # also when cancelled: the child may still be working
-                await kill(child)
-                raise
-            self._idle.append(child)
-            return answer
-
-    async def close(self) -> None:
-        for child in self._idle:
-            await kill(child)
-        self._idle.clear()
-
-    async def _start(self) -> asyncio.subprocess.Process:
-        child = await spawn(sys.executable, "-m", self._module, stdin=PIPE, stdout=PIPE, limit=MAX_LINE)
-        try:
-            async with asyncio.timeout(START_S):
-                await _line(child)  # the child writes a line when it has imported all it needs
-        except (ChildError, TimeoutError) as error:
-            await kill(child)
-            raise NoChildError(f"{self._module} does not start: {error or f'not within {START_S:g} s'}") from error
-        except BaseException:  # when cancelled: otherwise nobody would end it
-            await kill(child)
-            raise
-        return child
-
-
-async def _exchange(child: asyncio.subprocess.Process, question: bytes) -> Any:
-    assert child.stdin is not None
-    try:
-        child.stdin.write(question + b"\n")
-        await child.stdin.drain()
-    except ConnectionError:
-        pass  # its last output says more
-    return orjson.loads(await _line(child))
-
-
-async def _line(child: asyncio.subprocess.Process) -> bytes:
-    assert child.stdout is not None
-    try:
-        line = await child.stdout.readline()
-    except ValueError:
-        raise ChildError(f"the answer has more than {MAX_LINE} bytes") from None
-    if not line.endswith(b"\n"):
-        raise ChildError(f"the child ended with code {await child.wait()}")
-    return line
+__getattr__ = renamed(
+    __name__,
+    ChildError="palestra.environments.grading.grader_processes:ChildError",
+    GraderProcesses="palestra.environments.grading.grader_processes:GraderProcesses",
+    NoChildError="palestra.environments.grading.grader_processes:NoChildError",
+)

@@ -8,24 +8,16 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import importlib
 import io
 import json
 import os
 import signal
 import sys
-import threading
 from typing import Any
 
-from palestra.sandbox.compute_only import jail
+from palestra.sandbox.compute_only import jail, python_modules
 from palestra.util.json_types import JsonObject
 
-IMPORTABLE = """
-    abc array bisect calendar cmath collections collections.abc copy dataclasses datetime decimal enum fractions
-    functools heapq io itertools json math numbers operator queue random re statistics string struct sys textwrap
-    threading time types typing unicodedata zlib
-"""
-"""Modules that a program may import: they must be loaded before the sandbox closes."""
 MAX_PRINTED = 4 * 1024 * 1024
 FILE = "<program>"
 NO_SANDBOX = 77
@@ -38,14 +30,13 @@ class ProgramTimeout(BaseException):
 
 def main() -> None:
     header = json.loads(sys.stdin.buffer.readline())
-    for name in IMPORTABLE.split():
-        importlib.import_module(name)
+    python_modules.preload()
     answers = os.dup(1)
     os.close(0)
     os.close(1)
     sys.setrecursionlimit(50_000)
     signal.signal(signal.SIGALRM, _out_of_time)
-    _run_threads_at_once()
+    python_modules.run_threads_at_once()
     if not jail.enter(header["memory_bytes"], header["cpu_s"]) and not header["are_trusted"]:
         os._exit(NO_SANDBOX)
     for given in header["inputs"]:
@@ -70,13 +61,6 @@ def _ran(source: str, function: str | None, given: str, limit_s: float) -> JsonO
     except BaseException as error:  # boundary: errors of the program
         signal.setitimer(signal.ITIMER_REAL, 0)
         return {"error": f"{type(error).__name__}: {error}"[:500]}
-
-
-def _run_threads_at_once() -> None:
-    """Runs threads at once when they are started: programs start `main` in a thread to get a larger stack, but no
-    thread can be started in the sandbox."""
-    threading.Thread.start = threading.Thread.run
-    threading.Thread.join = lambda self, timeout=None: None
 
 
 def _program(source: str, given: str) -> None:

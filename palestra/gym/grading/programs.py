@@ -24,7 +24,12 @@ from palestra.util.renamed import renamed
 CHILD = "palestra.gym.grading.program_child"
 MAX_ANSWER = 64 * 1024 * 1024
 START_S = 20.0
-CHILD_IMPORTS = ("palestra.sandbox.compute_only.jail", "palestra.sandbox.seccomp", "palestra.util.json_types")
+CHILD_IMPORTS = (
+    "palestra.sandbox.compute_only.jail",
+    "palestra.sandbox.compute_only.python_modules",
+    "palestra.sandbox.seccomp",
+    "palestra.util.json_types",
+)
 INSIDE = "grader"
 """The folder of a sandbox, below its working folder, that has the child's files."""
 NO_PYTHON = 127

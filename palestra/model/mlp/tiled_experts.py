@@ -21,7 +21,7 @@ from torch import Tensor
 
 from palestra.model.kernels.experts import Inner, PairProducts
 from palestra.model.kernels.lora import SiteShape
-from palestra.model.mlp.experts import Experts
+from palestra.model.mlp.plain_experts import Experts
 
 if TYPE_CHECKING:
     from palestra.model.kernels.lora import ExpertTiles

@@ -39,8 +39,9 @@ async def run_sandboxed(module: str, question: bytes, *, limit_s: float, max_ans
     return ChildAnswer(bytes(answer), process.returncode, is_late)
 
 
-async def started(module: str) -> asyncio.subprocess.Process:
-    return await spawn(*lean_python.command_of(module, PACKAGE), stdin=PIPE, stdout=PIPE, env={}, cwd="/")
+async def started(module: str, max_line: int = 1 << 16) -> asyncio.subprocess.Process:
+    command = lean_python.command_of(module, PACKAGE)
+    return await spawn(*command, stdin=PIPE, stdout=PIPE, env={}, cwd="/", limit=max_line)
 
 
 async def _talk(process: asyncio.subprocess.Process, question: bytes, answer: bytearray, max_answer: int) -> None:

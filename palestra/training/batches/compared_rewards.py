@@ -13,6 +13,7 @@ from typing import NamedTuple
 from palestra.config.train import AdvantageKind, GrpoConfig
 from palestra.training.batches.advantages import are_equal, decoupled_advantages, step_advantages
 from palestra.training.batches.shaping import shaped_reward
+from palestra.training.batches.turn_credit import TurnCredit, credit_turns
 from palestra.training.custom_functions import FunctionError, custom_advantage
 from palestra.types.rollouts import Group, Rollout, is_usable
 from palestra.util.suggest import did_you_mean
@@ -30,6 +31,8 @@ class ComparedGroup(NamedTuple):
     """Of the rollouts that count in a baseline."""
     advantages: Mapping[str, Rewards]
     """By agent, "" for whole rollouts; empty if the group teaches nothing."""
+    turns: TurnCredit | None
+    """Advantages of single turns, if they have their own."""
 
 
 def is_zero_variance(group: Group, config: GrpoConfig) -> bool:
@@ -44,7 +47,8 @@ def compare(groups: Sequence[Group], config: GrpoConfig, salt: str) -> Iterator[
     if config.algorithm.shuffle_rewards:
         rewards_G = _shuffled(rewards_G, salt)
     is_kept = config.data.zero_variance == "keep"
-    teach_G = [is_kept or _can_teach(group, one, config) for group, one in zip(groups, rewards_G, strict=True)]
+    turns_G = [_turns(group, own, config) for group, own in zip(groups, rewards_G, strict=True)]
+    teach_G = [is_kept or _can_teach(group, own, config) for group, own in zip(groups, rewards_G, strict=True)]
     kind = config.algorithm.advantage
     if not isinstance(kind, AdvantageKind):
         advantages_G = [
@@ -55,8 +59,9 @@ def compare(groups: Sequence[Group], config: GrpoConfig, salt: str) -> Iterator[
         advantages_G = _decoupled(groups, rewards_G, config)
     else:
         advantages_G = _built_in(kind, groups, rewards_G, config)
-    for group, rewards, advantages, teaches in zip(groups, rewards_G, advantages_G, teach_G, strict=True):
-        yield ComparedGroup(group, rewards, advantages if teaches else {})
+    found = zip(groups, rewards_G, advantages_G, turns_G, teach_G, strict=True)
+    for group, rewards, advantages, turns, teaches in found:
+        yield ComparedGroup(group, rewards, advantages if teaches else {}, turns)
 
 
 def _built_in(
@@ -91,7 +96,15 @@ def _custom(name: str, group: Group, rewards: Rewards, config: GrpoConfig) -> di
     return found
 
 
+def _turns(group: Group, rewards: Rewards, config: GrpoConfig) -> TurnCredit | None:
+    if not (config.algorithm.turns.is_on and config.learns_from_rewards):
+        return None
+    return credit_turns([row for rollout in _counted(group, rewards) for row in rollout.rows], config.algorithm)
+
+
 def _can_teach(group: Group, rewards: Rewards, config: GrpoConfig) -> bool:
+    if (turns := _turns(group, rewards, config)) is not None and turns.teaches:
+        return True
     match config.algorithm.advantage:
         case AdvantageKind.REINFORCE_PP:
             return bool(rewards)

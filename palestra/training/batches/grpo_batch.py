@@ -19,6 +19,7 @@ from palestra.training.batches.compared_rewards import compare
 from palestra.training.batches.corrections import CorrectionSummary, apply_corrections
 from palestra.training.batches.distillation import add_teacher_advantages
 from palestra.training.batches.shaping import add_entropy_bonus, add_kl_penalty, total_length
+from palestra.training.batches.turn_credit import CreditSummary, TurnCredit, mixed, summarise
 from palestra.types.rollouts import Branch, Group, Rollout, SequenceSource, TrainSequence, is_usable
 
 
@@ -49,6 +50,8 @@ class TrainingBatch(Struct, kw_only=True):
     """Number of rows that were cut at `max_sequence_length`."""
     correction: CorrectionSummary | None = None
     """None if there are no off-policy corrections, or nothing to correct."""
+    credit: CreditSummary | None = None
+    """None if turns have no advantages of their own."""
 
     @property
     def sequences(self) -> list[TrainSequence]:
@@ -97,6 +100,7 @@ def build_batch(
         dropped=dict(chosen.dropped),
         truncated=sum(total_length(row) > limit for row, _ in chosen.used),
         correction=summary,
+        credit=summarise(chosen.credits),
     )
 
 
@@ -111,23 +115,24 @@ def scorable_rows(groups: Sequence[Group], config: GrpoConfig) -> list[Branch]:
     return [row for row in rows if _why_no_row(row, config) in (None, DropReason.OVERLONG)]
 
 
-def to_sequence(row: Branch, advantage: float, limit: int) -> TrainSequence:
+def to_sequence(row: Branch, advantage: float | Sequence[float], limit: int) -> TrainSequence:
     """Returns the first `limit` tokens of prompt and turns. Mask, logprob and advantage are 0 for tokens that the
-    policy did not sample."""
+    policy did not sample. `advantage` is one for all turns, or one for each."""
+    by_turn = [advantage] * len(row.turns) if isinstance(advantage, int | float) else advantage
     tokens, mask = list(row.prompt), [False] * len(row.prompt)
-    logprobs = [0.0] * len(row.prompt)
+    logprobs, of_tokens = [0.0] * len(row.prompt), [0.0] * len(row.prompt)
     sources: list[SequenceSource] = []
-    for turn in row.turns:
+    for turn, own in zip(row.turns, by_turn, strict=True):
         tokens += turn.observation + turn.tokens
         sources.append(SequenceSource(turn.sequence_id, len(tokens) - len(turn.tokens), len(tokens)))
         mask += [False] * len(turn.observation) + [True] * len(turn.tokens)
         logprobs += [0.0] * len(turn.observation) + turn.logprobs
-    mask = mask[:limit]
+        of_tokens += [0.0] * len(turn.observation) + [own] * len(turn.tokens)
     return TrainSequence(
         tokens=tokens[:limit],
-        mask=mask,
+        mask=mask[:limit],
         logprobs=logprobs[:limit],
-        advantages=[advantage if sampled else 0.0 for sampled in mask],
+        advantages=of_tokens[:limit],
         rollout=row.id,
         sources=sources if all(source.sequence_id for source in sources) else [],
     )
@@ -175,8 +180,9 @@ class Played(Struct):
 class _Choice(Struct):
     salt: str
     """Seeds what is random about this batch."""
-    used: list[tuple[Branch, float]] = []
-    """Rows with their advantages."""
+    used: list[tuple[Branch, float | list[float]]] = []
+    """Rows with an advantage for all turns, or for each."""
+    credits: list[TurnCredit] = []
     dropped: Counter[DropReason] = field(default_factory=Counter)
     played: Played = field(default_factory=Played)
 
@@ -194,16 +200,24 @@ def _by_id(groups: Sequence[Group]) -> list[Rollout]:
 def _choose(groups: Sequence[Group], config: GrpoConfig) -> _Choice:
     ordered = _in_order(groups)
     chosen = _Choice(f"{config.seed}/{'/'.join(group.id for group in ordered)}")
-    for group, rewards, advantages in compare(ordered, config, chosen.salt):
+    for group, rewards, advantages, turns in compare(ordered, config, chosen.salt):
+        if turns is not None:
+            chosen.credits.append(turns)
         for row in (row for rollout in group.rollouts if rollout.id in rewards for row in rollout.rows):
             chosen.played.sequences += 1
             chosen.played.tokens += row.response_length
         for rollout in sorted(group.rollouts, key=lambda rollout: rollout.index):
-            _add(chosen, rollout, advantages, config)
+            _add(chosen, rollout, advantages, turns, config)
     return chosen
 
 
-def _add(chosen: _Choice, rollout: Rollout, advantages: Mapping[str, Mapping[str, float]], config: GrpoConfig) -> None:
+def _add(
+    chosen: _Choice,
+    rollout: Rollout,
+    advantages: Mapping[str, Mapping[str, float]],
+    turns: TurnCredit | None,
+    config: GrpoConfig,
+) -> None:
     """Adds all rows of a rollout that can be trained on; if there is none, notes the reason."""
     whole = advantages.get("", {})
     if (reason := _why_not(rollout, whole)) is not None:
@@ -212,7 +226,9 @@ def _add(chosen: _Choice, rollout: Rollout, advantages: Mapping[str, Mapping[str
     reasons = [(row, _why_no_row(row, config)) for row in rollout.rows]
     for row, reason in reasons:
         if reason is None:
-            chosen.used.append((row, advantages.get(row.agent, whole).get(rollout.id, whole[rollout.id])))
+            advantage = advantages.get(row.agent, whole).get(rollout.id, whole[rollout.id])
+            weight = config.algorithm.turns.weight
+            chosen.used.append((row, advantage if turns is None else mixed(advantage, turns.by_row[row.id], weight)))
     if all(reason is not None for _, reason in reasons):
         chosen.dropped[reasons[0][1] or DropReason.EMPTY] += 1
 

@@ -58,6 +58,7 @@ def step_metrics(
         **staleness_metrics(rollouts, version),
         **batch_metrics(batch),
         **correction_metrics(batch),
+        **credit_metrics(batch),
         **policy_metrics(batch, updates, config),
         **base_metrics(batch, base_logprobs),
         **teacher_metrics(groups, batch, teacher_logprobs or {}),
@@ -132,6 +133,15 @@ def batch_metrics(batch: TrainingBatch) -> Metrics:
         "batch/tokens": float(sum(len(sequence.tokens) for sequence in batch.sequences)),
         "batch/truncated": float(batch.truncated),
         **{f"batch/dropped_{reason}": float(batch.dropped.get(reason, 0)) for reason in DropReason},
+    }
+
+
+def credit_metrics(batch: TrainingBatch) -> Metrics:
+    if (found := batch.credit) is None:
+        return {}
+    return {
+        "credit/compared_share": found.compared_share,
+        "credit/turn_advantage_abs_mean": found.advantage_abs_mean,
     }
 
 

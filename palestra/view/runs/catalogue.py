@@ -107,6 +107,10 @@ class Catalogue:
         """The run of this name. Raises RunNotFound; neither a name nor a link leads out of the folder."""
         return self._folders.open(name)
 
+    def all(self) -> list[ShownRun]:
+        """All runs, newest first."""
+        return self._folders.list()
+
     def metrics(self, run: RunReader) -> MetricTable:
         """The run's metrics as they are now, in a table that later calls leave as it is."""
         with self._lock:

@@ -10,7 +10,7 @@ from enum import StrEnum
 from msgspec import field
 
 from palestra.environments.answer_text import after_label, last_boxed, last_number, unwrapped
-from palestra.gym.grading.grader_processes import ChildError, GraderProcesses
+from palestra.environments.grading.grader_processes import ChildError, GraderProcesses
 from palestra.gym.metrics import highest_k, pass_metrics
 from palestra.gym.records import ServerInstance
 from palestra.gym.servers.base import Peers
@@ -19,7 +19,7 @@ from palestra.gym.servers.responses import output_text
 from palestra.gym.servers.settings import ServerReference
 from palestra.util.json_types import JsonMapping, JsonObject
 
-CHILD = "palestra.gym.grading.math_child"
+CHILD = "palestra.environments.grading.math_child"
 SAME, DIFFERENT = "[[SAME]]", "[[DIFFERENT]]"
 JUDGE = f"""You compare two answers to a problem. Only their mathematical value counts, not how they are written.
 End with {SAME} if they are equal, with {DIFFERENT} if they are not.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from palestra.environments.answer_text import after_label, last_boxed, unwrapped
-from palestra.gym.grading.grader_processes import ChildError, GraderProcesses
+from palestra.environments.grading.grader_processes import ChildError, GraderProcesses
 from palestra.gym.metrics import highest_k, pass_metrics
 from palestra.gym.records import ServerInstance
 from palestra.gym.servers.base import Peers
