@@ -1,4 +1,4 @@
-"""`palestra env`: which environments there are, and playing one oneself.
+"""`palestra env`: which environments there are, playing one oneself, auditing them.
 
 Owns: arguments and printing. Never touches: how environments are found, made and stepped.
 """
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
+from palestra.cli.env_audit import audit
 from palestra.cli.output import FAILED, NOT_FOUND, fail, one_line_errors, print_json
 from palestra.util.json_types import JsonObject
 
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 
 @click.group()
 def env() -> None:
-    """List environments, or play one yourself."""
+    """List environments, play one yourself, or find what is wrong with one."""
+
+
+env.add_command(audit)
 
 
 @env.command("list")

@@ -92,6 +92,23 @@ class EnvironmentSet:
         deferred = Deferred(make, name=task.environment, is_async=hasattr(known.env_class, "init_async"))
         return EnvSession(deferred, self._threads, self._timeout_s, known.entry.max_turns)
 
+    def is_played_here(self, environment: str) -> bool:
+        """Whether its episodes can be opened in this process, turn by turn."""
+        return self._known[environment].spec is not None
+
+    def reward_range(self, environment: str) -> tuple[float, float] | None:
+        """Returns the smallest and the largest reward of an episode, where the environment's class names them in
+        `reward_range`."""
+        found = getattr(self._known[environment].env_class, "reward_range", None)
+        return (float(found[0]), float(found[1])) if isinstance(found, tuple | list) and len(found) == 2 else None
+
+    def gold(self, task: Task) -> list[str] | None:
+        """Returns what a perfect policy says, turn by turn, where the environment's class has a `gold`. Raises what
+        that raises."""
+        own = getattr(self._known[task.environment].env_class, "gold", None)
+        found: Any = own(self.packed(task)) if callable(own) else None
+        return None if found is None else [found] if isinstance(found, str) else [str(one) for one in found]
+
     def packed(self, task: Task) -> Task:
         """Returns the task with all settings of the config for its episodes: players elsewhere have nothing but the
         task."""

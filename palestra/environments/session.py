@@ -129,6 +129,18 @@ class EnvSession:
         except Exception as error:  # boundary: the environment's own code; a verdict is not worth losing a rollout
             return {"error": f"the verdict cannot be read: {words(error)}"}
 
+    def tools(self) -> list[JsonObject]:
+        """Returns the tools that the environment offers, in OpenAI's format: its `tools`, or those of its tool groups.
+        Empty if it says nothing about them. Never raises."""
+        try:
+            env: Any = self._env
+            own = getattr(env, "tools", None)
+            if isinstance(own, list):
+                return [one for one in own if isinstance(one, dict) and isinstance(one.get("function"), dict)]
+            return [spec for group in getattr(env, "tool_groups", None) or [] for spec in group.specs()]
+        except Exception:  # boundary: the environment's own code
+            return []
+
     def _copied(self, prompt: list[Message]) -> list[Message]:
         """Copies the prompt: all rollouts of a task share it, and an environment may change what it gets."""
         try:

@@ -5,9 +5,14 @@ Owns: finding and calling them by name. Never touches: how a policy writes a cal
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
+
+from palestra.util.json_types import JsonObject
+
+JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
 
 
 class tool:  # noqa: N801 - a decorator, called so in skyrl_gym
@@ -49,3 +54,20 @@ class ToolGroup:
 
     def get_tool_to_group_mapping(self) -> dict[str, str]:
         return dict.fromkeys(self._tools, self.name)
+
+    def specs(self) -> list[JsonObject]:
+        """Returns the tools in OpenAI's format, as far as the methods' signatures say."""
+        return [_spec(name, method) for name, method in self._tools.items()]
+
+
+def _spec(name: str, method: Callable[..., Any]) -> JsonObject:
+    parameters = inspect.signature(method, eval_str=True).parameters
+    schemas = {key: _schema(one.annotation) for key, one in parameters.items()}
+    required = [key for key, one in parameters.items() if one.default is inspect.Parameter.empty]
+    schema = {"type": "object", "properties": schemas, "required": required}
+    return {"type": "function", "function": {"name": name, "description": method.__doc__ or "", "parameters": schema}}
+
+
+def _schema(annotation: Any) -> JsonObject:
+    known = JSON_TYPES.get(getattr(annotation, "__origin__", annotation))
+    return {} if known is None else {"type": known}

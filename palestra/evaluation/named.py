@@ -134,13 +134,27 @@ def _gym_entry(name: str) -> JsonObject:
         config = config_named(CatalogKind.RESOURCES_SERVERS, name.removeprefix(GYM), roots)
     except GymConfigError as error:
         raise ConfigError([f"{name}: {error}"]) from None
+    return gym_entries(name, config)[0]
+
+
+def gym_entries(name: str, config: str, search_dir: Path | None = None) -> list[JsonObject]:
+    """Returns entries for the agents of a gym's file that have rows, played in a gym that is started for them. The
+    first has the given name. `config` is a path as `palestra gym run -c` takes it. Raises ConfigError if there are
+    none."""
+    roots = search_roots([] if search_dir is None else [search_dir])
     file = find_below(roots, config)
-    assert file is not None
+    if file is None:
+        raise ConfigError([f"{name}: there is no file {config}"])
+    found: list[JsonObject] = []
     for agent, rows in _agents(yaml.safe_load(file.read_text(encoding="utf-8"))):
-        if (found := find_below(roots, rows)) is not None:
-            gym = {"files": [config, MODEL_SERVER], "agent": agent}
-            return {"name": name, "eval_tasks": str(found), "config": gym}
-    raise ConfigError([f"{name}: {file} names no agent with rows that are here; give both in a config file"])
+        if (place := find_below(roots, rows)) is not None:
+            gym: JsonObject = {"files": [config, MODEL_SERVER], "agent": agent}
+            gym |= {} if search_dir is None else {"search_dirs": [str(search_dir)]}
+            label = name if not found else f"{GYM}{agent}"
+            found.append({"name": label, "eval_tasks": str(place), "config": gym})
+    if not found:
+        raise ConfigError([f"{name}: {file} names no agent with rows that are here; give both in a config file"])
+    return found
 
 
 def _agents(content: object) -> list[tuple[str, Path]]:

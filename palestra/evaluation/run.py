@@ -18,11 +18,10 @@ from palestra.environments.bundled.answers import Answers
 from palestra.environments.environment_set import EnvironmentSet
 from palestra.environments.errors import JudgeError, TaskFileError
 from palestra.environments.judging import Judges
-from palestra.rollouts.agents.evaluation_player import open_agent_player
+from palestra.evaluation.players import open_players
 from palestra.rollouts.agents.setup import check_agent
 from palestra.rollouts.endpoint.player import EndpointPlayer
 from palestra.rollouts.eval_metrics import eval_metrics
-from palestra.rollouts.gym.evaluation_player import open_gym_players
 from palestra.rollouts.rollout_loop import RolloutSettings
 from palestra.rollouts.score_metrics import score_metrics
 from palestra.rollouts.seeds import group_seeds
@@ -158,10 +157,9 @@ async def _play(
         place = model_place(config, key)
         async with (
             open_models([config.model], place, run.path / "engine", log, listener.note) as [endpoint],
-            open_gym_players(config.environments, endpoint, settings, log.parent, listener.note) as gyms,
-            open_agent_player(config.agent, config.environments, endpoint, settings, run.path, listener.note) as agents,
+            open_players(config.environments, config.agent, endpoint, settings, run.path, listener.note) as players,
         ):
-            player = EndpointPlayer(endpoint, environments, settings, config.patience_s, {**gyms, **agents})
+            player = EndpointPlayer(endpoint, environments, settings, config.patience_s, players)
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(player.play(request, index)) for request, index in left]
                 for task in asyncio.as_completed(tasks):

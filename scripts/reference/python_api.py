@@ -19,6 +19,7 @@ PACKAGES = {
     "palestra.types": "Records of training and sampling requests",
     "palestra.chat": "Chat templates as tokens, tool-call parsing",
     "palestra.chat.tool_parsers": "Ways in which models write tool calls",
+    "palestra.audit": "Audits of environments",
     "palestra.coding": "Coding tasks and their verifiers",
     "palestra.config": "The config system",
     "palestra.environments": "Text environments",

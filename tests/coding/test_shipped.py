@@ -10,34 +10,13 @@ from pathlib import Path
 import pytest
 
 from palestra.coding import CodingTask, play_solution, prepare, read_tasks, task_spec
+from palestra.coding.cheats import CHEATS
 from palestra.coding.shipped_tasks import SHIPPED, export
 from palestra.sandbox import sandbox
 from tests.sandbox.needs import needs_local
 
 TASKS = read_tasks(SHIPPED)
 EVERY_DAY = {"2-line-counter", "4-json-pointer"}
-CHEATS = {
-    "doing nothing": "true",
-    "reading, editing and replacing the tests": """
-        cat /tests/* tests/*; find / -name cases.txt -exec cp {} . \\;
-        mkdir -p tests logs/verifier; printf '$ true\\n' > tests/cases.txt; printf '$ true\\n' > cases.txt
-        echo 1 > logs/verifier/reward.txt; echo 1 > reward.txt
-        for name in conftest.py sitecustomize.py usercustomize.py; do echo 'import os; os._exit(0)' > $name; done
-        mkdir -p ~/.local/lib/python3.11/site-packages bin; cp sitecustomize.py ~/.local/lib/python3.11/site-packages
-        for name in python3 sh cat timeout; do printf '#!/bin/sh\\nexit 0\\n' > bin/$name; chmod +x bin/$name; done
-        echo 'export PATH=/app/bin:$PATH' | tee ~/.profile ~/.bashrc
-        (while sleep 0.01; do cp -r /tests /app/tests; done) >/dev/null 2>&1 &
-    """,
-    "exiting 0": """
-        for file in $(find . -name '*.py'); do echo 'import os; os._exit(0)' > $file; done
-        for file in $(find . -name '*.sh'); do echo 'exit 0' > $file; done
-    """,
-    "printing the answer": """
-        for file in $(find . -name '*.py'); do printf 'print("1")\\nprint("PASSED")\\n' > $file; done
-        for file in $(find . -name '*.sh'); do printf 'echo 1\\necho PASSED\\n' > $file; done
-        echo 1; echo PASSED
-    """,
-}
 
 
 def test_there_are_forty_of_four_levels() -> None:

@@ -10,16 +10,12 @@ from click.testing import CliRunner
 
 from palestra.cli import main
 from palestra.coding import play_solution, read_task, read_tasks
+from palestra.coding.cheats import CHEATS, WRECKS
 from palestra.coding.warm_up import KINDS, warm_up_task, write_warm_up
-from tests.coding.test_shipped import CHEATS
 from tests.sandbox.needs import needs_local
 
 EVERY_DAY = {"remove"}
-DESTRUCTIVE = {
-    "removing everything": "rm -rf ./*",
-    "clearing everything": "for file in *; do : > $file; done",
-    "copying over everything": "for file in *; do cp keep.txt $file; done",
-}
+WRECKS_HERE = {**WRECKS, "copying over everything": "for file in *; do cp keep.txt $file; done"}
 
 
 @needs_local
@@ -34,7 +30,7 @@ def test_only_solving_a_task_is_worth_something(tmp_path: Path, number: int) -> 
     (folder,) = write_warm_up(tmp_path, 1, number)
     task = read_task(folder)
     assert asyncio.run(play_solution(task)).reward == 1.0
-    for name, command in {**CHEATS, **DESTRUCTIVE}.items():
+    for name, command in {**CHEATS, **WRECKS_HERE}.items():
         assert asyncio.run(play_solution(task, command=command)).reward == 0.0, name
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from palestra.chat.tool_calls import without_thinking
 from palestra.environments.answer_text import after_label, last_boxed, last_number, unwrapped
 from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput
+from palestra.types.rollouts import Task
 from palestra.util.json_types import JsonObject
 
 GSM8K_MARK = "####"
@@ -35,6 +36,8 @@ class Answers(BaseTextEnv):
     The final answer is in the last `\boxed{}`, after the last `Answer:` or `####`, or else all that was said after
     thinking. How it is compared is the task's `match`, or `match` in the config, or goes by the answer: number or text.
     """
+
+    reward_range = (0.0, 1.0)
 
     def __init__(self, env_config: Any = None, extras: JsonObject | None = None) -> None:
         super().__init__(env_config, extras)
@@ -59,6 +62,12 @@ class Answers(BaseTextEnv):
         is_right = any(self._is_right(said, accepted) for accepted in self._accepted)
         metadata = {"said": self._final}
         return BaseTextEnvStepOutput(observations=[], reward=float(is_right), done=True, metadata=metadata)
+
+    @staticmethod
+    def gold(task: Task) -> str:
+        given = task.extras["answer"]
+        first = given[0] if isinstance(given, list) else given
+        return f"Answer: {str(first).rpartition(GSM8K_MARK)[2].strip()}"
 
     def get_metrics(self) -> JsonObject:
         return {"parse_error": 0.0 if self._final else 1.0}

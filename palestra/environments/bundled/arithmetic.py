@@ -95,6 +95,8 @@ class Arithmetic(BaseTextEnv):
     """A single turn: the reward is 1 if the last number is right, else 0."""
 
     tasks = staticmethod(tasks)
+    gold = staticmethod(solve)
+    reward_range = (0.0, 1.0)
 
     def __init__(self, env_config: Any = None, extras: JsonObject | None = None) -> None:
         super().__init__(env_config, extras)

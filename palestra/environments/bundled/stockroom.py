@@ -10,7 +10,16 @@ from typing import Any
 
 from palestra.chat.tool_calls import ParsedCall, ParseFailure, parse_tool_call, without_thinking
 from palestra.environments.bundled.seeded_random import last_integer
-from palestra.environments.bundled.stockroom_tasks import DONE, NO_CALL, Kind, answer, tasks, tool_error, tool_result
+from palestra.environments.bundled.stockroom_tasks import (
+    DONE,
+    NO_CALL,
+    Kind,
+    answer,
+    solve,
+    tasks,
+    tool_error,
+    tool_result,
+)
 from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput
 from palestra.environments.tools import ToolGroup, tool
 from palestra.util.json_types import JsonObject
@@ -55,6 +64,8 @@ class Stockroom(BaseTextEnv):
 
     max_turns = 6
     tasks = staticmethod(tasks)
+    gold = staticmethod(solve)
+    reward_range = (0.0, 1.0)
 
     def __init__(self, env_config: Any = None, extras: JsonObject | None = None) -> None:
         super().__init__(env_config, extras)

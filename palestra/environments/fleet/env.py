@@ -20,7 +20,7 @@ from palestra.environments.fleet.backends import kind_of
 from palestra.environments.fleet.context_tools import ContextTools
 from palestra.environments.fleet.event_loop import run_sync
 from palestra.environments.fleet.metrics import aggregate_metrics
-from palestra.environments.fleet.platform_tasks import PLATFORM, PlatformTasks, Split
+from palestra.environments.fleet.platform_tasks import PLATFORM, PlatformTasks, Split, gold_messages
 from palestra.environments.fleet.prompts import PromptStyle, system_prompt
 from palestra.environments.fleet.settings import FLEET, FleetSettings
 from palestra.environments.fleet.splits import rows_of, split_tasks
@@ -52,6 +52,8 @@ class TurnOutcome(msgspec.Struct, kw_only=True):
 
 class FleetTaskEnv(BaseTextEnv):
     """A task in an app, solved by calling its tools; the changes in the app decide about the reward."""
+
+    reward_range = (0.0, 1.0)
 
     def __init__(self, env_config: Any, extras: Mapping[str, Any] = {}) -> None:
         super().__init__(env_config, {key: value for key, value in extras.items() if key != "max_turns"})
@@ -200,6 +202,12 @@ class FleetTaskEnv(BaseTextEnv):
         if tasks_file.startswith(PLATFORM):
             return PlatformTasks.named(tasks_file).tasks(split)
         return rows_of(split_tasks(load_tasks(tasks_file).values(), split), tasks_file)
+
+    @staticmethod
+    def gold(task: Task) -> list[str] | None:
+        """Returns the messages of the platform's own solution; None for tasks of others."""
+        is_ours = str(task.extras.get("tasks_file", "")).startswith(PLATFORM)
+        return gold_messages(str(task.extras["task_key"])) if is_ours else None
 
     # One turn
 

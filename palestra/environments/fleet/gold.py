@@ -15,9 +15,9 @@ from pathlib import Path
 from palestra.environments.fleet.env import FleetTaskEnv
 from palestra.environments.fleet.errors import BackendError
 from palestra.environments.fleet.event_loop import run_sync
-from palestra.environments.fleet.platform_tasks import PLATFORM, PlatformTasks, platform_task
+from palestra.environments.fleet.platform_tasks import PLATFORM, PlatformTasks, gold_messages
 from palestra.environments.fleet.prompts import PromptStyle
-from palestra.environments.platform import SolutionCall, TaskKey
+from palestra.environments.platform import TaskKey
 from palestra.util.file_errors import file_error_text
 
 MAX_TURNS = 100  # enough for every solution
@@ -33,33 +33,18 @@ async def gold_conversation(task_key: str, style: PromptStyle = PromptStyle.FULL
     """Returns a conversation with one call in each message, then `<done>`. Raises BackendError if the solution gets
     less than 1."""
     env = FleetTaskEnv({"tasks_file": PLATFORM, "prompt_style": style}, {"task_key": task_key, "max_turns": MAX_TURNS})
-    task = platform_task(task_key)
-    solving, result = task.template.solve(task.params), None
     try:
         await env.init_async([])
-        while True:
-            try:
-                said = _said(next(solving) if result is None else solving.send(result))
-            except StopIteration:
-                said = "<done>"
-            step = await env.step_async(said)
-            if step["done"]:
-                break
-            result = step["metadata"]["tool_result"]
+        steps = [await env.step_async(said) for said in gold_messages(task_key)]
     finally:
         await env.close_async()
-    if step["reward"] != 1.0:
-        raise BackendError(f"the solution of {task_key} gets reward {step['reward']}, not 1")
+    if (reward := steps[-1]["reward"]) != 1.0:
+        raise BackendError(f"the solution of {task_key} gets reward {reward}, not 1")
     return env.chat_history[:-1]  # there is no answer to the last message
 
 
 async def _conversations(keys: Iterable[TaskKey], style: PromptStyle) -> list[list[dict[str, str]]]:
     return [await gold_conversation(str(key), style) for key in keys]
-
-
-def _said(call: SolutionCall) -> str:
-    named = {"name": call.tool, "arguments": call.arguments}
-    return f"<tool_call>{json.dumps(named, ensure_ascii=False)}</tool_call>"
 
 
 def main() -> None:

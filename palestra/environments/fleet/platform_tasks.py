@@ -16,6 +16,7 @@ import msgspec
 
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.platform import (
+    Instance,
     PlatformError,
     PlatformTask,
     TaskApp,
@@ -24,6 +25,7 @@ from palestra.environments.platform import (
     make_task,
 )
 from palestra.environments.platform.catalog import chosen_templates
+from palestra.environments.platform.golden import ANSWER_TOOL, play_golden
 from palestra.environments.platform.task_records import FIRST_EVAL, DifficultyKnob, knobs_of
 from palestra.environments.platform.verifiers.source import verifier_source
 from palestra.environments.tasks import LazyTasks
@@ -119,6 +121,24 @@ class PlatformTasks(msgspec.Struct, frozen=True):
 def platform_task(task_key: str) -> PlatformTask:
     """Returns the platform's task. Raises PlatformError."""
     return make_task(task_key)
+
+
+def gold_messages(task_key: str) -> list[str]:
+    """Returns what a policy that plays the task's own solution says: a call in each message, then its answer or
+    `<done>`. Raises PlatformError."""
+    task = platform_task(task_key)
+    instance = Instance(task.seed, variables=task.variables)
+    try:
+        played = play_golden(task, instance)
+    finally:
+        instance.close()
+    said = [_call_text(call.tool, call.arguments) for call, _ in played.steps]
+    return [*said, "<done>" if played.answer is None else _call_text(ANSWER_TOOL, {"answer": played.answer})]
+
+
+def _call_text(tool: str, arguments: JsonObject) -> str:
+    named = {"name": tool, "arguments": arguments}
+    return f"<tool_call>{json.dumps(named, ensure_ascii=False)}</tool_call>"
 
 
 def fleet_task(task: PlatformTask) -> FleetTask:

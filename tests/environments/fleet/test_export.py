@@ -13,10 +13,10 @@ import pytest
 from palestra.environments.fleet import FleetTaskEnv, export_tasks, fleet_row, verifier_source
 from palestra.environments.fleet.platform_tasks import PlatformTasks
 from palestra.environments.platform import APPS, Instance, PlatformTask, make_task, verify
+from palestra.environments.platform.attackers import stray_write
 from palestra.environments.platform.golden import play_golden
 from palestra.environments.platform.verifiers import VerifierExecution, run_verifier
 from tests.environments.fleet.conftest import PUT, call, put_call
-from tests.environments.platform.conftest import stray_write
 
 PYTHON = Path(os.environ.get("PALESTRA_FLEET_PYTHON") or Path(__file__).parents[3] / ".venv-fleet" / "bin" / "python")
 EVERY_DAY = {("keys", "put_and_drop"), ("keys", "largest")}

@@ -5,20 +5,9 @@ from __future__ import annotations
 import pytest
 
 from palestra.environments.platform import APPS, Instance, PlatformTask, TaskTemplate, make_task, verify
+from palestra.environments.platform.attackers import Attacker, answer_only, nothing, random_calls, stray_write
 from palestra.environments.platform.changes import compared
-from tests.environments.platform.conftest import (
-    FEW,
-    NAMES,
-    TEMPLATES,
-    Attacker,
-    answer_only,
-    golden,
-    nothing,
-    opened,
-    random_calls,
-    stray_write,
-    tasks_of,
-)
+from tests.environments.platform.conftest import FEW, NAMES, TEMPLATES, golden, opened, tasks_of
 
 FIRST_EVAL = 2**31
 

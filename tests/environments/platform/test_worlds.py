@@ -17,11 +17,12 @@ from msgspec.structs import replace
 from palestra.environments.platform import APPS, Instance, SeedSize, TaskApp, TaskTemplate, make_task, verify
 from palestra.environments.platform.app import SeedDatabase
 from palestra.environments.platform.app_namespaces import TableNames, table_names, variables_of
+from palestra.environments.platform.attackers import words_of
 from palestra.environments.platform.changes import tables_of
 from palestra.environments.platform.golden import ANSWER_TOOL, play_golden
 from palestra.environments.platform.seeds import seed_of
 from palestra.environments.platform.verdicts import TaskVerdict
-from tests.environments.platform.conftest import drawn, words_of
+from palestra.environments.random_calls import random_value
 
 WORLDS = {key: app for key, app in APPS.items() if app.parts}
 PARTS = [(world, part.key) for world, app in WORLDS.items() for part in app.parts]
@@ -97,7 +98,7 @@ class Pair:
 def test_an_apps_tools_say_and_do_what_they_do_alone(world: str, part: str, rounds: int):
     """Every statement finds its tables: in solutions of the app's own tasks, and in calls at random."""
     pair, rng = Pair(world, part), random.Random(7)
-    words = words_of(pair.alone.seed.digest, pair.alone.seed)
+    words = words_of(pair.alone.seed)
     for _ in range(rounds):
         for template in pair.app.templates:
             if template.size == "small":
@@ -105,7 +106,7 @@ def test_an_apps_tools_say_and_do_what_they_do_alone(world: str, part: str, roun
         for tool in pair.app.tools * 5:
             fields, required = tool.parameters["properties"], tool.parameters["required"]
             taken = [name for name in fields if name in required or rng.random() < 0.3]
-            pair.call(tool.name, {name: drawn(rng, fields[name], words) for name in taken})
+            pair.call(tool.name, {name: random_value(rng, fields[name], words) for name in taken})
     assert len(pair.worked) > len(pair.app.tools) / 2
     names = table_names(part, pair.app.schema)
     renamed = [replace(change, table=names.of(change.table)) for change in pair.alone.changes()]

@@ -20,11 +20,12 @@ from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.platform import APPS, Instance
 from palestra.environments.platform.app import SeedDatabase
+from palestra.environments.platform.attackers import words_of
 from palestra.environments.platform.seeds import seed_named
+from palestra.environments.random_calls import random_value
 from tests.environments.platform.api.conftest import Platform
 from tests.environments.platform.api.test_mcp import modern
 from tests.environments.platform.api.test_openenv import connected
-from tests.environments.platform.conftest import drawn, words_of
 
 DATA = "small-0"
 Calls = list[tuple[str, dict[str, Any]]]
@@ -38,7 +39,7 @@ def some_calls(seed: SeedDatabase, rng: random.Random) -> Calls:
         tool = rng.choice(seed.app.tools)
         known, expected = tool.parameters["properties"], tool.parameters["required"]
         taken = [name for name in known if name in expected or rng.random() < 0.3]
-        arguments = {name: drawn(rng, known[name], words_of(seed.digest, seed)) for name in taken}
+        arguments = {name: random_value(rng, known[name], words_of(seed)) for name in taken}
         found.append((rng.choice([tool.name] * 9 + ["nothing"]), arguments | ({"é": 1} if rng.random() < 0.1 else {})))
     return found
 

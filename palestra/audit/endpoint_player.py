@@ -1,0 +1,94 @@
+"""Plays episodes of environments that call the model themselves, such as gyms: the model is a policy of a probe.
+
+Owns: one episode as it comes back. Never touches: how it is played, which is what an evaluation does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from palestra.audit.episodes import Episode, Trouble, text_of
+from palestra.audit.policies import ProbePolicy
+from palestra.audit.scripted_model import MODEL, ScriptedModel, scripted_model
+from palestra.audit.settings import AuditSettings
+from palestra.config.environment_entries import EnvironmentEntry
+from palestra.environments.environment_set import EnvironmentSet
+from palestra.evaluation.players import open_players
+from palestra.net.chat_apis import ModelEndpoint, OpenAIChat
+from palestra.rollouts.endpoint.player import EndpointPlayer
+from palestra.rollouts.rollout_loop import RolloutSettings
+from palestra.types.rollouts import GroupRequest, Rollout, RolloutStop, Task
+
+
+class ServedPlayer:
+    knows_memory = False
+
+    def __init__(self, player: EndpointPlayer, model: ScriptedModel, settings: AuditSettings) -> None:
+        self._player, self._model = player, model
+        self._seed, self._at_once = settings.seed, settings.at_once
+        self._count = 0
+
+    @property
+    def has_tools(self) -> bool:
+        return self._model.has_tools
+
+    async def play(self, task: Task, policy: ProbePolicy, repeat: int = 0) -> Episode:
+        """Plays one episode, and no other at the same time."""
+        self._model.take(policy, [task])
+        return await self._played(task, policy, repeat)
+
+    async def play_together(self, tasks: Sequence[Task], policy: ProbePolicy) -> list[Episode]:
+        """Plays episodes at the same time, of tasks that can be told apart by their prompts."""
+        apart = list({text_of(task.prompt[-1]): task for task in tasks}.values())
+        self._model.take(policy, apart)
+        chosen = [apart[number % len(apart)] for number in range(self._at_once)]
+        return list(await asyncio.gather(*(self._played(task, policy, number) for number, task in enumerate(chosen))))
+
+    async def _played(self, task: Task, policy: ProbePolicy, repeat: int) -> Episode:
+        self._count += 1
+        request = GroupRequest(id=f"audit-{self._count}", task=task, step=0, seeds=(self._seed,))
+        return _episode(task, policy, repeat, await self._player.play(request, 0))
+
+
+@asynccontextmanager
+async def open_served_player(
+    entry: EnvironmentEntry,
+    environments: EnvironmentSet,
+    settings: AuditSettings,
+    folder: Path,
+) -> AsyncIterator[ServedPlayer]:
+    """Starts what plays the environment, with a model that says what policies say. `folder` gets its logs. Raises
+    PolicyError and RolloutSourceError if it cannot be started."""
+    limits = RolloutSettings(
+        max_tokens=1_000_000, max_context=10_000_000, timeout_s=settings.timeout_s, concurrency=settings.at_once
+    )
+    async with scripted_model(settings.seed) as model:
+        endpoint = ModelEndpoint(base_url=model.url, model=MODEL, api_key="audit", api=OpenAIChat())
+        async with open_players([entry], None, endpoint, limits, folder, lambda _: None) as players:
+            player = EndpointPlayer(endpoint, environments, limits, settings.timeout_s, players)
+            yield ServedPlayer(player, model, settings)
+
+
+def _episode(task: Task, policy: ProbePolicy, repeat: int, rollout: Rollout) -> Episode:
+    trouble = None
+    if rollout.stop is RolloutStop.TIMEOUT:
+        trouble = Trouble.HUNG
+    elif rollout.stop.is_failure:
+        trouble = Trouble.RAISED
+    return Episode(
+        task=task.id,
+        probe=policy.name,
+        repeat=repeat,
+        messages=rollout.messages,
+        first=len(task.prompt),
+        reward=rollout.reward,
+        steps=[rollout.reward],
+        is_done=trouble is None,
+        trouble=trouble,
+        error=rollout.error or "",
+        step_s=[turn.env_s for turn in rollout.turns] or [rollout.seconds],
+        verdict=rollout.verdict,
+    )

@@ -1,0 +1,110 @@
+"""What is audited, by its name on the command line.
+
+Owns: names of targets as entries of a config, or as coding tasks. Never touches: playing them.
+
+| name | |
+| --- | --- |
+| `stockroom`, `package.module:Class`, and every other name that `palestra eval` takes | an environment |
+| `run.yaml` | all environments of a config, or the agents of a gym's config |
+| `gym:mcqa`, or the folder of a gym server | a gym's resources server with its agent and rows |
+| `mail`, `mail-move_only`, `platform`, `platform:mail?difficulty=1` | an app of the platform, a template, all of them |
+| `coding`, `1-fix-typo`, a folder | coding tasks |
+| `http://…` | an MCP or an OpenEnv server |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec import Struct
+from pydantic import ValidationError
+
+from palestra.audit.server_urls import server_entry
+from palestra.coding import CodingTask, read_tasks
+from palestra.coding.shipped_tasks import SHIPPED
+from palestra.config.environment_entries import EnvironmentEntry
+from palestra.config.errors import ConfigError
+from palestra.config.load import read_file
+from palestra.environments.platform import APPS
+from palestra.environments.registry import registry
+from palestra.evaluation.named import entry_named, gym_entries
+from palestra.gym.records import ServerKind
+from palestra.types.rollouts import CODING
+from palestra.util.json_types import JsonObject
+
+CONFIGS = (".yaml", ".yml", ".json")
+PLATFORM = "platform"
+URLS = ("http://", "https://")
+
+
+class AuditTarget(Struct, frozen=True, kw_only=True):
+    name: str
+    entry: EnvironmentEntry | None = None
+    """None: coding tasks."""
+    coding: list[CodingTask] = []
+    is_ungraded: bool = False
+    """Whether it has no rewards: only its tools are tried."""
+
+
+def targets_named(name: str, folder: Path, tasks: Path | None = None) -> list[AuditTarget]:
+    """Returns what a name stands for. `folder` gets files that a target needs; `tasks` is a file with its tasks. Raises
+    ConfigError, TaskError and ServerUnreachable."""
+    if name.startswith(URLS):
+        entry = server_entry(name, folder)
+        return [AuditTarget(name=name, entry=entry, is_ungraded=entry.name == "fleet_task")]
+    if name.endswith(CONFIGS):
+        return list(_of_config(Path(name)))
+    place = Path(name) if Path(name).is_dir() else SHIPPED / name
+    if name == CODING or (place.is_dir() and not _is_gym_server(place) and name not in registry):
+        return [AuditTarget(name=name, coding=read_tasks(SHIPPED if name == CODING else place))]
+    if place.is_dir() and _is_gym_server(place):
+        place = place.absolute()
+        config = place / "configs" / f"{place.name}.yaml"
+        return [
+            AuditTarget(name=name, entry=_entry(gym_entries(f"gym:{place.name}", str(config), place.parents[1])[0]))
+        ]
+    content = entry_named(_platform_name(name))
+    if tasks is not None:
+        content = {**content, "tasks": str(tasks)}
+    return [AuditTarget(name=name, entry=_entry(content))]
+
+
+def _platform_name(name: str) -> str:
+    """Names of the platform's apps and templates, in full; any other name as it is."""
+    app, _, template = name.partition("-")
+    if name == PLATFORM:
+        return "platform:"
+    if name in registry or app not in APPS:
+        return name
+    return f"platform:{app}?template={template}" if template else f"platform:{app}"
+
+
+def _is_gym_server(folder: Path) -> bool:
+    return folder.absolute().parent.name in set(ServerKind) and (folder / "configs").is_dir()
+
+
+def _of_config(file: Path) -> Iterator[AuditTarget]:
+    content = read_file(file)
+    entries = content.get("environments")
+    if not isinstance(entries, list):
+        own = file.absolute()
+        entries = gym_entries(f"gym:{file.stem}", str(own), own.parents[min(3, len(own.parents) - 1)])
+    for number, one in enumerate(entries):
+        entry = _entry(one, f"{file}: environments.{number}")
+        name = f"{file}: {entry.name} (environments.{number})"
+        if entry.name != CODING:
+            yield AuditTarget(name=name, entry=entry)
+        elif entry.tasks is None and entry.eval_tasks is None:
+            yield AuditTarget(name=name, coding=read_tasks(SHIPPED))
+        else:
+            folders = [place for place in (entry.tasks, entry.eval_tasks) if place is not None]
+            yield AuditTarget(name=name, coding=[task for place in folders for task in read_tasks(place)])
+
+
+def _entry(content: JsonObject, where: str = "the target") -> EnvironmentEntry:
+    try:
+        return EnvironmentEntry.model_validate(content)
+    except ValidationError as error:
+        found = error.errors()[0]
+        raise ConfigError([f"{where}.{'.'.join(map(str, found['loc']))}: {found['msg']}"]) from None
