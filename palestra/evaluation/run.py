@@ -27,6 +27,7 @@ from palestra.rollouts.rollout_loop import RolloutSettings
 from palestra.rollouts.score_metrics import score_metrics
 from palestra.rollouts.seeds import group_seeds
 from palestra.rollouts.sources import RolloutSourceError
+from palestra.rollouts.verifiers.evaluation_player import open_verifiers_evaluation
 from palestra.runs.listener import RunListener, Stage
 from palestra.runs.reader import Part, RunStatus
 from palestra.runs.record_files import LineFile, read_lines
@@ -160,8 +161,10 @@ async def _play(
             open_models([config.model], place, run.path / "engine", log, listener.note) as [endpoint],
             open_gym_players(config.environments, endpoint, settings, log.parent, listener.note) as gyms,
             open_agent_player(config.agent, config.environments, endpoint, settings, run.path, listener.note) as agents,
+            open_verifiers_evaluation(config.environments, endpoint, settings, log.parent) as verifiers,
         ):
-            player = EndpointPlayer(endpoint, environments, settings, config.patience_s, {**gyms, **agents})
+            others = {**gyms, **agents, **verifiers}
+            player = EndpointPlayer(endpoint, environments, settings, config.patience_s, others)
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(player.play(request, index)) for request, index in left]
                 for task in asyncio.as_completed(tasks):
