@@ -3,7 +3,7 @@
 Owns: the table of names, finding and making environments. Never touches: tasks, episodes.
 
 A name is a registered one, or `package.module:Class`, or that of an installed package: `skyrl_gym:ID`,
-`reasoning_gym:GENERATOR`.
+`reasoning_gym:GENERATOR`, `textarena:GAME`.
 The base class of an environment does not matter, only `step` and `init`.
 """
 
@@ -21,7 +21,7 @@ from palestra.util.json_types import JsonMapping, JsonObject
 from palestra.util.suggest import nearest
 
 SKYRL = "skyrl_gym:"
-REASONING_GYM = "reasoning_gym:"
+REASONING_GYM, TEXTARENA = "reasoning_gym:", "textarena:"
 
 
 class EnvConfig(JsonObject):
@@ -100,6 +100,10 @@ def spec(id: str) -> EnvSpec:  # noqa: A002
         from palestra.environments.reasoning_gym import environment
 
         return EnvSpec(id, environment(id.removeprefix(REASONING_GYM)))
+    if id.startswith(TEXTARENA):
+        from palestra.environments.textarena import environment
+
+        return EnvSpec(id, environment(id.removeprefix(TEXTARENA)))
     if ":" in id:
         return EnvSpec(id, id)
     raise _unknown(id)

@@ -3,7 +3,7 @@
 Owns: how one is loaded and played by verifiers' own `run_rollout` and `run_group`, and whose calls its client makes.
 """
 
-# pyright: reportMissingImports=false, reportUntypedBaseClass=false
+# pyright: reportMissingImports=false, reportUntypedBaseClass=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
