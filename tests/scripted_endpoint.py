@@ -23,17 +23,20 @@ def scripted_endpoint(policy: Policy) -> Iterator[str]:
             said = policy(request["messages"])
             message = {"role": "assistant", **(said if isinstance(said, dict) else {"content": said})}
             reason = "tool_calls" if message.get("tool_calls") else "stop"
-            response = {
-                "id": "x",
-                "object": "chat.completion",
-                "created": 0,
-                "model": request["model"],
-                "choices": [{"index": 0, "finish_reason": reason, "message": message}],
-                "usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15},
-            }
-            body = json.dumps(response).encode()
+            facts = {"id": "x", "created": 0, "model": request["model"]}
+            usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+            if request.get("stream"):
+                calls = [{"index": i, **call} for i, call in enumerate(message.get("tool_calls") or [])]
+                delta = {**message, **({"tool_calls": calls} if calls else {})}
+                choice = {"index": 0, "finish_reason": reason, "delta": delta}
+                chunk = {**facts, "object": "chat.completion.chunk", "choices": [choice], "usage": usage}
+                body, kind = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode(), "text/event-stream"
+            else:
+                choice = {"index": 0, "finish_reason": reason, "message": message}
+                whole = {**facts, "object": "chat.completion", "choices": [choice], "usage": usage}
+                body, kind = json.dumps(whole).encode(), "application/json"
             self.send_response(200)
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

@@ -47,11 +47,9 @@ def _endpoint(ask: Ask) -> Iterator[str]:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             with one_at_a_time:
                 message = {"role": "assistant", "content": ask(request["messages"])}
-            choice = {"index": 0, "finish_reason": "stop", "message": message}
-            answer = {"id": "0", "object": "chat.completion", "created": 0, "model": "person", "choices": [choice]}
-            body = json.dumps(answer).encode()
+            kind, body = _answer(message, is_streamed=bool(request.get("stream")))
             self.send_response(200)
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -65,3 +63,13 @@ def _endpoint(ask: Ask) -> Iterator[str]:
             yield f"http://127.0.0.1:{server.server_port}/v1"
         finally:
             server.shutdown()
+
+
+def _answer(message: Message, *, is_streamed: bool) -> tuple[str, bytes]:
+    """Returns the type and the bytes of a chat completion, as one chunk if it is to be a stream."""
+    name, kind = ("delta", "chat.completion.chunk") if is_streamed else ("message", "chat.completion")
+    choice = {"index": 0, "finish_reason": "stop", name: message}
+    answer = {"id": "0", "object": kind, "created": 0, "model": "person", "choices": [choice]}
+    if is_streamed:
+        return "text/event-stream", f"data: {json.dumps(answer)}\n\ndata: [DONE]\n\n".encode()
+    return "application/json", json.dumps(answer).encode()

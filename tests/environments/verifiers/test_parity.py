@@ -28,10 +28,10 @@ V0 = Path(os.environ.get("PALESTRA_VERIFIERS_V0_PYTHON") or ROOT / ".venv-verifi
 NULL = {"agent": {"harness": {"id": "null"}}}
 DIRECT = {"agent": {"harness": {"id": "direct"}}}
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(not V1.exists() or not V0.exists(), reason="needs venvs with verifiers: make clients"),
-]
+needs_verifiers = pytest.mark.skipif(
+    not V1.exists() or not V0.exists(), reason="needs venvs with verifiers of both interfaces: make clients"
+)
+pytestmark = [pytest.mark.e2e, needs_verifiers]
 
 
 def sums(messages: list[dict[str, Any]]) -> str:
