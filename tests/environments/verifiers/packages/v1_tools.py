@@ -8,6 +8,8 @@ class Tally(vf.State):
 
 
 class Adding(vf.Toolset[vf.ToolsetConfig, Tally]):
+    TOOL_PREFIX = None
+
     @vf.tool
     async def add(self, number: int) -> str:
         """Adds a number to the total."""
@@ -45,3 +47,7 @@ class TallyTasks(vf.Taskset[TallyTask, TallyTasksConfig]):
 
 
 __all__ = ["TallyTasks"]
+
+
+if __name__ == "__main__":
+    Adding.run()
