@@ -20,7 +20,7 @@ def test_a_random_move_is_one_that_the_game_has_listed_last():
 
 
 def test_a_game_without_listed_moves_needs_another_opponent():
-    with pytest.raises(ValueError, match="config.opponent=package.module:function"):
+    with pytest.raises(ValueError, match=r"config\.opponent=package\.module:function"):
         random_move(["[GAME] Say what you like.", "[Player 1] hello"], random.Random(0))
 
 
