@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import os
 from asyncio.subprocess import Process
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -85,7 +86,16 @@ class VerifiersHost:
                 )
             except OSError as error:
                 raise HostLost(f"{self._settings.python} cannot be started: {error}; see config.python") from None
-        self._reading = asyncio.create_task(self._read(self._process), name=f"answers of verifiers:{self._name}")
+        self._waiting = {}  # those of an earlier process are not answered by this one
+        reading = self._read(self._process, self._waiting)
+        self._reading = asyncio.create_task(reading, name=f"answers of verifiers:{self._name}")
+        try:
+            await self._load()
+        except BaseException:
+            await processes.kill(self._process)  # the next call tries again
+            raise
+
+    async def _load(self) -> None:
         settings = self._settings
         parts = {TRAIN: settings.args}
         if settings.eval_args is not None:
@@ -95,18 +105,18 @@ class VerifiersHost:
             self.is_grouped = loaded["is_grouped"]
 
     async def _call(self, method: str, params: JsonObject) -> Any:
-        process, number = self._process, next(self._ids)
+        process, waiting, number = self._process, self._waiting, next(self._ids)
         assert process is not None
-        assert process.stdin is not None
-        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        future = waiting[number] = asyncio.get_running_loop().create_future()
         try:
             self._send(process, {"id": number, "method": method, "params": params})
             return await future
         except asyncio.CancelledError:
-            self._send(process, {"id": -1, "method": "cancel", "params": {"id": number}})
+            with suppress(HostLost):
+                self._send(process, {"id": -1, "method": "cancel", "params": {"id": number}})
             raise
         finally:
-            del self._waiting[number]
+            del waiting[number]
 
     def _send(self, process: Process, request: JsonObject) -> None:
         if process.returncode is not None:
@@ -114,11 +124,11 @@ class VerifiersHost:
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(request) + b"\n")
 
-    async def _read(self, process: Process) -> None:
+    async def _read(self, process: Process, waiting: dict[int, asyncio.Future[Any]]) -> None:
         assert process.stdout is not None
         while line := await process.stdout.readline():
             answer = msgspec.json.decode(line)
-            future = self._waiting.get(answer["id"])
+            future = waiting.get(answer["id"])
             if future is None or future.done():
                 continue
             if (error := answer.get("error")) is not None:
@@ -126,7 +136,7 @@ class VerifiersHost:
             else:
                 future.set_result(answer["result"])
         await process.wait()
-        for future in self._waiting.values():
+        for future in waiting.values():
             if not future.done():
                 future.set_exception(HostLost(self._last_words()))
 

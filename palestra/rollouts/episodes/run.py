@@ -77,7 +77,7 @@ class EpisodeRun:
             session.listener.note(where_to_play(config, session.url, name))
             logs = session.run.path / "logs"
             async with (
-                open_verifiers_players(config.environments, logs) as others,
+                open_verifiers_players(config.environments, logs, config.players) as others,
                 opened._working(client, config, environments, others),
                 opened._ending(),
             ):

@@ -29,8 +29,9 @@ from palestra.util.json_types import JsonObject
 class VerifiersPlayer:
     """Plays the episodes of one entry of the config."""
 
-    def __init__(self, host: VerifiersHost) -> None:
-        self._host = host
+    def __init__(self, host: VerifiersHost, players: int) -> None:
+        """`players`: how many episodes are played here at a time."""
+        self._host, self._players = host, players
         self._groups: dict[str, GatheredGroup] = {}
 
     async def __call__(self, episode: AsyncEpisode, settings: RolloutSettings) -> EpisodeResult:
@@ -51,7 +52,13 @@ class VerifiersPlayer:
 
     async def _play_grouped(self, episode: AsyncEpisode, settings: RolloutSettings) -> VerifiersOutcome:
         """Waits until all episodes of the group are here. The one that comes last plays them."""
-        group = self._groups.setdefault(episode.group_id, GatheredGroup(int(episode.tags.get(GROUP_SIZE, 1))))
+        size = int(episode.tags.get(GROUP_SIZE, 1))
+        if size > self._players:
+            raise EnvironmentFailure(
+                f"its rewards are given to {size} rollouts together, and {self._players} are played here at a time; "
+                f"set episodes.players={size} or more"
+            )
+        group = self._groups.setdefault(episode.group_id, GatheredGroup(size))
         place = group.add(episode)
         try:
             if len(group.episodes) == group.size:
@@ -135,7 +142,8 @@ async def open_verifiers_hosts(
 
 @asynccontextmanager
 async def open_verifiers_players(
-    entries: Iterable[EnvironmentEntry], logs: Path
+    entries: Iterable[EnvironmentEntry], logs: Path, players: int
 ) -> AsyncIterator[dict[str, VerifiersPlayer]]:
+    """`players`: how many episodes are played here at a time."""
     async with open_verifiers_hosts(entries, logs) as hosts:
-        yield {name: VerifiersPlayer(host) for name, host in hosts.items()}
+        yield {name: VerifiersPlayer(host, players) for name, host in hosts.items()}
