@@ -54,7 +54,7 @@ def theirs(url: str, count: int, folder: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--few", type=int, default=20)
     parser.add_argument("--many", type=int, default=420)
     arguments = parser.parse_args()
