@@ -140,7 +140,7 @@ def own_v1(name: str, url: str, env: dict[str, Any], count: int, folder: Path) -
     config["client"] = {"base_url": url, "api_key_var": "ANY_KEY"}
     (folder / "eval.json").write_text(json.dumps(config))
     run = [V1, "-c", RUN_V1, str(folder / "eval.json")]
-    done = subprocess.run(run, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(run, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (found,) = folder.glob("outputs/*/traces.jsonl")
     rewards: dict[int, list[float | None]] = {}
@@ -194,7 +194,7 @@ def test_v0_rewards_are_those_of_verifiers_own_runner(
         tasks = every_task(entry)
         rollouts = asyncio.run(played(entry, tasks, url, tmp_path / "logs", samples))
         runner = [V0, Path(__file__).with_name("v0_runner.py"), name, json.dumps(args), url, str(count), str(samples)]
-        done = subprocess.run(runner, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+        done = subprocess.run(runner, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     theirs = defaultdict(list)
     for example, reward, has_failed in json.loads(done.stdout.split("REWARDS ")[1].splitlines()[0]):
