@@ -114,7 +114,20 @@ cookbook-distillation: .venv/.ready .venv-cookbook/.ready ## the cookbook's on-p
 
 .venv-verifiers/.ready:
 	$(PYTHON) -m venv .venv-verifiers
-	.venv-verifiers/bin/python -m pip --disable-pip-version-check install -qq "verifiers==0.4.0" msgspec
+	.venv-verifiers/bin/python -m pip --disable-pip-version-check install -qq "verifiers==0.4.0" msgspec uv
+	@touch $@
+
+# The last with the v0 interface.
+.venv-verifiers-v0/.ready:
+	$(PYTHON) -m venv .venv-verifiers-v0
+	.venv-verifiers-v0/bin/python -m pip --disable-pip-version-check install -qq "verifiers==0.3.1"
+	@touch $@
+
+# Beside the packages of .venv, with which these run in one process.
+.venv-reasoning-gym/.ready: .venv/.ready
+	$(BIN)/python -m venv .venv-reasoning-gym
+	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' > $$(.venv-reasoning-gym/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/palestra.pth
+	.venv-reasoning-gym/bin/python -m pip --disable-pip-version-check install -qq "reasoning-gym==0.1.25" "textarena==0.7.4"
 	@touch $@
 
 .venv-skyrl/.ready:
@@ -145,9 +158,9 @@ cookbook-distillation: .venv/.ready .venv-cookbook/.ready ## the cookbook's on-p
 	npm install --silent --prefix .mcp-conformance @modelcontextprotocol/conformance@0.2.0-alpha.12
 	@touch $@
 
-CLIENTS := .venv-mcp1 .venv-fleet .venv-openenv .venv-verifiers .venv-skyrl .venv-inspect .venv-lm-eval .venv-bfcl .venv-cookbook .mcp-conformance
+CLIENTS := .venv-mcp1 .venv-fleet .venv-openenv .venv-verifiers .venv-verifiers-v0 .venv-reasoning-gym .venv-skyrl .venv-inspect .venv-lm-eval .venv-bfcl .venv-cookbook .mcp-conformance
 
-clients: $(addsuffix /.ready,$(CLIENTS)) ## mcp 1.x, fleet-python, openenv, verifiers, skyrl-gym, inspect_ai, lm_eval, bfcl-eval, the cookbook, MCP's suite: for test-e2e
+clients: $(addsuffix /.ready,$(CLIENTS)) ## mcp 1.x, fleet-python, openenv, verifiers (both interfaces), reasoning-gym, TextArena, skyrl-gym, inspect_ai, lm_eval, bfcl-eval, the cookbook, MCP's suite: for test-e2e
 
 # Agents and frameworks as their users have them. What cannot share an environment has one of its own.
 NPM_AGENTS := @anthropic-ai/claude-code@2.1.325 @openai/codex@0.166.0 opencode-ai@1.18.18 @qwen-code/qwen-code@0.24.4

@@ -17,6 +17,9 @@ from palestra.cli.output import FAILED, NOT_FOUND, fail, one_line_errors, print_
 from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from palestra.config.environment_entries import EnvironmentEntry
     from palestra.environments import EnvironmentSet
     from palestra.types.rollouts import Message, Task
 
@@ -50,6 +53,7 @@ def list_(as_json: bool) -> None:
 
 @env.command()
 @click.argument("name")
+@click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--task", "task_id", metavar="ID", help="Id of the task. [a random held-out task]")
 @click.option(
     "--tasks",
@@ -59,19 +63,25 @@ def list_(as_json: bool) -> None:
     help="JSONL file with the tasks. [the environment's own tasks]",
 )
 @click.option("--max-turns", type=click.IntRange(min=1), help="Maximum number of turns. [the environment's own]")
-def play(name: str, task_id: str | None, file: Path | None, max_turns: int | None) -> None:
-    """Play a task in place of the policy: each line you type is one message."""
+def play(name: str, settings: tuple[str, ...], task_id: str | None, file: Path | None, max_turns: int | None) -> None:
+    """Play a task in place of the policy: each line you type is one message. KEY=VALUE are settings of the environment,
+    its `config` in a run: args.max_terms=2."""
     from palestra.config.environment_entries import EnvironmentEntry
+    from palestra.config.errors import ConfigError
+    from palestra.config.load import Layers, merge_layers
     from palestra.environments import EnvironmentFailure, EnvironmentSet, TaskFileError, UnknownEnvironment
+    from palestra.types.rollouts import is_verifiers
 
-    entry = EnvironmentEntry(name=name, tasks=file, max_turns=max_turns)
+    with one_line_errors(ConfigError):
+        config = merge_layers(Layers(), [], settings).data
+    entry = EnvironmentEntry(name=name, tasks=file, max_turns=max_turns, config=config)
     with (
         one_line_errors(UnknownEnvironment, EnvironmentFailure),
         one_line_errors(TaskFileError, code=FAILED),
         EnvironmentSet([entry], env_threads=1, env_timeout_s=600) as environments,
     ):
         task = find_task(environments, name, task_id, with_eval=file is None)
-        asyncio.run(_play(environments, task))
+        asyncio.run(_play_with_verifiers(entry, task) if is_verifiers(name) else _play(environments, task))
 
 
 def _facts(name: str) -> JsonObject:
@@ -129,6 +139,27 @@ async def _play(environments: EnvironmentSet, task: Task) -> None:
             click.echo(f"{key} {value:g}")
     finally:
         await session.close()
+
+
+async def _play_with_verifiers(entry: EnvironmentEntry, task: Task) -> None:
+    from palestra.rollouts.verifiers.by_hand import play_by_hand
+
+    shown: list[Message] = []
+
+    def ask(messages: Sequence[Message]) -> str:
+        common = sum(1 for old, new in zip(shown, messages, strict=False) if old == new)
+        _show([one for one in messages[common:] if one["role"] != "assistant"])
+        shown[:] = messages
+        return _typed() or ""
+
+    outcome = await play_by_hand(entry, task, ask)
+    if outcome.problem is not None:
+        raise fail(f"{outcome.problem.type}: {outcome.problem.message}", FAILED)
+    for agent, reward in {"": outcome.reward, **(outcome.agents or {})}.items():
+        if reward is not None and (not agent or len(outcome.agents or {}) > 1):
+            click.echo(f"reward {agent} {reward:g}".replace("  ", " "))
+    for key, value in outcome.numbers.items():
+        click.echo(f"{key} {value:g}")
 
 
 def _typed() -> str | None:

@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from palestra.config.base import Config, Dataset, Folder
 from palestra.types.gym import is_gym
-from palestra.types.rollouts import CODING
+from palestra.types.rollouts import CODING, is_verifiers
 from palestra.util.json_types import JsonObject
+
+PACKAGES = ("verifiers", "reasoning_gym", "textarena")
+"""Packages whose environments have entries of their own: `{verifiers: NAME, args: {…}}` for `verifiers:NAME`."""
+ARGUMENTS = ("args", "eval_args")
+"""Keys of such an entry that are keys of its `config`."""
 
 
 class JudgedReward(Config):
@@ -51,6 +57,20 @@ class EnvironmentEntry(Config):
     """Maximum number of turns. None: the environment's own."""
     reward: JudgedReward | None = None
     """Lets a judge grade the rollouts. None: the environment's own rewards."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_package(cls, given: Any) -> Any:
+        """Reads `{reasoning_gym: chain_sum, args: …}` as the environment `reasoning_gym:chain_sum` with these args in
+        its config."""
+        named = [key for key in PACKAGES if isinstance(given, dict) and key in given]
+        if not named:
+            return given
+        if len(named) > 1 or "name" in given:
+            raise ValueError(f"give one of: name, {', '.join(PACKAGES)}")
+        config = {**(given.get("config") or {}), **{key: given[key] for key in ARGUMENTS if key in given}}
+        entry = {key: value for key, value in given.items() if key not in (*named, *ARGUMENTS)}
+        return {**entry, "name": f"{named[0]}:{given[named[0]]}", "config": config}
 
 
 class GymStart(Config):
@@ -129,3 +149,24 @@ def check_coding(environments: Sequence[EnvironmentEntry], rollouts: str) -> Non
             raise ValueError(f"environment {CODING!r} is played by an agent; set rollouts=agent")
         if entry.name != CODING and rollouts == "agent":
             raise ValueError(f"an agent plays the environment {CODING!r}, not {entry.name!r}; set rollouts=local")
+
+
+def check_verifiers(environments: Sequence[EnvironmentEntry], rollouts: str) -> None:
+    """Raises ValueError for settings that environments of verifiers do not support."""
+    for entry in environments:
+        if not is_verifiers(entry.name):
+            continue
+        if rollouts != "episodes":
+            raise ValueError(f"{entry.name!r} is played as episodes at the server; set rollouts=episodes")
+        if entry.max_turns is not None or entry.tasks is not None or entry.eval_tasks is not None:
+            raise ValueError(
+                f"environment {entry.name!r}: its tasks and turns are its own; give its arguments (args, eval_args) "
+                "instead of tasks, eval_tasks and max_turns"
+            )
+
+
+def is_verifiers_entry(entry: object) -> bool:
+    """Whether an entry, checked or as it was given, is an environment of verifiers."""
+    if isinstance(entry, dict):
+        return "verifiers" in entry or is_verifiers(str(entry.get("name")))
+    return isinstance(entry, EnvironmentEntry) and is_verifiers(entry.name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -28,7 +28,13 @@ from palestra.config.card import CardConfig
 from palestra.config.correction import CorrectionConfig, EntropyConfig
 from palestra.config.difficulty import DifficultyConfig
 from palestra.config.distillation import DistillationConfig, TeacherConfig, teacher_by_environment
-from palestra.config.environment_entries import EnvironmentEntry, check_coding, check_gyms
+from palestra.config.environment_entries import (
+    EnvironmentEntry,
+    check_coding,
+    check_gyms,
+    check_verifiers,
+    is_verifiers_entry,
+)
 from palestra.config.errors import ConfigError
 from palestra.config.judges import JudgeConfig, check_judges
 from palestra.config.load import Layers, Override, merge_layers, validate
@@ -416,6 +422,15 @@ class GrpoConfig(RunConfig):
     keep_tokens: bool = True
     """Write every rollout's tokens and logprobs beside its text."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _played_by_verifiers(cls, given: Any) -> Any:
+        """What verifiers plays are episodes at the server, which keeps the tokens of its calls."""
+        entries = given.get("environments") if isinstance(given, dict) else None
+        if not isinstance(entries, list) or "rollouts" in given or not any(map(is_verifiers_entry, entries)):
+            return given
+        return {**given, "rollouts": "episodes"}
+
     @property
     def learns_from_rewards(self) -> bool:
         return True
@@ -438,6 +453,7 @@ class GrpoConfig(RunConfig):
         check_judges(self.judges, self.environments, self.rollout.group_size, "rollout.group_size")
         check_gyms(self.environments, self.rollouts, self.rollout.style)
         check_coding(self.environments, self.rollouts)
+        check_verifiers(self.environments, self.rollouts)
         is_elsewhere = self.rollouts != "local" or any(is_gym(entry.name) for entry in self.environments)
         if self.algorithm.replay_routing and is_elsewhere:
             raise ValueError(

@@ -23,8 +23,9 @@ from palestra.environments.step_results import numbers_of, shown
 from palestra.environments.tasks import Row, labelled_tasks, read_tasks, tasks_of_rows
 from palestra.environments.text import mean_of_numbers
 from palestra.environments.threads import CallThreads
+from palestra.environments.verifiers.tasks import verifiers_tasks
 from palestra.types.gym import is_gym
-from palestra.types.rollouts import CODING, Task
+from palestra.types.rollouts import CODING, Task, is_verifiers
 
 if TYPE_CHECKING:
     from palestra.config.environment_entries import EnvironmentEntry
@@ -136,8 +137,9 @@ class EnvironmentSet:
 
 
 def _has_other_players(name: str) -> bool:
-    """Whether tasks are played by servers of a gym, or by agents, and never turn by turn in this process."""
-    return is_gym(name) or name == CODING
+    """Whether tasks are played by servers of a gym, by verifiers, or by agents, and never turn by turn in this
+    process."""
+    return is_gym(name) or is_verifiers(name) or name == CODING
 
 
 def _find(entry: EnvironmentEntry, place: int, is_elsewhere: bool) -> _Known:
@@ -166,6 +168,8 @@ def _tasks(known: _Known, split: Split) -> Sequence[Task]:
         from palestra.environments.coding import entry_tasks  # it needs what sandboxes need, other environments do not
 
         return entry_tasks(entry, split)
+    if is_verifiers(entry.name):
+        return verifiers_tasks(entry, split)
     if file is not None:
         return read_tasks(file, entry.name)
     own = getattr(known.env_class, "tasks", None)

@@ -2,7 +2,8 @@
 
 Owns: the table of names, finding and making environments. Never touches: tasks, episodes.
 
-A name is a registered one, or `package.module:Class`, or `skyrl_gym:ID` for an environment of an installed skyrl-gym.
+A name is a registered one, or `package.module:Class`, or that of an installed package: `skyrl_gym:ID`,
+`reasoning_gym:GENERATOR`, `textarena:GAME`.
 The base class of an environment does not matter, only `step` and `init`.
 """
 
@@ -20,6 +21,7 @@ from palestra.util.json_types import JsonMapping, JsonObject
 from palestra.util.suggest import nearest
 
 SKYRL = "skyrl_gym:"
+REASONING_GYM, TEXTARENA = "reasoning_gym:", "textarena:"
 
 
 class EnvConfig(JsonObject):
@@ -94,6 +96,14 @@ def spec(id: str) -> EnvSpec:  # noqa: A002
         return registry[id]
     if id.startswith(SKYRL):
         return _skyrl_spec(id)
+    if id.startswith(REASONING_GYM):
+        from palestra.environments.reasoning_gym import environment
+
+        return EnvSpec(id, environment(id.removeprefix(REASONING_GYM)))
+    if id.startswith(TEXTARENA):
+        from palestra.environments.textarena import environment
+
+        return EnvSpec(id, environment(id.removeprefix(TEXTARENA)))
     if ":" in id:
         return EnvSpec(id, id)
     raise _unknown(id)

@@ -1,4 +1,4 @@
-"""Players of environments that are not played turn by turn in this process: gyms, and agents in sandboxes.
+"""Players of environments that are not played turn by turn in this process: gyms, agents in sandboxes, verifiers.
 
 Owns: opening all of them for one model. Never touches: how each plays.
 """
@@ -16,6 +16,7 @@ from palestra.rollouts.agents.evaluation_player import open_agent_player
 from palestra.rollouts.endpoint.player import RolloutPlayer
 from palestra.rollouts.gym.evaluation_player import open_gym_players
 from palestra.rollouts.rollout_loop import RolloutSettings
+from palestra.rollouts.verifiers.evaluation_player import open_verifiers_evaluation
 
 
 @asynccontextmanager
@@ -32,5 +33,6 @@ async def open_players(
     async with (
         open_gym_players(entries, endpoint, settings, folder / "logs", note) as gyms,
         open_agent_player(agent, entries, endpoint, settings, folder, note) as agents,
+        open_verifiers_evaluation(entries, endpoint, settings, folder / "logs") as verifiers,
     ):
-        yield {**gyms, **agents}
+        yield {**gyms, **agents, **verifiers}

@@ -259,6 +259,10 @@ class EpisodeError(Struct, frozen=True, kw_only=True, gc=False):
     message: str
 
 
+GROUP_SIZE = "group_size"
+"""A tag of an episode that a trainer registers: how many episodes its group has."""
+
+
 class ResultKey(StrEnum):
     """Keys in a result's metadata that some players set, and trainers read."""
 
@@ -270,6 +274,8 @@ class ResultKey(StrEnum):
     """What the verifier saw and said."""
     TURN_TIMES = "turn_times"
     """A pair for each turn: seconds of sampling, seconds until the next model call."""
+    TRAINED_AGENTS = "trained_agents"
+    """Names of the agents whose calls are trained; without it, all are. A user that a model plays is not."""
 
 
 class EpisodeResult(Struct, frozen=True, kw_only=True, gc=False):

@@ -12,6 +12,8 @@ from palestra.util.json_types import JsonObject
 Message = JsonObject
 """`role` and `content`, as chat templates take them."""
 
+VERIFIERS = "verifiers:"
+"""How names of environments begin that verifiers plays."""
 CODING = "coding"
 """The environment of coding tasks, which agents play in sandboxes."""
 PROMPT_TOKENS, SAMPLED_TOKENS = "prompt_tokens", "sampled_tokens"
@@ -239,3 +241,7 @@ LARGEST_REWARD = 1e30  # squares and sums of such numbers stay finite, and so do
 def is_usable(reward: float | None) -> bool:
     """Whether it is a finite number; None, NaN and infinities are not usable."""
     return reward is not None and abs(reward) <= LARGEST_REWARD
+
+
+def is_verifiers(environment: str) -> bool:
+    return environment.startswith(VERIFIERS)

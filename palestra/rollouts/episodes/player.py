@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import zip_longest
+from typing import Protocol
 
 import msgspec
 
@@ -44,13 +45,23 @@ def settings_of(tags: Mapping[str, str], otherwise: RolloutSettings) -> RolloutS
         return otherwise
 
 
+class EpisodePlayer(Protocol):
+    async def __call__(self, episode: AsyncEpisode, settings: RolloutSettings) -> EpisodeResult: ...
+
+
 class EnvironmentPlayer:
     """Plays episodes for the client library's pool: call it with an episode."""
 
-    def __init__(self, environments: Environments, settings: RolloutSettings) -> None:
-        self._environments, self._settings = environments, settings
+    def __init__(
+        self, environments: Environments, settings: RolloutSettings, others: Mapping[str, EpisodePlayer] | None = None
+    ) -> None:
+        """`others` play the episodes of environments that are not played turn by turn here, by the environment's
+        name."""
+        self._environments, self._settings, self._others = environments, settings, others or {}
 
     async def __call__(self, episode: AsyncEpisode) -> EpisodeResult:
+        if (other := self._others.get(episode.task.environment)) is not None:
+            return await other(episode, settings_of(episode.tags, self._settings))
         try:
             session = self._environments.open(episode.task)
         except UnknownEnvironment as error:

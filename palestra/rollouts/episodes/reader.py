@@ -45,7 +45,9 @@ class EpisodeReader:
         info, result = episode.info, episode.info.result or EpisodeResult()
         rollout = blank_rollout(request, info.index, info.seed)
         nothing = Branch(id="", prompt=[], turns=[])
-        own, *others = [self._branch(one, newest) for one in episode.trajectories] or [nothing]
+        trained = result.metadata.get(ResultKey.TRAINED_AGENTS)
+        played = [one for one in episode.trajectories if not isinstance(trained, list) or one.agent in trained]
+        own, *others = [self._branch(one, newest) for one in played] or [nothing]
         rollout.prompt, rollout.turns, rollout.agent = own.prompt, own.turns, own.agent
         rollout.temperature = own.temperature
         rollout.branches = [branch for branch in others if self._is_trained(branch.agent)]

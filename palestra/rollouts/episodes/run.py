@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from msgspec.structs import replace
@@ -22,12 +22,13 @@ from palestra.episodes.client.players import AsyncPlayer
 from palestra.rollouts.agents.setup import RECORDS, agent_player, agent_sampling, trained_branches
 from palestra.rollouts.episodes.log import EpisodeLog, refused_to_us
 from palestra.rollouts.episodes.names import GroupIdentity, GroupNames
-from palestra.rollouts.episodes.player import EnvironmentPlayer, sampling_tags
+from palestra.rollouts.episodes.player import EnvironmentPlayer, EpisodePlayer, sampling_tags
 from palestra.rollouts.episodes.reader import EpisodeReader
 from palestra.rollouts.episodes.source import EpisodeContext, EpisodeSource, cancel_groups
 from palestra.rollouts.policy_sampler import PolicySampler
 from palestra.rollouts.rollout_loop import RolloutSettings
 from palestra.rollouts.sources import PlayedRun, RolloutSourceError
+from palestra.rollouts.verifiers.player import open_verifiers_players
 from palestra.types.episodes import EpisodeInfo, EpisodeKind, EpisodeState, LeaseRef, WeightPolicy
 
 PAGE = 1000
@@ -74,7 +75,12 @@ class EpisodeRun:
             await opened._clear_up(client)
             opened._begin()
             session.listener.note(where_to_play(config, session.url, name))
-            async with opened._working(client, config, environments), opened._ending():
+            logs = session.run.path / "logs"
+            async with (
+                open_verifiers_players(config.environments, logs, config.players) as others,
+                opened._working(client, config, environments, others),
+                opened._ending(),
+            ):
                 yield opened
 
     async def publish(self, sampler: PolicySampler) -> None:
@@ -151,11 +157,15 @@ class EpisodeRun:
 
     @asynccontextmanager
     async def _working(
-        self, client: AsyncEpisodeClient, config: GrpoConfig, environments: EnvironmentSet
+        self,
+        client: AsyncEpisodeClient,
+        config: GrpoConfig,
+        environments: EnvironmentSet,
+        others: Mapping[str, EpisodePlayer],
     ) -> AsyncIterator[None]:
         tasks = [asyncio.create_task(self.log.follow(), name="episode log")]
         if config.players:
-            player = self._player(client, config, environments)
+            player = self._player(client, config, environments, others)
             tasks.append(asyncio.create_task(self._play(client, player, config.players), name="players"))
         try:
             yield
@@ -164,10 +174,16 @@ class EpisodeRun:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _player(self, client: AsyncEpisodeClient, config: GrpoConfig, environments: EnvironmentSet) -> AsyncPlayer:
+    def _player(
+        self,
+        client: AsyncEpisodeClient,
+        config: GrpoConfig,
+        environments: EnvironmentSet,
+        others: Mapping[str, EpisodePlayer],
+    ) -> AsyncPlayer:
         if config.rollouts == "agent":
             return agent_player(config.agent, config.environments, client, self._session.run.path / RECORDS)
-        return EnvironmentPlayer(environments, RolloutSettings.of(config.rollout))
+        return EnvironmentPlayer(environments, RolloutSettings.of(config.rollout), others)
 
     async def _play(self, client: AsyncEpisodeClient, player: AsyncPlayer, count: int) -> None:
         try:

@@ -18,7 +18,7 @@ from palestra.rollouts.episodes.log import EpisodeLog, refused_to_us
 from palestra.rollouts.episodes.reader import EpisodeReader
 from palestra.rollouts.policy_sampler import PolicyError, PolicySampler
 from palestra.rollouts.sources import RolloutSourceError
-from palestra.types.episodes import EpisodeKind, GroupState, OnLoss, PlayedGroup, Registered
+from palestra.types.episodes import GROUP_SIZE, EpisodeKind, GroupState, OnLoss, PlayedGroup, Registered
 from palestra.types.rollouts import Group, GroupRequest, Task
 
 NOT_NEEDED = "the trainer no longer needs it"
@@ -145,7 +145,7 @@ class EpisodeSource:
             kind=self._kind,
             seeds=request.seeds,
             deadline_s=config.deadline_s,
-            tags=self._tags,
+            tags={**self._tags, GROUP_SIZE: str(size)},
         )
 
 

@@ -13,9 +13,9 @@ from palestra.config.redaction import redact
 
 MAX_NAME = 120
 _COMMENT = re.compile(r"\([^()]*\)")
-_SUBAGENTS = {"x-openai-subagent": None, "x-claude-code-agent-id": "subagent"}
-"""Headers of Codex and Claude Code on calls for a sub-agent, and the name of that agent; None: the header's value, as
-Codex sends a kind. Claude Code sends an id that is new each time."""
+_SUBAGENTS = {"x-palestra-agent": None, "x-openai-subagent": None, "x-claude-code-agent-id": "subagent"}
+"""Headers on calls for one of several agents, and the name of that agent; None: the header's value, as our own players
+send a name and Codex a kind. Claude Code sends an id that is new each time."""
 
 
 @dataclass(frozen=True, slots=True)

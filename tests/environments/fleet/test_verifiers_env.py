@@ -5,10 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +15,7 @@ from palestra.environments.fleet.platform_tasks import PlatformTasks
 from palestra.environments.platform import make_task
 from tests.environments.fleet.conftest import PUT
 from tests.environments.fleet.scripted import DONE, next_word
+from tests.scripted_endpoint import Policy, scripted_endpoint
 
 ROOT = Path(__file__).parents[3]
 PYTHON = Path(os.environ.get("PALESTRA_VERIFIERS_PYTHON") or ROOT / ".venv-verifiers" / "bin" / "python")
@@ -29,39 +26,6 @@ pytestmark = [
     pytest.mark.skipif(not PYTHON.exists(), reason="needs a venv with verifiers and msgspec: make clients"),
 ]
 
-Policy = Callable[[list[dict[str, str]]], str]
-
-
-@contextmanager
-def a_model(policy: Policy) -> Iterator[str]:
-    """Something that answers as an OpenAI server does."""
-
-    class Answers(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            said = {"role": "assistant", "content": policy(request["messages"])}
-            response = {
-                "id": "x",
-                "object": "chat.completion",
-                "created": 0,
-                "model": request["model"],
-                "choices": [{"index": 0, "finish_reason": "stop", "message": said}],
-            }
-            body = json.dumps(response).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-        server.shutdown()
-
 
 def evaluated(folder: Path, policy: Policy, tasks_file: str, *more: str) -> list[dict[str, Any]]:
     variables = {
@@ -71,7 +35,7 @@ def evaluated(folder: Path, policy: Policy, tasks_file: str, *more: str) -> list
         "ANY_KEY": "x",
         "OMP_NUM_THREADS": "1",
     }
-    with a_model(policy) as url:
+    with scripted_endpoint(policy) as url:
         command = [PYTHON.with_name("vf-eval"), "palestra-fleet", "-m", "scripted", "--rich", "None"]
         client = ["--client.base-url", url, "--client.api-key-var", "ANY_KEY"]
         chosen = ["--env.taskset.tasks-file", tasks_file, *more]

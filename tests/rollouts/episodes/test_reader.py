@@ -162,6 +162,16 @@ def test_all_trajectories_are_trained_and_the_episode_counts_once():
     assert (found["rollouts/total"], found["batch/sequences"], found["turns/mean"]) == (2, 3, 1.5)
 
 
+def test_agents_that_are_not_trained_are_left_out():
+    """Such as a user that a model plays, whose calls come first."""
+    result = EpisodeResult(reward=1.0, metadata={"trained_agents": ["solver", "solver-2"]})
+    found = [
+        trajectory("rs", first=first, agent=agent) for first, agent in ((10, "user"), (20, "solver"), (30, "solver-2"))
+    ]
+    rollout = read(played((result, found))).rollouts[0]
+    assert [(row.agent, row.prompt) for row in rollout.rows] == [("solver", [20]), ("solver-2", [30])]
+
+
 def agents(name: str, reward: float, critic: float) -> Any:
     branch = Branch(id=f"{name}/1", prompt=[1], turns=[make_turn(2)], agent="critic")
     return make_rollout(name, reward, branches=[branch], agent="solver", agent_rewards={"critic": critic})

@@ -1,0 +1,1 @@
+"""What runs in the Python that has verifiers: standard library and verifiers only."""

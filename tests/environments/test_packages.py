@@ -1,0 +1,40 @@
+"""Environments of packages, tested with the packages: they are in a venv of their own, beside those of ours."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from palestra.config.train import load_train_config
+
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".venv-reasoning-gym" / "bin" / "python"
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(not PYTHON.exists(), reason="needs a venv with reasoning-gym and TextArena: make clients")
+@pytest.mark.parametrize("package", ["reasoning_gym", "textarena"])
+def test_with_the_real_package(package: str):
+    options = ["-q", "-n", "0", "-p", "no:cacheprovider"]
+    command = [PYTHON, "-m", "pytest", *options, f"tests/environments/test_{package}.py"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "skipped" not in done.stdout
+
+
+@pytest.mark.parametrize("package", ["reasoning-gym", "textarena", "verifiers"])
+def test_the_example_loads(package: str):
+    (entry,) = load_train_config([ROOT / "examples" / f"{package}.yaml"], []).environments
+    assert entry.name.startswith(f"{package.replace('-', '_')}:")
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(not PYTHON.exists(), reason="needs a venv with reasoning-gym and TextArena: make clients")
+def test_the_example_of_reasoning_gym_has_what_it_names():
+    command = [PYTHON, "-m", "palestra", "train", "examples/reasoning-gym.yaml", "--dry-run"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
