@@ -3,17 +3,17 @@
 Begin at `run`.
 """
 
-from palestra.audit.findings import Finding, FindingKind, Severity
+from palestra.audit.findings import AuditFinding, FindingKind, Severity
 from palestra.audit.report import AuditReport
 from palestra.audit.run import audit, audit_coding
 from palestra.audit.settings import AuditSettings
 from palestra.config.environment_entries import EnvironmentEntry
 
 __all__ = [
+    "AuditFinding",
     "AuditReport",
     "AuditSettings",
     "EnvironmentEntry",
-    "Finding",
     "FindingKind",
     "Severity",
     "audit",

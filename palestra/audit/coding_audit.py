@@ -13,9 +13,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from palestra.audit.episodes import Episode, Trouble
+from palestra.audit.episodes import ProbeEpisode, Trouble
 from palestra.audit.evidence import Evidence
-from palestra.audit.findings import Finding, FindingKind, Severity, finding
+from palestra.audit.findings import AuditFinding, FindingKind, Severity, finding
 from palestra.audit.judges.conduct import judge_conduct
 from palestra.audit.judges.rewards import judge_rewards
 from palestra.audit.policies import ProbeKind
@@ -108,13 +108,13 @@ class _Playing:
         self._report.notes.append(f"not played to its end: {what}; the time was over (--within SECONDS for more)")
         return True
 
-    async def _played(self, task: CodingTask, name: str) -> Episode:
+    async def _played(self, task: CodingTask, name: str) -> ProbeEpisode:
         command = PLAYS[name][1]
         messages = [
             {"role": "user", "content": task.instruction},
             {"role": "assistant", "content": "(its solution)" if command is None else command},
         ]
-        episode = Episode(task=task.id, probe=name, messages=messages, first=1)
+        episode = ProbeEpisode(task=task.id, probe=name, messages=messages, first=1)
         began_s = time.perf_counter()
         try:
             async with asyncio.timeout(self._evidence.settings.timeout_s + task.limits.verifier_s):
@@ -141,7 +141,7 @@ def _row(task: CodingTask) -> Task:
     return Task(id=task.id, environment=CODING, prompt=[{"role": "user", "content": task.instruction}])
 
 
-def _visible_secrets(tasks: Sequence[CodingTask]) -> Iterator[Finding]:
+def _visible_secrets(tasks: Sequence[CodingTask]) -> Iterator[AuditFinding]:
     """Files of tests and solutions that lie in the environment, where the agent reads them, and lines of tests. A
     solution may well have lines of the file that it mends."""
     for task in tasks:
@@ -179,7 +179,7 @@ def _text(file: Path) -> str:
     return file.read_bytes().decode(errors="replace")
 
 
-def _same_tasks(tasks: Sequence[CodingTask]) -> Iterator[Finding]:
+def _same_tasks(tasks: Sequence[CodingTask]) -> Iterator[AuditFinding]:
     first: dict[str, str] = {}
     for task in tasks:
         content = re.sub(r"\s+", " ", task.instruction) + "".join(_text(one) for one in _files(task.tests))

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from palestra.audit.episodes import Episode, Trouble, text_of
+from palestra.audit.episodes import ProbeEpisode, Trouble, text_of
 from palestra.audit.policies import ProbePolicy
 from palestra.audit.scripted_model import MODEL, ScriptedModel, scripted_model
 from palestra.audit.settings import AuditSettings
@@ -35,19 +35,19 @@ class ServedPlayer:
     def has_tools(self) -> bool:
         return self._model.has_tools
 
-    async def play(self, task: Task, policy: ProbePolicy, repeat: int = 0) -> Episode:
+    async def play(self, task: Task, policy: ProbePolicy, repeat: int = 0) -> ProbeEpisode:
         """Plays one episode, and no other at the same time."""
         self._model.take(policy, [task])
         return await self._played(task, policy, repeat)
 
-    async def play_together(self, tasks: Sequence[Task], policy: ProbePolicy) -> list[Episode]:
+    async def play_together(self, tasks: Sequence[Task], policy: ProbePolicy) -> list[ProbeEpisode]:
         """Plays episodes at the same time, of tasks that can be told apart by their prompts."""
         apart = list({text_of(task.prompt[-1]): task for task in tasks}.values())
         self._model.take(policy, apart)
         chosen = [apart[number % len(apart)] for number in range(self._at_once)]
         return list(await asyncio.gather(*(self._played(task, policy, number) for number, task in enumerate(chosen))))
 
-    async def _played(self, task: Task, policy: ProbePolicy, repeat: int) -> Episode:
+    async def _played(self, task: Task, policy: ProbePolicy, repeat: int) -> ProbeEpisode:
         self._count += 1
         request = GroupRequest(id=f"audit-{self._count}", task=task, step=0, seeds=(self._seed,))
         return _episode(task, policy, repeat, await self._player.play(request, 0))
@@ -72,13 +72,13 @@ async def open_served_player(
             yield ServedPlayer(player, model, settings)
 
 
-def _episode(task: Task, policy: ProbePolicy, repeat: int, rollout: Rollout) -> Episode:
+def _episode(task: Task, policy: ProbePolicy, repeat: int, rollout: Rollout) -> ProbeEpisode:
     trouble = None
     if rollout.stop is RolloutStop.TIMEOUT:
         trouble = Trouble.HUNG
     elif rollout.stop.is_failure:
         trouble = Trouble.RAISED
-    return Episode(
+    return ProbeEpisode(
         task=task.id,
         probe=policy.name,
         repeat=repeat,

@@ -26,7 +26,7 @@ class Trouble(StrEnum):
     """The reward is no finite number."""
 
 
-class Episode(Struct, kw_only=True):
+class ProbeEpisode(Struct, kw_only=True):
     task: str
     probe: str
     repeat: int = 0

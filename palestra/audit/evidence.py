@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct, field
 
-from palestra.audit.episodes import Episode
-from palestra.audit.findings import Finding, FindingKind, Severity, finding
+from palestra.audit.episodes import ProbeEpisode
+from palestra.audit.findings import AuditFinding, FindingKind, Severity, finding
 from palestra.audit.policies import ProbeKind
 from palestra.audit.settings import AuditSettings
 from palestra.types.rollouts import Task
@@ -24,24 +24,24 @@ class Evidence(Struct, kw_only=True):
     """Known answers by task."""
     has_gold: bool = False
     """Whether the environment itself says how its tasks are solved."""
-    episodes: dict[ProbeKind, list[Episode]] = field(default_factory=dict)
+    episodes: dict[ProbeKind, list[ProbeEpisode]] = field(default_factory=dict)
     """Each played once, alone."""
-    again: list[Episode] = field(default_factory=list)
+    again: list[ProbeEpisode] = field(default_factory=list)
     """Some of them, played a second time."""
-    together: list[Episode] = field(default_factory=list)
+    together: list[ProbeEpisode] = field(default_factory=list)
     """Some of them, played at the same time as others."""
     many: list[int] = field(default_factory=list)
     """Bytes of memory of this process, after each of many episodes in a row; empty where it is not known."""
 
-    def all(self, *kinds: ProbeKind) -> Iterator[Episode]:
+    def all(self, *kinds: ProbeKind) -> Iterator[ProbeEpisode]:
         for kind in kinds or ProbeKind:
             yield from self.episodes.get(kind, [])
 
-    def first(self, task: str, probe: str) -> Episode | None:
+    def first(self, task: str, probe: str) -> ProbeEpisode | None:
         """The episode of this task and probe that was played alone."""
         return next((one for one in self.all() if (one.task, one.probe) == (task, probe)), None)
 
-    def is_solved(self, episode: Episode) -> bool:
+    def is_solved(self, episode: ProbeEpisode) -> bool:
         """Whether it has the reward of a solved task: a success, or the whole range where that ends earlier."""
         return episode.reward is not None and episode.reward >= min(self.settings.success, self.high)
 
@@ -50,7 +50,7 @@ class Evidence(Struct, kw_only=True):
         return (reward - self.low) / ((self.high - self.low) or 1.0)
 
 
-def finding_of(kind: FindingKind, severity: Severity, episodes: Sequence[Episode], seen: str) -> Finding:
+def finding_of(kind: FindingKind, severity: Severity, episodes: Sequence[ProbeEpisode], seen: str) -> AuditFinding:
     """Makes a finding about episodes, shown by the first of them."""
     first = episodes[0]
     tasks = len({one.task for one in episodes})

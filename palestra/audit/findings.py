@@ -125,7 +125,7 @@ TEXTS: dict[FindingKind, FindingText] = {
 }
 
 
-class Finding(Struct, frozen=True, kw_only=True):
+class AuditFinding(Struct, frozen=True, kw_only=True):
     """Something that is wrong with an environment, as it was seen."""
 
     kind: FindingKind
@@ -155,10 +155,10 @@ def finding(
     *,
     tasks: int = 1,
     transcript: list[str] | None = None,
-) -> Finding:
+) -> AuditFinding:
     """Makes a finding with the texts of its kind."""
     why, advice = TEXTS[kind]
-    return Finding(
+    return AuditFinding(
         kind=kind,
         severity=severity,
         probe=probe,

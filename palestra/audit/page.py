@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from palestra.audit.findings import Finding
+from palestra.audit.findings import AuditFinding
 from palestra.audit.report import AuditReport, ProbeSummary
 from palestra.audit.words import figure_lines, headline, number, where
 
@@ -63,7 +63,7 @@ def _row(one: ProbeSummary) -> str:
     return f"<tr><td>{escape(one.probe)}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
-def _article(one: Finding) -> str:
+def _article(one: AuditFinding) -> str:
     lines = f"<pre>{escape(chr(10).join(one.transcript))}</pre>" if one.transcript else ""
     return (
         f'<article class="{one.severity}"><h3>{one.severity}: {one.kind}</h3><p class="note">{escape(where(one))}</p>'

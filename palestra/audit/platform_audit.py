@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from palestra.audit.findings import Finding, FindingKind, Severity, finding
+from palestra.audit.findings import AuditFinding, FindingKind, Severity, finding
 from palestra.environments.fleet.platform_tasks import PLATFORM, platform_task
 from palestra.environments.platform import Instance, PlatformError, PlatformTask, verify
 from palestra.environments.platform.attackers import answer_only, random_calls, stray_write
@@ -16,10 +16,10 @@ from palestra.environments.platform.golden import play_golden
 from palestra.types.rollouts import Task
 
 
-def judge_platform(tasks: Sequence[Task]) -> list[Finding]:
+def judge_platform(tasks: Sequence[Task]) -> list[AuditFinding]:
     """Tries those of the tasks that are the platform's."""
     keys = [str(task.extras["task_key"]) for task in tasks if _is_platforms(task)]
-    found: list[Finding] = []
+    found: list[AuditFinding] = []
     for key in keys:
         found += judge_platform_task(platform_task(key))
     return list({(one.kind, one.probe): one for one in reversed(found)}.values())
@@ -29,9 +29,9 @@ def _is_platforms(task: Task) -> bool:
     return "task_key" in task.extras and str(task.extras.get("tasks_file", "")).startswith(PLATFORM)
 
 
-def judge_platform_task(task: PlatformTask) -> list[Finding]:
+def judge_platform_task(task: PlatformTask) -> list[AuditFinding]:
     """Tries one task of the platform."""
-    found: list[Finding] = []
+    found: list[AuditFinding] = []
     with_stray = Instance(task.seed, variables=task.variables)
     try:
         answer = play_golden(task, with_stray).answer

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from msgspec import Struct, field
 
-from palestra.audit.episodes import Episode
+from palestra.audit.episodes import ProbeEpisode
 from palestra.audit.evidence import Evidence
-from palestra.audit.findings import Finding, Severity
+from palestra.audit.findings import AuditFinding, Severity
 from palestra.audit.judges.conduct import growth, step_seconds
 from palestra.audit.judges.rewards import flat_groups
 from palestra.audit.policies import ProbeKind
@@ -41,7 +41,7 @@ class AuditReport(Struct, kw_only=True):
     """Times, memory and shares that are no findings."""
     notes: list[str] = field(default_factory=list)
     """What could not be played or judged, and why."""
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[AuditFinding] = field(default_factory=list)
     ignored: int = 0
     """Number of findings of kinds that are ignored."""
     is_cut: bool = False
@@ -51,7 +51,7 @@ class AuditReport(Struct, kw_only=True):
     def errors(self) -> int:
         return sum(one.severity is Severity.ERROR for one in self.findings)
 
-    def add(self, findings: Sequence[Finding], ignored: frozenset[str]) -> None:
+    def add(self, findings: Sequence[AuditFinding], ignored: frozenset[str]) -> None:
         """Adds findings, errors first; those of ignored kinds are only counted."""
         kept = [one for one in findings if one.kind not in ignored]
         self.ignored += len(findings) - len(kept)
@@ -64,7 +64,7 @@ def probe_summaries(evidence: Evidence) -> list[ProbeSummary]:
     return sorted(found, key=lambda one: list(ProbeKind).index(ProbeKind(one.probe)))
 
 
-def _summary(kind: ProbeKind, episodes: Sequence[Episode], evidence: Evidence) -> ProbeSummary:
+def _summary(kind: ProbeKind, episodes: Sequence[ProbeEpisode], evidence: Evidence) -> ProbeSummary:
     rewards = [one.reward for one in episodes if one.reward is not None]
     return ProbeSummary(
         probe=kind,

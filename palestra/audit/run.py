@@ -18,7 +18,7 @@ import psutil
 
 from palestra.audit import policies
 from palestra.audit.coding_audit import audit_coding
-from palestra.audit.episodes import Episode, Trouble
+from palestra.audit.episodes import ProbeEpisode, Trouble
 from palestra.audit.evidence import Evidence
 from palestra.audit.findings import FindingKind, Severity, finding
 from palestra.audit.judges.conduct import FEWEST_IN_A_ROW, judge_conduct
@@ -44,7 +44,7 @@ HANGS = 3
 """Episodes that hang before no more are played."""
 
 
-class EpisodePlayer(Protocol):
+class ProbePlayer(Protocol):
     @property
     def knows_memory(self) -> bool:
         """Whether the environment is in this process."""
@@ -55,9 +55,9 @@ class EpisodePlayer(Protocol):
         """Whether an episode so far had tools."""
         ...
 
-    async def play(self, task: Task, policy: ProbePolicy, repeat: int = 0) -> Episode: ...
+    async def play(self, task: Task, policy: ProbePolicy, repeat: int = 0) -> ProbeEpisode: ...
 
-    async def play_together(self, tasks: Sequence[Task], policy: ProbePolicy) -> list[Episode]: ...
+    async def play_together(self, tasks: Sequence[Task], policy: ProbePolicy) -> list[ProbeEpisode]: ...
 
 
 async def audit(
@@ -119,7 +119,7 @@ def _evidence(
 @asynccontextmanager
 async def _opened(
     entry: EnvironmentEntry, environments: EnvironmentSet, settings: AuditSettings
-) -> AsyncIterator[EpisodePlayer]:
+) -> AsyncIterator[ProbePlayer]:
     if environments.is_played_here(entry.name):
         yield SessionPlayer(environments, settings.seed, settings.at_once)
         return
@@ -149,7 +149,7 @@ class _Playing:
 
     def __init__(
         self,
-        player: EpisodePlayer,
+        player: ProbePlayer,
         evidence: Evidence,
         report: AuditReport,
         until_s: float,
@@ -206,9 +206,9 @@ class _Playing:
         why = "too many calls hung" if self._hung >= HANGS else "the time was over (--within SECONDS for more)"
         self._report.notes.append(f"not played to its end: {what}; {why}")
 
-    async def _play(self, probes: Sequence[ProbePolicy]) -> list[Episode]:
+    async def _play(self, probes: Sequence[ProbePolicy]) -> list[ProbeEpisode]:
         """Plays each policy on its tasks. One that hangs plays no more tasks."""
-        found: list[Episode] = []
+        found: list[ProbeEpisode] = []
         pairs = [(policy, task) for number, policy in enumerate(probes) for task in self._tasks(policy, number)]
         stopped: set[str] = set()
         for done, (policy, task) in enumerate(pairs):

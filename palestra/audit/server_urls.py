@@ -31,13 +31,13 @@ OWN_FIELDS = ("metadata",)
 """Fields of every action, which say nothing about it."""
 
 
-class ServerUnreachable(ConnectionError):
+class TargetUnreachable(ConnectionError):
     """There is no server at a URL."""
 
 
 def server_entry(url: str, folder: Path) -> EnvironmentEntry:
     """Returns the entry of a server. `folder` gets a file with its one task, where it needs one. Raises
-    ServerUnreachable."""
+    TargetUnreachable."""
     schema = _openenv_schema(url)
     if schema is not None:
         config = {"url": url.rstrip("/"), "action": schema}
@@ -61,7 +61,7 @@ def _openenv_schema(url: str) -> JsonObject | None:
     try:
         answer = httpx.get(f"{url.rstrip('/')}/schema", timeout=SCHEMA_S)
     except httpx.HTTPError as error:
-        raise ServerUnreachable(f"no server answers at {url}: {error}") from None
+        raise TargetUnreachable(f"no server answers at {url}: {error}") from None
     try:
         schema = answer.json().get("action") if answer.is_success else None
     except (ValueError, AttributeError):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import psutil
 
-from palestra.audit.episodes import Episode, Trouble
+from palestra.audit.episodes import ProbeEpisode, Trouble
 from palestra.audit.policies import Moment, ProbePolicy
 from palestra.environments.environment_set import EnvironmentSet
 from palestra.environments.errors import EnvironmentFailure, EnvironmentTimeout
@@ -33,9 +33,9 @@ class SessionPlayer:
         self.has_tools = False
         self._process = psutil.Process()
 
-    async def play(self, task: Task, policy: ProbePolicy, repeat: int = 0) -> Episode:
+    async def play(self, task: Task, policy: ProbePolicy, repeat: int = 0) -> ProbeEpisode:
         """Plays one episode. Never raises because of the environment."""
-        episode = Episode(task=task.id, probe=policy.name, repeat=repeat)
+        episode = ProbeEpisode(task=task.id, probe=policy.name, repeat=repeat)
         session = self._environments.open(task)
         try:
             await self._play(session, task, policy, episode)
@@ -49,12 +49,12 @@ class SessionPlayer:
         episode.reward = None if episode.trouble else _total(episode.steps)
         return episode
 
-    async def play_together(self, tasks: Sequence[Task], policy: ProbePolicy) -> list[Episode]:
+    async def play_together(self, tasks: Sequence[Task], policy: ProbePolicy) -> list[ProbeEpisode]:
         """Plays episodes at the same time; tasks take turns."""
         chosen = [tasks[number % len(tasks)] for number in range(self._at_once)]
         return list(await asyncio.gather(*(self.play(task, policy, 1) for task in chosen)))
 
-    async def _play(self, session: EnvSession, task: Task, policy: ProbePolicy, episode: Episode) -> None:
+    async def _play(self, session: EnvSession, task: Task, policy: ProbePolicy, episode: ProbeEpisode) -> None:
         began_s = time.perf_counter()
         messages = await session.init(task.prompt)
         episode.init_s = time.perf_counter() - began_s

@@ -49,7 +49,7 @@ class AuditTarget(Struct, frozen=True, kw_only=True):
 
 def targets_named(name: str, folder: Path, tasks: Path | None = None) -> list[AuditTarget]:
     """Returns what a name stands for. `folder` gets files that a target needs; `tasks` is a file with its tasks. Raises
-    ConfigError, TaskError and ServerUnreachable."""
+    ConfigError, TaskError and TargetUnreachable."""
     if name.startswith(URLS):
         entry = server_entry(name, folder)
         return [AuditTarget(name=name, entry=entry, is_ungraded=entry.name == "fleet_task")]

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from palestra.audit.findings import Finding, FindingKind, Severity, finding
+from palestra.audit.findings import AuditFinding, FindingKind, Severity, finding
 from palestra.config.environment_entries import EnvironmentEntry
 from palestra.environments.environment_set import EnvironmentSet, Split
 from palestra.environments.errors import TaskFileError
@@ -58,12 +58,12 @@ def chosen_tasks(splits: Splits, limit: int, seed: int) -> list[Task]:
     return list({task.id: task for task in chosen}.values())
 
 
-def judge_tasks(splits: Splits, again: Splits) -> list[Finding]:
+def judge_tasks(splits: Splits, again: Splits) -> list[AuditFinding]:
     """Compares the tasks with each other, and two listings of them."""
     return [*_unstable(splits, again), *_repeated_ids(splits), *_duplicates(splits)]
 
 
-def _unstable(splits: Splits, again: Splits) -> Iterator[Finding]:
+def _unstable(splits: Splits, again: Splits) -> Iterator[AuditFinding]:
     for split, tasks in splits.items():
         later = again.get(split, ())
         first = next((n for n in range(min(LISTED, len(tasks))) if n >= len(later) or tasks[n] != later[n]), None)
@@ -80,7 +80,7 @@ def _id_at(tasks: Sequence[Task], place: int) -> str:
     return f"{tasks[place].id!r} ({content_of(tasks[place])[:80]})"
 
 
-def _repeated_ids(splits: Splits) -> Iterator[Finding]:
+def _repeated_ids(splits: Splits) -> Iterator[AuditFinding]:
     for split, tasks in splits.items():
         seen: set[str] = set()
         for task in _bounded(tasks):
@@ -91,7 +91,7 @@ def _repeated_ids(splits: Splits) -> Iterator[Finding]:
             seen.add(task.id)
 
 
-def _duplicates(splits: Splits) -> Iterator[Finding]:
+def _duplicates(splits: Splits) -> Iterator[AuditFinding]:
     contents = {split: [(task.id, digest(task)) for task in _bounded(tasks)] for split, tasks in splits.items()}
     trained = {content: task for task, content in contents.get("train", [])}
     held_out = [(task, trained[content]) for task, content in contents.get("eval", []) if content in trained]
@@ -147,7 +147,7 @@ def listing(splits: Splits) -> dict[Split, list[str]]:
     return {split: [f"{task.id} {digest(task)}" for task in tasks[:LISTED]] for split, tasks in splits.items()}
 
 
-def judge_fresh_listing(entry: EnvironmentEntry, splits: Splits, timeout_s: float) -> list[Finding]:
+def judge_fresh_listing(entry: EnvironmentEntry, splits: Splits, timeout_s: float) -> list[AuditFinding]:
     """Lists the tasks in a new process, in which hashes of texts are others."""
     try:
         done = subprocess.run(

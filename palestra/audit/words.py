@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from palestra.audit.findings import Finding
+from palestra.audit.findings import AuditFinding
 from palestra.audit.report import AuditReport
 
 COLUMNS = ("probe", "episodes", "solved", "mean reward", "largest", "failed")
@@ -62,7 +62,7 @@ def _figures(found: dict[str, float]) -> Iterator[str]:
         yield f"{found['zero_variance_share']:.0%} of simulated groups have no variance"
 
 
-def finding_lines(one: Finding) -> list[str]:
+def finding_lines(one: AuditFinding) -> list[str]:
     return [
         f"{one.severity}: {one.kind}: {where(one)}",
         f"  seen: {one.seen}",
@@ -72,7 +72,7 @@ def finding_lines(one: Finding) -> list[str]:
     ]
 
 
-def where(one: Finding) -> str:
+def where(one: AuditFinding) -> str:
     """The probe, the task, and on how many others it was seen."""
     task = f", task {one.task}" if one.task else ""
     others = f" and {_count(one.tasks - 1, 'other')}" if one.tasks > 1 else ""

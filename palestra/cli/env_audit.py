@@ -157,13 +157,13 @@ def audit(
 
 
 def _targets(names: tuple[str, ...], folder: Path, file: Path | None) -> list[AuditTarget]:
-    from palestra.audit.server_urls import ServerUnreachable
+    from palestra.audit.server_urls import TargetUnreachable
     from palestra.audit.targets import targets_named
     from palestra.coding import TaskError
     from palestra.config.errors import ConfigError
 
     found: list[AuditTarget] = []
-    with one_line_errors(ConfigError, TaskError, ServerUnreachable, FileNotFoundError):
+    with one_line_errors(ConfigError, TaskError, TargetUnreachable, FileNotFoundError):
         for place, name in enumerate(names):
             own = folder / str(place)
             own.mkdir()

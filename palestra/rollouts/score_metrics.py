@@ -16,18 +16,18 @@ from palestra.types.rollouts import Group
 Z = 1.959964  # two-sided 95%
 
 
-class Interval(NamedTuple):
+class ScoreInterval(NamedTuple):
     low: float
     high: float
 
 
-def wilson_interval(share: float, count: int) -> Interval:
+def wilson_interval(share: float, count: int) -> ScoreInterval:
     """Returns the 95% score interval of a share of `count` independent tasks. For shares that are means of several
     samples of each task it is at most too wide, since a mean varies less than a single sample."""
     middle = (share + Z * Z / (2 * count)) / (1 + Z * Z / count)
     half = Z / (1 + Z * Z / count) * math.sqrt(share * (1 - share) / count + Z * Z / (4 * count * count))
     low, high = max(0.0, middle - half), min(1.0, middle + half)
-    return Interval(min(low, share), max(high, share))  # rounding, where the share is nearly 0 or 1
+    return ScoreInterval(min(low, share), max(high, share))  # rounding, where the share is nearly 0 or 1
 
 
 def score_metrics(groups: Sequence[Group], ks: Sequence[int], success: float, prefix: str = "eval") -> Metrics:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from palestra.audit.episodes import Episode, Trouble, shortened, text_of
+from palestra.audit.episodes import ProbeEpisode, Trouble, shortened, text_of
 from palestra.audit.evidence import Evidence, finding_of
-from palestra.audit.findings import Finding, FindingKind, Severity, finding
+from palestra.audit.findings import AuditFinding, FindingKind, Severity, finding
 
 MIB = 1 << 20
 STEP_MEMORY = 512 * MIB
@@ -21,16 +21,16 @@ FEWEST_IN_A_ROW = 6
 SHOWN_CRASHES = 5
 
 
-def judge_conduct(evidence: Evidence) -> list[Finding]:
+def judge_conduct(evidence: Evidence) -> list[AuditFinding]:
     return [*_failures(evidence), *_repeats(evidence), *_together(evidence), *_times(evidence), *_memory(evidence)]
 
 
-def _failures(evidence: Evidence) -> Iterator[Finding]:
+def _failures(evidence: Evidence) -> Iterator[AuditFinding]:
     """A finding for each place where it fails: the error without its numbers and quotes."""
     hung = [one for one in evidence.all() if one.trouble is Trouble.HUNG]
     if hung:
         yield finding_of(FindingKind.HANG, Severity.ERROR, hung, f"{hung[0].error}.")
-    by_place: dict[str, list[Episode]] = {}
+    by_place: dict[str, list[ProbeEpisode]] = {}
     for one in evidence.all():
         if one.trouble is Trouble.RAISED:
             by_place.setdefault(one.error.partition(": ")[0][:80], []).append(one)
@@ -39,7 +39,7 @@ def _failures(evidence: Evidence) -> Iterator[Finding]:
         yield finding_of(FindingKind.CRASH, Severity.ERROR, episodes, f"{shortened(episodes[0].error)}{times}.")
 
 
-def _repeats(evidence: Evidence) -> Iterator[Finding]:
+def _repeats(evidence: Evidence) -> Iterator[AuditFinding]:
     changed = _changed(evidence, evidence.again)
     if changed:
         rewards = [pair for pair in changed if pair[0].reward != pair[1].reward]
@@ -49,7 +49,7 @@ def _repeats(evidence: Evidence) -> Iterator[Finding]:
         yield finding_of(FindingKind.NONDETERMINISTIC, severity, [again, *(pair[1] for pair in changed)], seen)
 
 
-def _together(evidence: Evidence) -> Iterator[Finding]:
+def _together(evidence: Evidence) -> Iterator[AuditFinding]:
     """What also differs when it is played again alone says nothing about other episodes."""
     unsteady = {one.task for _, one in _changed(evidence, evidence.again)}
     changed = [pair for pair in _changed(evidence, evidence.together) if pair[0].task not in unsteady]
@@ -59,12 +59,12 @@ def _together(evidence: Evidence) -> Iterator[Finding]:
         yield finding_of(FindingKind.INTERFERENCE, Severity.ERROR, [again, *(pair[1] for pair in changed)], seen)
 
 
-def _changed(evidence: Evidence, later: Sequence[Episode]) -> list[tuple[Episode, Episode]]:
+def _changed(evidence: Evidence, later: Sequence[ProbeEpisode]) -> list[tuple[ProbeEpisode, ProbeEpisode]]:
     pairs = [(evidence.first(one.task, one.probe), one) for one in later]
     return [(first, one) for first, one in pairs if first is not None and first.outcome != one.outcome]
 
 
-def difference(first: Episode, again: Episode) -> str:
+def difference(first: ProbeEpisode, again: ProbeEpisode) -> str:
     """Says what differs first: a message, the end, or the reward."""
     for place, (one, other) in enumerate(zip(first.messages, again.messages, strict=False)):
         said, later = text_of(one), text_of(other)
@@ -78,7 +78,7 @@ def difference(first: Episode, again: Episode) -> str:
     return f"the reward is {first.reward}, then {again.reward}."
 
 
-def _times(evidence: Evidence) -> Iterator[Finding]:
+def _times(evidence: Evidence) -> Iterator[AuditFinding]:
     limit_s = evidence.settings.slow_s
     starts = [one.init_s for one in evidence.all()]
     for what, seconds in (("step", step_seconds(evidence)), ("start", starts)):
@@ -93,7 +93,7 @@ def step_seconds(evidence: Evidence) -> list[float]:
     return [seconds for one in evidence.all() for seconds in one.step_s]
 
 
-def _memory(evidence: Evidence) -> Iterator[Finding]:
+def _memory(evidence: Evidence) -> Iterator[AuditFinding]:
     largest = max(evidence.all(), key=lambda one: one.step_memory_bytes, default=None)
     if largest is not None and largest.step_memory_bytes > STEP_MEMORY:
         seen = f"A step makes the process {largest.step_memory_bytes / MIB:.0f} MiB larger."

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from palestra.audit.episodes import Episode, text_of
+from palestra.audit.episodes import ProbeEpisode, text_of
 from palestra.audit.evidence import Evidence, finding_of
-from palestra.audit.findings import Finding, FindingKind, Severity
+from palestra.audit.findings import AuditFinding, FindingKind, Severity
 from palestra.audit.known_answers import is_labelled, share_of_own, stands_in
 from palestra.audit.policies import ProbeKind
 
@@ -21,15 +21,15 @@ FEWEST = 4  # tasks from which shares say something
 SHORTEST = 3  # characters of an answer whose mere presence says something
 
 
-def judge_leaks(evidence: Evidence) -> list[Finding]:
+def judge_leaks(evidence: Evidence) -> list[AuditFinding]:
     if not evidence.answers:
         return []
     return [*_labelled(evidence)] or [*_standing(evidence)]
 
 
-def _labelled(evidence: Evidence) -> Iterator[Finding]:
+def _labelled(evidence: Evidence) -> Iterator[AuditFinding]:
     """An answer beside a word such as `expected`, in what the environment said of itself."""
-    leaks: dict[str, tuple[Episode, str]] = {}
+    leaks: dict[str, tuple[ProbeEpisode, str]] = {}
     for one in evidence.all(*UNKNOWING):
         read = readable(one)
         for answer in evidence.answers.get(one.task, ()):
@@ -41,9 +41,9 @@ def _labelled(evidence: Evidence) -> Iterator[Finding]:
         yield finding_of(FindingKind.ANSWER_LEAK, Severity.ERROR, [one for one, _ in leaks.values()], seen)
 
 
-def _standing(evidence: Evidence) -> Iterator[Finding]:
+def _standing(evidence: Evidence) -> Iterator[AuditFinding]:
     """Each task's own answer in what it shows, and hardly ever that of another: somebody put it there."""
-    shown: dict[str, Episode] = {}
+    shown: dict[str, ProbeEpisode] = {}
     texts: dict[str, str] = {}
     for one in evidence.all(*UNKNOWING):
         answers = [answer for answer in evidence.answers.get(one.task, ()) if len(answer) >= SHORTEST]
@@ -61,7 +61,7 @@ def _standing(evidence: Evidence) -> Iterator[Finding]:
         yield finding_of(FindingKind.ANSWER_LEAK, Severity.WARNING, list(shown.values()), seen)
 
 
-def readable(episode: Episode) -> str:
+def readable(episode: ProbeEpisode) -> str:
     """What the policy has read before it said something for the last time."""
     messages = list(episode.messages)
     if episode.is_done:
@@ -70,6 +70,6 @@ def readable(episode: Episode) -> str:
     return "\n".join(text_of(one) for one in messages if one["role"] != "assistant")
 
 
-def _was_said(episode: Episode, answer: str) -> bool:
+def _was_said(episode: ProbeEpisode, answer: str) -> bool:
     """Whether the policy itself said it: an observation may repeat what was said."""
     return any(stands_in(answer, text_of(one)) for one in episode.messages if one["role"] == "assistant")

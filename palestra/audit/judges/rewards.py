@@ -8,9 +8,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from palestra.audit.episodes import Episode, Trouble
+from palestra.audit.episodes import ProbeEpisode, Trouble
 from palestra.audit.evidence import Evidence, finding_of
-from palestra.audit.findings import Finding, FindingKind, Severity
+from palestra.audit.findings import AuditFinding, FindingKind, Severity
 from palestra.audit.policies import ProbeKind
 
 IDLE_SHARE = 0.1  # of the range: a reward for doing nothing below this is no reason to do it
@@ -22,7 +22,7 @@ ROUNDING = 1e-6
 SIMULATED = 64  # groups of each task
 
 
-def judge_rewards(evidence: Evidence) -> list[Finding]:
+def judge_rewards(evidence: Evidence) -> list[AuditFinding]:
     return [
         *_gold(evidence),
         *_idle(evidence),
@@ -35,7 +35,7 @@ def judge_rewards(evidence: Evidence) -> list[Finding]:
     ]
 
 
-def _gold(evidence: Evidence) -> Iterator[Finding]:
+def _gold(evidence: Evidence) -> Iterator[AuditFinding]:
     """Gold is judged only where the environment names it: a known answer may be asked for in another form."""
     failed = [one for one in evidence.all(ProbeKind.GOLD) if not evidence.is_solved(one) and not one.trouble]
     if failed and evidence.has_gold:
@@ -43,7 +43,7 @@ def _gold(evidence: Evidence) -> Iterator[Finding]:
         yield finding_of(FindingKind.GOLD_FAILS, Severity.ERROR, failed, seen)
 
 
-def _idle(evidence: Evidence) -> Iterator[Finding]:
+def _idle(evidence: Evidence) -> Iterator[AuditFinding]:
     paid = [
         one
         for one in evidence.all(ProbeKind.NOTHING)
@@ -56,13 +56,13 @@ def _idle(evidence: Evidence) -> Iterator[Finding]:
         yield finding_of(FindingKind.IDLE_PAYS, severity, [most, *paid], seen)
 
 
-def _paid_for_more(evidence: Evidence, *kinds: ProbeKind) -> list[Episode]:
+def _paid_for_more(evidence: Evidence, *kinds: ProbeKind) -> list[ProbeEpisode]:
     """Episodes of tasks that doing nothing does not solve: where it does, everything else pays, too."""
     idle = {one.task for one in evidence.all(ProbeKind.NOTHING) if evidence.is_solved(one)}
     return [one for one in evidence.all(*kinds) if one.task not in idle]
 
 
-def _lucky(evidence: Evidence) -> Iterator[Finding]:
+def _lucky(evidence: Evidence) -> Iterator[AuditFinding]:
     played = _paid_for_more(evidence, ProbeKind.RANDOM, ProbeKind.REPEATED)
     solved = [one for one in played if evidence.is_solved(one)]
     if solved and len(solved) > LUCKY_SHARE * len(played):
@@ -70,9 +70,9 @@ def _lucky(evidence: Evidence) -> Iterator[Finding]:
         yield finding_of(FindingKind.RANDOM_PAYS, Severity.ERROR, solved, seen)
 
 
-def _cheats(evidence: Evidence) -> Iterator[Finding]:
+def _cheats(evidence: Evidence) -> Iterator[AuditFinding]:
     """Each that pays is a finding of its own; of malformed messages the first is."""
-    by_probe: dict[str, list[Episode]] = {}
+    by_probe: dict[str, list[ProbeEpisode]] = {}
     for one in _paid_for_more(evidence, ProbeKind.CHEAT, ProbeKind.HEDGE, ProbeKind.MALFORMED):
         if evidence.is_solved(one):
             by_probe.setdefault(one.probe.partition(":")[0], []).append(one)
@@ -81,8 +81,8 @@ def _cheats(evidence: Evidence) -> Iterator[Finding]:
         yield finding_of(FindingKind.CHEAT_PAYS, Severity.ERROR, episodes, seen)
 
 
-def _guesses(evidence: Evidence) -> Iterator[Finding]:
-    by_probe: dict[str, list[Episode]] = {}
+def _guesses(evidence: Evidence) -> Iterator[AuditFinding]:
+    by_probe: dict[str, list[ProbeEpisode]] = {}
     for one in _paid_for_more(evidence, ProbeKind.GUESS):
         by_probe.setdefault(one.probe, []).append(one)
     best = max(by_probe.values(), key=lambda played: sum(map(evidence.is_solved, played)), default=[])
@@ -92,7 +92,7 @@ def _guesses(evidence: Evidence) -> Iterator[Finding]:
         yield finding_of(FindingKind.CHEAT_PAYS, Severity.ERROR, solved, seen)
 
 
-def _range(evidence: Evidence) -> Iterator[Finding]:
+def _range(evidence: Evidence) -> Iterator[AuditFinding]:
     low, high = evidence.low - ROUNDING, evidence.high + ROUNDING
     bad = [one for one in evidence.all() if one.trouble is Trouble.BAD_REWARD]
     out = [one for one in evidence.all() if one.reward is not None and not low <= one.reward <= high]
@@ -104,7 +104,7 @@ def _range(evidence: Evidence) -> Iterator[Finding]:
         yield finding_of(FindingKind.REWARD_RANGE, Severity.ERROR, [worst, *out], seen)
 
 
-def _ungraded(evidence: Evidence) -> Iterator[Finding]:
+def _ungraded(evidence: Evidence) -> Iterator[AuditFinding]:
     ended = [one for one in evidence.all() if not one.trouble and one.messages]
     unknown = [one for one in ended if one.reward is None]
     if unknown:
@@ -114,7 +114,7 @@ def _ungraded(evidence: Evidence) -> Iterator[Finding]:
         yield finding_of(FindingKind.UNGRADED, Severity.WARNING, unknown, seen)
 
 
-def _variance(evidence: Evidence) -> Iterator[Finding]:
+def _variance(evidence: Evidence) -> Iterator[AuditFinding]:
     """Simulates groups in which each rollout solves the task with the given skill, else does something else that was
     played."""
     share, flat = flat_groups(evidence)
@@ -127,12 +127,12 @@ def _variance(evidence: Evidence) -> Iterator[Finding]:
         yield finding_of(FindingKind.NO_VARIANCE, Severity.ERROR, flat, seen)
 
 
-def flat_groups(evidence: Evidence) -> tuple[float | None, list[Episode]]:
+def flat_groups(evidence: Evidence) -> tuple[float | None, list[ProbeEpisode]]:
     """Returns the share of simulated groups without variance, and gold's episodes of tasks in which most are; None if
     no task has both a solution and something else."""
     settings = evidence.settings
     shares: list[float] = []
-    flat: list[Episode] = []
+    flat: list[ProbeEpisode] = []
     for gold in evidence.all(ProbeKind.GOLD):
         others = _other_rewards(evidence, gold.task)
         has_failed = evidence.has_gold and not evidence.is_solved(gold)  # which is a finding of its own
