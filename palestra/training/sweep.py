@@ -14,6 +14,7 @@ from typing import Protocol
 
 from palestra.config.train import RunConfig
 from palestra.endpoints.own_server import lasting_server
+from palestra.rollouts.reachability import wait_reachable
 from palestra.runs.control import request_stop
 from palestra.runs.labels import add_tag
 from palestra.runs.listener import RunListener
@@ -88,8 +89,9 @@ class SweepRun:
                 telling.cancel()
 
     async def _open_server(self, stack: AsyncExitStack, config: RunConfig) -> str | None:
-        """None if the runs name a server themselves."""
+        """None if the runs name a server themselves, which must answer."""
         if config.server is not None:
+            await wait_reachable(config.server, config.server_patience_s, self._listener.note)
             return None
         folder, note = self._folder.path, self._listener.note
         server = lasting_server(lambda port: server_of(config, folder, note, port), note)

@@ -13,6 +13,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from palestra.cli.output import exit_code
+from palestra.config.bundled import find_config_file
+from palestra.config.load import dump_config
+from palestra.config.train import load_train_config
 from tests.cli.tree import COMMANDS, TREE, options, palestra
 
 DEAD = "http://127.0.0.1:9"
@@ -39,9 +42,13 @@ TO_A_DEAD_SERVER = {
     ("gym", "collect"): ["-i", "rows.jsonl", "-o", "out.jsonl"],
     ("gym", "reverify"): ["--rollouts", "rows.jsonl", "-o", "out.jsonl"],
     ("gym", "status"): [],
+    ("run", "fork"): ["begun", "--name", "forked"],
+    ("run", "replay"): ["begun", "--steps", "1..1"],
+    ("sweep", "run"): ["arithmetic", "seed=0..1", "--name", "r", "server_patience_s=0.1"],
     ("train",): ["arithmetic", "--name", "r", "server_patience_s=0.1", "--display", "none"],
     ("usage",): [],
 }
+BEGUN = dump_config(load_train_config([find_config_file("arithmetic")], ["server_patience_s=0.1"]))
 WAITING = {("agent", "play"), ("episode", "play"), ("replica",)}  # they may be there before their server
 
 
@@ -55,6 +62,8 @@ def _here(tmp_path, monkeypatch):
     save_file({}, "adapter/adapter_model.safetensors")
     Path("runs/remote/checkpoints").mkdir(parents=True)
     Path("runs/remote/config.json").write_text(json.dumps({"config": {"server": "http://127.0.0.1:9"}}))
+    Path("runs/begun").mkdir()
+    Path("runs/begun/config.json").write_text(json.dumps({"config": json.loads(BEGUN), "facts": {}}))
     pointer = {"step": 1, "address": "tinker://m:train:0/weights/x"}
     Path("runs/remote/checkpoints/step_000001.json").write_text(json.dumps(pointer))
 

@@ -14,7 +14,17 @@ import rich_click as click
 from msgspec import to_builtins
 
 from palestra.cli.options import server_options
-from palestra.cli.output import FAILED, INTERRUPTED, USAGE, fail, file_errors, needs_extra, one_line_errors, print_json
+from palestra.cli.output import (
+    FAILED,
+    INTERRUPTED,
+    UNREACHABLE,
+    USAGE,
+    fail,
+    file_errors,
+    needs_extra,
+    one_line_errors,
+    print_json,
+)
 from palestra.cli.run.common import json_option, run_errors, runs_option
 from palestra.cli.sweep.report import print_findings, print_plan
 from palestra.cli.train import until_stopped
@@ -194,7 +204,7 @@ def run_in(folder: SweepFolder, at_once: int, *, to_stderr: bool, with_parent: b
         return INTERRUPTED
     except RUN_ERRORS as error:
         click.echo(f"error: {error}\n{again}", err=True)
-        return FAILED
+        return UNREACHABLE if isinstance(error, ConnectionError) else FAILED
     return None
 
 

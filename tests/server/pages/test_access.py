@@ -120,7 +120,7 @@ def test_no_route_of_the_runs_is_open_to_trainers(open_browser):
 @pytest.mark.parametrize(
     ("name", "places"),
     [
-        ("carol", ["Runs", "Server", "Episodes", "Playground", "Platform", "Gym", "Owners", "Keys"]),
+        ("carol", ["Runs", "Sweeps", "Server", "Episodes", "Playground", "Platform", "Gym", "Owners", "Keys"]),
         ("alice", ["Server", "Episodes", "Playground", "Platform", "Owners"]),
         ("prometheus", ["Server", "Owners"]),
     ],
