@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from array import array
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -25,6 +25,7 @@ NOT_METRICS = frozenset({"step", "attempt"})
 NUMBERS = frozenset({float, int})
 END_BYTES = 256
 MAX_STEP = 1 << 53  # what is larger is no step, and charts could not place it
+BESIDE_EVALUATIONS = NOT_METRICS | {"time", "time/eval_s"}
 
 
 class _SavedTable(Struct, frozen=True):
@@ -172,7 +173,7 @@ class MetricTable:
             return
         if row.get("attempt") != self._attempt:
             self._attempt = row.get("attempt")
-            self._cut(bisect_left(self.steps, step))
+            self._cut((bisect_right if is_evaluation(row) else bisect_left)(self.steps, step))
         place = bisect_left(self.steps, step)
         if self.steps[place : place + 1] != [step]:
             self.steps.insert(place, step)
@@ -192,6 +193,12 @@ class MetricTable:
         del self.steps[length:]
         for column in self.columns.values():
             del column[length:]
+
+
+def is_evaluation(row: Mapping[str, object]) -> bool:
+    """Whether a row has the metrics of an evaluation alone. A resumed attempt that begins with one was killed after the
+    checkpoint of that step and before its evaluation: what was trained in the step still counts."""
+    return all(name.startswith("eval/") or name in BESIDE_EVALUATIONS for name in row)
 
 
 def _end_of(file: Path, offset: int) -> bytes:

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from palestra.runs.labels import RunLabels, read_labels
 from palestra.runs.lock import read_holder
+from palestra.runs.metric_table import is_evaluation
 from palestra.runs.record_files import RunError, read_json, read_lines, read_records
 from palestra.util.json_types import JsonObject
 from palestra.util.suggest import nearest
@@ -138,7 +139,8 @@ class RunReader:
 
     def read_metrics(self) -> list[Row]:
         """One row for each step, in order. A resumed run repeats the steps since its checkpoint: from the first step
-        of a later attempt on, what earlier ones wrote no longer counts. Rows of one attempt and step are joined."""
+        of a later attempt on, what earlier ones wrote no longer counts, but for the step that it only evaluates. Rows
+        of one attempt and step are joined."""
         rows: dict[int, Row] = {}
         attempt = None
         for row in read_lines(self.metrics_file):
@@ -147,7 +149,8 @@ class RunReader:
                 continue
             if row.get("attempt") != attempt:
                 attempt = row.get("attempt")
-                rows = {known: old for known, old in rows.items() if known < step}
+                kept = step + is_evaluation(row)
+                rows = {known: old for known, old in rows.items() if known < kept}
             rows[step] = {**rows.get(step, {}), **row}
         return [rows[step] for step in sorted(rows)]
 

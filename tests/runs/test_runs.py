@@ -13,6 +13,7 @@ import time
 import pytest
 
 from palestra.runs.lock import Holder, RunLocked
+from palestra.runs.metric_table import MetricTable
 from palestra.runs.reader import Part, RunNotFound, RunReader, RunStatus, find_run, list_runs
 from palestra.runs.record_files import LineFile, RunError, read_lines, read_records, write_json, write_records
 from palestra.runs.writer import RunFolder
@@ -118,6 +119,21 @@ def test_after_a_resume_the_newest_rows_count_and_abandoned_ones_do_not(root):
         (3, 2, 0.9),
     ]
     assert [event["event"] for event in again.read_events()] == ["start", "resume"]
+
+
+def test_a_step_that_was_trained_and_not_evaluated_before_a_kill_keeps_what_it_was_trained_with(root):
+    with create(root) as run:
+        run.write_metrics(1, {"reward/mean": 0.1})
+        run.write_metrics(2, {"reward/mean": 0.2})
+        run.write_metrics(3, {"reward/mean": 0.3})
+    with RunFolder.open(run.path) as again:  # from the checkpoint of step 2
+        again.write_metrics(2, {"eval/success": 0.5, "time/eval_s": 1.0})
+        again.write_metrics(3, {"reward/mean": 0.35})
+    rows = RunReader(run.path).read_metrics()
+    found = [(row["step"], row["reward/mean"], row.get("eval/success")) for row in rows]
+    assert found == [(1, 0.1, None), (2, 0.2, 0.5), (3, 0.35, None)]
+    table = MetricTable(run.metrics_file).updated()
+    assert [table.at(place).get("reward/mean") for place in range(3)] == [0.1, 0.2, 0.35]
 
 
 def test_a_resume_with_another_config_says_what_changed(root):
