@@ -267,7 +267,7 @@ EXPERT_GOALS = {
     "qwen3.5-35b-a3b": {"256 rows, one adapter": 6_000, "1 row, one adapter": 120},
 }
 FAMILIES = {"qwen3-30b-a3b": "qwen3_moe", "gpt-oss-20b": "gpt_oss", "qwen3.5-35b-a3b": "qwen3_5_moe"}
-"""Of shapes that no other family has: their weights are drawn on the card."""
+"""Models in shapes that no other family has; their weights are drawn on the card."""
 CASES = (
     Case(
         "sample_ragged",

@@ -54,7 +54,7 @@ class Ours:
         return [self.pool.create(config) for config in configs]
 
     def snapshots(self, n: int, ranks: tuple[int, ...] = (32,)) -> list[Adapter]:
-        """Of random weights, drawn on the device: those of experts are hundreds of millions."""
+        """A model with random weights that are drawn on the device; experts have hundreds of millions."""
         made = []
         for i in range(n):
             config = LoraConfig(rank=ranks[i % len(ranks)], train_unembed=False)
