@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
-from palestra.config.train import AdvantageKind, AlgorithmConfig
+from palestra.config.algorithm import AdvantageKind, AlgorithmConfig
 from palestra.environments.guarded_calls import place_of, words
 from palestra.environments.named_imports import NamedImportError, import_named
 from palestra.environments.step_results import shown

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from palestra.config.train import AlgorithmConfig
+from palestra.config.algorithm import AlgorithmConfig
 from palestra.training.batches.grpo_batch import build_batch
 from palestra.training.custom_functions import FunctionError, check_functions, custom_loss
 from palestra.types import AdamParams

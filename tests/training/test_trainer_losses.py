@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palestra.config.train import AlgorithmConfig
+from palestra.config.algorithm import AlgorithmConfig
 from palestra.training.custom_functions import FunctionError, LossSequence, check_functions, custom_loss
 from palestra.training.trainer_losses import gmpo, sapo
 from tests.properties import examples

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from palestra.config.train import AdvantageKind
+from palestra.config.algorithm import AdvantageKind
 from palestra.types.rollouts import LARGEST_REWARD, is_usable
 
 EQUAL_STD = 1e-8  # rewards closer than this are equal: the difference is a rounding error

@@ -10,7 +10,8 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from palestra.config.train import AdvantageKind, GrpoConfig
+from palestra.config.algorithm import AdvantageKind
+from palestra.config.train import GrpoConfig
 from palestra.training.batches.advantages import are_equal, decoupled_advantages, step_advantages
 from palestra.training.batches.shaping import shaped_reward
 from palestra.training.batches.turn_credit import TurnCredit, credit_turns

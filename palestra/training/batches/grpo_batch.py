@@ -14,7 +14,8 @@ from enum import StrEnum
 
 from msgspec import Struct, field
 
-from palestra.config.train import AdvantageKind, DistillConfig, GrpoConfig
+from palestra.config.algorithm import AdvantageKind
+from palestra.config.train import DistillConfig, GrpoConfig
 from palestra.training.batches.compared_rewards import compare
 from palestra.training.batches.corrections import CorrectionSummary, apply_corrections
 from palestra.training.batches.distillation import add_teacher_advantages

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from palestra.config.train import PenaltyConfig
+from palestra.config.algorithm import PenaltyConfig
 from palestra.types.rollouts import Branch, Rollout, TrainSequence
 
 MOST = 20.0  # nats: what is farther from the base model has an exponential that says nothing more

@@ -15,7 +15,7 @@ from itertools import chain
 
 from msgspec import Struct
 
-from palestra.config.train import AdvantageKind, AlgorithmConfig
+from palestra.config.algorithm import AdvantageKind, AlgorithmConfig
 from palestra.training.batches.advantages import group_advantages
 from palestra.types.rollouts import Branch
 

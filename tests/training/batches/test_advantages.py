@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palestra.config.train import AdvantageKind as Kind
+from palestra.config.algorithm import AdvantageKind as Kind
 from palestra.training.batches.advantages import (
     are_equal,
     decoupled_advantages,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palestra.config.train import AdvantageKind
+from palestra.config.algorithm import AdvantageKind
 from palestra.training.batches.compared_rewards import is_zero_variance
 from palestra.training.batches.grpo_batch import DropReason, TrainingBatch, build_batch, trainable_rows
 from palestra.training.custom_functions import FunctionError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from palestra.config.train import PenaltyConfig
+from palestra.config.algorithm import PenaltyConfig
 from palestra.training.batches.grpo_batch import build_batch, to_sequence
 from palestra.training.batches.shaping import add_kl_penalty, shaped_reward
 from palestra.types import StopReason

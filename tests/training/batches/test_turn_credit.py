@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palestra.config.train import AlgorithmConfig
+from palestra.config.algorithm import AlgorithmConfig
 from palestra.training.batches.compared_rewards import is_zero_variance
 from palestra.training.batches.grpo_batch import build_batch
 from palestra.training.batches.turn_credit import credit_turns, discounted
