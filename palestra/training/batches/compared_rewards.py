@@ -39,7 +39,8 @@ class ComparedGroup(NamedTuple):
 def is_zero_variance(group: Group, config: GrpoConfig) -> bool:
     """Whether the rewards of its graded rollouts, including penalties, are all equal, so that nothing can be learned.
     This is also true if none is graded, and false if rollouts are compared with those of other groups."""
-    return not _can_teach(group, _rewards(group, config), config)
+    rewards = _rewards(group, config)
+    return not _can_teach(group, rewards, _turns(group, rewards, config), config)
 
 
 def compare(groups: Sequence[Group], config: GrpoConfig, salt: str) -> Iterator[ComparedGroup]:
@@ -49,7 +50,8 @@ def compare(groups: Sequence[Group], config: GrpoConfig, salt: str) -> Iterator[
         rewards_G = _shuffled(rewards_G, salt)
     is_kept = config.data.zero_variance == "keep"
     turns_G = [_turns(group, own, config) for group, own in zip(groups, rewards_G, strict=True)]
-    teach_G = [is_kept or _can_teach(group, own, config) for group, own in zip(groups, rewards_G, strict=True)]
+    both = zip(groups, rewards_G, turns_G, strict=True)
+    teach_G = [is_kept or _can_teach(group, own, turns, config) for group, own, turns in both]
     kind = config.algorithm.advantage
     if not isinstance(kind, AdvantageKind):
         advantages_G = [
@@ -103,8 +105,8 @@ def _turns(group: Group, rewards: Rewards, config: GrpoConfig) -> TurnCredit | N
     return credit_turns([row for rollout in _counted(group, rewards) for row in rollout.rows], config.algorithm)
 
 
-def _can_teach(group: Group, rewards: Rewards, config: GrpoConfig) -> bool:
-    if (turns := _turns(group, rewards, config)) is not None and turns.teaches:
+def _can_teach(group: Group, rewards: Rewards, turns: TurnCredit | None, config: GrpoConfig) -> bool:
+    if turns is not None and turns.teaches:
         return True
     match config.algorithm.advantage:
         case AdvantageKind.REINFORCE_PP:
