@@ -193,6 +193,7 @@ def test_a_config_means_what_it_meant(name: str, fixture: Path) -> None:
     load = load_serve_config if name == "serve" else load_train_config
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.simplefilter("ignore", ResourceWarning)  # connections of SDK clients whose tests are over
         resolved = flat(load([file], []).model_dump(mode="json"))
     said = flat(yaml.safe_load(file.read_text()))
     assert said == {name: resolved[name] for name in said}

@@ -41,6 +41,7 @@ def in_silence(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             warnings.simplefilter("ignore", FutureWarning)  # what these libraries will change in each other
+            warnings.simplefilter("ignore", ResourceWarning)  # connections of SDK clients whose tests are over
             yield
     finally:
         for name in names:
