@@ -5,7 +5,7 @@ Begin at `run`.
 
 from palestra.audit.findings import AuditFinding, FindingKind, Severity
 from palestra.audit.report import AuditReport
-from palestra.audit.run import audit, audit_coding
+from palestra.audit.run import audit, audit_coding, audit_target
 from palestra.audit.settings import AuditSettings
 from palestra.config.environment_entries import EnvironmentEntry
 
@@ -18,4 +18,5 @@ __all__ = [
     "Severity",
     "audit",
     "audit_coding",
+    "audit_target",
 ]

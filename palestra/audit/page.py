@@ -10,7 +10,7 @@ from html import escape
 
 from palestra.audit.findings import AuditFinding
 from palestra.audit.report import AuditReport, ProbeSummary
-from palestra.audit.words import figure_lines, headline, number, where
+from palestra.audit.words import headline, number, remark_lines, where
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --error: #c62828; --warning: #b26a00; --fine: #2e7d32; }
@@ -51,7 +51,7 @@ def _contents(reports: Sequence[AuditReport]) -> str:
 def _section(place: int, report: AuditReport) -> str:
     found = "\n".join(map(_article, report.findings)) or '<p class="fine">No findings.</p>'
     probes = "".join(map(_row, report.probes))
-    notes = "".join(f"<li>{escape(one)}</li>" for one in [*figure_lines(report), *report.notes])
+    notes = "".join(f"<li>{escape(one)}</li>" for one in remark_lines(report))
     return (
         f'<h2 id="audit-{place}">{escape(headline(report))}</h2>\n{found}\n<table><tr><th>probe<th>episodes<th>solved'
         f'<th>mean reward<th>largest<th>failed</tr>{probes}</table><ul class="note">{notes}</ul>'

@@ -43,7 +43,9 @@ class AuditReport(Struct, kw_only=True):
     """What could not be played or judged, and why."""
     findings: list[AuditFinding] = field(default_factory=list)
     ignored: int = 0
-    """Number of findings of kinds that are ignored."""
+    """Number of findings of kinds that are ignored or accepted."""
+    accepted: dict[str, str] = field(default_factory=dict)
+    """Kinds of findings that are meant here, each with the reason."""
     is_cut: bool = False
     """Whether the time was over before everything was played."""
 
@@ -52,7 +54,7 @@ class AuditReport(Struct, kw_only=True):
         return sum(one.severity is Severity.ERROR for one in self.findings)
 
     def add(self, findings: Sequence[AuditFinding], ignored: frozenset[str]) -> None:
-        """Adds findings, errors first; those of ignored kinds are only counted."""
+        """Adds findings, errors first; those of ignored and accepted kinds are only counted."""
         kept = [one for one in findings if one.kind not in ignored]
         self.ignored += len(findings) - len(kept)
         self.findings = sorted([*self.findings, *kept], key=lambda one: one.severity is not Severity.ERROR)

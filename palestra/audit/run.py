@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 import psutil
+from msgspec.structs import replace
 
 from palestra.audit import policies
 from palestra.audit.coding_audit import audit_coding
@@ -30,13 +31,14 @@ from palestra.audit.policies import ProbeKind, ProbePolicy
 from palestra.audit.report import AuditReport, figures, probe_summaries
 from palestra.audit.session_player import SessionPlayer
 from palestra.audit.settings import AuditSettings
+from palestra.audit.targets import AuditTarget
 from palestra.audit.task_lists import Splits, chosen_tasks, judge_fresh_listing, judge_tasks, list_tasks
 from palestra.config.environment_entries import EnvironmentEntry
 from palestra.environments.environment_set import EnvironmentSet
 from palestra.environments.threads import CallThreads
 from palestra.types.rollouts import Task
 
-__all__ = ["AuditProgress", "audit", "audit_coding"]
+__all__ = ["AuditProgress", "audit", "audit_coding", "audit_target"]
 
 AuditProgress = Callable[[str, int, int], None]
 """Takes what is being played, how much of it is done and how much there is."""
@@ -58,6 +60,24 @@ class ProbePlayer(Protocol):
     async def play(self, task: Task, policy: ProbePolicy, repeat: int = 0) -> ProbeEpisode: ...
 
     async def play_together(self, tasks: Sequence[Task], policy: ProbePolicy) -> list[ProbeEpisode]: ...
+
+
+async def audit_target(
+    target: AuditTarget,
+    settings: AuditSettings | None = None,
+    progress: AuditProgress | None = None,
+    sandbox: str = "local",
+) -> AuditReport:
+    """Audits what a name stands for. Findings of kinds that the target accepts are counted and explained. Raises what
+    `audit` raises, and TaskError."""
+    settings = settings or AuditSettings()
+    settings = replace(settings, ignored=settings.ignored | target.accepted.keys())
+    if target.entry is None:
+        report = await audit_coding(target.coding, settings, progress, target.name, sandbox)
+    else:
+        report = await audit(target.entry, settings, progress, target.name)
+    report.accepted = target.accepted
+    return report
 
 
 async def audit(

@@ -20,6 +20,7 @@ from pathlib import Path
 from msgspec import Struct
 from pydantic import ValidationError
 
+from palestra.audit.findings import FindingKind
 from palestra.audit.server_urls import server_entry
 from palestra.coding import CodingTask, read_tasks
 from palestra.coding.shipped_tasks import SHIPPED
@@ -28,10 +29,12 @@ from palestra.config.errors import ConfigError
 from palestra.config.load import read_file
 from palestra.environments.platform import APPS
 from palestra.environments.registry import registry
-from palestra.evaluation.named import entry_named, gym_entries
+from palestra.evaluation.named import GYM, entry_named, gym_entries
 from palestra.gym.records import ServerKind
+from palestra.gym.search_folders import find_below, search_roots
 from palestra.types.rollouts import CODING
 from palestra.util.json_types import JsonObject
+from palestra.util.suggest import did_you_mean
 
 CONFIGS = (".yaml", ".yml", ".json")
 PLATFORM = "platform"
@@ -43,8 +46,8 @@ class AuditTarget(Struct, frozen=True, kw_only=True):
     entry: EnvironmentEntry | None = None
     """None: coding tasks."""
     coding: list[CodingTask] = []
-    is_ungraded: bool = False
-    """Whether it has no rewards: only its tools are tried."""
+    accepted: dict[str, str] = {}
+    """Kinds of findings that are meant here, each with the reason."""
 
 
 def targets_named(name: str, folder: Path, tasks: Path | None = None) -> list[AuditTarget]:
@@ -52,7 +55,8 @@ def targets_named(name: str, folder: Path, tasks: Path | None = None) -> list[Au
     ConfigError, TaskError and TargetUnreachable."""
     if name.startswith(URLS):
         entry = server_entry(name, folder)
-        return [AuditTarget(name=name, entry=entry, is_ungraded=entry.name == "fleet_task")]
+        no_rewards: dict[str, str] = {FindingKind.UNGRADED: "tools of an MCP server have no rewards"}
+        return [AuditTarget(name=name, entry=entry, accepted=no_rewards if entry.name == "fleet_task" else {})]
     if name.endswith(CONFIGS):
         return list(_of_config(Path(name)))
     place = Path(name) if Path(name).is_dir() else SHIPPED / name
@@ -61,13 +65,11 @@ def targets_named(name: str, folder: Path, tasks: Path | None = None) -> list[Au
     if place.is_dir() and _is_gym_server(place):
         place = place.absolute()
         config = place / "configs" / f"{place.name}.yaml"
-        return [
-            AuditTarget(name=name, entry=_entry(gym_entries(f"gym:{place.name}", str(config), place.parents[1])[0]))
-        ]
+        return [_target(name, _entry(gym_entries(f"gym:{place.name}", str(config), place.parents[1])[0]))]
     content = entry_named(_platform_name(name))
     if tasks is not None:
         content = {**content, "tasks": str(tasks)}
-    return [AuditTarget(name=name, entry=_entry(content))]
+    return [_target(name, _entry(content))]
 
 
 def _platform_name(name: str) -> str:
@@ -94,12 +96,40 @@ def _of_config(file: Path) -> Iterator[AuditTarget]:
         entry = _entry(one, f"{file}: environments.{number}")
         name = f"{file}: {entry.name} (environments.{number})"
         if entry.name != CODING:
-            yield AuditTarget(name=name, entry=entry)
+            yield _target(name, entry)
         elif entry.tasks is None and entry.eval_tasks is None:
             yield AuditTarget(name=name, coding=read_tasks(SHIPPED))
         else:
             folders = [place for place in (entry.tasks, entry.eval_tasks) if place is not None]
             yield AuditTarget(name=name, coding=[task for place in folders for task in read_tasks(place)])
+
+
+def _target(name: str, entry: EnvironmentEntry) -> AuditTarget:
+    """Returns the target of an entry, with what the files of its gym accept. Raises ConfigError."""
+    if not entry.name.startswith(GYM):
+        return AuditTarget(name=name, entry=entry)
+    accepted: dict[str, str] = {}
+    roots = search_roots([Path(one) for one in entry.config.get("search_dirs", ())])
+    for file in entry.config.get("files", ()):
+        if (place := find_below(roots, file)) is not None:
+            accepted |= _accepted(place)
+    return AuditTarget(name=name, entry=entry, accepted=accepted)
+
+
+def _accepted(file: Path) -> JsonObject:
+    """Returns `accepted_findings` of all servers in a gym's file. Raises ConfigError."""
+    found: JsonObject = {}
+    for instance in read_file(file).values():
+        for kind in instance.values() if isinstance(instance, dict) else ():
+            for settings in kind.values() if isinstance(kind, dict) else ():
+                found |= settings.get("accepted_findings") or {} if isinstance(settings, dict) else {}
+    for kind, reason in found.items():
+        where = f"{file}: accepted_findings.{kind}"
+        if kind not in set(FindingKind):
+            raise ConfigError([f"{where}: there is no such kind; {did_you_mean(kind, FindingKind)}"])
+        if not isinstance(reason, str) or not reason:
+            raise ConfigError([f"{where}: say in a sentence why it is meant"])
+    return found
 
 
 def _entry(content: JsonObject, where: str = "the target") -> EnvironmentEntry:

@@ -44,8 +44,10 @@ def probe_table(report: AuditReport) -> list[list[str]]:
     return [list(COLUMNS), *rows]
 
 
-def figure_lines(report: AuditReport) -> list[str]:
-    return list(_figures(report.figures))
+def remark_lines(report: AuditReport) -> list[str]:
+    """What was measured, what is accepted, and what could not be played."""
+    accepted = [f"{kind} is accepted here: {reason}" for kind, reason in report.accepted.items()]
+    return [*_figures(report.figures), *accepted, *report.notes]
 
 
 def _figures(found: dict[str, float]) -> Iterator[str]:

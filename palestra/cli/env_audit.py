@@ -172,10 +172,7 @@ def _targets(names: tuple[str, ...], folder: Path, file: Path | None) -> list[Au
 
 
 def _audited(target: AuditTarget, settings: AuditSettings, sandbox: str) -> AuditReport:
-    from msgspec.structs import replace
-
-    from palestra.audit import FindingKind, audit_coding
-    from palestra.audit import audit as audit_environment
+    from palestra.audit import audit_target
     from palestra.coding import TaskError
     from palestra.environments import TaskFileError, UnknownEnvironment
     from palestra.rollouts.policy_sampler import PolicyError
@@ -186,21 +183,15 @@ def _audited(target: AuditTarget, settings: AuditSettings, sandbox: str) -> Audi
         one_line_errors(TaskFileError, TaskError, RolloutSourceError, PolicyError, code=FAILED),
         _ProgressLine(target.name) as progress,
     ):
-        if target.entry is None:
-            work = audit_coding(target.coding, settings, progress.show, target.name, sandbox)
-        else:
-            if target.is_ungraded:
-                settings = replace(settings, ignored=settings.ignored | {FindingKind.UNGRADED})
-            work = audit_environment(target.entry, settings, progress.show, target.name)
-        return asyncio.run(work)
+        return asyncio.run(audit_target(target, settings, progress.show, sandbox))
 
 
 def _print(report: AuditReport) -> None:
-    from palestra.audit.words import figure_lines, finding_lines, headline, probe_table, verdict_line
+    from palestra.audit.words import finding_lines, headline, probe_table, remark_lines, verdict_line
 
     click.echo(headline(report))
     print_table(probe_table(report))
-    for line in (*figure_lines(report), *report.notes):
+    for line in remark_lines(report):
         click.echo(line)
     for one in report.findings:
         click.echo()

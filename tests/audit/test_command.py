@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from palestra.audit.targets import targets_named
 from palestra.cli.env import env
 from palestra.config.errors import ConfigError
+from palestra.gym.search_folders import SHIPPED
 from tests.audit import planted
 
 SUM = f"{planted.__name__}:Sum"
@@ -84,3 +85,16 @@ def test_targets_are_named_in_many_ways(tmp_path: Path) -> None:
     config.write_text("environments:\n  - nam: arithmetic\n")
     with pytest.raises(ConfigError, match=r"environments\.0\.name"):
         targets_named(str(config), tmp_path)
+
+
+def test_the_config_of_a_gym_says_which_findings_are_meant(tmp_path: Path) -> None:
+    (target,) = targets_named("gym:instruction_following", tmp_path)
+    assert set(target.accepted) == {"cheat-pays"}
+    shipped = SHIPPED / "resources_servers" / "mcqa" / "configs" / "mcqa.yaml"
+    config = tmp_path / "resources_servers" / "mcqa" / "configs" / "mcqa.yaml"
+    config.parent.mkdir(parents=True)
+    for accepted, refusal in {"{cheats-pay: yes it does}": "cheat-pays", "{cheat-pays: }": "in a sentence"}.items():
+        own = shipped.read_text().replace("domain:", f"accepted_findings: {accepted}\n      domain:", 1)
+        config.write_text(own)
+        with pytest.raises(ConfigError, match=refusal):
+            targets_named(str(config), tmp_path)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from palestra.audit import AuditReport, AuditSettings, FindingKind, audit
+from palestra.audit import AuditReport, AuditSettings, FindingKind, audit_target
 from palestra.audit.targets import targets_named
 from tests.waiting import until
 
@@ -55,10 +55,7 @@ lenient_simple_agent:
 
 def audited(name: str, tmp_path: Path) -> AuditReport:
     (target,) = targets_named(name, tmp_path)
-    assert target.entry is not None
-    ignored = frozenset({K.UNGRADED} if target.is_ungraded else ())
-    settings = AuditSettings(limit=4, at_once=4, fresh_process=False, slow_s=30, ignored=ignored)
-    return asyncio.run(audit(target.entry, settings, name=name))
+    return asyncio.run(audit_target(target, AuditSettings(limit=4, at_once=4, fresh_process=False, slow_s=30)))
 
 
 def gym_folder(below: Path, condition: str) -> Path:
@@ -87,6 +84,15 @@ def test_a_resources_server_is_audited_by_its_agent(tmp_path: Path, condition: s
     report = audited(str(gym_folder(tmp_path, condition)), tmp_path)
     assert {one.kind for one in report.findings} == kinds, [one.seen for one in report.findings]
     assert {one.probe: one.solved for one in report.probes}["gold"] == 4
+
+
+def test_a_server_accepts_findings_with_a_reason(tmp_path: Path) -> None:
+    folder = gym_folder(tmp_path, "expected_answer in said")
+    config = folder / "configs" / "lenient.yaml"
+    config.write_text(CONFIG.replace("domain: other", "domain: other, accepted_findings: {cheat-pays: by design}"))
+    report = audited(str(folder), tmp_path)
+    assert (report.findings, report.accepted) == ([], {K.CHEAT_PAYS: "by design"})
+    assert report.ignored > 0
 
 
 @contextmanager

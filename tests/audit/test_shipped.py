@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from palestra.audit import AuditReport, AuditSettings, FindingKind, audit, audit_coding
+from palestra.audit import AuditReport, AuditSettings, audit, audit_coding, audit_target
 from palestra.audit.targets import targets_named
 from palestra.coding import CodingTask, read_tasks
 from palestra.coding.shipped_tasks import SHIPPED
@@ -25,8 +25,7 @@ SERVERS = sorted(one.name for one in (SHIPPED_GYM / "resources_servers").iterdir
 
 def audited(name: str, folder: Path, settings: AuditSettings = SETTINGS) -> AuditReport:
     (target,) = targets_named(name, folder)
-    assert target.entry is not None
-    return asyncio.run(audit(target.entry, settings, name=name))
+    return asyncio.run(audit_target(target, settings))
 
 
 def shown(report: AuditReport) -> list[str]:
@@ -65,7 +64,5 @@ def test_coding_tasks(task: CodingTask) -> None:
 @pytest.mark.e2e
 @pytest.mark.parametrize("server", SERVERS)
 def test_servers_of_a_gym(tmp_path: Path, server: str) -> None:
-    is_form_alone = server == "instruction_following"  # any text of the right form follows its instructions
-    ignored = frozenset({FindingKind.CHEAT_PAYS} if is_form_alone else ())
-    report = audited(f"gym:{server}", tmp_path, replace(SETTINGS, ignored=ignored))
+    report = audited(f"gym:{server}", tmp_path)
     assert [one for one in shown(report) if not one.startswith("no solution is known")] == []

@@ -26,6 +26,7 @@ COMMON = frozenset(
         "datasets",
         "verified",
         "verified_url",
+        "accepted_findings",
         "description",
         "value",
         "isolation",
