@@ -40,7 +40,9 @@ def _section(command: click.Command, context: click.Context, reference: Referenc
     path = context.command_path
     depth = "#" * min(4, 1 + len(path.split()))
     about = reference.explained(command.help, f"the command `{path}`", "the docstring of its function")
-    usage = " ".join([path, *command.collect_usage_pieces(context)])
+    arguments = command.collect_usage_pieces(context)
+    usage = " ".join([path, *arguments])
+    about = reference.public("command", path, " ".join(arguments), about)
     options = [one for one in command.params if isinstance(one, click.Option) and not one.hidden and one.name != "help"]
     rows = [_row(option, context, path, reference) for option in options]
     listed = table(["option", "value", "default", "what it does"], rows) if rows else ""
@@ -52,6 +54,8 @@ def _row(option: click.Option, context: click.Context, path: str, reference: Ref
     what = f"the option `{names[0]}` of `{path}`"
     about = reference.explained(option.help, what, "its `help`")
     value = "" if option.is_flag else option.make_metavar(ctx=context)
+    meaning = " ".join(part for part in (*names[1:], value, _default(option)) if part)
+    about = reference.public("command", f"{path} {names[0]}", meaning, about)
     return [", ".join(map(code, names)), code(value), code(_default(option)), about]
 
 

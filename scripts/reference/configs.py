@@ -33,12 +33,12 @@ HEAD = ["key", "type", "default", "meaning"]
 
 
 def pages(reference: Reference) -> None:
-    configs = _Configs(reference)
+    serve, train, sweep, gym = (_Configs(reference, file) for file in ("serve", "train", "sweep", "gym"))
     reference.pages["reference/config-serve.md"] = page(
         "Config of a server",
         "Made from the code. `palestra serve -c FILE KEY=VALUE` takes these keys, dotted where they are nested: "
         "`limits.max_models=10`, `models.0.device=cpu`. [Serving](../serving.md) has those worth knowing.",
-        configs.sections(ServeConfig, ""),
+        serve.sections(ServeConfig, ""),
     )
     shared = set(RunConfig.model_fields)
     reference.pages["reference/config-train.md"] = page(
@@ -47,18 +47,18 @@ def pages(reference: Reference) -> None:
         "`rollout.group_size=4`. [Training](../training.md) shows how they go together.",
         [
             "## Every kind of run",
-            *configs.sections(RunConfig, ""),
+            *train.sections(RunConfig, ""),
             *(
                 part
                 for kind in (GrpoConfig, DistillConfig, SftConfig, DpoConfig)
-                for part in (f"## kind: {kind.__name__.removesuffix('Config').lower()}", *_own(configs, kind, shared))
+                for part in (f"## kind: {kind.__name__.removesuffix('Config').lower()}", *_own(reference, kind, shared))
             ),
             "## A sweep",
             "Written in the file of a sweep, for `palestra sweep FILE`. [Sweeps](../sweeps.md) shows one.",
-            *configs.sections(SweepConfig, ""),
+            *sweep.sections(SweepConfig, ""),
             "## An environment called gym",
             "The `config` of an entry of `environments` whose name is `gym` or `gym:NAME`.",
-            *configs.sections(GymEntry, "environments[].config."),
+            *train.sections(GymEntry, "environments[].config."),
         ],
     )
     reference.pages["reference/config-gym.md"] = page(
@@ -68,17 +68,22 @@ def pages(reference: Reference) -> None:
         [
             "## Settings of the whole gym",
             "Written below `gym:`, or as `gym.KEY=VALUE` on the command line.",
-            *configs.sections(OurSettings, "gym."),
+            *gym.sections(OurSettings, "gym."),
             "Written beside the servers:",
-            *configs.struct(CaptureSettings, ""),
-            *configs.struct(TokenCapture, "token_id_capture."),
-            *(part for title, kind in _servers() for part in (f"## {title}", *configs.struct(kind, ""))),
+            *gym.struct(CaptureSettings, ""),
+            *gym.struct(TokenCapture, "token_id_capture."),
+            *(
+                part
+                for title, kind in _servers()
+                for part in (f"## {title}", *_Configs(reference, f"gym {title}").struct(kind, ""))
+            ),
         ],
     )
 
 
-def _own(configs: _Configs, kind: type[BaseModel], shared: set[str]) -> list[str]:
-    return configs.sections(kind, "", skip=shared)
+def _own(reference: Reference, kind: type[BaseModel], shared: set[str]) -> list[str]:
+    name = kind.__name__.removesuffix("Config").lower()
+    return _Configs(reference, f"train {name}").sections(kind, "", skip=shared)
 
 
 def _servers() -> list[tuple[str, type[msgspec.Struct]]]:
@@ -92,8 +97,10 @@ def _servers() -> list[tuple[str, type[msgspec.Struct]]]:
 
 
 class _Configs:
-    def __init__(self, reference: Reference) -> None:
-        self._reference = reference
+    """The keys of one kind of file."""
+
+    def __init__(self, reference: Reference, file: str) -> None:
+        self._reference, self._file = reference, file
 
     def sections(self, model: type[BaseModel], prefix: str, skip: set[str] = frozenset()) -> list[str]:  # type: ignore[assignment]
         """A table of the class's own keys, then one for each class below it."""
@@ -108,6 +115,7 @@ class _Configs:
             meaning = self._reference.explained(about, f"the config key `{prefix}{name}`", f"`{_where(model)}`")
             kind = "list" if inner and is_list else "keys below" if inner else type_text(field.annotation)
             default = "" if inner and not is_list else _default(field)
+            meaning = self._public(f"{prefix}{name}", kind, default, meaning)
             own.append([code(name), code(kind), code(default), meaning])
             if inner is not None:
                 path = f"{prefix}{name}{'[]' if is_list else ''}"
@@ -122,8 +130,12 @@ class _Configs:
             what = f"the setting `{prefix}{field.encode_name}` of {kind.__name__}"
             meaning = self._reference.explained(notes.get(field.name), what, f"`{_where(kind)}`")
             default = "required" if field.required else _shown(_struct_default(field))
+            meaning = self._public(f"{prefix}{field.encode_name}", type_text(field.type), default, meaning)
             rows.append([code(field.encode_name), code(type_text(field.type)), code(default), meaning])
         return [table(HEAD, rows)]
+
+    def _public(self, key: str, kind: str, default: str, text: str) -> str:
+        return self._reference.public("key", f"{self._file}: {key}", f"{kind} = {default}", text)
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:

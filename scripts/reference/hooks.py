@@ -13,7 +13,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
-from scripts.reference import commands, configs, metrics, python_api, routes
+from scripts.reference import commands, configs, metrics, python_api, routes, tiers
 from scripts.reference.links import RepositoryLinks
 from scripts.reference.pages import Reference, generated
 
@@ -24,13 +24,18 @@ SOURCES = (commands.pages, configs.pages, routes.pages, metrics.pages, python_ap
 _links = RepositoryLinks()
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
+def made_reference() -> Reference:
     reference = Reference()
     for pages in SOURCES:
         pages(reference)
+    return reference
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    reference = made_reference()
     for uri, text in reference.pages.items():
         files.append(generated(config, uri, text))
-    for problem in reference.problems:
+    for problem in (*reference.problems, *tiers.changes(reference.names)):
         log.warning("%s", problem)
     _links.add_files(files, config)
     return files

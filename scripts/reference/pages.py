@@ -13,6 +13,8 @@ from inspect import cleandoc
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File
 
+from scripts.reference.tiers import MARK, is_experimental
+
 
 @dataclass
 class Reference:
@@ -20,6 +22,14 @@ class Reference:
     """Markdown by the page's path below `docs`."""
     problems: list[str] = field(default_factory=list)
     """What has no sentence of its own: each of them fails the build."""
+
+    names: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Every public name by its kind, with what it means: its type and default, its usage, its signature."""
+
+    def public(self, kind: str, name: str, meaning: str, text: str) -> str:
+        """Notes a public name, and returns its text with the mark of the experimental ones."""
+        self.names.setdefault(kind, {})[name] = meaning
+        return f"{MARK}{text}" if is_experimental(kind, name) else text
 
     def explained(self, text: str | None, what: str, where: str) -> str:
         """The text as it is; without one, a problem that says what is missing and where to write it."""

@@ -13,6 +13,7 @@ import griffe
 
 from scripts.reference.links import ROOT
 from scripts.reference.pages import Reference, cell, code, page, table
+from scripts.reference.tiers import MARK, is_experimental
 
 PACKAGES = {
     "palestra.model": "The compute core: load a model, train and sample LoRA adapters on it",
@@ -61,8 +62,12 @@ def pages(reference: Reference) -> None:
             _check(module, export, reference)
         uri = f"{name.removeprefix('palestra.').replace('.', '-')}.md"
         reference.pages[f"{PAGES}/{uri}"] = page(name, f"{about}. Made from the code.", [_directive(name, exports)])
-        rows.append([f"[{code(name)}]({uri})", about])
-    intro = "Made from the code: what each of these exports is public, everything else may change without notice."
+        mark = MARK if all(is_experimental("python", f"{name}.{export}") for export in exports) else ""
+        rows.append([f"[{code(name)}]({uri})", mark + about])
+    intro = (
+        "Made from the code: what each of these exports is public, everything else may change without notice. What is "
+        "stable and what is experimental: [Compatibility](../../compatibility.md#what-stays)."
+    )
     reference.pages[f"{PAGES}/index.md"] = page("Python API", intro, [table(["package", "what it is for"], rows)])
     reference.problems += _unlisted()
 
@@ -85,6 +90,17 @@ def _check(module: griffe.Object | griffe.Alias, name: str, reference: Reference
     target = found.final_target if isinstance(found, griffe.Alias) else found
     text = target.docstring.value if target.docstring else None
     reference.explained(text, f"`{module.path}.{name}`", f"its docstring in {target.relative_filepath}")
+    reference.public("python", f"{module.path}.{name}", _signature(target), "")
+
+
+def _signature(found: griffe.Object | griffe.Alias) -> str:
+    """The parameters of a function or of a class, and what else a class has."""
+    parameters = [one.name + ("=" if one.default is not None else "") for one in getattr(found, "parameters", ())]
+    called = f"({', '.join(one for one in parameters if one not in ('self', 'cls'))})"
+    if not found.is_class:
+        return called if found.is_function else "value"
+    members = [name for name, one in found.members.items() if not name.startswith("_") and not one.is_alias]
+    return f"class{called} {' '.join(sorted(members))}".strip()
 
 
 def _directive(name: str, exports: list[str]) -> str:

@@ -99,6 +99,7 @@ def _server(api: dict[str, Any], reference: Reference) -> Iterator[str]:
                 about.get("description"), f"the route `{route}`", "the docstring of its function"
             )
             (tag,) = about.get("tags") or ["operations"]
+            text = reference.public("route", route, "", text)
             rows.setdefault(tag, []).append([code(route), text])
     for tag, found in rows.items():
         if found:
@@ -114,14 +115,15 @@ def _dashboard(paths: dict[str, dict[str, Any]], reference: Reference) -> str:
             text = reference.explained(
                 about.get("description"), f"the route `{route}`", "the docstring of its function"
             )
-            rows.append([code(route), text])
+            rows.append([code(route), reference.public("route", f"dashboard: {route}", "", text)])
     return table(HEAD, rows)
 
 
 def _listed(routes: Sequence[str], sentences: dict[str, str], what: str, reference: Reference) -> str:
     """A table of routes whose functions are made, and have no docstring of their own."""
     where = "scripts/reference/route_sentences.py"
-    rows = [[code(one), reference.explained(sentences.get(one), f"the {what}'s `{one}`", where)] for one in routes]
+    texts = {one: reference.explained(sentences.get(one), f"the {what}'s `{one}`", where) for one in routes}
+    rows = [[code(one), reference.public("route", f"{what}: {one}", "", text)] for one, text in texts.items()]
     reference.problems += [f"the {what} has no `{one}`; take it out of {where}" for one in sentences.keys() - {*routes}]
     return table(HEAD, rows)
 

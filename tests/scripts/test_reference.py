@@ -69,3 +69,21 @@ def test_names_of_training_metrics_are_found_in_the_code():
 
     names = {name for name, _ in _reported()}
     assert {"reward/mean", "dpo/margin", "stop/*", "time/*_s", "episodes/groups"} <= names
+
+
+def test_a_stable_name_changes_with_a_word_in_the_changelog(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from scripts.reference import tiers
+
+    monkeypatch.setattr(tiers, "RELEASED", tmp_path / "names.json")
+    before = {
+        "command": {"palestra run --a": "TEXT", "palestra run --b": "", "palestra sweep --x": ""},
+        "key": {"train: steps": "integer = 1"},
+    }
+    tiers.write(before, "0.9.0")
+    assert list(tiers.changes({**before, "route": {"GET /new": ""}}, "")) == []
+    now = {"command": {"palestra run --a": "NUMBER"}, "key": {}}
+    told = "# Changelog\n## [Unreleased]\n- `palestra run --a` takes numbers.\n## [0.9.0]\n- `steps` is there.\n"
+    gone, steps = tiers.changes(now, told)
+    assert "`palestra run --b` of 0.9.0 is gone" in gone
+    assert "`train: steps`" in steps
+    assert list(tiers.changes(now, told.replace("numbers.", "numbers; `palestra run --b` and `steps` are gone."))) == []
