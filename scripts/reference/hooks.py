@@ -13,13 +13,13 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
-from scripts.reference import commands, configs, metrics, python_api, routes, tiers
+from scripts.reference import commands, configs, licences, metrics, python_api, routes, tiers
 from scripts.reference.links import RepositoryLinks
 from scripts.reference.pages import Reference, generated
 
 log = logging.getLogger("mkdocs.plugins.reference")
 
-SOURCES = (commands.pages, configs.pages, routes.pages, metrics.pages, python_api.pages)
+SOURCES = (commands.pages, configs.pages, routes.pages, metrics.pages, python_api.pages, licences.pages)
 
 _links = RepositoryLinks()
 

@@ -87,3 +87,23 @@ def test_a_stable_name_changes_with_a_word_in_the_changelog(monkeypatch: pytest.
     assert "`palestra run --b` of 0.9.0 is gone" in gone
     assert "`train: steps`" in steps
     assert list(tiers.changes(now, told.replace("numbers.", "numbers; `palestra run --b` and `steps` are gone."))) == []
+
+
+def test_a_package_without_a_listed_licence_or_with_a_refused_one_is_a_problem(tmp_path: Path) -> None:
+    from importlib.metadata import Distribution
+
+    from scripts.reference import licences
+
+    def installed(name: str, lines: str) -> Distribution:
+        folder = tmp_path / f"{name}-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {name}\nVersion: 1.0\n{lines}\n")
+        return Distribution.at(folder)
+
+    packages = [
+        installed("fine", "License-Expression: MIT"),
+        installed("library", "Classifier: License :: OSI Approved :: GNU Lesser General Public License v3 (LGPLv3)"),
+        installed("viral", "Classifier: License :: OSI Approved :: GNU Affero General Public License v3"),
+    ]
+    found = list(licences.problems({"fine": [], "new": []}, {"fine": "MIT", "old": "MIT"}, iter(packages)))
+    assert [one.partition(" is ")[0] for one in found] == ["the licence of new", "old", "viral, which"]
