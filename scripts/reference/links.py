@@ -25,6 +25,7 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "AGENTS.md": "code-map.md",
+    "SECURITY.md": "security.md",
 }
 """Pages of the site that are kept outside of `docs`."""
 

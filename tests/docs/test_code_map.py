@@ -1,7 +1,8 @@
-"""The map in AGENTS.md: every package is on it."""
+"""What documents name is there: every package on the map in AGENTS.md, the tests in SECURITY.md."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -22,3 +23,14 @@ def test_the_parts_of_large_packages_are_named(package):
     (row,) = (line for line in MAP.splitlines() if line.startswith(f"| `palestra/{package}/`"))
     parts = {file.parent.name for file in (ROOT / "palestra" / package).glob("*/__init__.py")}
     assert [part for part in sorted(parts) if f"`{part}/`" not in row] == []
+
+
+def test_each_wall_names_tests_that_are_there():
+    rows = [line for line in (ROOT / "SECURITY.md").read_text(encoding="utf-8").splitlines() if "| `tests/" in line]
+    assert len(rows) > 15
+    for row in rows:
+        folder = ROOT
+        for name in re.findall(r"`(tests/[\w./]+|test_\w+\.py)`", row.rpartition(" | ")[2]):
+            place = ROOT / name if name.startswith("tests/") else folder / name
+            assert place.exists(), row
+            folder = place.parent

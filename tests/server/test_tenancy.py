@@ -331,6 +331,15 @@ def test_a_revoked_key_stops_working_within_seconds(world: World) -> None:
     refused(dave.post("create_session"), 401)
 
 
+def test_other_users_of_the_machine_read_neither_the_database_nor_the_journal(world: World) -> None:
+    state = world.server.state
+    files = [*state.glob("palestra.db*"), *(state / "journal").rglob("*.journal")]
+    assert len(files) > 3
+    assert {file.name: oct(file.stat().st_mode & 0o077) for file in files} == dict.fromkeys(
+        (file.name for file in files), "0o0"
+    )
+
+
 def test_no_key_reaches_a_file(world: World) -> None:
     """Debug logs, the worker's log, database, journal: whatever way a key came, it is in none of them."""
     key = world.keys["alice"]

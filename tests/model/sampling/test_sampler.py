@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -246,6 +247,14 @@ def test_prefix_is_not_shared_between_adapters_or_versions(bench):
     assert [r.cached_prompt_tokens for r in results] == [0, 64]
     fresh = bench.sampler().generate([bench.request([*prompt, 1])], adapter)[0]
     assert tokens_of(results[0]) == tokens_of(fresh)
+
+
+def test_prefix_is_not_shared_between_owners(bench):
+    """How long a prompt takes would tell one owner what another has asked."""
+    sampler, request = bench.sampler(), bench.request(bench.tokens(64))
+    for owner, cached in (("alice", 0), ("bob", 0), ("alice", 48), ("bob", 48)):
+        (result,) = sampler.generate([msgspec.structs.replace(request, cache_salt=owner)])
+        assert result.cached_prompt_tokens == cached
 
 
 def test_request_for_prompt_logprobs_computes_its_prompt_again(bench):
