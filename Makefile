@@ -26,7 +26,7 @@ COOKBOOK_TORCH_PIP := $(COOKBOOK_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_IN
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-slow test-gpu test-e2e test-distributed test-ray test-storage test-agents agents nemo-gym test-ui screenshots demo cookbook cookbook-distillation clients lightning trl vllm check format bench soak house docs test-docs deploy-check clean
+.PHONY: help venv test test-slow test-gpu test-e2e test-distributed test-ray test-storage test-agents agents nemo-gym test-ui screenshots demo cookbook cookbook-distillation clients lightning trl vllm check format bench soak house docs test-docs deploy-check release clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -262,6 +262,9 @@ test-docs: .venv/.ready ## runs the commands that README and docs show
 
 deploy-check: .venv-deploy/.ready ## the files of deploy/: wheels, images, systemd, compose, Kubernetes (ARGS="compose unit")
 	.venv-deploy/bin/python deploy/check.py $(ARGS)
+
+release: .venv-deploy/.ready ## wheel and sdist of a release, built twice and checked; uploads nothing (ARGS=--rehearse)
+	.venv-deploy/bin/python scripts/release.py $(ARGS)
 
 bench: .venv/.ready ## one benchmark, ours beside its peers (BENCH=compute, ARGS=--quick)
 	$(BIN)/python benchmarks/$(BENCH).py $(ARGS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
@@ -65,7 +65,7 @@ def _needed(project: dict) -> dict[str, list[str]]:
     return found
 
 
-def problems(needed: dict[str, list[str]], listed: dict[str, str], installed: Iterator[Distribution]) -> Iterator[str]:
+def problems(needed: dict[str, list[str]], listed: dict[str, str], installed: Iterable[Distribution]) -> Iterator[str]:
     where = "scripts/reference/licences.toml"
     for name in sorted(needed.keys() - listed.keys()):
         yield f"the licence of {name} is not listed; add it to {where}"
@@ -79,9 +79,9 @@ def problems(needed: dict[str, list[str]], listed: dict[str, str], installed: It
 def licence_text(package: Distribution) -> str:
     """What a package says of its licence in its metadata, in one line; the longest texts of licences cut."""
     about = package.metadata
-    stated = about.get("License-Expression") or (about.get("License") or "")[:80]
+    stated = about.get_all("License-Expression") or [text[:80] for text in about.get_all("License") or []]
     kinds = [one for one in about.get_all("Classifier") or [] if one.startswith("License")]
-    text = " ".join([stated, *kinds])
+    text = " ".join([*stated, *kinds])
     return re.sub(
         r"\bLGPL|GNU (Lesser|Library) General Public|GPL.{0,40}with.{0,40}exception", "", text, flags=re.IGNORECASE
     )
