@@ -1,7 +1,7 @@
 """Why a rollout of a gym failed, as a short list of classes.
 
 Owns: the words, which of them are final, and how a failure is told in JSON: rows of a failures file, bodies of error
-answers and results of agents all have the same fields. Never touches: HTTP, files. `docs/gym-collecting.md` has the
+answers and results of agents all have the same fields. Never touches: HTTP, files. `docs/gym.md#collect-rollouts` has the
 list for people.
 """
 

@@ -161,7 +161,7 @@ def test_an_errors_words_are_found_in_any_body(body: bytes, words: str) -> None:
 
 
 def test_the_vocabulary_is_the_one_that_is_documented() -> None:
-    text = Path(__file__).parents[3].joinpath("docs/gym-collecting.md").read_text(encoding="utf-8")
+    text = Path(__file__).parents[3].joinpath("docs/gym.md").read_text(encoding="utf-8")
     section = text.partition("## Failures\n")[2].partition("\n## ")[0]
     named = [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]
     assert named == [str(one) for one in FailureClass]

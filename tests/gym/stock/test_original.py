@@ -157,12 +157,12 @@ def test_their_agent_for_simulated_tools_plays(tmp_path: Path, is_skipped: bool,
 
 
 def test_of_their_servers_only_those_that_need_their_sandboxes_are_refused() -> None:
-    """The script's own words; `docs/gym-stock.md` has the same list."""
+    """The script's own words; `docs/nemo-gym.md` has the same list."""
     command = [sys.executable, "-m", "tests.gym.stock.surface", str(ORIGINAL)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ORIGINAL.parent)
     assert done.returncode == 0, done.stdout
     refused = {line.partition(":")[0].split("/")[1] for line in done.stdout.splitlines() if line.startswith("  ")}
-    documented = (ORIGINAL.parent / "docs/gym-stock.md").read_text()
+    documented = (ORIGINAL.parent / "docs/nemo-gym.md").read_text()
     (sentence,) = re.findall(r"NeMo Gym 0\.7\.0, (\d+) server folders are refused: ([^.]*)\.", documented)
     assert (int(sentence[0]), refused) == (len(refused), set(re.findall(r"`(\w+)`", sentence[1])))
 
