@@ -83,7 +83,7 @@ def _is_loopback(host: str) -> bool:
 
 
 class VllmConfig(Config):
-    """vLLM as the sampler of a model: servers that run already, or that Palestra starts. See docs/vllm.md."""
+    """vLLM as the sampler of a model: servers that run already, or that Palestra starts. See docs/distributed.md."""
 
     urls: list[Annotated[str, AfterValidator(_url)]] = Field(default=[])
     """Addresses of servers that run already, with the flags they need."""
@@ -142,7 +142,7 @@ class ParallelConfig(Config):
 
 
 class ReplicasConfig(Config):
-    """Processes of Palestra's own engine that only sample, from adapters they are sent. See docs/replicas.md."""
+    """Processes of Palestra's own engine that only sample, from adapters they are sent. See docs/distributed.md."""
 
     count: int = Field(default=0, ge=0)
     """Number of processes to start on this machine. More may join with `palestra replica`."""
@@ -517,7 +517,7 @@ class ServeConfig(Config):
     """A worker that is stuck in one computation for this time is ended and restarted. The default is far more than the
     longest micro-batch takes. 0: never."""
     replica_port: int | None = Field(default=None, ge=1, le=65535)
-    """TCP port at which sampler replicas elsewhere join, encrypted. None: none can. See docs/replicas.md."""
+    """TCP port at which sampler replicas elsewhere join, encrypted. None: none can. See docs/distributed.md."""
     replica_host: str | None = Field(default=None, min_length=1)
     """Address of that port. None: the server's."""
     ray: Annotated[RayConfig | None, BeforeValidator(_ray)] = None

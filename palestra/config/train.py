@@ -71,7 +71,7 @@ class TrainModel(Config):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the server that this run starts for itself."""
     weights: Literal["bf16", "fp8", "int8", "int4", "nf4", "mxfp4"] | None = None
-    """Form of the base weights at that server, in 8 or 4 bits; see docs/quantised.md. None: as stored."""
+    """Form of the base weights at that server, in 8 or 4 bits; see docs/gpu.md. None: as stored."""
 
 
 class RolloutConfig(Config):

@@ -143,7 +143,7 @@ def pair(
 
 @pytest.fixture(scope="session")
 def own(tmp_path_factory: pytest.TempPathFactory, vllm_python: str) -> Iterator[Served]:
-    """As docs/vllm.md starts it."""
+    """As docs/distributed.md starts it."""
     with Served(tmp_path_factory.mktemp("own"), python=vllm_python) as server:
         server.environment["TORCHINDUCTOR_CACHE_DIR"] = str(server.state / COMPILED)
         server.launch()
