@@ -77,7 +77,9 @@ def _context(task: FleetTask) -> list[str]:
     given = {key: value for key, value in task.env_variables.items() if value not in (None, "")}
     found = [f"- Logged-in user ID: {given[USER]}"] if USER in given else []
     found += [f"- Logged-in user name: {given[NAME]}"] if NAME in given else []
-    return found + [f"- {key}: {value}" for key, value in given.items() if key not in (USER, NAME, CURRENT_DATE)]
+    return found + [
+        f"- {key}: {value}" for key, value in given.items() if key not in (USER, NAME, CURRENT_DATE) and key[0] != "_"
+    ]
 
 
 NO_CALL = 'No tool call found. Use <tool_call>{"name": "...", "arguments": {...}}</tool_call> format.'

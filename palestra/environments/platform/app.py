@@ -50,6 +50,12 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the data asks for something that must not be done."""
     size: str = "small"
     max_turns: int = 10
+    goals: Callable[[Params, SeedDatabase], list[list[Expected]]] | None = None
+    """What `expect` says, by sub-goal."""
+    failing_percent: int = 0
+    """How many of a hundred calls fail for the moment."""
+    has_own_eval_worlds: bool = False
+    """Whether tasks for evaluation are in worlds in which no training task is."""
 
     def prompt(self, params: JsonMapping, rng: random.Random) -> str:
         return rng.choice(self.prompts).format_map(params)
@@ -118,6 +124,10 @@ class TaskApp(msgspec.Struct, frozen=True, kw_only=True):
     """The apps of a world of several, in one database (`worlds.py`)."""
     tools: tuple[PlatformTool, ...]
     templates: tuple[TaskTemplate, ...]
+    sub_goals: tuple[TaskTemplate, ...] = ()
+    """Those that are only parts of long tasks."""
+    long_templates: tuple[TaskTemplate, ...] = ()
+    """Those of long tasks, which are drawn only where they are asked for by name or difficulty."""
     fixed: Set[str] = frozenset()
     """Tables that no tool writes: they are not watched for changes."""
     volatile: Mapping[str, Set[str]] = {}
@@ -132,7 +142,7 @@ class TaskApp(msgspec.Struct, frozen=True, kw_only=True):
         return next((tool for tool in self.tools if tool.name == name), None)
 
     def template(self, name: str) -> TaskTemplate | None:
-        return next((template for template in self.templates if template.name == name), None)
+        return next((one for one in (*self.templates, *self.long_templates) if one.name == name), None)
 
     def openai_tools(self) -> list[JsonObject]:
         return [

@@ -18,6 +18,7 @@ import msgspec
 from palestra.environments.platform.app import SeedDatabase, SeedSize, TaskApp
 from palestra.environments.platform.changes import Change, changes, tables_of
 from palestra.environments.platform.errors import PlatformError, ToolError
+from palestra.environments.platform.failing_tools import FAILING, check_available
 from palestra.environments.platform.seeds import CLOCK, PAGE_BYTES, seed_of
 from palestra.environments.platform.task_templates import TemplateEvent
 from palestra.environments.platform.tool_context import ToolContext
@@ -86,6 +87,9 @@ class Instance:
             try:
                 noted = _noted(name, arguments)
                 tool = self._tool(name)
+                if FAILING in self.variables:
+                    turn = connection.execute("SELECT count(*) FROM _events").fetchone()[0]
+                    check_available(self.variables, turn, tool.name)
                 outcome, error = self._run(connection, tool, tool.checked(arguments)), ""
                 connection.execute("COMMIT")
             except ToolError as e:
