@@ -30,6 +30,8 @@ class ToolAnswer(msgspec.Struct, frozen=True):
     """A JSON value; text if it is not JSON."""
     error: str = ""
     """The error that the tool reported."""
+    progress: float | None = None
+    """Of a task with sub-goals: the share that is met after this call, if the settings ask for it."""
 
 
 class FleetGrade(msgspec.Struct, frozen=True, kw_only=True):

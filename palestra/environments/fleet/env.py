@@ -48,6 +48,7 @@ class TurnOutcome(msgspec.Struct, kw_only=True):
     is_context_tools: bool = False
     """Whether it is the answer of a context tool, which is short and must not be cut again."""
     is_history_changed: bool = False
+    progress: float | None = None
 
 
 class FleetTaskEnv(BaseTextEnv):
@@ -145,6 +146,8 @@ class FleetTaskEnv(BaseTextEnv):
             "step_time": time.perf_counter() - began_s,
             "mcp_time": self.openenv_task_env.tool_time_s - tools_s,
         }
+        if outcome.progress is not None:
+            metadata["progress"] = outcome.progress
         if outcome.is_history_changed:
             metadata["modified_chat_history"] = copy.deepcopy(self.chat_history)
         return _output([message], outcome.reward, outcome.is_ended, metadata | self._hints())
@@ -157,7 +160,7 @@ class FleetTaskEnv(BaseTextEnv):
             return 0.0  # the last step already had the reward
         self._is_over = True
         self.openenv_task_env.conversation = self.chat_history
-        reward = await self.openenv_task_env.grade_async()
+        reward = await self.openenv_task_env.grade_rest_async()
         self._is_unknown = reward is None
         return reward
 
@@ -228,6 +231,7 @@ class FleetTaskEnv(BaseTextEnv):
         if call is not None:
             outcome.result, outcome.error = info.get("tool_result"), info.get("tool_error")
             outcome.is_ended |= "submitted_answer" in info
+            outcome.progress = info.get("progress")
             self.tool_calls += 1
         return outcome
 

@@ -10,6 +10,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from enum import StrEnum
+from typing import Protocol
 
 import msgspec
 
@@ -28,6 +29,22 @@ class SeedSize(StrEnum):
     TINY = "tiny"
     SMALL = "small"
     LARGE = "large"
+
+
+class SubGoals(Protocol):
+    """The parts of which a task is composed, in their order."""
+
+    def expect(self, params: Params, seed: SeedDatabase) -> list[list[Expected]]:
+        """Returns what must change, by sub-goal."""
+        ...
+
+    def solve(self, params: Params) -> list[Solution]:
+        """Returns solutions that can be played in any order."""
+        ...
+
+    def another(self, rng: random.Random, params: Params, seed: SeedDatabase, number: int) -> Solution | None:
+        """Returns a solution of a request as that of this sub-goal, about something else; None if none is found."""
+        ...
 
 
 class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,8 +67,8 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the data asks for something that must not be done."""
     size: str = "small"
     max_turns: int = 10
-    goals: Callable[[Params, SeedDatabase], list[list[Expected]]] | None = None
-    """What `expect` says, by sub-goal."""
+    goals: SubGoals | None = None
+    """The parts of a long task."""
     failing_percent: int = 0
     """How many of a hundred calls fail for the moment."""
     has_own_eval_worlds: bool = False

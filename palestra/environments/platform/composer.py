@@ -73,7 +73,7 @@ def sub_goal_kinds(app: TaskApp) -> list[SubGoalKind]:
 
 
 class Composer:
-    """Makes templates of long tasks from kinds of sub-goals."""
+    """Makes templates of long tasks from kinds of sub-goals; what they have in common is `SubGoals`."""
 
     def __init__(self, kinds: Sequence[SubGoalKind], min_calls: int = 1, preambles: Sequence[str] = PREAMBLES) -> None:
         """`min_calls` is what the solution of each sub-goal has at least; a preamble stands above the list."""
@@ -89,9 +89,9 @@ class Composer:
             difficulty=difficulty,
             params=lambda rng, seed: self.compose(rng, seed, calls),
             prompts=("{text}",),
-            solve=self._solve,
-            expect=lambda params, seed: [one for goal in self.goals(params, seed) for one in goal],
-            goals=self.goals,
+            solve=self._solve_all,
+            expect=lambda params, seed: [one for goal in self.expect(params, seed) for one in goal],
+            goals=self,
             failing_percent=failing_percent,
             has_own_eval_worlds=True,
             max_turns=calls + calls // 2 + 4,
@@ -114,9 +114,20 @@ class Composer:
             return None
         return {"goals": draw.goals, "calls": calls, "text": self._text(rng, draw.goals)}
 
-    def goals(self, params: Params, seed: SeedDatabase) -> list[list[Expected]]:
-        """Returns what must change, by sub-goal."""
+    def expect(self, params: Params, seed: SeedDatabase) -> list[list[Expected]]:
         return [self.expect_goal(goal, seed, number) for number, goal in enumerate(params["goals"])]
+
+    def solve(self, params: Params) -> list[Solution]:
+        return [self.solve_goal(goal) for goal in params["goals"]]
+
+    def another(self, rng: random.Random, params: Params, seed: SeedDatabase, number: int) -> Solution | None:
+        goal = params["goals"][number]
+        kind, wanted = self._by_name[goal["kind"]], self.expect_goal(goal, seed, number)
+        for _ in range(MAX_MISSES):
+            drawn = kind.params(rng, seed)
+            if drawn is not None and kind.expect(drawn, seed, str(number)) != wanted:
+                return kind.solve(drawn)
+        return None
 
     def expect_goal(self, goal: JsonObject, seed: SeedDatabase, number: int) -> list[Expected]:
         return self._by_name[goal["kind"]].expect(goal["params"], seed, str(number))
@@ -131,9 +142,9 @@ class Composer:
             return None
         return {"kind": kind.name, "text": kind.template.prompt(params, rng), "params": params}
 
-    def _solve(self, params: Params) -> Solution:
-        for goal in params["goals"]:
-            yield from self.solve_goal(goal)
+    def _solve_all(self, params: Params) -> Solution:
+        for solving in self.solve(params):
+            yield from solving
 
     def _text(self, rng: random.Random, goals: Sequence[JsonObject]) -> str:
         lines = [f"{number}. {goal['text']}" for number, goal in enumerate(goals, 1)]

@@ -74,7 +74,7 @@ def turned(task: PlatformTask) -> str:
 
 def _hint(task: PlatformTask) -> str:
     """Returns a hint with the tools of the task's own solution, in their order."""
-    instance = Instance(task.seed)
+    instance = Instance(task.seed, variables=task.variables)
     try:
         played = play_golden(task, instance)
     finally:

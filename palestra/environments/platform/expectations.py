@@ -127,7 +127,7 @@ def _ids_of_new_rows(expected: Sequence[Expected], found: Sequence[Change]) -> N
         fitting = [n for n, change in enumerate(found) if n not in taken and _fits(one, change, ids)]
         referring = [other for other in expected if other is not one and _refers_to(other, name)]
         best = max(
-            fitting, key=lambda n: _references(referring, found, {**ids, name: found[n].after["id"]}), default=-1
+            fitting, key=lambda n: _references(referring, found, {**ids, str(name): found[n].after["id"]}), default=-1
         )
         if best < 0:
             unmade[name] = object()  # equal to nothing

@@ -143,7 +143,9 @@ class TaskPlays:
         """Begins a play. Raises UnknownName, PlatformError, PlayLimit."""
         key = choice.task.strip() or draw_task_key(choice.app, choice.template or None, choice.number)
         task, now = make_task(key), self._clock()
-        play = TaskPlay(secrets.token_hex(ID_BYTES), owner, task, Instance(task.seed), now, now)
+        play = TaskPlay(
+            secrets.token_hex(ID_BYTES), owner, task, Instance(task.seed, variables=task.variables), now, now
+        )
         with self._lock:
             self._end_idle(owner)
             if len(self._plays) >= MAX_PLAYS:

@@ -56,7 +56,15 @@ class EmbeddedBackend:
 
     async def call_tool(self, name: str, arguments: JsonObject) -> ToolAnswer:
         result = self._opened.call(name, arguments)
-        return ToolAnswer(None, result.text) if result.is_error else ToolAnswer(json.loads(result.text))
+        answer = ToolAnswer(None, result.text) if result.is_error else ToolAnswer(json.loads(result.text))
+        return msgspec.structs.replace(answer, progress=self._progress())
+
+    def _progress(self) -> float | None:
+        """Returns the share of sub-goals that are met, for rewards of turns."""
+        is_wanted = self._settings.partial_reward or self._settings.turn_rewards
+        if self._own is None or self._own.template.goals is None or not is_wanted:
+            return None
+        return verify(self._own, self._opened).progress
 
     async def verify(self, attempt: FleetAttempt) -> FleetGrade:
         if self._own is not None:
@@ -108,8 +116,11 @@ class EmbeddedBackend:
 
 
 def _partial(task: PlatformTask, verdict: TaskVerdict) -> float:
-    """Returns the share of passed checks, without those that would pass by doing nothing."""
-    idle = Instance(task.seed)
+    """Returns the share of passed checks, without those that would pass by doing nothing; of a task with sub-goals, its
+    progress."""
+    if verdict.progress is not None:
+        return min(verdict.progress, 1 - 1 / (2 * verdict.checks))  # all met, but not as a whole
+    idle = Instance(task.seed, variables=task.variables)
     try:
         earned = set(verdict.met) - set(verify(task, idle).met)
     finally:

@@ -52,7 +52,7 @@ def verifier_source(task: PlatformTask) -> str:
             for table in tables
         },
         "expected": [_expected(one) for one in template.expect(task.params, seed)],
-        "goals": [len(goal) for goal in template.goals(task.params, seed)] if template.goals else [],
+        "goals": [len(goal) for goal in template.goals.expect(task.params, seed)] if template.goals else [],
         "apps": bool(task.app.parts),
         "answer": None if answer is None else {"kind": answer.kind, "text": answer.text},
         "calls": None if calls is None else {"tools": calls.tools, "only": calls.only},
