@@ -18,6 +18,7 @@ from palestra.environments.platform.app_namespaces import TableNames, table_name
 from palestra.environments.platform.changes import Row
 from palestra.environments.platform.expectations import Expected
 from palestra.environments.platform.people import Cast
+from palestra.environments.platform.scripted_user import caller_variable
 from palestra.environments.platform.task_templates import ExpectedAnswer, Params, RequiredCalls, Solution, read_prompts
 from palestra.environments.platform.tool_schemas import PlatformTool
 from palestra.util.json_types import JsonMapping, JsonObject
@@ -69,6 +70,8 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True):
     max_turns: int = 10
     goals: SubGoals | None = None
     """The parts of a long task."""
+    variables: Callable[[Params], Mapping[str, str]] | None = None
+    """Variables of the task's instance besides those of its world."""
     failing_percent: int = 0
     """How many of a hundred calls fail for the moment."""
     has_own_eval_worlds: bool = False
@@ -82,11 +85,19 @@ def no_change(_params: Params, _seed: SeedDatabase) -> list[Expected]:
     return []
 
 
+USER_TURNS = 30  # more than the patience of any user and the calls of any solution
+
+
+def _caller_of(params: Params) -> Mapping[str, str]:
+    return caller_variable(params["caller"], params["draw"])
+
+
 class TemplateMaker:
     """Makes the templates of an app, whose prompts are in the `prompts.toml` of its package, by template."""
 
-    def __init__(self, package: str) -> None:
-        self._prompts = read_prompts(package)
+    def __init__(self, package: str, *, users: bool = False) -> None:
+        """With `users` all tasks of the package have one on the line, and share the prompts `user`."""
+        self._prompts, self._users = read_prompts(package), users
 
     def __call__(
         self,
@@ -106,6 +117,19 @@ class TemplateMaker:
 
         def made(solve: Callable[[Params], Solution]) -> TaskTemplate:
             name = solve.__name__
+            if self._users:
+                return TaskTemplate(
+                    name=name,
+                    difficulty=difficulty,
+                    params=params,
+                    prompts=self._prompts["user"],
+                    solve=solve,
+                    expect=expect,
+                    variables=_caller_of,
+                    has_own_eval_worlds=True,
+                    size=size,
+                    max_turns=USER_TURNS,
+                )
             return TaskTemplate(
                 name=name,
                 difficulty=difficulty,
@@ -145,6 +169,8 @@ class TaskApp(msgspec.Struct, frozen=True, kw_only=True):
     """Those that are only parts of long tasks."""
     long_templates: tuple[TaskTemplate, ...] = ()
     """Those of long tasks, which are drawn only where they are asked for by name or difficulty."""
+    has_users: bool = False
+    """Whether there is a user to talk to (`scripted_user.py`)."""
     fixed: Set[str] = frozenset()
     """Tables that no tool writes: they are not watched for changes."""
     volatile: Mapping[str, Set[str]] = {}

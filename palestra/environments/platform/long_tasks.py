@@ -19,13 +19,15 @@ LENGTHS = {10: "4", 20: "5", 50: "6"}
 """The calls of a solution, and the difficulty of such tasks."""
 LADDER = {4: "3a", 6: "3b", 8: "3c", 10: "3d", 12: "3e"}
 """The calls and the difficulty of the ladder for small models: in the smallest app, of the plainest requests."""
-LADDER_APP, LADDER_KINDS = "keys", ("put_number", "new_item", "put_value", "copy_item")
+LADDER_APP, LADDER_KINDS = "keys", ("put_number", "put_value")
 FAILING_PERCENT = 12
 LOOKUP_CALLS = 2  # at least: one that finds, one that writes
 
 
 def with_long_tasks(app: TaskApp) -> TaskApp:
-    """Returns the app with its families of long tasks."""
+    """Returns the app with its families of long tasks; where there is a user to talk to, it has none."""
+    if app.has_users:
+        return app
     kinds = sub_goal_kinds(app)
     errands, lookups = Composer(kinds), Composer(kinds, LOOKUP_CALLS)
     templates: list[TaskTemplate] = []

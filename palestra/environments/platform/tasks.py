@@ -40,7 +40,8 @@ def make_task(key: TaskKey | str, max_draws: int = MAX_DRAWS) -> PlatformTask:
         params = template.params(rng, seed)
         if params is not None:
             prompt = template.prompt(params, rng)
-            variables = {**seed.variables, **failing_variable(template.failing_percent, key.number)}
+            own = template.variables(params) if template.variables else {}
+            variables = {**seed.variables, **own, **failing_variable(template.failing_percent, key.number)}
             made = PlatformTask(
                 key=key, app=app, template=template, seed=seed, params=params, prompt=prompt, variables=variables
             )
