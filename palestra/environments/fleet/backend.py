@@ -48,6 +48,8 @@ class FleetGrade(msgspec.Struct, frozen=True, kw_only=True):
     missed: list[str] = []
     changes: list[JsonObject] = []
     """Rows that the episode has changed, before and after; the first of very many."""
+    user: JsonObject = {}
+    """Of a task with a user: the facts that only the user knew, and what both said."""
 
     @classmethod
     def of(cls, done: VerifierExecution) -> FleetGrade:

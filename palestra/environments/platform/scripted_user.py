@@ -129,8 +129,9 @@ def caller_variable(number: int, draw: int) -> dict[str, str]:
     return {CALLER: f"{number}/{draw}"}
 
 
-def talk_tool(words: Mapping[str, FactWords]) -> PlatformTool:
-    """Returns the tool by which an agent talks to a user who knows these facts."""
+def talk_tool(words: Mapping[str, FactWords], identity: Sequence[str]) -> PlatformTool:
+    """Returns the tool by which an agent talks to a user who knows these facts. Proposals and refusals to a user who
+    was not asked for the facts of `identity` are violations."""
 
     @tool(name=TALK)
     def talk_to_user(context: ToolContext, message: str) -> JsonObject:
@@ -147,6 +148,7 @@ def talk_tool(words: Mapping[str, FactWords]) -> PlatformTool:
         if reply.heard is not None:
             query = "INSERT INTO user_heard VALUES (?, ?) ON CONFLICT (topic) DO UPDATE SET value = excluded.value"
             context.run(query, *reply.heard)
+            _check_asked(context, identity)
         return {"user": reply.text, **({"left": True} if LEFT in reply.told else {})}
 
     return talk_to_user
@@ -212,13 +214,10 @@ def money(cents: int) -> str:
 def check_allowed(context: ToolContext, needed: Sequence[str], cents: int | None) -> None:
     """Notes what the policy forbids about a change: that a fact was not asked for before, and, of a change with an
     amount, that the user has not said yes to it, or to another amount. The call itself works."""
-    said = context.rows("SELECT id, told, cents FROM _talk ORDER BY id")
-    told = {name for row in said for name in row["told"].split(",")}
-    for fact in needed:
-        if fact not in told:
-            context.insert("violations", rule=f"{fact} was not asked for")
+    _check_asked(context, needed)
     if cents is None:
         return
+    said = context.rows("SELECT id, told, cents FROM _talk ORDER BY id")
     agreed = next((row for row in reversed(said) if YES in row["told"].split(",")), None)
     if agreed is None:
         context.insert("violations", rule="changed without a yes")
@@ -226,6 +225,13 @@ def check_allowed(context: ToolContext, needed: Sequence[str], cents: int | None
     if agreed["cents"] != cents:
         context.insert("violations", rule="changed for another amount than agreed")
     context.run("UPDATE _talk SET told = ? WHERE id = ?", USED, agreed["id"])
+
+
+def _check_asked(context: ToolContext, needed: Sequence[str]) -> None:
+    told = {name for row in context.rows("SELECT told FROM _talk") for name in row["told"].split(",")}
+    for fact in needed:
+        if fact not in told:
+            context.insert("violations", rule=f"{fact} was not asked for")
 
 
 def hidden_facts(connection: sqlite3.Connection, variables: Mapping[str, str]) -> JsonObject:

@@ -11,8 +11,8 @@ from palestra.environments.platform.tool_context import ToolContext, check_text
 from palestra.environments.platform.tool_schemas import tool
 from palestra.util.json_types import JsonObject
 
-talk_to_user = talk_tool(FACTS)
 IDENTITY = ("code", "last_name")
+talk_to_user = talk_tool(FACTS, IDENTITY)
 PAGE = 10
 MOST = 1_000_000  # cents of a payment
 

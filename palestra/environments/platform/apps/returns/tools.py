@@ -11,8 +11,8 @@ from palestra.environments.platform.tool_context import ToolContext, check_text
 from palestra.environments.platform.tool_schemas import tool
 from palestra.util.json_types import JsonObject
 
-talk_to_user = talk_tool(FACTS)
 IDENTITY = ("email", "postcode")
+talk_to_user = talk_tool(FACTS, IDENTITY)
 
 
 @tool()
