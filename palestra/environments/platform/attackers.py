@@ -76,9 +76,10 @@ def stray_write(task: PlatformTask, instance: Instance) -> None:
 def _play_anyway(solving: Solution, instance: Instance) -> None:
     """Plays a solution for a user who is not on the line: whatever the one who is says."""
     call = next(solving)
-    while True:
-        result = instance.call(call.tool, call.arguments)
-        call = solving.send(msgspec.json.decode(result.text))
+    with contextlib.suppress(StopIteration):
+        while True:
+            result = instance.call(call.tool, call.arguments)
+            call = solving.send(msgspec.json.decode(result.text))
 
 
 def all_but_one(task: PlatformTask, instance: Instance) -> None:
