@@ -20,13 +20,13 @@ from palestra.util.json_types import JsonObject
 from palestra.util.safe_text import safe_text
 
 if TYPE_CHECKING:
-    from palestra.environments.platform import PlatformTask, TaskApp, TaskKey, TaskVerdict
+    from palestra.environments.platform import PlatformTask, TaskApp, TaskKey, TaskTemplate, TaskVerdict
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 MIB = 1 << 20
 SPLITS = ["train", "eval"]
-LISTED, EXPORTED = 3, 20  # tasks of each template, if no number is given
+LISTED, EXPORTED, MEASURED = 3, 20, 5  # tasks of each template, if no number is given
 
 
 @click.group(cls=LazyGroup, aliases={"tasks": "task"})
@@ -214,7 +214,8 @@ def show_app(name: str, as_json: bool) -> None:
     for tool in found.tools:
         click.echo(f"  {tool.usage}{' *' if tool.writes else ''}\n      {tool.description}")
     click.echo("  * may change something\n\ntask templates")
-    print_table([["  " + t.name, t.difficulty, f"at most {t.max_turns} turns"] for t in found.templates])
+    shown = (*found.templates, *found.long_templates)
+    print_table([["  " + t.name, t.difficulty, f"at most {t.max_turns} turns"] for t in shown])
 
 
 def app_facts(app: TaskApp) -> JsonObject:
@@ -224,8 +225,13 @@ def app_facts(app: TaskApp) -> JsonObject:
         "description": app.description,
         "version": app.version,
         "tools": [one["function"] for one in app.openai_tools()],
-        "templates": [{"name": t.name, "difficulty": t.difficulty, "max_turns": t.max_turns} for t in app.templates],
+        "templates": [_template_facts(one) for one in app.templates],
+        "long_templates": [_template_facts(one) for one in app.long_templates],
     }
+
+
+def _template_facts(template: TaskTemplate) -> JsonObject:
+    return {"name": template.name, "difficulty": template.difficulty, "max_turns": template.max_turns}
 
 
 @platform.command("openenv-package")
@@ -270,7 +276,11 @@ def choice_options(count: int) -> Callable[[F], F]:
                 help="Split of the tasks; each has its own range of numbers.",
             ),
             click.option(
-                "--difficulty", "difficulties", multiple=True, metavar="LEVEL", help="Difficulty: 0a to 0d, or 0 to 3."
+                "--difficulty",
+                "difficulties",
+                multiple=True,
+                metavar="LEVEL",
+                help="Difficulty: 0a to 0d, or 0 to 3; 4 to 6 for tasks of 10, 20 and 50 calls.",
             ),
             click.option(
                 "--noise", is_flag=True, help="Add sentences to the prompt that have nothing to do with the task."
@@ -346,6 +356,37 @@ def export(file: Path, as_json: bool, **choice: Any) -> None:
     print_result(as_json, {"file": str(file), "tasks": count}, f"{count} tasks in {file}")
 
 
+@task.command()
+@choice_options(MEASURED)
+@click.option(
+    "--skill",
+    "skills",
+    type=click.FloatRange(0, 1),
+    multiple=True,
+    default=(0.9, 0.98),
+    show_default=True,
+    help="Share of the player's calls that are right; may be repeated.",
+)
+@json_option
+def measure(as_json: bool, skills: tuple[float, ...], **choice: Any) -> None:
+    """Measure how difficult tasks are: how long their solutions are, and how often a scripted player of a given skill
+    solves them."""
+    from palestra.environments.platform import PlatformError
+    from palestra.environments.platform.skilled_player import measure_templates
+
+    with one_line_errors(PlatformError):
+        rows = measure_templates(chosen_keys(**choice), skills)
+    if as_json:
+        print_json(rows)
+        return
+    head = ["template", "calls", "writes", *(f"success at {skill:g}" for skill in skills)]
+    lines = [
+        [one["template"], f"{one['calls']:g}", f"{one['writes']:g}", *(f"{of['success']:.3f}" for of in one["skills"])]
+        for one in rows
+    ]
+    print_table([head, *lines])
+
+
 def chosen_keys(
     names: tuple[str, ...],
     templates: tuple[str, ...],
@@ -389,7 +430,7 @@ def solution_of(task: PlatformTask) -> list[str]:
     from palestra.environments.platform import Instance
     from palestra.environments.platform.golden import play_golden
 
-    played = play_golden(task, Instance(task.seed))
+    played = play_golden(task, Instance(task.seed, variables=task.variables))
     calls = [f"{call.tool} {msgspec.json.encode(call.arguments).decode()}" for call, _ in played.steps]
     return calls if played.answer is None else [*calls, f"done {played.answer}"]
 

@@ -63,7 +63,7 @@ def lines(*, is_silent: bool) -> Iterator[str]:
 class HumanPlay:
     def __init__(self, task: PlatformTask, *, is_silent: bool) -> None:
         self.task, self._is_silent = task, is_silent
-        self.instance = Instance(task.seed)
+        self.instance = Instance(task.seed, variables=task.variables)
         self.calls: list[JsonObject] = []
         self.verdict: JsonObject | None = None
 

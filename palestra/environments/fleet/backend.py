@@ -30,6 +30,8 @@ class ToolAnswer(msgspec.Struct, frozen=True):
     """A JSON value; text if it is not JSON."""
     error: str = ""
     """The error that the tool reported."""
+    progress: float | None = None
+    """Of a task with sub-goals: the share that is met after this call, if the settings ask for it."""
 
 
 class FleetGrade(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +48,8 @@ class FleetGrade(msgspec.Struct, frozen=True, kw_only=True):
     missed: list[str] = []
     changes: list[JsonObject] = []
     """Rows that the episode has changed, before and after; the first of very many."""
+    user: JsonObject = {}
+    """Of a task with a user: the facts that only the user knew, and what both said."""
 
     @classmethod
     def of(cls, done: VerifierExecution) -> FleetGrade:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from palestra.chat.tool_calls import without_thinking
 from palestra.environments.fleet import context_tools, prompts
 from palestra.environments.fleet.actions import AgentAction, CallRequest, parse_action
 from palestra.environments.fleet.backends import kind_of
@@ -26,7 +27,10 @@ from palestra.environments.fleet.settings import FLEET, FleetSettings
 from palestra.environments.fleet.splits import rows_of, split_tasks
 from palestra.environments.fleet.task_env import OpenEnvTask
 from palestra.environments.fleet.task_files import find_task, load_tasks
+from palestra.environments.fleet.tool_schemas import name_of
+from palestra.environments.fleet.user_model import user_model_of
 from palestra.environments.guarded_calls import words
+from palestra.environments.platform.scripted_user import TALK
 from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput, ConversationType
 from palestra.types.rollouts import Task
 from palestra.util.json_types import JsonMapping, JsonObject
@@ -48,6 +52,7 @@ class TurnOutcome(msgspec.Struct, kw_only=True):
     is_context_tools: bool = False
     """Whether it is the answer of a context tool, which is short and must not be cut again."""
     is_history_changed: bool = False
+    progress: float | None = None
 
 
 class FleetTaskEnv(BaseTextEnv):
@@ -64,6 +69,8 @@ class FleetTaskEnv(BaseTextEnv):
             raise ValueError("tasks_file is missing; give it in env_config or in extras")
         self.task = find_task(str(tasks_file), str(extras["task_key"]))
         self.settings = self._with_key(FleetSettings.of(env_config))
+        if self.settings.user:
+            user_model_of(self.settings.user)
         self.task_key = self.task.task_key
         self.max_turns = int(extras.get("max_turns") or self.task.max_turns or MAX_TURNS)
         self.max_output_chars = int(extras.get("max_output_chars") or MAX_OUTPUT_CHARS)
@@ -125,7 +132,7 @@ class FleetTaskEnv(BaseTextEnv):
         self.turns += 1
         self._say("assistant", action)
         is_last = self.turns >= self.max_turns
-        read = parse_action(action, self.settings.grammar)
+        read = self._said_to_user(parse_action(action, self.settings.grammar), action)
         outcome = await self._acted(read, is_last)
         self._count(read, outcome)
         if outcome.is_ended or is_last:
@@ -145,6 +152,8 @@ class FleetTaskEnv(BaseTextEnv):
             "step_time": time.perf_counter() - began_s,
             "mcp_time": self.openenv_task_env.tool_time_s - tools_s,
         }
+        if outcome.progress is not None:
+            metadata["progress"] = outcome.progress
         if outcome.is_history_changed:
             metadata["modified_chat_history"] = copy.deepcopy(self.chat_history)
         return _output([message], outcome.reward, outcome.is_ended, metadata | self._hints())
@@ -157,7 +166,7 @@ class FleetTaskEnv(BaseTextEnv):
             return 0.0  # the last step already had the reward
         self._is_over = True
         self.openenv_task_env.conversation = self.chat_history
-        reward = await self.openenv_task_env.grade_async()
+        reward = await self.openenv_task_env.grade_rest_async()
         self._is_unknown = reward is None
         return reward
 
@@ -228,8 +237,17 @@ class FleetTaskEnv(BaseTextEnv):
         if call is not None:
             outcome.result, outcome.error = info.get("tool_result"), info.get("tool_error")
             outcome.is_ended |= "submitted_answer" in info
+            outcome.progress = info.get("progress")
             self.tool_calls += 1
         return outcome
+
+    def _said_to_user(self, read: AgentAction, action: str) -> AgentAction:
+        """Returns a message without a call as something said to the user, where there is one."""
+        is_plain = read.call is None and not read.is_done and not read.problem
+        text = without_thinking(action).strip()
+        if not is_plain or not text or TALK not in map(name_of, self.tools):
+            return read
+        return msgspec.structs.replace(read, call=CallRequest(TALK, {"message": text}))
 
     def _tend(self, call: CallRequest, tools: ContextTools, outcome: TurnOutcome) -> None:
         outcome.was_called = outcome.is_context_tools = True
@@ -246,6 +264,8 @@ class FleetTaskEnv(BaseTextEnv):
         if outcome.error is not None:
             text = f"Error: {outcome.error}"
         elif outcome.was_called and (outcome.result is not None or not outcome.is_ended):
+            if read.call is not None and read.call.name == TALK and isinstance(outcome.result, dict):
+                return str(outcome.result["user"])
             indent = None if self.settings.prompt_style is PromptStyle.COMPACT else 2
             text = prompts.result_text(outcome.result, indent)
         elif outcome.is_ended:

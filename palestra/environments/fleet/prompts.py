@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from palestra.environments.fleet.records import FleetTask
-from palestra.environments.fleet.tool_schemas import ToolSpec, in_lines
+from palestra.environments.fleet.tool_schemas import ToolSpec, in_lines, name_of
+from palestra.environments.platform.scripted_user import TALK
 
 CALL_FORMAT = '<tool_call>{"name": "tool_name", "arguments": {"param": "value"}}</tool_call>'
 CURRENT_DATE, USER, NAME = "CURRENT_DATE", "LOGGED_IN_USER", "LOGGED_IN_NAME"
@@ -21,6 +22,11 @@ YEARS = "A date without a year is in the current year or in the future."
 RESPONSES = (
     "Every response ends with exactly one tool call or with <done>. When the task is complete, give the answer first, "
     "then <done>. Never respond with only a message, and never offer further help."
+)
+
+TALKING = (
+    "Every response is one tool call, or a message to the user, whose answer you then read. When the case is done, "
+    "write <done>."
 )
 
 HINTS = {
@@ -58,7 +64,7 @@ def _full(task: FleetTask, tools: Sequence[ToolSpec]) -> str:
         f"## Available Tools\n{json.dumps(list(tools), indent=2)}",
         f"## Tool Call Format\nTo call a tool, write:\n{CALL_FORMAT}",
         "## Error Handling\nWhen a call fails, read the error. Do not repeat the identical call: change your approach.",
-        f"## Response Format\n{RESPONSES}",
+        f"## Response Format\n{TALKING if _has_user(tools) else RESPONSES}",
     ]
     return "\n\n".join(section for section in sections if section)
 
@@ -68,16 +74,22 @@ def _compact(task: FleetTask, tools: Sequence[ToolSpec]) -> str:
     lines = [
         f"Today: {today_of(task)}." + (f" You: {who}." if who else ""),
         in_lines(tools),
-        f"{CALL_FORMAT} calls a tool. <done> ends.",
+        f"{CALL_FORMAT} calls a tool. <done> ends." + (" All else is said to the user." if _has_user(tools) else ""),
     ]
     return "\n".join(lines)
+
+
+def _has_user(tools: Sequence[ToolSpec]) -> bool:
+    return TALK in map(name_of, tools)
 
 
 def _context(task: FleetTask) -> list[str]:
     given = {key: value for key, value in task.env_variables.items() if value not in (None, "")}
     found = [f"- Logged-in user ID: {given[USER]}"] if USER in given else []
     found += [f"- Logged-in user name: {given[NAME]}"] if NAME in given else []
-    return found + [f"- {key}: {value}" for key, value in given.items() if key not in (USER, NAME, CURRENT_DATE)]
+    return found + [
+        f"- {key}: {value}" for key, value in given.items() if key not in (USER, NAME, CURRENT_DATE) and key[0] != "_"
+    ]
 
 
 NO_CALL = 'No tool call found. Use <tool_call>{"name": "...", "arguments": {...}}</tool_call> format.'

@@ -58,6 +58,9 @@ class OpenEnvTask:
         self._tools: list[ToolSpec] = []
         self._steps = 0
         self._answer: str | None = None
+        self._progress: float | None = None
+        self._rewarded = 0.0
+        """Sum of the turns' rewards so far."""
         self._is_done = False
         self._grade: FleetGrade | None = None
         self._close: asyncio.Task[None] | None = None
@@ -81,6 +84,7 @@ class OpenEnvTask:
         self._close, self._backend = None, self._factory(self.task, self.settings)
         self._steps, self._answer, self._is_done, self._grade, self.final_reward = 0, None, False, None, None
         self.tool_errors_list, self.tool_time_s = [], 0.0
+        self._progress, self._rewarded = None, 0.0
         # In a task of its own: an instance that is made after we were cancelled can still be closed.
         self._creation = asyncio.create_task(self._backend.create(), name="fleet-create")
         await asyncio.shield(self._creation)
@@ -100,10 +104,14 @@ class OpenEnvTask:
         info: JsonObject = {"step": self._steps, "done_reason": None}
         result = await self._called(action, info) if action.get("tool") is not None else None
         is_ended = bool(action.get("done")) or "submitted_answer" in info
-        reward: float | None = 0.0
+        if self._progress is not None:
+            info["progress"] = self._progress
+        reward: float | None
         if is_ended or self._steps >= self.max_steps:
             info |= {"done_reason": "agent_done" if is_ended else "max_steps", "reward_computed": True}
-            reward = await self.grade_async()
+            reward = await self.grade_rest_async()
+        else:
+            reward = self._turn_reward()
         return self._observation({} if result is None else result), reward, self._is_done, info
 
     async def grade_async(self) -> float | None:
@@ -117,6 +125,19 @@ class OpenEnvTask:
             self.verifier_stdout, self.verifier_error = grade.stdout, grade.error
             self.final_reward = grade.partial if is_partial and grade.score == 0.0 else grade.score
         return self.final_reward
+
+    async def grade_rest_async(self) -> float | None:
+        """Ends the rollout and returns its reward, less what its turns have got."""
+        graded = await self.grade_async()
+        return None if graded is None else graded - self._rewarded
+
+    def _turn_reward(self) -> float:
+        """Returns what the last call has brought nearer, where turns have rewards."""
+        if not self.settings.turn_rewards or self._progress is None:
+            return 0.0
+        reward = self._progress - self._rewarded
+        self._rewarded = self._progress
+        return reward
 
     async def close_async(self, *, grade: bool = True) -> None:
         """Closes the instance; it is gone when this returns. With `grade`, a rollout that was begun and not graded is
@@ -170,6 +191,7 @@ class OpenEnvTask:
             return None, f"{name} did not answer within {self.settings.request_timeout_s:g} s"
         except Exception as e:  # boundary: an error of a tool is for the model to read
             return None, words(e)
+        self._progress = answer.progress
         return answer.result, answer.error or error_of(answer.result) or ""
 
     async def _verified(self, backend: FleetBackend) -> FleetGrade:

@@ -10,6 +10,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from enum import StrEnum
+from typing import Protocol
 
 import msgspec
 
@@ -17,6 +18,7 @@ from palestra.environments.platform.app_namespaces import TableNames, table_name
 from palestra.environments.platform.changes import Row
 from palestra.environments.platform.expectations import Expected
 from palestra.environments.platform.people import Cast
+from palestra.environments.platform.scripted_user import caller_variable
 from palestra.environments.platform.task_templates import ExpectedAnswer, Params, RequiredCalls, Solution, read_prompts
 from palestra.environments.platform.tool_schemas import PlatformTool
 from palestra.util.json_types import JsonMapping, JsonObject
@@ -28,6 +30,22 @@ class SeedSize(StrEnum):
     TINY = "tiny"
     SMALL = "small"
     LARGE = "large"
+
+
+class SubGoals(Protocol):
+    """The parts of which a task is composed, in their order."""
+
+    def expect(self, params: Params, seed: SeedDatabase) -> list[list[Expected]]:
+        """Returns what must change, by sub-goal."""
+        ...
+
+    def solve(self, params: Params) -> list[Solution]:
+        """Returns solutions that can be played in any order."""
+        ...
+
+    def another(self, rng: random.Random, params: Params, seed: SeedDatabase, number: int) -> Solution | None:
+        """Returns a solution of a request as that of this sub-goal, about something else; None if none is found."""
+        ...
 
 
 class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +68,14 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the data asks for something that must not be done."""
     size: str = "small"
     max_turns: int = 10
+    goals: SubGoals | None = None
+    """The parts of a long task."""
+    variables: Callable[[Params], Mapping[str, str]] | None = None
+    """Variables of the task's instance besides those of its world."""
+    failing_percent: int = 0
+    """How many of a hundred calls fail for the moment."""
+    has_own_eval_worlds: bool = False
+    """Whether tasks for evaluation are in worlds in which no training task is."""
 
     def prompt(self, params: JsonMapping, rng: random.Random) -> str:
         return rng.choice(self.prompts).format_map(params)
@@ -59,11 +85,19 @@ def no_change(_params: Params, _seed: SeedDatabase) -> list[Expected]:
     return []
 
 
+USER_TURNS = 30  # more than the patience of any user and the calls of any solution
+
+
+def _caller_of(params: Params) -> Mapping[str, str]:
+    return caller_variable(params["caller"], params["draw"])
+
+
 class TemplateMaker:
     """Makes the templates of an app, whose prompts are in the `prompts.toml` of its package, by template."""
 
-    def __init__(self, package: str) -> None:
-        self._prompts = read_prompts(package)
+    def __init__(self, package: str, *, users: bool = False) -> None:
+        """With `users` all tasks of the package have one on the line, and share the prompts `user`."""
+        self._prompts, self._users = read_prompts(package), users
 
     def __call__(
         self,
@@ -83,6 +117,19 @@ class TemplateMaker:
 
         def made(solve: Callable[[Params], Solution]) -> TaskTemplate:
             name = solve.__name__
+            if self._users:
+                return TaskTemplate(
+                    name=name,
+                    difficulty=difficulty,
+                    params=params,
+                    prompts=self._prompts["user"],
+                    solve=solve,
+                    expect=expect,
+                    variables=_caller_of,
+                    has_own_eval_worlds=True,
+                    size=size,
+                    max_turns=USER_TURNS,
+                )
             return TaskTemplate(
                 name=name,
                 difficulty=difficulty,
@@ -118,6 +165,12 @@ class TaskApp(msgspec.Struct, frozen=True, kw_only=True):
     """The apps of a world of several, in one database (`worlds.py`)."""
     tools: tuple[PlatformTool, ...]
     templates: tuple[TaskTemplate, ...]
+    sub_goals: tuple[TaskTemplate, ...] = ()
+    """Those that are only parts of long tasks."""
+    long_templates: tuple[TaskTemplate, ...] = ()
+    """Those of long tasks, which are drawn only where they are asked for by name or difficulty."""
+    has_users: bool = False
+    """Whether there is a user to talk to (`scripted_user.py`)."""
     fixed: Set[str] = frozenset()
     """Tables that no tool writes: they are not watched for changes."""
     volatile: Mapping[str, Set[str]] = {}
@@ -132,7 +185,7 @@ class TaskApp(msgspec.Struct, frozen=True, kw_only=True):
         return next((tool for tool in self.tools if tool.name == name), None)
 
     def template(self, name: str) -> TaskTemplate | None:
-        return next((template for template in self.templates if template.name == name), None)
+        return next((one for one in (*self.templates, *self.long_templates) if one.name == name), None)
 
     def openai_tools(self) -> list[JsonObject]:
         return [

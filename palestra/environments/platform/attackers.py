@@ -1,6 +1,7 @@
 """Players who do not solve a task of the platform: what they leave must be worth nothing.
 
-Owns: doing nothing, answering by chance, calls by chance, a change that nobody asked for. Never touches: verdicts.
+Owns: doing nothing, answering by chance, calls by chance, a change that nobody asked for; of long tasks leaving one
+sub-goal out, doing one with something else, doing only one; deleting everything. Never touches: verdicts.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ import contextlib
 import random
 from collections.abc import Callable, Sequence
 
+import msgspec
 from msgspec.structs import replace
 
 from palestra.environments.platform.app import SeedDatabase
 from palestra.environments.platform.changes import tables_of
 from palestra.environments.platform.errors import PlatformError
-from palestra.environments.platform.golden import play_golden
+from palestra.environments.platform.golden import play_golden, play_solution
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.task_records import PlatformTask
+from palestra.environments.platform.task_templates import Solution
 from palestra.environments.platform.tool_schemas import PlatformTool
 from palestra.environments.random_calls import random_arguments
 
@@ -61,10 +64,71 @@ def stray_write(task: PlatformTask, instance: Instance) -> None:
         if params is not None:
             # a solution need not work in a world that has changed
             with contextlib.suppress(PlatformError, LookupError, ValueError, RuntimeError):
-                play_golden(replace(task, template=template, params=params), instance)
+                if task.app.has_users:
+                    _play_anyway(template.solve(params), instance)
+                else:
+                    play_golden(replace(task, template=template, params=params), instance)
         if instance.changes() != before:
             return
     raise PlatformError(f"no task of {task.app.key} changes anything in the world of {task.key}")
+
+
+def _play_anyway(solving: Solution, instance: Instance) -> None:
+    """Plays a solution for a user who is not on the line: whatever the one who is says."""
+    call = next(solving)
+    with contextlib.suppress(StopIteration):
+        while True:
+            result = instance.call(call.tool, call.arguments)
+            call = solving.send(msgspec.json.decode(result.text))
+
+
+def all_but_one(task: PlatformTask, instance: Instance) -> None:
+    """Does all sub-goals but one."""
+    solutions = _solutions(task)
+    left_out = random.Random(str(task.key)).randrange(len(solutions))
+    for number, solving in enumerate(solutions):
+        if number != left_out:
+            play_solution(solving, instance)
+
+
+def only_one(task: PlatformTask, instance: Instance) -> None:
+    """Does one sub-goal, and then says that all is done."""
+    play_solution(random.Random(str(task.key)).choice(_solutions(task)), instance)
+
+
+def wrong_record(task: PlatformTask, instance: Instance) -> None:
+    """Does all sub-goals, but one of them with something else than what was asked for: the first for which this world
+    has another. Raises PlatformError if it has for none."""
+    rng, solutions = random.Random(str(task.key)), _solutions(task)
+    numbers = rng.sample(range(len(solutions)), len(solutions))
+    assert task.template.goals is not None
+    drawn = ((number, task.template.goals.another(rng, task.params, task.seed, number)) for number in numbers)
+    wrong, other = next(((number, other) for number, other in drawn if other is not None), (None, None))
+    if other is None:
+        raise PlatformError(f"the world of {task.key} has nothing else that its sub-goals could be about")
+    for number, solving in enumerate(solutions):
+        with contextlib.suppress(PlatformError, LookupError, ValueError, RuntimeError):
+            play_solution(other if number == wrong else solving, instance)
+
+
+def everything_deleted(task: PlatformTask, instance: Instance) -> None:
+    """Empties all tables, so that whatever had to go is gone."""
+    with instance.transaction() as connection:
+        for table in tables_of(task.seed.connection):
+            connection.execute(f'DELETE FROM "{table.name}"')
+
+
+def solved_and_deleted(task: PlatformTask, instance: Instance) -> None:
+    """Does all that was asked for, then empties the first table that is watched and has rows besides."""
+    play_golden(task, instance)
+    table = next(one for one in tables_of(task.seed.connection) if one.name not in task.app.fixed)
+    with instance.transaction() as connection:
+        connection.execute(f'DELETE FROM "{table.name}"')
+
+
+def _solutions(task: PlatformTask) -> list[Solution]:
+    assert task.template.goals is not None, "only long tasks have sub-goals"
+    return task.template.goals.solve(task.params)
 
 
 def words_of(seed: SeedDatabase) -> Sequence[str]:

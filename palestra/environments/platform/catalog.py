@@ -7,17 +7,22 @@ from functools import cache
 
 from palestra.environments.platform.app import TaskApp, TaskTemplate
 from palestra.environments.platform.apps.conf import CONF
+from palestra.environments.platform.apps.flights import FLIGHTS
 from palestra.environments.platform.apps.forge import FORGE
 from palestra.environments.platform.apps.forum import FORUM
 from palestra.environments.platform.apps.keys import KEYS
 from palestra.environments.platform.apps.mail import MAIL
+from palestra.environments.platform.apps.returns import RETURNS
 from palestra.environments.platform.apps.stay import STAY
 from palestra.environments.platform.apps.team import TEAM
 from palestra.environments.platform.apps.travel import TRAVEL
 from palestra.environments.platform.errors import UnknownName
+from palestra.environments.platform.long_tasks import with_long_tasks
 from palestra.util.suggest import did_you_mean
 
-APPS: dict[str, TaskApp] = {app.key: app for app in (KEYS, MAIL, FORGE, STAY, FORUM, TRAVEL, TEAM)}
+APPS: dict[str, TaskApp] = {
+    app.key: with_long_tasks(app) for app in (KEYS, MAIL, FORGE, STAY, FORUM, TRAVEL, TEAM, RETURNS, FLIGHTS)
+}
 """The apps and worlds that are listed, by key."""
 UNLISTED: dict[str, TaskApp] = {CONF.key: CONF}
 """For tools that test the platform: available by name, but not listed."""
@@ -34,11 +39,12 @@ def app_of(key: str) -> TaskApp:
 def chosen_templates(
     apps: Sequence[str], templates: Collection[str], difficulties: Collection[str]
 ) -> list[tuple[TaskApp, TaskTemplate]]:
-    """The templates with these names and difficulties, of these apps; empty: all. Raises UnknownName."""
+    """The templates with these names and difficulties, of these apps; empty: all but those of long tasks. Raises
+    UnknownName."""
     return [
         (app, template)
         for app in ([app_of(name) for name in apps] if apps else APPS.values())
-        for template in app.templates
+        for template in (*app.templates, *(app.long_templates if templates or difficulties else ()))
         if (not templates or template.name in templates) and (not difficulties or template.difficulty in difficulties)
     ]
 

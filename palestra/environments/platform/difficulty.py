@@ -58,6 +58,18 @@ APP_NOISE = {
         "There used to be a community about lighthouses.",
         "Some people report everything.",
     ),
+    "returns": (
+        "The queue was longer before lunch.",
+        "My headset makes a crackling noise.",
+        "Last winter we had a shelf full of lost gloves.",
+        "Nobody here likes the new wrapping paper.",
+    ),
+    "flights": (
+        "The departure board was dark this morning.",
+        "I have never liked window seats.",
+        "There used to be a better café in the terminal.",
+        "Somebody always forgets a jacket at the gate.",
+    ),
 }
 """None of this asks for anything, or is about a row that a task could mean."""
 
@@ -74,7 +86,7 @@ def turned(task: PlatformTask) -> str:
 
 def _hint(task: PlatformTask) -> str:
     """Returns a hint with the tools of the task's own solution, in their order."""
-    instance = Instance(task.seed)
+    instance = Instance(task.seed, variables=task.variables)
     try:
         played = play_golden(task, instance)
     finally:

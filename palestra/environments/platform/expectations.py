@@ -1,12 +1,13 @@
 """What a task expects to be changed, and nothing else.
 
-Owns: comparing net changes with those expected, one to one. Never touches: databases.
+Owns: comparing net changes with those expected, one to one, and finding out which new row is which. Never touches:
+databases.
 """
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -33,6 +34,13 @@ class FreeText(msgspec.Struct, frozen=True):
 
     def fits(self, found: object) -> bool:
         return isinstance(found, str) and normal(found) == normal(self.wanted)
+
+
+class NewRow(msgspec.Struct, frozen=True):
+    """The id of a row that is made, whatever it will be: in the row itself as `id`, in others as a reference to it."""
+
+    name: str
+    """The same for the row and all references to it."""
 
 
 def normal(text: str) -> str:
@@ -77,17 +85,71 @@ class Mismatch(msgspec.Struct, frozen=True):
         return bool(self.missing or self.stray)
 
 
-def mismatch(expected: Sequence[Expected], found: Sequence[Change]) -> Mismatch:
+class ChangeMatch(msgspec.Struct, frozen=True):
+    met: frozenset[int]
+    """Places of the expectations that are met."""
+    used: frozenset[int]
+    """Places of the changes that meet them."""
+
+
+def match_changes(expected: Sequence[Expected], found: Sequence[Change]) -> ChangeMatch:
     """Compares. Each expectation is met by a change of its own: a matching in a small bipartite graph."""
-    fits = [[n for n, change in enumerate(found) if _fits(one, change)] for one in expected]
+    ids = _ids_of_new_rows(expected, found)
+    fits = [[n for n, change in enumerate(found) if _fits(one, change, ids)] for one in expected]
     taken: dict[int, int] = {}
     for one in range(len(expected)):
         _place(one, fits, taken, set())
-    met = set(taken.values())
+    return ChangeMatch(frozenset(taken.values()), frozenset(taken))
+
+
+def mismatch(expected: Sequence[Expected], found: Sequence[Change]) -> Mismatch:
+    """Returns what is missing and what is too much, in words."""
+    matched = match_changes(expected, found)
     return Mismatch(
-        missing=[_in_words(one) for n, one in enumerate(expected) if n not in met],
-        stray=[change_text(change) for n, change in enumerate(found) if n not in taken],
+        missing=[_in_words(one) for n, one in enumerate(expected) if n not in matched.met],
+        stray=[change_text(change) for n, change in enumerate(found) if n not in matched.used],
     )
+
+
+NewIds = Mapping[str, object]
+"""The id of each `NewRow`, by its name; while they are searched for, one that is missing may be any."""
+
+
+def _ids_of_new_rows(expected: Sequence[Expected], found: Sequence[Change]) -> NewIds:
+    """Finds the row that was made for each `NewRow`: one that fits, and to which the most references fit."""
+    ids: dict[str, object] = {}
+    unmade: dict[str, object] = {}
+    taken: set[int] = set()
+    for one in expected:
+        name = _new_name(one)
+        if name is None:
+            continue
+        fitting = [n for n, change in enumerate(found) if n not in taken and _fits(one, change, ids)]
+        referring = [other for other in expected if other is not one and _refers_to(other, name)]
+        best = max(
+            fitting, key=lambda n: _references(referring, found, {**ids, str(name): found[n].after["id"]}), default=-1
+        )
+        if best < 0:
+            unmade[name] = object()  # equal to nothing
+        else:
+            taken.add(best)
+            ids[name] = found[best].after["id"]
+    return ids | unmade
+
+
+def _new_name(one: Expected) -> str | None:
+    value = one.fields.get("id") if isinstance(one, InsertedRow) else None
+    return value.name if isinstance(value, NewRow) else None
+
+
+def _refers_to(one: Expected, name: str) -> bool:
+    return isinstance(one, InsertedRow) and any(
+        isinstance(value, NewRow) and value.name == name for value in one.fields.values()
+    )
+
+
+def _references(referring: Sequence[Expected], found: Sequence[Change], ids: NewIds) -> int:
+    return sum(any(_fits(one, change, ids) for change in found) for one in referring)
 
 
 def _place(one: int, fits: list[list[int]], taken: dict[int, int], tried: set[int]) -> bool:
@@ -101,27 +163,29 @@ def _place(one: int, fits: list[list[int]], taken: dict[int, int], tried: set[in
     return False
 
 
-def _fits(one: Expected, change: Change) -> bool:
+def _fits(one: Expected, change: Change, ids: NewIds) -> bool:
     if one.table != change.table:
         return False
     match one:
         case InsertedRow(fields=fields, others=others):
             known = others or set(change.after) == set(fields)
-            return change.kind is ChangeKind.INSERT and known and _are_met(fields, change.after)
+            return change.kind is ChangeKind.INSERT and known and _are_met(fields, change.after, ids)
         case UpdatedRow(key=key, fields=fields):
             same = change.kind is ChangeKind.UPDATE and change.key == key
-            return same and set(change.fields) <= set(fields) and _are_met(fields, change.after)
+            return same and set(change.fields) <= set(fields) and _are_met(fields, change.after, ids)
         case DeletedRow(key=key):
             return change.kind is ChangeKind.DELETE and change.key == key
 
 
-def _are_met(fields: JsonMapping, row: JsonMapping) -> bool:
-    return all(name in row and _is_met(one, row[name]) for name, one in fields.items())
+def _are_met(fields: JsonMapping, row: JsonMapping, ids: NewIds) -> bool:
+    return all(name in row and _is_met(one, row[name], ids) for name, one in fields.items())
 
 
-def _is_met(one: object, found: object) -> bool:
+def _is_met(one: object, found: object, ids: NewIds) -> bool:
     if isinstance(one, _Free):
         return True
+    if isinstance(one, NewRow):
+        return ids.get(one.name, found) == found
     return one.fits(found) if isinstance(one, FreeText) else one == found
 
 

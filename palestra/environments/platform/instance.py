@@ -18,6 +18,8 @@ import msgspec
 from palestra.environments.platform.app import SeedDatabase, SeedSize, TaskApp
 from palestra.environments.platform.changes import Change, changes, tables_of
 from palestra.environments.platform.errors import PlatformError, ToolError
+from palestra.environments.platform.failing_tools import FAILING, check_available
+from palestra.environments.platform.scripted_user import hidden_facts
 from palestra.environments.platform.seeds import CLOCK, PAGE_BYTES, seed_of
 from palestra.environments.platform.task_templates import TemplateEvent
 from palestra.environments.platform.tool_context import ToolContext
@@ -86,6 +88,9 @@ class Instance:
             try:
                 noted = _noted(name, arguments)
                 tool = self._tool(name)
+                if FAILING in self.variables:
+                    turn = connection.execute("SELECT count(*) FROM _events").fetchone()[0]
+                    check_available(self.variables, turn, tool.name)
                 outcome, error = self._run(connection, tool, tool.checked(arguments)), ""
                 connection.execute("COMMIT")
             except ToolError as e:
@@ -153,6 +158,11 @@ class Instance:
             rows = self.connection.execute("SELECT turn, call, error FROM _events ORDER BY turn").fetchall()
         called = ((turn, msgspec.json.decode(call) or ["", None], error) for turn, call, error in rows)
         return [TemplateEvent(turn, tool, arguments, error) for turn, (tool, arguments), error in called]
+
+    def hidden_facts(self) -> JsonObject:
+        """Returns what only the user on the line knows, and what both said; empty where there is no user."""
+        with self._lock:
+            return hidden_facts(self.connection, self.variables)
 
     def state_hash(self) -> str:
         """Returns a hash of all rows, without volatile columns, and of the clock."""

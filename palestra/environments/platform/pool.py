@@ -15,7 +15,7 @@ import sqlite3
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -145,18 +145,21 @@ class InstancePool:
             with self._lock:
                 record.holders -= 1
 
-    def replace(self, instance_id: str, data: str) -> None:
-        """Replaces the seed by another one of the same app, as if the instance were new."""
+    def replace(self, instance_id: str, data: str, variables: Mapping[str, str] | None = None) -> None:
+        """Replaces the seed by another one of the same app, and the variables if they are given, as if the instance
+        were new."""
         with self._lock:
             record = self.record(instance_id)
             if record.state is not InstanceState.RUNNING:
                 raise InstanceOver(record)
             if record.users:
                 raise PlatformError(f"instance {instance_id} is in use")
-            instance = Instance(seed_named(app_of(record.wanted.app), data), variables=record.wanted.variables)
+            wanted = record.wanted
+            own = wanted.variables if variables is None else dict(variables)
+            instance = Instance(seed_named(app_of(wanted.app), data), variables=own)
             self._memory.forget(record)
             self.files.drop(instance_id)
-            record.wanted = msgspec.structs.replace(record.wanted, data=data)
+            record.wanted = msgspec.structs.replace(wanted, data=data, variables=own)
             self._memory.keep(record, instance)
             try:
                 self.files.note(record)

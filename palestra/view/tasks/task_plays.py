@@ -113,6 +113,8 @@ class PlayState(Struct, frozen=True, kw_only=True):
     """The oldest first."""
     answer: str | None
     changes: list[Change]
+    user: JsonObject
+    """Of a task with a user: the facts that only the user knows, and what both said. A model does not see it."""
     verdict: TaskVerdict
 
 
@@ -143,7 +145,9 @@ class TaskPlays:
         """Begins a play. Raises UnknownName, PlatformError, PlayLimit."""
         key = choice.task.strip() or draw_task_key(choice.app, choice.template or None, choice.number)
         task, now = make_task(key), self._clock()
-        play = TaskPlay(secrets.token_hex(ID_BYTES), owner, task, Instance(task.seed), now, now)
+        play = TaskPlay(
+            secrets.token_hex(ID_BYTES), owner, task, Instance(task.seed, variables=task.variables), now, now
+        )
         with self._lock:
             self._end_idle(owner)
             if len(self._plays) >= MAX_PLAYS:
@@ -224,6 +228,7 @@ def _state(play: TaskPlay) -> PlayState:
     tools = [PlayTool(one.name, one.description, one.parameters, one.writes) for one in task.app.tools]
     try:
         changes, verdict = play.instance.changes(), verify(task, play.instance, play.answer)
+        user = play.instance.hidden_facts()
     except PlatformError:  # it was closed meanwhile
         raise NoSuchPlay("this play has ended; begin the task again") from None
     return PlayState(
@@ -231,12 +236,13 @@ def _state(play: TaskPlay) -> PlayState:
         task=str(task.key),
         app=task.app.key,
         prompt=task.prompt,
-        variables=dict(task.variables),
+        variables={name: value for name, value in task.variables.items() if name[0] != "_"},
         max_turns=task.template.max_turns,
         asks_for_answer=task.template.answer is not None,
         tools=[*tools, *answers],
         calls=list(play.calls),
         answer=play.answer,
         changes=changes,
+        user=user,
         verdict=verdict,
     )

@@ -14,7 +14,7 @@ from palestra.environments.platform import (
     make_task,
 )
 from palestra.environments.platform.golden import GoldTrajectory, play_golden
-from palestra.environments.platform.tasks import first_world
+from palestra.environments.platform.tasks import WORLDS, first_world
 
 TEMPLATES = [(app.key, template) for app in APPS.values() for template in app.templates]
 NAMES = [f"{app}-{template.name}" for app, template in TEMPLATES]
@@ -39,11 +39,11 @@ def tasks_of_one_world(app: str, template: TaskTemplate, count: int, first: int 
 @functools.cache
 def _made_once(app: str, name: str, difficulty: str, count: int, first: int) -> tuple[PlatformTask, ...]:
     keys = (TaskKey(app, name, difficulty, number) for number in itertools.count(first))
-    return tuple(map(make_task, itertools.islice((key for key in keys if first_world(key) == 0), count)))
+    return tuple(map(make_task, itertools.islice((key for key in keys if first_world(key) % WORLDS == 0), count)))
 
 
 def opened(task: PlatformTask) -> Instance:
-    return Instance(task.seed)
+    return Instance(task.seed, variables=task.variables)
 
 
 def golden(task: PlatformTask, instance: Instance) -> GoldTrajectory:

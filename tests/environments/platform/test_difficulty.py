@@ -32,10 +32,10 @@ def test_only_the_prompt_changes(app: str, template: TaskTemplate):
         assert make_task(str(task.key)).prompt == task.prompt
         renamed = verifier_source(task).partition("\n")[2]
         assert renamed == verifier_source(plain).partition("\n")[2]
-    instance = Instance(both.seed)
+    instance = Instance(both.seed, variables=both.variables)
     played = play_golden(both, instance)
     assert verify(both, instance, played.answer).score == 1.0
-    assert verify(both, Instance(both.seed)).score == 0.0
+    assert verify(both, Instance(both.seed, variables=both.variables)).score == 0.0
     assert hinted.prompt.startswith(f"{plain.prompt}\n\nHint: use ")
     assert all(call.tool in hinted.prompt for call, _ in played.steps)
     added = noisy.prompt.split("\n\n")

@@ -16,7 +16,9 @@ from palestra.environments.fleet.platform_tasks import platform_task
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import ToolSpec
+from palestra.environments.fleet.user_model import UserModel, in_own_words, user_model_of
 from palestra.environments.platform import Instance, PlatformError, PlatformTask, TaskVerdict, app_of, verify
+from palestra.environments.platform.scripted_user import TALK
 from palestra.environments.platform.seeds import seed_named
 from palestra.environments.platform.verifiers import VerifierLimits, run_verifier
 from palestra.environments.platform.verifiers.source import verifier_source
@@ -33,6 +35,7 @@ def live_instances() -> int:
 class EmbeddedBackend:
     def __init__(self, task: FleetTask, settings: FleetSettings) -> None:
         self._task, self._settings = task, settings
+        self._user = user_model_of(settings.user) if settings.user else None
         self._instance: Instance | None = None
         self._own: PlatformTask | None = None
         """Set if the task is one of the platform's, which then judges it itself."""
@@ -56,7 +59,24 @@ class EmbeddedBackend:
 
     async def call_tool(self, name: str, arguments: JsonObject) -> ToolAnswer:
         result = self._opened.call(name, arguments)
-        return ToolAnswer(None, result.text) if result.is_error else ToolAnswer(json.loads(result.text))
+        answer = ToolAnswer(None, result.text) if result.is_error else ToolAnswer(json.loads(result.text))
+        if name == TALK and self._user is not None and not answer.error:
+            answer = await self._spoken(self._user, answer)
+        return msgspec.structs.replace(answer, progress=self._progress())
+
+    async def _spoken(self, user: UserModel, answer: ToolAnswer) -> ToolAnswer:
+        """Puts what the script says into a model's words."""
+        text = await in_own_words(user, self._opened.hidden_facts(), answer.result["user"])
+        with self._opened.transaction() as connection:
+            connection.execute("UPDATE _talk SET text = ? WHERE id = (SELECT max(id) FROM _talk)", (text,))
+        return msgspec.structs.replace(answer, result={**answer.result, "user": text})
+
+    def _progress(self) -> float | None:
+        """Returns the share of sub-goals that are met, for rewards of turns."""
+        is_wanted = self._settings.partial_reward or self._settings.turn_rewards
+        if self._own is None or self._own.template.goals is None or not is_wanted:
+            return None
+        return verify(self._own, self._opened).progress
 
     async def verify(self, attempt: FleetAttempt) -> FleetGrade:
         if self._own is not None:
@@ -69,6 +89,7 @@ class EmbeddedBackend:
                 met=verdict.met,
                 missed=verdict.missed,
                 changes=msgspec.to_builtins(self._opened.changes()[:MAX_CHANGES]),
+                user=self._opened.hidden_facts(),
             )
         if not self._task.verifier_code:
             return FleetGrade(score=None, error=f"task {self._task.task_key} has no verifier")
@@ -108,8 +129,11 @@ class EmbeddedBackend:
 
 
 def _partial(task: PlatformTask, verdict: TaskVerdict) -> float:
-    """Returns the share of passed checks, without those that would pass by doing nothing."""
-    idle = Instance(task.seed)
+    """Returns the share of passed checks, without those that would pass by doing nothing; of a task with sub-goals, its
+    progress."""
+    if verdict.progress is not None:
+        return min(verdict.progress, 1 - 1 / (2 * verdict.checks))  # all met, but not as a whole
+    idle = Instance(task.seed, variables=task.variables)
     try:
         earned = set(verdict.met) - set(verify(task, idle).met)
     finally:

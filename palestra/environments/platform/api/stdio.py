@@ -78,7 +78,7 @@ def open_world(key: str, data: str | None, report: Callable[[TaskVerdict], None]
         raise PlatformError(
             f"a task has its own data ({task.seed.key}); give {data} only with an app ({', '.join(APPS)})"
         )
-    return StdioWorld(Instance(task.seed), task, report)
+    return StdioWorld(Instance(task.seed, variables=task.variables), task, report)
 
 
 def serve_lines(world: StdioWorld, incoming: BinaryIO, outgoing: BinaryIO) -> None:

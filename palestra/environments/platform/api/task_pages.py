@@ -41,7 +41,7 @@ def tasks_in(worlds: Sequence[int], apps: Iterable[TaskApp], first: int) -> Iter
 def _task_in(world: int, app: TaskApp, template: TaskTemplate, first: int) -> PlatformTask:
     """Returns the first task that is possible there. If nearly none is, it is in another world."""
     keys = (TaskKey(app.key, template.name, template.difficulty, number) for number in itertools.count(first))
-    drawn_there = (key for key in keys if first_world(key) == world)
+    drawn_there = (key for key in keys if first_world(key) % WORLDS == world)
     for key in itertools.islice(drawn_there, MAX_TRIES):
         with contextlib.suppress(PlatformError):
             return make_task(key, max_draws=1)

@@ -33,13 +33,15 @@ def grade(env, final_answer, task):
         rows = database.table(name).all()
         return {json.dumps([row[column] for column in table["key"]]): row for row in rows}
 
-    def is_met(wanted, found):
+    def is_met(wanted, found, ids):
         kind, value = wanted
+        if kind == "new":
+            return ids.get(value, found) == found
         if kind == "text":
             return isinstance(found, str) and normal(found) == normal(value)
         return kind == "free" or value == found
 
-    def fits(wanted, change):
+    def fits(wanted, change, ids):
         if wanted["table"] != change["table"] or wanted["kind"] != change["kind"]:
             return False
         if wanted["kind"] == "insert":
@@ -48,7 +50,7 @@ def grade(env, final_answer, task):
         elif json.dumps(wanted["key"]) != change["key"] or set(change["fields"]) - set(wanted["fields"]):
             return False
         row = change["after"]
-        return all(name in row and is_met(value, row[name]) for name, value in wanted["fields"].items())
+        return all(name in row and is_met(value, row[name], ids) for name, value in wanted["fields"].items())
 
     def changes_between(seed, current):
         found = []
@@ -74,12 +76,44 @@ def grade(env, final_answer, task):
                     return True
         return False
 
-    def changes_are_right(found, expected):
-        choices = [[n for n, change in enumerate(found) if fits(wanted, change)] for wanted in expected]
+    def ids_of_new_rows(found, expected):
+        ids, unmade, used = {}, {}, set()
+        for wanted in expected:
+            kind, name = wanted["fields"].get("id", ["is", None])
+            if kind != "new":
+                continue
+            fitting = [n for n, change in enumerate(found) if n not in used and fits(wanted, change, ids)]
+            others = [one for one in expected if one is not wanted and ["new", name] in one["fields"].values()]
+            best, most = None, -1
+            for n in fitting:
+                known = dict(ids, **{name: found[n]["after"]["id"]})
+                references = sum(any(fits(one, change, known) for change in found) for one in others)
+                if references > most:
+                    best, most = n, references
+            if best is None:
+                unmade[name] = object()
+            else:
+                used.add(best)
+                ids[name] = found[best]["after"]["id"]
+        return dict(ids, **unmade)
+
+    def matched(found, expected):
+        ids = ids_of_new_rows(found, expected)
+        choices = [[n for n, change in enumerate(found) if fits(wanted, change, ids)] for wanted in expected]
         taken = {}
         for wanted in range(len(expected)):
             place(wanted, choices, taken, set())
-        return len(taken) == len(expected) == len(found)
+        return taken
+
+    def changes_are_right(found, expected):
+        return len(matched(found, expected)) == len(expected) == len(found)
+
+    def goals_met(found):
+        taken, checks, first = matched(found, task["expected"]), {}, 0
+        for number, size in enumerate(task["goals"], 1):
+            checks["goal " + str(number)] = set(range(first, first + size)) <= set(taken.values())
+            first += size
+        return dict(checks, **{"no other changes": len(taken) == len(found)})
 
     def verify_multi_app(found):
         apps = {}
@@ -107,7 +141,7 @@ def grade(env, final_answer, task):
     seed, current = env.db("seed"), env.db("current")
     found, changes = changes_between(seed, current), "changes" if task["expected"] else "no unexpected changes"
     apps = verify_multi_app(found) if task["apps"] else {}
-    checks = dict(apps) or {changes: changes_are_right(found, task["expected"])}
+    checks = goals_met(found) if task["goals"] else dict(apps) or {changes: changes_are_right(found, task["expected"])}
     if task["answer"] is not None:
         checks["answer"] = answer_is_right()
     if task["calls"] is not None:

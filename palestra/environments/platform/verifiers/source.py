@@ -14,7 +14,15 @@ from functools import lru_cache
 from typing import Any
 
 from palestra.environments.platform.changes import tables_of
-from palestra.environments.platform.expectations import FREE, DeletedRow, Expected, FreeText, InsertedRow, UpdatedRow
+from palestra.environments.platform.expectations import (
+    FREE,
+    DeletedRow,
+    Expected,
+    FreeText,
+    InsertedRow,
+    NewRow,
+    UpdatedRow,
+)
 from palestra.environments.platform.task_records import PlatformTask
 from palestra.environments.platform.verifiers.exported import grade
 from palestra.util.json_types import JsonObject
@@ -44,6 +52,7 @@ def verifier_source(task: PlatformTask) -> str:
             for table in tables
         },
         "expected": [_expected(one) for one in template.expect(task.params, seed)],
+        "goals": [len(goal) for goal in template.goals.expect(task.params, seed)] if template.goals else [],
         "apps": bool(task.app.parts),
         "answer": None if answer is None else {"kind": answer.kind, "text": answer.text},
         "calls": None if calls is None else {"tools": calls.tools, "only": calls.only},
@@ -74,4 +83,6 @@ def _fields(fields: Any) -> dict[str, Sequence[Any]]:
 def _value(value: object) -> list[Any]:
     if value is FREE:
         return ["free", None]
+    if isinstance(value, NewRow):
+        return ["new", value.name]
     return ["text", value.wanted] if isinstance(value, FreeText) else ["is", value]

@@ -40,7 +40,7 @@ def exported(folder: Path, *apps: str) -> Path:
 
 def solution(task_key: str) -> GoldTrajectory:
     task = make_task(task_key)
-    return play_golden(task, Instance(task.seed))
+    return play_golden(task, Instance(task.seed, variables=task.variables))
 
 
 def read_as_the_fork_does(row: dict[str, Any]) -> dict[str, Any]:

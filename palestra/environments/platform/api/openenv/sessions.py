@@ -59,7 +59,7 @@ class OpenEnvSession:
 
     async def reset(self, request: ResetRequest) -> JsonObject:
         task = await asyncio.to_thread(task_for, self.app, request)
-        self.pool.replace(self.instance_id, task.seed.key)
+        self.pool.replace(self.instance_id, task.seed.key, task.variables)
         self.task, self.steps, self.calls, self.is_done = task, 0, 0, False
         self.episode_id = request.episode_id or secrets.token_hex(ID_BYTES)
         return first_observation(task)

@@ -5,6 +5,7 @@ from palestra.environments.platform.apps.forge import code_tools as c
 from palestra.environments.platform.apps.forge import issue_tools as i
 from palestra.environments.platform.apps.forge.schema import FIXED, SCHEMA, VOLATILE
 from palestra.environments.platform.apps.forge.seed import fill, fill_with
+from palestra.environments.platform.apps.forge.sub_goals import SUB_GOALS
 from palestra.environments.platform.apps.forge.tasks_code import CODE_TASKS
 from palestra.environments.platform.apps.forge.tasks_issues import ISSUE_TASKS
 
@@ -36,6 +37,7 @@ FORGE = TaskApp(
         c.merge_pull,
     ),
     templates=(*ISSUE_TASKS, *CODE_TASKS),
+    sub_goals=SUB_GOALS,
     fixed=FIXED,
     volatile=VOLATILE,
 )

@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Mapping
 
 from palestra.environments.platform.app import SeedDatabase, SeedSize, TaskApp, TemplateMaker
+from palestra.environments.platform.apps.keys.sub_goals import SUB_GOALS
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.expectations import DeletedRow, Expected, InsertedRow, UpdatedRow
 from palestra.environments.platform.task_templates import (
@@ -220,4 +221,5 @@ KEYS = TaskApp(
     fill=fill,
     tools=(list_items, get_item, set_item, drop_item, write_number),
     templates=(list_all, put_number, by_verb, put_and_drop, put_value, largest),
+    sub_goals=SUB_GOALS,
 )

@@ -26,6 +26,7 @@ from palestra.environments.platform.apps.mail.rules import create_rule
 from palestra.environments.platform.apps.mail.schema import SCHEMA
 from palestra.environments.platform.apps.mail.seed import fill, fill_with
 from palestra.environments.platform.apps.mail.sending import forward_message, send_message
+from palestra.environments.platform.apps.mail.sub_goals import SUB_GOALS
 from palestra.environments.platform.apps.mail.tasks_calendar import CALENDAR_TASKS
 from palestra.environments.platform.apps.mail.tasks_injected import INJECTED_TASKS
 from palestra.environments.platform.apps.mail.tasks_mail import MAIL_TASKS
@@ -58,6 +59,7 @@ MAIL = TaskApp(
         search_contacts,
     ),
     templates=(*MAIL_TASKS, *SEARCH_TASKS, *CALENDAR_TASKS, *INJECTED_TASKS),
+    sub_goals=SUB_GOALS,
 )
 
 __all__ = ["MAIL"]
