@@ -345,6 +345,14 @@ class ServeLimits(Config):
     max_routing_bytes: PositiveInt = 1 << 30
     """Size of the records of experts that sampled sequences visited (replay_routing); the oldest beyond it are
     dropped."""
+    max_pictures: PositiveInt = 256
+    """Pictures of a request; beyond it 400. Equal files count once."""
+    max_picture_bytes: PositiveInt = 20 << 20
+    """Size of a picture's file; beyond it 400."""
+    max_picture_pixels: PositiveInt = 64_000_000
+    """Pixels of a picture before it is resized, by its header; beyond it 400, before it is unpacked."""
+    max_request_pixels: PositiveInt = 128_000_000
+    """Pixels of all pictures of a request as the model reads them, at three bytes each; beyond it 400."""
     max_conversations: PositiveInt = 10_000
     """Conversations in memory; beyond it, the least recently used ones of the owner who has the most are dropped."""
     max_conversation_tokens: PositiveInt = 64 << 20

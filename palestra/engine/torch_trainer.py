@@ -73,10 +73,13 @@ class TorchConfig:
     max_sample_rows: int | None = None
     cache_tokens: int | None = None
     cache_share: float = 0.5
+    sees: bool = True
+    """Read the vision tower, where the model has one."""
 
     @classmethod
     def of(cls, config: WorkerConfig, rank: int = 0) -> TorchConfig:
-        fields: dict[str, Any] = {name: getattr(config, name) for name in cls.__dataclass_fields__}
+        fields: dict[str, Any] = {n: getattr(config, n) for n in cls.__dataclass_fields__ if n != "sees"}
+        fields["sees"] = not config.devices  # several ranks read text only
         if config.devices:
             fields["device"] = config.devices[rank]
         return cls(**fields)
@@ -99,6 +102,7 @@ class TorchTrainer:
             weights=config.weights,
             mesh=mesh,
             tensor=tensor,
+            sees=config.sees,
         )
         self.allow_other_weights = config.allow_other_weights
         self.spec, decoder = model.spec, model.decoder

@@ -28,6 +28,7 @@ from palestra.server.core.owners.key_watch import KeyWatch
 from palestra.server.core.owners.owner_states import OwnerStates
 from palestra.server.core.owners.quotas import OwnerQuotas
 from palestra.server.core.owners.usage import UsageAccount
+from palestra.server.core.pictures.reader import PictureReader
 from palestra.server.core.restore import restore
 from palestra.server.core.samples.requests import SamplingRequests
 from palestra.server.core.samples.samplers import SamplingSessions
@@ -171,7 +172,8 @@ class ServerServices:
 
         # Protocols, and who may call them
         lookup = Lookup(served, sessions, training, sampling, metrics, shutdown)
-        samplers = SamplingSessions(store, lookup, sessions, sampling, checkpoints, metrics)
+        self.pictures = pictures = PictureReader(limits)
+        samplers = SamplingSessions(store, lookup, sessions, sampling, checkpoints, metrics, pictures)
         self.tinker = TinkerService(
             sessions=SessionService(store, served, sessions, teardown),
             models=ModelService(
@@ -184,6 +186,7 @@ class ServerServices:
                 checkpoints,
                 quotas,
                 teardown,
+                pictures,
                 max_models=limits.max_models,
                 is_loopback=config.is_loopback,
             ),
@@ -324,4 +327,5 @@ class ServerServices:
         await self.adapters.close()
         await asyncio.gather(*(worker.stop() for worker in self.served), return_exceptions=True)
         await self.training.writing.settle_down()
+        await self.pictures.close()
         await self._last_uses.flush()

@@ -52,6 +52,7 @@ def load_model(
     weights: str | None = None,
     mesh: DeviceMesh | None = None,
     tensor: TensorGroup | None = None,
+    sees: bool = True,
 ) -> Model:
     """Reads a Hugging Face model folder. Raises ModelError where it is missing or cannot be computed here.
 
@@ -60,7 +61,7 @@ def load_model(
     of 8 or 4 bits in which the weights of products are kept (see `quantised.forms`); "bf16" is that dtype. With a mesh
     of processes, each reads and holds its share of the layers (see `sharding`). With `tensor`, each reads, holds and
     computes its part of every layer (see `tensor_group`). The vision tower of a model that sees is read where one
-    process computes alone; elsewhere the model reads text only.
+    process computes alone, unless `sees` is false; elsewhere the model reads text only.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -95,7 +96,7 @@ def load_model(
             folder, spec, Decoder(own, read_weights(folder, spec, DTYPES[name], where, tensor=tensor.share), tensor)
         )
     if mesh is None:
-        return _on_one_device(folder, spec, DTYPES[name], where, weights)
+        return _on_one_device(folder, spec if sees else replace(spec, tower=None), DTYPES[name], where, weights)
     from palestra.model.sharding import shard_layers
 
     if form is not None:
