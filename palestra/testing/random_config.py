@@ -304,7 +304,7 @@ def random_config(
     overrides = overrides or {}
     config = (
         {"model_type": family}
-        | pick("family", FAMILIES | dict.fromkeys(SEEING, {}), family)
+        | pick("family", FAMILIES | {name: {} for name in SEEING}, family)
         | {
             "attention_dropout": 0.0,
             "head_dim": shape.head_dim,

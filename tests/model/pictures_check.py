@@ -29,7 +29,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import families_check as text  # noqa: E402
+import families_check as text
 
 SEEING = ("qwen3_vl", "qwen3_5", "qwen3_5_moe")
 SHAPES = ((2, 3), (5, 2), (4, 4), (1, 7))
@@ -98,9 +98,10 @@ class Check:
             image_std=[0.5] * 3,
             do_resize=False,
         )
-        images = []
-        for picture in (self.pictures[n] for n in numbers):
-            images.append(np.frombuffer(picture.pixels, np.uint8).reshape(picture.height, picture.width, 3))
+        images = [
+            np.frombuffer(picture.pixels, np.uint8).reshape(picture.height, picture.width, 3)
+            for picture in (self.pictures[n] for n in numbers)
+        ]
         return dict(processor(images, return_tensors="pt"))
 
     @torch.no_grad()

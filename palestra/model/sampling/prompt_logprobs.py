@@ -84,7 +84,11 @@ class PromptScores:
     ) -> PromptScores | None:
         """None when nothing is asked."""
         wants_logprobs = request.prompt_logprobs or request.topk_prompt_logprobs or request.prompt_alt_tokens_k
-        return cls(request, seed, vocab_size, pictures) if wants_logprobs or request.target_prompt_logprobs is not None else None
+        return (
+            cls(request, seed, vocab_size, pictures)
+            if wants_logprobs or request.target_prompt_logprobs is not None
+            else None
+        )
 
     @property
     def first_row(self) -> int:

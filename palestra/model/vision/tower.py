@@ -94,8 +94,8 @@ class Tower:
     def _layer(self, w: TowerLayerWeights, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
         qkv = _product(_normed(x, w.norm1), w.qkv).unflatten(1, (3, self.spec.n_heads, -1))
         q, k = (rotate(part.float(), *turn).to(x.dtype) for part in (qkv[:, 0], qkv[:, 1]))
-        heads = (part.transpose(0, 1)[None] for part in (q, k, qkv[:, 2]))
-        mixed = scaled_dot_product_attention(*heads)[0].transpose(0, 1).flatten(1)
+        q, k, v = (part.transpose(0, 1)[None] for part in (q, k, qkv[:, 2]))
+        mixed = scaled_dot_product_attention(q, k, v)[0].transpose(0, 1).flatten(1)
         x = x + _product(mixed, w.proj)
         inner = gelu(_product(_normed(x, w.norm2), w.fc1), approximate="tanh")
         return x + _product(inner, w.fc2)

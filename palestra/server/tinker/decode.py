@@ -15,8 +15,8 @@ from google.protobuf.message import DecodeError
 from pydantic import BaseModel, ValidationError
 
 from palestra.server.core.paths import check_run_id
-from palestra.server.core.pictures.locations import file_at, from_base64
-from palestra.server.core.pictures.reader import EncodedPicture, PictureError
+from palestra.server.core.pictures.locations import PictureError, from_base64
+from palestra.server.core.pictures.reader import EncodedPicture
 from palestra.server.core.samples.samplers import SampleCall
 from palestra.server.core.training.routing_records import ProvenanceSpan
 from palestra.server.core.wire_errors import WireError, shown, wire_error_of
@@ -161,7 +161,7 @@ def _chunk_of_message(files: dict[str, EncodedPicture], chunk: wire.Chunk) -> Te
     kind = chunk.WhichOneof("chunk")
     if kind == "image":
         expected = chunk.image.expected_tokens if chunk.image.HasField("expected_tokens") else None
-        return _image(files, EncodedPicture(chunk.image.data, expected))
+        return _image(files, EncodedPicture(chunk.image.data, expected_rows=expected))
     if kind != "encoded_text":
         raise _unsupported_chunk(kind or "unknown")
     tokens = chunk.encoded_text.tokens
@@ -177,16 +177,16 @@ def _chunk_of_schema(files: dict[str, EncodedPicture], chunk: schemas.ModelInput
         case schemas.ModelInputChunk(type="encoded_text", tokens=list(tokens)):
             return TextChunk(tuple(tokens))
         case schemas.ModelInputChunk(type="image", data=str(data)):
-            return _image(files, EncodedPicture(_file(from_base64, data), chunk.expected_tokens))
+            return _image(files, EncodedPicture(_file(data), expected_rows=chunk.expected_tokens))
         case schemas.ModelInputChunk(type="image_asset_pointer", location=str(location)):
-            return _image(files, EncodedPicture(_file(file_at, location), chunk.expected_tokens))
+            return _image(files, EncodedPicture(url=location, expected_rows=chunk.expected_tokens))
     field = {"encoded_text": "tokens", "image": "data", "image_asset_pointer": "location"}.get(chunk.type)
     raise _unsupported_chunk(chunk.type) if field is None else WireError(f"{chunk.type}: {field} is missing")
 
 
-def _file(read: Callable[[str], bytes], given: str) -> bytes:
+def _file(given: str) -> bytes:
     try:
-        return read(given)
+        return from_base64(given)
     except PictureError as e:
         raise WireError(str(e)) from None
 

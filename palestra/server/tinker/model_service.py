@@ -15,9 +15,10 @@ from palestra.server.core.lookup import Lookup, is_over
 from palestra.server.core.owners.callers import Caller
 from palestra.server.core.owners.quotas import OwnerQuotas, exceeded
 from palestra.server.core.paths import ModelId, TinkerPath
-from palestra.server.core.samples.requests import SamplingRequests
-from palestra.server.core.pictures.reader import PictureError, PictureReader
+from palestra.server.core.pictures.locations import PictureError
+from palestra.server.core.pictures.reader import PictureReader
 from palestra.server.core.pictures.requests import vision_card, with_pictures
+from palestra.server.core.samples.requests import SamplingRequests
 from palestra.server.core.sessions import TinkerSession, TinkerSessions
 from palestra.server.core.teardown import Teardown
 from palestra.server.core.training.models import TrackedModel

@@ -5,15 +5,19 @@ Owns: what is refused before a request is accepted. Never touches: Pillow, proto
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
+from palestra.chat.pictures import SCHEME
 from palestra.config.serve import ServeLimits
 from palestra.server.core.pictures.decoding import DecodeAnswer, DecodeOrder
+from palestra.server.core.pictures.depot import PictureDepot
+from palestra.server.core.pictures.locations import PictureError, file_at
 from palestra.types import Picture, VisionCard
 from palestra.util.answering_child import AnsweringChild, ChildDied, ChildTooLate
 
@@ -24,40 +28,43 @@ CACHE_BYTES = 64 << 20
 Known = tuple[str, int, int, int]
 
 
-class PictureError(ValueError):
-    """A picture cannot be read. The text is for whoever sent it."""
-
-
 @dataclass(frozen=True, slots=True)
 class EncodedPicture:
     """A file that a request has, or names."""
 
-    file: bytes
+    file: bytes = b""
+    url: str = ""
+    """Where it is, if it did not come with the request itself."""
     expected_rows: int | None = None
     """How many positions the client thinks that it takes."""
 
     @property
     def key(self) -> str:
-        return hashlib.sha256(self.file).hexdigest()
+        return hashlib.sha256(self.file or self.url.encode()).hexdigest()
 
 
 class PictureReader:
-    def __init__(self, limits: ServeLimits):
-        self._limits = limits
+    def __init__(self, limits: ServeLimits, depot: PictureDepot, hosts: Collection[str] = ()):
+        """`hosts`: from where pictures may be fetched."""
+        self._limits, self.depot, self._hosts = limits, depot, frozenset(host.lower() for host in hosts)
         self._child = AnsweringChild(CHILD)
         self._known: OrderedDict[Known, Picture] = OrderedDict()
         """By the file's hash and how it was resized, the least recently used first."""
         self._known_bytes = 0
 
     async def read_all(self, files: Mapping[str, EncodedPicture], card: VisionCard) -> dict[str, Picture]:
-        """Pictures by the names that their files have in the request. Raises PictureError."""
+        """Pictures by the names that their files have in the request. Raises PictureError, with the name of one."""
         most = self._limits.max_pictures
         if len(files) > most:
             raise PictureError(f"the request has {len(files)} pictures; at most {most} are read (limits.max_pictures)")
         found: dict[str, Picture] = {}
         pixels = 0
         for name, encoded in files.items():
-            picture = found[name] = await self._read(encoded.file, card)
+            try:
+                picture = found[name] = await self._picture(encoded, card)
+            except PictureError as e:
+                e.name = name
+                raise
             rows, expected = card.rows(picture), encoded.expected_rows
             if expected is not None and expected != rows:
                 raise PictureError(f"Expected {expected} tokens, got {rows} from image")
@@ -71,6 +78,17 @@ class PictureReader:
 
     async def close(self) -> None:
         await self._child.close()
+
+    async def _picture(self, encoded: EncodedPicture, card: VisionCard) -> Picture:
+        if not encoded.url:
+            return await self._read(encoded.file, card)
+        if not encoded.url.startswith(SCHEME):
+            return await self._read(await file_at(encoded.url, self._hosts, self._limits.max_picture_bytes), card)
+        digest = encoded.url.removeprefix(SCHEME)
+        picture = await asyncio.to_thread(self.depot.find, digest)
+        if picture is None or picture.height % card.multiple or picture.width % card.multiple:
+            raise PictureError(f"picture {digest[:12]} is not kept here any more for this model; send it again")
+        return picture
 
     async def _read(self, file: bytes, card: VisionCard) -> Picture:
         if len(file) > self._limits.max_picture_bytes:

@@ -14,7 +14,8 @@ from palestra.server.core.futures import RequestKind, SampleFuture
 from palestra.server.core.lookup import Lookup, is_over
 from palestra.server.core.owners.callers import Caller
 from palestra.server.core.paths import SamplerId, TinkerPath
-from palestra.server.core.pictures.reader import PictureError, PictureReader
+from palestra.server.core.pictures.locations import PictureError
+from palestra.server.core.pictures.reader import PictureReader
 from palestra.server.core.pictures.requests import Files, placed, vision_card
 from palestra.server.core.samples.requests import FIRST_OWN, SamplingRequests, SamplingSession, weights_of
 from palestra.server.core.sessions import TinkerSessions
