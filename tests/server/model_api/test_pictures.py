@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tests.server.conftest import Server
 
 ROWS, MODEL = 12, "Qwen/Qwen3-8B"
+COLD = {"temperature": 0}
 SIZE = {"max_tokens": 6, "temperature": 0.0}
 CALL: Any = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 TOOL: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
@@ -110,6 +111,7 @@ def test_a_picture_stands_where_its_part_does(client: openai.OpenAI, seeing: Ser
     assert 504 not in plain
 
 
+@pytest.mark.slow
 def test_a_conversation_goes_on_behind_a_picture(client: openai.OpenAI, seeing: Server) -> None:
     messages = asked(image(2), words("What is it?"))
     first = said(client, messages)
@@ -120,7 +122,7 @@ def test_a_conversation_goes_on_behind_a_picture(client: openai.OpenAI, seeing: 
     ]
     second = said(client, more)
     trace = seeing.http().get("/v1/traces").json()["data"][0]
-    turns = seeing.http().get(f"/v1/traces/{trace['trace_id']}").json()["turns"]
+    turns = seeing.http().get(f"/v1/traces/{trace['id']}").json()["turns"]
     (shown,) = [part for part in turns[0]["messages"][0]["content"] if part["type"] == "image_url"]
     assert shown["image_url"]["url"].startswith("picture:")
     again = said(client, [*asked(shown, words("What is it?")), *more[1:]])
@@ -135,33 +137,37 @@ def test_all_apis_show_the_model_the_same(client: openai.OpenAI, claude: anthrop
         {"type": "input_image", "image_url": image(4)["image_url"]["url"]},
     ]
     given: Any = [{"role": "user", "content": parts}]
-    response = client.responses.create(model=MODEL, input=given, max_output_tokens=6, temperature=0)
+    response: Any = client.responses.create(model=MODEL, input=given, max_output_tokens=6, temperature=0)
     assert response.output_text == answer
-    message = claude.messages.create(model=MODEL, max_tokens=6, temperature=0, messages=asked(words("See: "), block(4)))
+    message: Any = claude.messages.create(
+        model=MODEL, max_tokens=6, extra_body=COLD, messages=asked(words("See: "), block(4))
+    )
     assert message.content[0].text == answer
     counted = claude.messages.count_tokens(model=MODEL, messages=asked(words("See: "), block(4)))
-    assert counted.input_tokens == message.usage.input_tokens == response.usage.input_tokens
-    more = client.responses.create(
+    assert counted.input_tokens == message.usage.input_tokens + message.usage.cache_read_input_tokens
+    assert counted.input_tokens == response.usage.input_tokens
+    more: Any = client.responses.create(
         model=MODEL, input="More?", previous_response_id=response.id, max_output_tokens=6, temperature=0
     )
     assert more.usage.input_tokens > counted.input_tokens + ROWS // 2
 
 
+@pytest.mark.slow
 def test_results_of_tools_have_pictures(client: openai.OpenAI, claude: anthropic.Anthropic) -> None:
     called: Any = {"role": "assistant", "content": "", "tool_calls": [CALL]}
     result: Any = {"role": "tool", "tool_call_id": "c1", "content": [words("Here: "), image(5)]}
     chat = said(client, [*asked(words("Look.")), called, result], tools=[TOOL], tool_choice="none")
     use: Any = {"type": "tool_use", "id": "c1", "name": "look", "input": {}}
     results: Any = {"type": "tool_result", "tool_use_id": "c1", "content": [words("Here: "), block(5)]}
-    message = claude.messages.create(
+    message: Any = claude.messages.create(
         model=MODEL,
         max_tokens=6,
-        temperature=0,
+        extra_body=COLD,
         messages=[*asked(words("Look.")), {"role": "assistant", "content": [use]}, *asked(results)],
         tools=[{"name": "look", "input_schema": {"type": "object", "properties": {}}}],
         tool_choice={"type": "none"},
     )
-    assert message.usage.input_tokens == chat.usage.prompt_tokens
+    assert message.usage.input_tokens + message.usage.cache_read_input_tokens == chat.usage.prompt_tokens
     output: Any = [
         {"role": "user", "content": "Look."},
         {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
@@ -175,13 +181,13 @@ def test_results_of_tools_have_pictures(client: openai.OpenAI, claude: anthropic
         },
     ]
     tools: Any = [{"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}]
-    response = client.responses.create(
+    response: Any = client.responses.create(
         model=MODEL, input=output, tools=tools, tool_choice="none", max_output_tokens=6, temperature=0
     )
-    assert response.usage is not None
     assert response.usage.input_tokens == chat.usage.prompt_tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("url", "why"),
     [
@@ -202,6 +208,7 @@ def test_what_cannot_be_seen_is_refused_with_its_place(client: openai.OpenAI, ur
     assert refused.value.param == "messages[0].content[1]"
 
 
+@pytest.mark.slow
 def test_hosts_that_the_config_names_are_asked(client: openai.OpenAI, host: str) -> None:
     import openai
 

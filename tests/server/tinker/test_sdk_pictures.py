@@ -15,10 +15,14 @@ from tests.pictures import data_url, drawn, file_of
 if TYPE_CHECKING:
     from tests.server.conftest import Server
 
+pytestmark = pytest.mark.slow
+
 ROWS = 12
 """Positions of a picture of 64 x 48 pixels: the random model's squares have 16 x 16."""
 BEFORE, BEHIND = [17, 301, 503], [505, 44, 81]
 """Ids around a picture; 503 and 505 are the tokens that begin and end one."""
+
+NO_TARGETS: Any = {"target_tokens": np.zeros(len(BEFORE) + ROWS + len(BEHIND), np.int64)}
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +116,7 @@ def test_pictures_that_cannot_be_read_are_refused(
     service: tinker.ServiceClient, seeing: Server, chunk: types.ImageChunk, said: str
 ) -> None:
     client = service.create_lora_training_client(seeing.name, rank=4, seed=1)
-    given = types.Datum(prompt(chunk), {"target_tokens": np.zeros(18, np.int64)})
+    given = types.Datum(prompt(chunk), NO_TARGETS)
     with pytest.raises(tinker.BadRequestError, match=said):
         client.forward_backward([given], "cross_entropy").result()
     with pytest.raises(tinker.BadRequestError, match=said):
@@ -129,6 +133,6 @@ def test_what_stands_elsewhere_is_not_fetched(service: tinker.ServiceClient, see
 
 def test_rows_of_a_picture_are_targets_of_nothing(service: tinker.ServiceClient, seeing: Server) -> None:
     client = service.create_lora_training_client(seeing.name, rank=4, seed=1)
-    given = types.Datum(prompt(picture()), {"target_tokens": np.zeros(18, np.int64)})
+    given = types.Datum(prompt(picture()), NO_TARGETS)
     with pytest.raises(tinker.TinkerError, match="position 2 predicts a row of a picture"):
         client.forward_backward([given], "cross_entropy").result()

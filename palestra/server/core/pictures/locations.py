@@ -65,14 +65,17 @@ async def _fetched(url: str, shown: str, max_bytes: int) -> bytes:
     """Redirects are not followed: they could lead to any host."""
     found = bytearray()
     try:
-        async with asyncio.timeout(FETCH_S), httpx.AsyncClient(trust_env=False) as client:
-            async with client.stream("GET", url) as response:
-                if response.status_code != httpx.codes.OK:
-                    raise PictureError(f"a picture at {shown!r}: its host answered {response.status_code}")
-                async for part in response.aiter_bytes():
-                    found += part
-                    if len(found) > max_bytes:
-                        raise PictureError(f"a picture at {shown!r} has more than {max_bytes} bytes")
+        async with (
+            asyncio.timeout(FETCH_S),
+            httpx.AsyncClient(trust_env=False) as client,
+            client.stream("GET", url) as response,
+        ):
+            if response.status_code != httpx.codes.OK:
+                raise PictureError(f"a picture at {shown!r}: its host answered {response.status_code}")
+            async for part in response.aiter_bytes():
+                found += part
+                if len(found) > max_bytes:
+                    raise PictureError(f"a picture at {shown!r} has more than {max_bytes} bytes")
     except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as e:
         reason = str(e) or type(e).__name__
         raise PictureError(f"a picture at {shown!r} could not be fetched: {reason}") from None
