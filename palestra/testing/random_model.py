@@ -9,27 +9,18 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
 from palestra.testing.random_config import SHAPES, is_hybrid, pick, random_config
+from palestra.testing.random_parameter import Kind, Parameter
 from palestra.testing.random_tokenizer import write_tokenizer
 from palestra.testing.random_tower import PREPROCESSOR, tower_parameters, wrapped
-
-Kind = Literal["embedding", "projection", "norm", "offset_norm", "small_norm", "bias", "conv", "kernel", "log_decay"]
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    name: str
-    shape: tuple[int, ...]
-    kind: Kind
-
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

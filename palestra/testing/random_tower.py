@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from palestra.testing.random_model import Parameter
+from palestra.testing.random_parameter import Parameter
 
 PATCH, MERGE = 8, 2
 """Small, so that a small picture takes few positions: 16 x 16 pixels each."""
@@ -87,8 +86,6 @@ def wrapped(text: Iterator[Parameter]) -> Iterator[Parameter]:
 
 
 def tower_parameters(tower: dict[str, Any]) -> Iterator[Parameter]:
-    from palestra.testing.random_model import Parameter
-
     hidden, inner, out = tower["hidden_size"], tower["intermediate_size"], tower["out_hidden_size"]
     merged, prefix = hidden * MERGE**2, "model.visual"
 
