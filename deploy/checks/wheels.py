@@ -14,6 +14,7 @@ from checks.base import ROOT, CheckFailed, Workplace, free_port, run, smoke
 EXTRAS = {
     "": ("palestra.config.serve", "palestra.runs"),
     "server": ("palestra.server.main",),
+    "server,vision": ("palestra.server.main", "PIL.Image"),
     "server,otel": ("palestra.server.core.telemetry.otlp",),
     "server,postgres": ("palestra.server.main", "psycopg"),
     "view": ("palestra.view.serving",),

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+from palestra.chat.pictures import lasting
 from palestra.chat.tool_calls import END_THINK, THINK, read_json
 from palestra.util.json_types import JsonMapping
 
@@ -83,7 +84,7 @@ def _parts(content: str) -> _Parts:
 
 
 def _said_text(message: Message) -> list[Any]:
-    role, text = message["role"], message.get("content") or ""
+    role, text = message["role"], lasting(message.get("content") or "")
     if role == "assistant":  # frameworks strip the text of the assistant; other roles are not changed
         text = _parts(text).said.strip()
     calls = [_call(call) for call in message.get("tool_calls") or ()]

@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from palestra.chat.errors import ChatError, TooLongError
 from palestra.chat.message_shapes import MessageShape
+from palestra.chat.pictures import PictureTokens, has_marks
 from palestra.chat.placeholders import HELLO, WORDS, TemplatePlaceholders
 from palestra.chat.rendering import RenderedChat, Renderer, TemplateInput
 from palestra.chat.special_text import SpecialText
@@ -69,6 +70,8 @@ class ChatTokenizer:
         """The token that the template writes at the end of an assistant's turn."""
         self._eos_ids = files.eos_ids
         self._past_end_text = self._find_past_end()
+        self.pictures = PictureTokens.of(files.specials)
+        """Tokens of pictures, for families that see."""
 
     @classmethod
     def load(cls, folder: Path) -> ChatTokenizer:
@@ -239,6 +242,8 @@ class ChatTokenizer:
     def _encode(self, rendered: RenderedChat, max_tokens: int | None) -> list[int]:
         if max_tokens is not None:
             self._refuse_too_long(rendered, max_tokens)
+        if self.pictures is not None and has_marks(rendered.text):
+            rendered = replace(rendered, text=self.pictures.expanded(rendered.text))
         if not rendered.hidden:
             return _ids(self._tokenizer, rendered.text)
         tokens = self._encode_aliased(rendered)

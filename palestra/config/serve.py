@@ -345,6 +345,17 @@ class ServeLimits(Config):
     max_routing_bytes: PositiveInt = 1 << 30
     """Size of the records of experts that sampled sequences visited (replay_routing); the oldest beyond it are
     dropped."""
+    max_pictures: PositiveInt = 256
+    """Pictures of a request; beyond it 400. Equal files count once."""
+    max_picture_bytes: PositiveInt = 20 << 20
+    """Size of a picture's file; beyond it 400."""
+    max_picture_pixels: PositiveInt = 64_000_000
+    """Pixels of a picture before it is resized, by its header; beyond it 400, before it is unpacked."""
+    max_request_pixels: PositiveInt = 128_000_000
+    """Pixels of all pictures of a request as the model reads them, at three bytes each; beyond it 400."""
+    max_kept_picture_bytes: PositiveInt = 4 << 30
+    """Size of the pictures of conversations that are kept in the state folder for traces; the least recently used ones
+    beyond it are deleted."""
     max_conversations: PositiveInt = 10_000
     """Conversations in memory; beyond it, the least recently used ones of the owner who has the most are dropped."""
     max_conversation_tokens: PositiveInt = 64 << 20
@@ -441,6 +452,9 @@ class ServeConfig(Config):
     needed, also if the server itself listens on loopback. None: there is no proxy."""
     trusted_proxies: list[Annotated[str, AfterValidator(_network)]] = Field(default=["127.0.0.1", "::1"])
     """Addresses or networks of proxies. Only from them the headers X-Forwarded-For and X-Forwarded-Proto count."""
+    picture_hosts: list[Annotated[str, Field(min_length=1)]] = Field(default=[])
+    """Hosts from which pictures may be fetched that requests name by http(s) URLs, each with its port where that is not
+    the usual one. Redirects are not followed. Other URLs than these and data: URLs are refused."""
     state: Folder = Path(".palestra")
     """Everything that must survive: database, journal, snapshots, checkpoints. The default is a folder in the current
     directory: on a laptop each project then has its own state, easy to see, copy and delete, and two servers

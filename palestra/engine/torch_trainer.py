@@ -33,12 +33,13 @@ from palestra.model.attention.backends import has_kernels
 from palestra.model.decoder import Decoder
 from palestra.model.loading.parameter_counts import count_parameters
 from palestra.model.loading.tensor_share import WHOLE
+from palestra.model.loading.tower_spec import TowerSpec
 from palestra.model.lora.adapter_files import require_trained_on
 from palestra.model.lora.adapters import Rows
 from palestra.model.numerics import Numerics
 from palestra.model.training.gradient_tree import GradientTree, balanced_strands, tree_place
 from palestra.model.training.prepared import Prepared
-from palestra.types import AdamParams, Datum, LoraConfig
+from palestra.types import AdamParams, Datum, LoraConfig, VisionCard
 from palestra.types.engine import UNQUANTISED, DatumOutput, ModelCard, Pass, WorkerConfig
 
 CUDA_TOKENS = 8192
@@ -72,10 +73,13 @@ class TorchConfig:
     max_sample_rows: int | None = None
     cache_tokens: int | None = None
     cache_share: float = 0.5
+    sees: bool = True
+    """Read the vision tower, where the model has one."""
 
     @classmethod
     def of(cls, config: WorkerConfig, rank: int = 0) -> TorchConfig:
-        fields: dict[str, Any] = {name: getattr(config, name) for name in cls.__dataclass_fields__}
+        fields: dict[str, Any] = {n: getattr(config, n) for n in cls.__dataclass_fields__ if n != "sees"}
+        fields["sees"] = not config.devices  # several ranks read text only
         if config.devices:
             fields["device"] = config.devices[rank]
         return cls(**fields)
@@ -98,6 +102,7 @@ class TorchTrainer:
             weights=config.weights,
             mesh=mesh,
             tensor=tensor,
+            sees=config.sees,
         )
         self.allow_other_weights = config.allow_other_weights
         self.spec, decoder = model.spec, model.decoder
@@ -134,6 +139,7 @@ class TorchTrainer:
             device=str(decoder.device),
             eos_token_ids=model.spec.eos_token_ids,
             lora_beyond_dense=tuple(name for name in ("delta_nets", "mambas", "experts") if getattr(model.spec, name)),
+            vision=_vision_card(model.spec.tower),
         )
 
     # Models
@@ -183,7 +189,8 @@ class TorchTrainer:
             if isinstance(value, str):
                 raise DataError(f"loss setting {name!r} is {value!r}; it must be a number")
         config: Any = request.config
-        items = [TrainItem(model, datum, request.loss, config) for datum in request.data]
+        pictures = {picture.digest: picture for picture in request.pictures}
+        items = [TrainItem(model, datum, request.loss, config, pictures) for datum in request.data]
         data = self.trainer.prepare(items, train=not request.forward_only)
         batches = self.trainer.plan(data)
         parts = [
@@ -274,6 +281,19 @@ class TorchTrainer:
 
     def is_broken(self, error: BaseException) -> bool:
         return isinstance(error, torch.AcceleratorError)
+
+
+def _vision_card(tower: TowerSpec | None) -> VisionCard | None:
+    if tower is None:
+        return None
+    return VisionCard(
+        multiple=tower.multiple,
+        min_pixels=tower.min_pixels,
+        max_pixels=tower.max_pixels,
+        image_token=tower.image_token,
+        start_token=tower.start_token,
+        end_token=tower.end_token,
+    )
 
 
 def rows_in_use(model: Adapter) -> tuple[Rows, ...]:

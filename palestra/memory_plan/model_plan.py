@@ -21,7 +21,8 @@ from palestra.types import LoraConfig
 LAYER = re.compile(r"\.layers\.\d+\.")
 PLAIN = re.compile(r"(conv1d|in_proj_(a|b|ba)|kv_b_proj|(mlp|mixer)\.gate|router|shared_expert_gate)(\.weight)?$|bias$")
 """What is never quantised in layers, though it has two dimensions."""
-LEFT_OUT = re.compile(r"^mtp\.|visual|vision_tower|audio_tower|embed_(vision|audio)")
+LEFT_OUT = re.compile(r"^mtp\.|vision_tower|audio_tower|embed_(vision|audio)")
+"""What is not read. The towers of Qwen3-VL and Qwen3.5 (`visual`) are, and stay in the model's type."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ADAPTER_COPIES = 4  # weight, gradient, and the two moments of Adam, in float32
 RUNTIME_BYTES = 1 << 30  # CUDA's own, its libraries and kernels, and what the allocator leaves between blocks

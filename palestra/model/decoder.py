@@ -52,6 +52,8 @@ from palestra.model.mlp.experts import ExpertsMlp
 from palestra.model.mlp.parallel import ParallelMlp
 from palestra.model.mlp.per_layer_input import LayerEnd, PerLayerInputs
 from palestra.model.mlp.routing import Routing
+from palestra.model.vision.feature_store import FeatureStore
+from palestra.model.vision.placed import PictureRows
 
 if TYPE_CHECKING:
     from palestra.model.tensor_group import TensorGroup
@@ -79,6 +81,8 @@ class Decoder:
         ends = [layer.end for layer in weights.layers]
         self.ends = [None if end is None else LayerEnd(n, spec, end, self.ops) for n, end in enumerate(ends)]
         self.per_layer = None if weights.per_layer is None else PerLayerInputs(spec, weights.per_layer, self.ops)
+        self.vision: FeatureStore | None = None
+        """Features of pictures; None: the model reads text only."""
         self.sharded: Callable[..., tuple[Tensor, Tensor | None]] | None = None
         """Runs all layers where their weights are gathered from other processes (see `sharding`)."""
 
@@ -92,12 +96,16 @@ class Decoder:
         *,
         checkpointing: bool = False,
         routing: Routing | None = None,
+        pictures: PictureRows | None = None,
     ) -> Tensor:
-        """Final hidden states, normalised: [tokens, hidden]. The unembedding is the caller's, in chunks."""
+        """Final hidden states, normalised: [tokens, hidden]. The unembedding is the caller's, in chunks. Where there
+        are pictures, `positions` are [tokens, 3], and what `tokens` has at their rows does not matter."""
         hidden = scaled(embedding(tokens, self.weights.embedding), self.embedding_scale)
+        if pictures is not None:
+            hidden = pictures.enter(hidden)
         angles = {name: rotary.angles(positions, self.dtype) for name, rotary in self.rotaries.items()}
         per_layer = None if self.per_layer is None else self.per_layer(tokens, hidden)
-        inputs = MixerInputs(angles, attend, recur, routing, per_layer)
+        inputs = MixerInputs(angles, attend, recur, routing, per_layer, pictures)
         run = self.sharded or partial(self.run_layers, map(self.layer, range(self.spec.n_layers)))
         hidden, update = run(hidden, inputs, plan, checkpointing=checkpointing)
         return self.ops.add_rms_norm(hidden, update, self.weights.norm, self.spec.norm_eps)[1]
@@ -132,6 +140,8 @@ class Decoder:
             update = self._leave(mlp(x, plan, inputs.routing), w.mlp_out_norm)
         if (end := self.ends[n]) is not None:
             hidden, update = end(hidden, update, inputs.per_layer, plan), None
+        if inputs.pictures is not None and update is not None:
+            update = inputs.pictures.add_behind(n, update)
         return hidden, update
 
     def _enter(self, hidden: Tensor, update: Tensor | None, norm: Tensor | None) -> tuple[Tensor, Tensor]:

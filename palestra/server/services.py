@@ -28,6 +28,8 @@ from palestra.server.core.owners.key_watch import KeyWatch
 from palestra.server.core.owners.owner_states import OwnerStates
 from palestra.server.core.owners.quotas import OwnerQuotas
 from palestra.server.core.owners.usage import UsageAccount
+from palestra.server.core.pictures.depot import PictureDepot
+from palestra.server.core.pictures.reader import PictureReader
 from palestra.server.core.restore import restore
 from palestra.server.core.samples.requests import SamplingRequests
 from palestra.server.core.samples.samplers import SamplingSessions
@@ -171,7 +173,10 @@ class ServerServices:
 
         # Protocols, and who may call them
         lookup = Lookup(served, sessions, training, sampling, metrics, shutdown)
-        samplers = SamplingSessions(store, lookup, sessions, sampling, checkpoints, metrics)
+        self.pictures = pictures = PictureReader(
+            limits, PictureDepot(config.state / "pictures", limits.max_kept_picture_bytes), config.picture_hosts
+        )
+        samplers = SamplingSessions(store, lookup, sessions, sampling, checkpoints, metrics, pictures)
         self.tinker = TinkerService(
             sessions=SessionService(store, served, sessions, teardown),
             models=ModelService(
@@ -184,6 +189,7 @@ class ServerServices:
                 checkpoints,
                 quotas,
                 teardown,
+                pictures,
                 max_models=limits.max_models,
                 is_loopback=config.is_loopback,
             ),
@@ -205,7 +211,7 @@ class ServerServices:
         )
         models = ModelResolver(config.models, store, served, sampling, checkpoints, episodes.calls)
         engine_sampler = EngineSampler(sampling, samplers, episodes.calls, shutdown)
-        self.model_api = ModelApi(config, store, models, engine_sampler, episodes, metrics)
+        self.model_api = ModelApi(config, store, models, engine_sampler, episodes, metrics, pictures)
         self.engine_api = EngineApi(config, served, sampling.runners, adapters, self.replica_port, own_key)
         self.agentjet_trainer = AgentJetTrainer(config, store, episodes.broker, own_url)
         self.authenticator = Authenticator(
@@ -324,4 +330,5 @@ class ServerServices:
         await self.adapters.close()
         await asyncio.gather(*(worker.stop() for worker in self.served), return_exceptions=True)
         await self.training.writing.settle_down()
+        await self.pictures.close()
         await self._last_uses.flush()

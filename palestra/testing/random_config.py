@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from palestra.testing.random_tower import SEEING, seeing_config
+
 T = TypeVar("T")
 
 
@@ -297,10 +299,12 @@ def random_config(
     overrides: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What config.json says of such a model, but for its tokens and its dtype."""
+    if family in SEEING:
+        return seeing_config(SEEING[family], random_config(SEEING[family].text, shape, vocab_size, tie, overrides))
     overrides = overrides or {}
     config = (
         {"model_type": family}
-        | pick("family", FAMILIES, family)
+        | pick("family", FAMILIES | {name: {} for name in SEEING}, family)
         | {
             "attention_dropout": 0.0,
             "head_dim": shape.head_dim,

@@ -7,27 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
 from palestra.testing.random_config import SHAPES, is_hybrid, pick, random_config
+from palestra.testing.random_parameter import Kind, Parameter
 from palestra.testing.random_tokenizer import write_tokenizer
-
-Kind = Literal["embedding", "projection", "norm", "offset_norm", "small_norm", "bias", "conv", "log_decay"]
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    name: str
-    shape: tuple[int, ...]
-    kind: Kind
-
+from palestra.testing.random_tower import PREPROCESSOR, tower_parameters, wrapped
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -68,8 +61,16 @@ def make_random_model(
     _split(list(parameters_of(config)), shards)  # refuses too many shards before anything is written
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    ids = write_tokenizer(folder, config["vocab_size"], config["max_position_embeddings"])
-    tokens = {"bos_token_id": None, "eos_token_id": ids.turn_end, "pad_token_id": ids.end_of_text}
+    text, sees = config.get("text_config", config), "vision_config" in config
+    ids = write_tokenizer(folder, text["vocab_size"], text["max_position_embeddings"], sees=sees)
+    tokens: dict[str, Any] = {"bos_token_id": None, "eos_token_id": ids.turn_end, "pad_token_id": ids.end_of_text}
+    if ids.image is not None:
+        tokens |= {
+            "image_token_id": ids.image.image,
+            "vision_end_token_id": ids.image.end,
+            "vision_start_token_id": ids.image.start,
+        }
+        _write_json(folder / "preprocessor_config.json", PREPROCESSOR)
     _write_json(folder / "config.json", tokens | config | {"dtype": dtype})
     _write_json(
         folder / "generation_config.json",
@@ -81,6 +82,10 @@ def make_random_model(
 
 def parameters_of(config: dict[str, Any]) -> Iterator[Parameter]:
     """Names and shapes as the family's published checkpoints have them."""
+    if "vision_config" in config:
+        yield from wrapped(parameters_of(config["text_config"]))
+        yield from tower_parameters(config["vision_config"])
+        return
     if "layers_block_type" in config:
         yield from _nemotron_parameters(config)
         return
@@ -217,7 +222,7 @@ def _attention_parameters(config: dict[str, Any], prefix: str, norm: Kind) -> It
     if family in OLMO:
         yield Parameter(f"{prefix}.q_norm.weight", (queries,), norm)
         yield Parameter(f"{prefix}.k_norm.weight", (keys,), norm)
-    elif family in ("qwen3", "qwen3_moe", GEMMA3) or is_hybrid(config) or config.get("use_qk_norm"):
+    elif family in ("qwen3", "qwen3_moe", "qwen3_vl_text", GEMMA3) or is_hybrid(config) or config.get("use_qk_norm"):
         yield Parameter(f"{prefix}.q_norm.weight", (dim,), norm)
         yield Parameter(f"{prefix}.k_norm.weight", (dim,), norm)
     shapes = {"q": (gated, hidden), "k": (keys, hidden), "v": (keys, hidden), "o": (hidden, queries)}
@@ -338,6 +343,8 @@ def draw(parameter: Parameter, seed: int, device: torch.device | str = "cpu") ->
             return noise.mul_(0.1)
         case "conv":
             return noise.mul_(parameter.shape[-1] ** -0.5)
+        case "kernel":
+            return noise.mul_(math.prod(parameter.shape[1:]) ** -0.5)
         case "log_decay":
             return noise.mul_(0.7).sub_(2.0)  # slow: what came 50 tokens ago still counts
         case "embedding":

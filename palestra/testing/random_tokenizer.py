@@ -25,6 +25,9 @@ CONTROL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
 MARKUP_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 """Single tokens too, but ordinary text: decoding shows them."""
 
+IMAGE_TOKENS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+"""Control tokens of models that see: those around a picture, and the one that stands for each of its positions."""
+
 SMALLEST_VOCAB = 256 + len(CONTROL_TOKENS) + len(MARKUP_TOKENS)
 
 # Words keep their leading space, digits stand alone (so numbers of any length look alike), newlines end a piece.
@@ -32,9 +35,18 @@ WORD_PATTERN = r"'[a-z]{1,2}|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\
 
 
 @dataclass(frozen=True, slots=True)
+class ImageTokenIds:
+    start: int
+    image: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class TokenizerIds:
     end_of_text: int
     turn_end: int
+    image: ImageTokenIds | None = None
+    """Those of models that see."""
 
 
 def corpus() -> str:
@@ -42,13 +54,15 @@ def corpus() -> str:
 
 
 def write_tokenizer(
-    folder: Path, vocab_size: int, max_positions: int, texts: Iterable[str] | None = None
+    folder: Path, vocab_size: int, max_positions: int, texts: Iterable[str] | None = None, *, sees: bool = False
 ) -> TokenizerIds:
     """`texts` to train on, without control tokens. Default: the corpus beside this file."""
-    if vocab_size < SMALLEST_VOCAB:
-        raise ValueError(f"vocab_size {vocab_size} is too small: bytes and control tokens alone need {SMALLEST_VOCAB}")
-    tokenizer = train_bpe(vocab_size - len(CONTROL_TOKENS) - len(MARKUP_TOKENS), texts or [corpus()])
-    return write_tokenizer_files(folder, with_control_tokens(tokenizer), max_positions)
+    more = IMAGE_TOKENS if sees else ()
+    smallest = SMALLEST_VOCAB + len(more)
+    if vocab_size < smallest:
+        raise ValueError(f"vocab_size {vocab_size} is too small: bytes and control tokens alone need {smallest}")
+    tokenizer = train_bpe(vocab_size - len(CONTROL_TOKENS) - len(MARKUP_TOKENS) - len(more), texts or [corpus()])
+    return write_tokenizer_files(folder, with_control_tokens(tokenizer, more=more), max_positions)
 
 
 def write_tokenizer_files(
@@ -71,7 +85,8 @@ def write_tokenizer_files(
     template = (DATA / "chatml.jinja").read_text(encoding="utf-8") if chat_template is None else chat_template
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     vocab = tokenizer.get_vocab(with_added_tokens=True)
-    return TokenizerIds(end_of_text=vocab[END_OF_TEXT], turn_end=vocab[TURN_END])
+    image = ImageTokenIds(*(vocab[text] for text in IMAGE_TOKENS)) if IMAGE_TOKENS[0] in vocab else None
+    return TokenizerIds(end_of_text=vocab[END_OF_TEXT], turn_end=vocab[TURN_END], image=image)
 
 
 def train_bpe(vocab_size: int, texts: Iterable[str]) -> Tokenizer:
@@ -92,8 +107,12 @@ def train_bpe(vocab_size: int, texts: Iterable[str]) -> Tokenizer:
     return tokenizer
 
 
-def with_control_tokens(tokenizer: Tokenizer, markup: Sequence[str] = MARKUP_TOKENS) -> Tokenizer:
+def with_control_tokens(
+    tokenizer: Tokenizer, markup: Sequence[str] = MARKUP_TOKENS, more: Sequence[str] = ()
+) -> Tokenizer:
+    """`more`: control tokens beside the usual ones."""
     tokenizer.decoder = ByteLevelDecoder()
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in CONTROL_TOKENS])
+    control = (*CONTROL_TOKENS, *more)
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
     tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in markup])
     return tokenizer

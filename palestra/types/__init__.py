@@ -3,6 +3,7 @@
 `training` and `sampling` have the requests, `engine` the messages that carry them to workers.
 """
 
+from palestra.types.pictures import Picture, PlacedImage, VisionCard
 from palestra.types.sampling import (
     MAX_GRAMMAR,
     MAX_TEMPERATURE,
@@ -36,6 +37,8 @@ __all__ = [
     "ImageChunk",
     "LoraConfig",
     "LossName",
+    "Picture",
+    "PlacedImage",
     "RoutedExperts",
     "SampleRequest",
     "SampleResult",
@@ -45,4 +48,5 @@ __all__ = [
     "TensorData",
     "TextChunk",
     "TopLogprobs",
+    "VisionCard",
 ]

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from palestra.types.pictures import Picture, VisionCard
 from palestra.types.sampling import SampleRequest, SampleResult, TopLogprobs
 from palestra.types.training import AdamParams, Datum, LoraConfig
 
@@ -32,6 +33,8 @@ class Pass(Struct, frozen=True, kw_only=True, tag="pass"):
     loss: str
     config: dict[str, float | str] = {}
     forward_only: bool = False
+    pictures: tuple[Picture, ...] = ()
+    """Those that the data name, each once."""
 
 
 class OptimStep(Struct, frozen=True, kw_only=True, tag="optim_step"):
@@ -375,6 +378,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
     lora_beyond_dense: tuple[str, ...] = ()
     """Which of `delta_nets`, `mambas` and `experts` adapters of this model train beside plain projections."""
+    vision: VisionCard | None = None
+    """How pictures are prepared for it; None: it reads text only."""
 
 
 class ReplicaTicket(Struct, frozen=True, kw_only=True):

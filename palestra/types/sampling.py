@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from palestra.types.pictures import Picture, PlacedImage
 from palestra.types.training import RoutedExperts, TensorData
 
 
@@ -87,6 +88,11 @@ class SampleRequest(Struct, frozen=True, kw_only=True):
     """A request for one or several samples of one prompt."""
 
     prompt: tuple[int, ...]
+    """Token ids. Where `images` stand, any ids will do."""
+    images: tuple[PlacedImage, ...] = ()
+    """Where pictures stand in the prompt."""
+    pictures: tuple[Picture, ...] = ()
+    """Each of these pictures once."""
     params: SamplingParams = SamplingParams()
     num_samples: int = 1
     cache_salt: str = ""

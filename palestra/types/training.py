@@ -18,10 +18,10 @@ class TextChunk(Struct, frozen=True, tag="text"):
 
 
 class ImageChunk(Struct, frozen=True, tag="image"):
-    """An image in a prompt, as encoded bytes."""
+    """A picture in a prompt; it stands for as many positions as it has rows for the text model. The picture itself is
+    sent once beside the data."""
 
-    data: bytes
-    format: str
+    digest: str
 
 
 class TensorData(Struct, frozen=True, kw_only=True):

@@ -105,6 +105,8 @@ VISION = {
     "out_hidden_size": HIDDEN,
     "num_position_embeddings": 16,
 }
+QWEN3_VL = PLAIN | {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "mrope_section": [4, 2, 2]}}
+QWEN3_VL_VISION = VISION | {"depth": 3, "deepstack_visual_indexes": [0, 2], "num_position_embeddings": 25}
 QWEN3_5 = BASE | GQA | DELTA_NET | {"intermediate_size": 96, "rope_parameters": MROPE}
 QWEN3_5_MOE = BASE | GQA | DELTA_NET | EXPERTS | {"shared_expert_intermediate_size": 40, "rope_parameters": MROPE}
 NEMOTRON = {
@@ -266,6 +268,7 @@ SUPPORTED = (
     "qwen3_5",
     "qwen3_5_tied",
     "qwen3_5_text",
+    "qwen3_vl",
     "qwen3_moe",
     "qwen3_moe_mixed",
     "qwen3_moe_fused",
@@ -308,6 +311,11 @@ FAMILIES: dict[str, Family] = {
         "Qwen3_5ForConditionalGeneration",
         {"text_config": QWEN3_5 | {"tie_word_embeddings": True}, "vision_config": VISION, "tie_word_embeddings": True},
         mixes="the same, tied",
+    ),
+    "qwen3_vl": Family(
+        "Qwen3VLForConditionalGeneration",
+        {"text_config": QWEN3_VL, "vision_config": QWEN3_VL_VISION},
+        mixes="qwen3 with three positions",
     ),
     "qwen3_5_text": Family("Qwen3_5ForCausalLM", QWEN3_5, mixes="the same, text folder"),
     "qwen3_moe": Family("Qwen3MoeForCausalLM", PLAIN | EXPERTS | {"norm_topk_prob": True}, mixes="experts"),

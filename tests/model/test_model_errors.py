@@ -27,7 +27,7 @@ from palestra.model import (
     load_model,
     load_tokenizer,
 )
-from palestra.types import Datum, ImageChunk, TextChunk
+from palestra.types import Datum
 
 
 @pytest.fixture
@@ -303,13 +303,6 @@ def test_unusable_device_is_named(micro_model, device):
 def test_auto_is_the_gpu_if_there_is_one(micro_model):
     expected = "cuda" if torch.cuda.is_available() else "cpu"
     assert load_model(micro_model, device="auto").decoder.device.type == expected
-
-
-def test_image_chunk_says_that_text_is_supported(bench):
-    targets = {"target_tokens": encode(np.array([1, 2, 3]))}
-    datum = Datum(chunks=(TextChunk((1, 2)), ImageChunk(b"...", "png"), TextChunk((3,))), loss_inputs=targets)
-    with pytest.raises(DataError, match=r"image chunk \(png\): Qwen3ForCausalLM reads text only; send token chunks"):
-        bench.trainer.forward([TrainItem(None, datum)])
 
 
 @pytest.mark.parametrize(

@@ -32,15 +32,23 @@ class Rotary:
     query_beta: float = 0.0
     query_length: int = 1
     """Queries are multiplied by 1 + beta ln(1 + position // length)."""
+    axes: Tensor | None = None
+    """Whether each pair turns by time, height or width (0, 1, 2); None: positions are one number."""
 
     @classmethod
     def of(cls, rope: RopeSpec, device: torch.device | str = "cpu") -> Rotary:
         frequencies, scale = _SCALINGS[rope.type](rope, rope.dim)
         length = rope.parameters.get("original_max_position_embeddings", 1)
-        return cls(frequencies.to(device), scale, rope.is_wide, rope.query_beta, length)
+        axes = None if rope.sections is None else _axes(rope.sections, len(frequencies)).to(device)
+        return cls(frequencies.to(device), scale, rope.is_wide, rope.query_beta, length, axes)
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> Angles:
-        angles = positions.to(torch.float32)[:, None] * self.inverse_frequencies
+        """`positions`: [tokens], or [tokens, 3] with time, height and width where the batch has pictures."""
+        if positions.ndim == 1:
+            angles = positions.to(torch.float32)[:, None] * self.inverse_frequencies
+        else:
+            assert self.axes is not None
+            angles = positions.to(torch.float32).index_select(1, self.axes) * self.inverse_frequencies
         cos, sin = angles.cos() * self.attention_scale, angles.sin() * self.attention_scale
         both = torch.cat([cos, cos], -1)[:, None], torch.cat([-sin, sin], -1)[:, None]
         turn = both if self.is_wide else (both[0].to(dtype), both[1].to(dtype))
@@ -48,6 +56,14 @@ class Rotary:
 
     def _query_scale(self, positions: Tensor) -> Tensor:
         return (1 + self.query_beta * torch.log1p((positions // self.query_length).float()))[:, None, None]
+
+
+def _axes(sections: tuple[int, int, int], pairs: int) -> Tensor:
+    """Time, height and width by turns, as long as each lasts; time has what is left."""
+    axes = torch.zeros(pairs, dtype=torch.int64)
+    for axis in (1, 2):
+        axes[axis : 3 * sections[axis] : 3] = axis
+    return axes
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

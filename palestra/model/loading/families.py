@@ -14,6 +14,7 @@ from palestra.model.loading import family_layers as build
 from palestra.model.loading.config_fields import Config, ConfigFields
 from palestra.model.loading.family_layers import Layers
 from palestra.model.loading.layer_spec import Multipliers
+from palestra.model.loading.tower_spec import TowerDefaults
 from palestra.util.suggest import nearest
 
 
@@ -35,6 +36,10 @@ class Family:
     """Layers with a window have a rope of their own, which is not scaled."""
     has_wide_rope: bool = False
     """Cosines and sines stay in float32."""
+    rope_sections: tuple[int, int, int] | None = None
+    """Pairs of dimensions that turn by time, height and width (`mrope_section`). None: positions are one number."""
+    tower: TowerDefaults | None = None
+    """What absent fields of the vision tower mean; None: its pictures are not read."""
     has_query_scaling: bool = False
     """Queries grow with the logarithm of their position (`llama_4_scaling_beta`)."""
     has_wide_norms: bool = False
@@ -80,6 +85,7 @@ _HYBRID_MOE = _HYBRID | {
     "moe_intermediate_size": 512,
     "shared_expert_intermediate_size": 512,
 }
+_QWEN3_5_TOWER = TowerDefaults(image_token=248056, start_token=248053, end_token=248054)
 _QWEN3_5 = Family(
     "qwen3_5",
     build.qwen3_5,
@@ -93,6 +99,8 @@ _QWEN3_5 = Family(
     },
     has_partial_rope=True,
     has_offset_norms=True,
+    rope_sections=(11, 11, 10),
+    tower=_QWEN3_5_TOWER,
 )
 _QWEN3_5_MOE = Family(
     "qwen3_5_moe",
@@ -101,6 +109,25 @@ _QWEN3_5_MOE = Family(
     | {"vocab_size": 248320, "num_hidden_layers": 40, "num_experts_per_tok": 8, "num_experts": 256},
     has_partial_rope=True,
     has_offset_norms=True,
+    rope_sections=(11, 11, 10),
+    tower=_QWEN3_5_TOWER,
+)
+_QWEN3_VL = Family(
+    "qwen3_vl",
+    build.qwen3,
+    defaults={
+        "vocab_size": 151936,
+        "hidden_size": 4096,
+        "intermediate_size": 22016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "max_position_embeddings": 128000,
+        "rope_theta": 5e5,
+    },
+    rope_sections=(24, 20, 20),
+    tower=TowerDefaults(image_token=151655, start_token=151652, end_token=151653, deepstack_layers=(8, 16, 24)),
 )
 _QWEN3_NEXT = Family(
     "qwen3_next",
@@ -406,6 +433,7 @@ FAMILIES: dict[str, Family] = {
     "MistralForCausalLM": Family("mistral", build.mistral, defaults={"sliding_window": 4096}),
     "Qwen2ForCausalLM": Family("qwen2", build.qwen2, defaults={"sliding_window": 4096}),
     "Qwen3ForCausalLM": Family("qwen3", build.qwen3, defaults={"sliding_window": 4096}),
+    "Qwen3VLForConditionalGeneration": _QWEN3_VL,
     "Qwen3MoeForCausalLM": _QWEN3_MOE,
     "Qwen3_5ForConditionalGeneration": _QWEN3_5,
     "Qwen3_5ForCausalLM": _QWEN3_5,

@@ -32,6 +32,8 @@ class RopeSpec:
     """Cosines and sines stay in float32, whatever the model's type."""
     query_beta: float = 0.0
     """Queries are multiplied by 1 + beta ln(1 + position // original length)."""
+    sections: tuple[int, int, int] | None = None
+    """How many pairs of dimensions turn by time, height and width, by turns. None: a position is one number."""
 
     @property
     def max_positions(self) -> float:

@@ -154,6 +154,7 @@ def _mechanisms(spec: ModelSpec) -> list[str]:
         f"{spec.rope.type} rope scaling": spec.rope.type != "default",
         "norms that multiply by 1 + w": spec.has_offset_norms,
         "tied embeddings": spec.tie_embeddings,
+        "a vision tower": spec.tower is not None,
     }
     return [name for name, is_there in has.items() if is_there]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,9 +15,12 @@ from palestra.model.decoder import Decoder
 from palestra.model.errors import ModelError, TokenizerError
 from palestra.model.loading.row_share import RowShare
 from palestra.model.loading.spec import ModelSpec
+from palestra.model.loading.tower_weights import read_tower
 from palestra.model.loading.weights import DTYPES, read_weights
 from palestra.model.numerics import Numerics, set_numerics
 from palestra.model.quantised.forms import FORMS
+from palestra.model.vision.feature_store import FeatureStore
+from palestra.model.vision.tower import Tower
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -49,6 +52,7 @@ def load_model(
     weights: str | None = None,
     mesh: DeviceMesh | None = None,
     tensor: TensorGroup | None = None,
+    sees: bool = True,
 ) -> Model:
     """Reads a Hugging Face model folder. Raises ModelError where it is missing or cannot be computed here.
 
@@ -56,7 +60,8 @@ def load_model(
     device `auto` is a GPU if there is one. `numerics` matters on GPUs only: see `set_numerics`. `weights` names a form
     of 8 or 4 bits in which the weights of products are kept (see `quantised.forms`); "bf16" is that dtype. With a mesh
     of processes, each reads and holds its share of the layers (see `sharding`). With `tensor`, each reads, holds and
-    computes its part of every layer (see `tensor_group`).
+    computes its part of every layer (see `tensor_group`). The vision tower of a model that sees is read where one
+    process computes alone, unless `sees` is false; elsewhere the model reads text only.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -86,19 +91,35 @@ def load_model(
         if form is not None:
             raise ModelError(f"weights in {weights} cannot be divided among processes yet; leave weights or tensor out")
         own = tensor.share.spec(spec)
+        own, spec = replace(own, tower=None), replace(spec, tower=None)
         return Model(
             folder, spec, Decoder(own, read_weights(folder, spec, DTYPES[name], where, tensor=tensor.share), tensor)
         )
     if mesh is None:
-        return Model(folder, spec, Decoder(spec, read_weights(folder, spec, DTYPES[name], where, form)), weights)
+        return _on_one_device(folder, spec if sees else replace(spec, tower=None), DTYPES[name], where, weights)
     from palestra.model.sharding import shard_layers
 
     if form is not None:
         raise ModelError(f"weights in {weights} cannot be divided among processes yet; leave weights or shard out")
+    spec = replace(spec, tower=None)  # pictures are read by one process alone so far
     share = RowShare(mesh.get_local_rank(), mesh.size())
     decoder = Decoder(spec, read_weights(folder, spec, DTYPES[name], where, None, share))
     shard_layers(decoder, share, mesh)
     return Model(folder, spec, decoder)
+
+
+def _on_one_device(
+    folder: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device, weights: str | None
+) -> Model:
+    """With the vision tower, where the files have one."""
+    tower = None if spec.tower is None else read_tower(folder, spec.tower, dtype, device)
+    if tower is None:
+        spec = replace(spec, tower=None)
+    form = FORMS.get(weights) if weights else None
+    decoder = Decoder(spec, read_weights(folder, spec, dtype, device, form))
+    if spec.tower is not None and tower is not None:
+        decoder.vision = FeatureStore(Tower(spec.tower, tower))
+    return Model(folder, spec, decoder, weights)
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:

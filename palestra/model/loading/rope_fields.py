@@ -80,8 +80,22 @@ def _rope(fields: ConfigFields, family: Family, raw: Config, head_dim: int) -> R
         dim=dim,
         parameters=raw,
         is_wide=family.has_wide_rope,
+        sections=_sections(fields, family, raw),
         query_beta=float(raw.get("llama_4_scaling_beta") or 0.0) if family.has_query_scaling else 0.0,
     )
+
+
+def _sections(fields: ConfigFields, family: Family, raw: Config) -> tuple[int, int, int] | None:
+    """None where positions are one number."""
+    if family.rope_sections is None:
+        return None
+    given = raw.get("mrope_section") or family.rope_sections
+    if not isinstance(given, list | tuple) or len(given) != 3 or not all(isinstance(n, int) for n in given):
+        raise UnsupportedModel(f"{fields.source}: mrope_section must be three whole numbers, found {given!r}")
+    if raw.get("mrope_interleaved") is False:
+        raise UnsupportedModel(f"{fields.source}: mrope_interleaved is false, which is not supported")
+    time, height, width = given
+    return time, height, width
 
 
 def _type(fields: ConfigFields, family: Family, raw: Config) -> str:

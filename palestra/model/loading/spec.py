@@ -14,7 +14,7 @@ from typing import Any
 
 from palestra.model.errors import UnsupportedModel
 from palestra.model.loading.config_fields import Config, ConfigFields
-from palestra.model.loading.families import family_of
+from palestra.model.loading.families import Family, family_of
 from palestra.model.loading.layer_spec import (
     FULL,
     AttentionSpec,
@@ -31,6 +31,7 @@ from palestra.model.loading.layer_spec import (
 )
 from palestra.model.loading.quantisation_fields import refuse_packing
 from palestra.model.loading.rope_fields import read_ropes
+from palestra.model.loading.tower_spec import TowerSpec, read_tower_spec
 
 STATE_BYTES = 4  # recurrent states are float32
 
@@ -60,6 +61,8 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...]
     dtype: str
     """The dtype to compute in, if none is chosen: the config's `compute_dtype`, or that of the stored weights."""
+    tower: TowerSpec | None = None
+    """What reads pictures; None: the model reads text only."""
 
     @property
     def n_layers(self) -> int:
@@ -202,7 +205,17 @@ class ModelSpec:
             tie_embeddings=fields.flag("tie_word_embeddings"),
             eos_token_ids=_token_ids(eos if eos is not None else fields.get("eos_token_id")),
             dtype=str(fields.get("compute_dtype") or fields.get("dtype") or fields.get("torch_dtype") or "float32"),
+            tower=_tower(config, source, family, hidden_size),
         )
+
+
+def _tower(config: Config, source: str, family: Family, hidden_size: int) -> TowerSpec | None:
+    tower = None if family.tower is None else read_tower_spec(config, source, family.tower)
+    if tower is not None and tower.out_size != hidden_size:
+        raise UnsupportedModel(
+            f"{source}: out_hidden_size of vision_config is {tower.out_size}, hidden_size is {hidden_size}"
+        )
+    return tower
 
 
 def _heads(fields: ConfigFields, layers: tuple[LayerSpec, ...]) -> tuple[int, int, int]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from palestra.model.attention.packed import Attention
 from palestra.model.attention.rope import Angles
 from palestra.model.mlp.routing import Routing
+from palestra.model.vision.placed import PictureRows
 
 
 class Recurrence(Protocol):
@@ -36,3 +37,5 @@ class MixerInputs:
     """Where it is noted which experts the rows visit, if somebody wants to know."""
     per_layer: Tensor | None = None
     """[tokens, layers, width]: inputs of each layer's own, in models that have some."""
+    pictures: PictureRows | None = None
+    """What the batch has of pictures; None: all rows are text."""

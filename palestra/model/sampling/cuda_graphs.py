@@ -145,11 +145,18 @@ class _StepArrays:
 
     @classmethod
     def of(
-        cls, plan: StepPlan, runs: Seq[RowRun], groups: Iterable[int], page_size: int, *, has_states: bool
+        cls,
+        plan: StepPlan,
+        runs: Seq[RowRun],
+        groups: Iterable[int],
+        page_size: int,
+        *,
+        has_states: bool,
+        positions: NDArray[np.int64] | None = None,
     ) -> _StepArrays:
         spans, decoding = row_spans(plan), len(plan.decode)
         return cls(
-            row_positions(plan),
+            row_positions(plan) if positions is None else positions,
             write_slots(plan, page_size),
             spans[:decoding],
             {group: cut_spans(spans[decoding:], group, PREFILL_ROWS) for group in groups},
@@ -184,11 +191,15 @@ class StepGraphs:
         """By the number of tiles that share keys."""
         self._routes = _route_buffer(decoder, most_rows)
 
-    def run(self, plan: StepPlan, tokens: Tensor, runs: Seq[RowRun]) -> Tensor | None:
+    def run(
+        self, plan: StepPlan, tokens: Tensor, runs: Seq[RowRun], positions: NDArray[np.int64] | None = None
+    ) -> Tensor | None:
         """Hidden states of the plan's rows, valid until the next call; None when no graph can hold the step.
-        `runs`: the rows that have adapters."""
+        `runs`: the rows that have adapters. `positions`: of the rows for rope, where these are not their places."""
         has_states = self.states is not None
-        step = _StepArrays.of(plan, runs, self._queries, self.cache.page_size, has_states=has_states)
+        step = _StepArrays.of(
+            plan, runs, self._queries, self.cache.page_size, has_states=has_states, positions=positions
+        )
         key = self._key(step, len(tokens))
         if key is None:
             return None

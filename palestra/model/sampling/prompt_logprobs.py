@@ -21,6 +21,7 @@ from palestra.model.errors import DataError
 from palestra.model.sampling.token_draws import draw_many, uniform_grid
 from palestra.model.training.log_softmax import log_softmax
 from palestra.model.training.prepared import encode
+from palestra.model.vision.placed import PlacedPictures
 from palestra.types import SampleRequest, SampleResult, TensorData, TopLogprobs
 
 ALT_COPIES = 4  # a draw holds the logits' rows a few times over, once in double
@@ -62,9 +63,9 @@ class TargetCells:
 
 
 class PromptScores:
-    def __init__(self, request: SampleRequest, seed: int, vocab_size: int):
+    def __init__(self, request: SampleRequest, seed: int, vocab_size: int, pictures: PlacedPictures | None = None):
         self.prompt, self.n_rows = request.prompt, len(request.prompt) - 1
-        self.request, self.seed = request, seed
+        self.request, self.seed, self.pictures = request, seed, pictures
         wants_logprobs = request.prompt_logprobs or request.topk_prompt_logprobs > 0
         last_n, k = request.prompt_logprobs_last_n, request.prompt_alt_tokens_k
         self._logprobs_from = (self.n_rows - last_n if last_n else 0) if wants_logprobs else self.n_rows
@@ -78,10 +79,16 @@ class PromptScores:
         self._alt_logprobs = np.full((self.n_rows, k), np.nan, np.float32)
 
     @classmethod
-    def of(cls, request: SampleRequest, seed: int, vocab_size: int) -> PromptScores | None:
+    def of(
+        cls, request: SampleRequest, seed: int, vocab_size: int, pictures: PlacedPictures | None = None
+    ) -> PromptScores | None:
         """None when nothing is asked."""
         wants_logprobs = request.prompt_logprobs or request.topk_prompt_logprobs or request.prompt_alt_tokens_k
-        return cls(request, seed, vocab_size) if wants_logprobs or request.target_prompt_logprobs is not None else None
+        return (
+            cls(request, seed, vocab_size, pictures)
+            if wants_logprobs or request.target_prompt_logprobs is not None
+            else None
+        )
 
     @property
     def first_row(self) -> int:
@@ -107,6 +114,9 @@ class PromptScores:
 
     def write_to(self, result: SampleResult) -> None:
         request, targets = self.request, self.request.target_prompt_logprobs
+        if self.pictures is not None:  # nothing predicts the rows of a picture
+            for start, count in zip(self.pictures.starts, self.pictures.counts, strict=True):
+                self._logprobs[start : start + count] = self._top[start : start + count] = [None] * count
         if request.prompt_logprobs:
             result.prompt_logprobs = self._logprobs
         if request.topk_prompt_logprobs:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -60,7 +61,8 @@ from palestra.model.sampling.stop_strings import ends_with_stop
 from palestra.model.sampling.token_draws import DrawRow, TokenMask, draw
 from palestra.model.training.head import chunk_rows, logits_of
 from palestra.model.transfers import to_device
-from palestra.types import SampledSequence, SampleRequest, SampleResult, StopReason, TopLogprobs
+from palestra.model.vision.placed import BatchPictures, PictureRows, place_pictures, sequence_positions
+from palestra.types import Picture, SampledSequence, SampleRequest, SampleResult, StopReason, TopLogprobs
 
 if TYPE_CHECKING:
     from palestra.model.sampling.cuda_graphs import StepGraphs
@@ -123,13 +125,17 @@ class Sampler:
         self.grammars = None if tokenizer is None else Grammars(tokenizer, spec.vocab_size)
         self._compiling: dict[int, Future[CompiledGrammar]] = {}
         """By request: what it waits for, before anything is computed."""
+        self._unseen: dict[int, list[Picture]] = {}
+        """By request: pictures that the tower has to read, before anything else is computed."""
+        self._with_pictures = 0
+        """How many requests have pictures."""
         self._flight: UnreadTokens | None = None
         self.around_layers: AroundLayers = lambda plan, tokens, adapters: nullcontext()
         """Wraps each pass through the layers, where other processes compute them too."""
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self._compiling) or self._flight is not None
+        return self.scheduler.has_work or bool(self._compiling or self._unseen) or self._flight is not None
 
     @property
     def running(self) -> int:
@@ -164,7 +170,7 @@ class Sampler:
         request = self._requests.get(request_id)
         if request is None:
             return None
-        is_scheduled = self._compiling.pop(request_id, None) is None
+        is_scheduled = self._compiling.pop(request_id, None) is None and self._unseen.pop(request_id, None) is None
         for sample in request.samples:
             if sample.stop_reason is None:
                 if is_scheduled:
@@ -191,6 +197,8 @@ class Sampler:
         output = StepOutput()
         if self._compiling:
             self._begin_compiled(output)
+        if self._unseen:
+            self._look(output)
         plan, flight = self.scheduler.plan(), self._flight
         try:
             hidden = self._forward(plan) if plan.rows else None
@@ -247,6 +255,11 @@ class Sampler:
 
     def _enqueue(self, request: SampleRequest, weights: SharedWeights | None, mask: TokenMask | None) -> int:
         p, prompt = request.params, request.prompt
+        pictures = None
+        if request.images:
+            sent = {picture.digest: picture for picture in request.pictures}
+            pictures = place_pictures(self.decoder.spec, request.images, sent, len(prompt))
+        tokens = prompt if pictures is None else pictures.with_ids(prompt)
         stop_ids = self.decoder.spec.eos_token_ids if p.stop_token_ids is None else p.stop_token_ids
         stop_ids = tuple(t for t in stop_ids if 0 <= t < self.decoder.spec.vocab_size)
         longest = self.decoder.spec.max_positions
@@ -254,18 +267,19 @@ class Sampler:
         if p.max_tokens is None:  # an open end may use what the cache has; the rest is LENGTH
             max_len = max(len(prompt) + 1, min(max_len, self.pages.n_pages * self.pages.page_size))
         seed = secrets.randbits(64) if p.seed is None else p.seed
-        scores = PromptScores.of(request, seed, self.decoder.spec.vocab_size)
+        scores = PromptScores.of(request, seed, self.decoder.spec.vocab_size, pictures)
         entry = RunningRequest(next(self._ids), request, weights, stop_ids, scores)
         version = 0 if weights is None else weights.adapter.weights_id
         for index in range(request.num_samples):
             seq = Sequence(
                 next(self._uids),
                 (version, request.cache_salt),
-                list(prompt),
+                list(tokens),
                 len(prompt),
                 max_len,
                 adapter_slot=-1 if weights is None else version,
                 compute_from=None if scores is None else scores.first_row,
+                pictures=pictures,
             )
             row = DrawRow(p, seed, index, request.prompt, [], stop_ids, request.raw_logprobs)
             entry.samples.append(RunningSequence(entry, index, seq, row, mask))
@@ -274,10 +288,37 @@ class Sampler:
         if request.grammar is not None and self.grammars is not None:
             self._compiling[entry.id] = self.grammars.compile(request.grammar)
         else:
-            self.scheduler.add(leader)
+            self._begin(entry)
+        self._with_pictures += pictures is not None
         self._requests[entry.id] = entry
         self._samples.update((s.seq.uid, s) for s in entry.samples)
         return entry.id
+
+    def _begin(self, request: RunningRequest) -> None:
+        """Lets it be computed, once the tower has read its pictures."""
+        leader = request.samples[0].seq
+        if leader.pictures is not None and request.id not in self._unseen:
+            self.scheduler.require_fit(leader)
+            self._unseen[request.id] = list(leader.pictures.pictures)
+        else:
+            self.scheduler.add(leader)
+
+    def _look(self, output: StepOutput) -> None:
+        """The tower reads at most one picture in a step, so that decoding goes on beside it."""
+        vision, number = self.decoder.vision, next(iter(self._unseen))
+        todo = self._unseen[number]
+        assert vision is not None
+        try:
+            while todo:
+                is_known = todo[-1] in vision
+                vision.of(todo.pop())
+                if todo and not is_known:
+                    return
+            self._begin(self._requests[number])
+            del self._unseen[number]
+        except Exception as e:
+            self.abort(number)
+            output.failed.append(Failed(number, e))
 
     def _begin_compiled(self, output: StepOutput) -> None:
         """Those whose grammars are ready. A step that would have nothing to do waits for one."""
@@ -289,7 +330,7 @@ class Sampler:
                 grammar = self._compiling[number].result()
                 for sample in request.samples:
                     sample.mask = grammar.begin(request.stop_ids)
-                self.scheduler.add(request.samples[0].seq)
+                self._begin(request)
                 del self._compiling[number]
             except Exception as e:
                 self.abort(number)
@@ -301,20 +342,22 @@ class Sampler:
         device = self.decoder.device
         self._copy_pages(plan)
         tokens, adapters = self._input_tokens(plan), self._adapters(plan)
+        positions, pictures = (row_positions(plan), None) if not self._with_pictures else self._see(plan)
         hidden = routes = None
-        if self.graphs is not None:
-            hidden = self.graphs.run(plan, tokens, merge_runs(adapters))
+        if self.graphs is not None and pictures is None:
+            hidden = self.graphs.run(plan, tokens, merge_runs(adapters), positions)
             routes = self.graphs.routes(len(tokens))
         if hidden is None:
             routing = None if self.routing is None else Routing()
             with self.around_layers(plan, tokens, adapters):
                 hidden = self.decoder(
                     tokens,
-                    to_device(row_positions(plan), device),
+                    to_device(positions, device),
                     paged_attention(self.cache, plan),
                     LoraPlan.of(adapters, device=device),
                     None if self.states is None else slotted_recurrence(self.states, plan),
                     routing=routing,
+                    pictures=pictures,
                 )
             routes = None if routing is None else routing.by_row
         if self.states is not None:
@@ -323,6 +366,18 @@ class Sampler:
             self.routing.write(plan, routes)
         self._read_prompts(plan, hidden)
         return hidden
+
+    def _see(self, plan: StepPlan) -> tuple[NDArray[np.int64], PictureRows | None]:
+        """Rope positions of the plan's rows, and what pictures are to them."""
+        return self._see_chunks([(chunk.seq, chunk.start, chunk.end) for chunk in plan.rows])
+
+    def _see_chunks(self, chunks: Seq[tuple[Sequence, int, int]]) -> tuple[NDArray[np.int64], PictureRows | None]:
+        found, vision = BatchPictures(), self.decoder.vision
+        positions = np.concatenate([sequence_positions(seq.pictures, start, end) for seq, start, end in chunks])
+        index = np.concatenate([found.index(seq.pictures, start, end) for seq, start, end in chunks])
+        pictures = None if vision is None else found.rows(index, vision, self.decoder.device)
+        # All three numbers of a row of text are equal.
+        return positions if pictures is not None else np.ascontiguousarray(positions[:, 0]), pictures
 
     def _copy_pages(self, plan: StepPlan) -> None:
         self.cache.copy(plan.copies)
@@ -337,6 +392,8 @@ class Sampler:
         for chunk in plan.prefill:
             tokens += chunk.seq.tokens[chunk.start : chunk.end]
         known = to_device(tokens, self.decoder.device, np.int64)
+        if self._with_pictures:
+            known = known.clamp_min(0)  # rows of pictures have no embeddings
         if self._flight is None:
             return known
         places = np.full(len(tokens), -1, np.int64)
@@ -449,13 +506,15 @@ class Sampler:
         """Logits of a sequence's next token, without batch mates and cache: always the same bits."""
         decoder, seq = self.decoder, samples[number].seq
         device, n = decoder.device, len(seq.tokens)
+        positions, pictures = (np.arange(n), None) if seq.pictures is None else self._see_chunks([(seq, 0, n)])
         hidden = decoder(
-            to_device(seq.tokens, device, np.int64),
-            torch.arange(n, device=device),
+            to_device(seq.tokens, device, np.int64).clamp_min(0),
+            to_device(positions, device),
             packed_attention([n], decoder.spec, device, decoder.dtype),
             LoraPlan.of([(self._adapter(seq), n)], device=device),
             packed_recurrence([n], decoder.spec, device, decoder.dtype),
             routing=None if self.routing is None else Routing(),
+            pictures=pictures,
         )
         return self._logits(seq, hidden[-1:])
 
@@ -515,6 +574,7 @@ class Sampler:
         for sample in request.samples:
             del self._samples[sample.seq.uid]
         self._give_back(request.weights)
+        self._with_pictures -= request.samples[0].seq.pictures is not None
         result = SampleResult(
             sequences=[
                 SampledSequence(

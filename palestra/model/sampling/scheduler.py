@@ -65,7 +65,7 @@ class Scheduler:
     def add(self, leader: Sequence) -> None:
         group = [leader, *leader.siblings]
         for seq in group:
-            self._require_fit(seq)
+            self.require_fit(seq)
             if (seq.version, seq.compute_from, seq.tokens) != (leader.version, leader.compute_from, leader.tokens):
                 raise ValueError(
                     f"sequence {seq.uid} needs the version, prompt and compute_from of its leader {leader.uid}"
@@ -76,6 +76,19 @@ class Scheduler:
             self._arrivals += 1
         self._waiting.append(leader)
         self._siblings += len(leader.siblings)
+
+    def require_fit(self, seq: Sequence) -> None:
+        """Raises RequestTooLarge where it could not be computed with the whole cache to itself."""
+        if not 1 <= seq.prompt_len == len(seq.tokens) <= seq.max_len:
+            raise ValueError(
+                f"sequence {seq.uid} needs 1 <= prompt_len == len(tokens) <= max_len, "
+                f"got {seq.prompt_len}, {len(seq.tokens)} and {seq.max_len}"
+            )
+        if self.pages.pages_for(seq.max_len) > self.pages.n_pages:
+            raise RequestTooLarge(
+                f"sequence {seq.uid} may grow to {seq.max_len} tokens ({seq.prompt_len} of them prompt), but the "
+                f"key/value cache holds {self.pages.n_pages * self.pages.page_size}: ask for fewer tokens"
+            )
 
     def plan(self) -> StepPlan:
         if self.states is not None and self._uncommitted is not None:
@@ -160,18 +173,6 @@ class Scheduler:
             self._drop(seq)
         seq.leader = None
         seq.state = SequenceState.FINISHED
-
-    def _require_fit(self, seq: Sequence) -> None:
-        if not 1 <= seq.prompt_len == len(seq.tokens) <= seq.max_len:
-            raise ValueError(
-                f"sequence {seq.uid} needs 1 <= prompt_len == len(tokens) <= max_len, "
-                f"got {seq.prompt_len}, {len(seq.tokens)} and {seq.max_len}"
-            )
-        if self.pages.pages_for(seq.max_len) > self.pages.n_pages:
-            raise RequestTooLarge(
-                f"sequence {seq.uid} may grow to {seq.max_len} tokens ({seq.prompt_len} of them prompt), but the "
-                f"key/value cache holds {self.pages.n_pages * self.pages.page_size}: ask for fewer tokens"
-            )
 
     def _enter(self, seq: Sequence, plan: StepPlan) -> None:
         """Put as much of it into the plan as there are rows, tokens and pages for."""

@@ -3,10 +3,14 @@
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from palestra.model.sampling.kv_page_pool import PageNode
+
+if TYPE_CHECKING:
+    from palestra.model.vision.placed import PlacedPictures
 
 StateMove = tuple[int | None, int]
 """Copy of a recurrent state: source row, or None for zeros, and target row."""
@@ -28,7 +32,7 @@ class Sequence:
     version: Hashable
     """Adapter and weight version: keys and values are never shared across it."""
     tokens: list[int]
-    """Prompt, then what was generated."""
+    """Prompt, then what was generated. Where a picture stands, the ids of its rows, which are below 0."""
     prompt_len: int
     max_len: int
     """Prompt plus the most tokens that may be generated."""
@@ -55,6 +59,8 @@ class Sequence:
     """Whose `siblings` this one is in."""
     found: PageNode | None = field(default=None, repr=False)
     """While it waits: where the last look into the cache ended."""
+    pictures: "PlacedPictures | None" = field(default=None, repr=False)
+    """Those of its prompt."""
 
     @property
     def cache_limit(self) -> int:

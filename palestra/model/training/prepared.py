@@ -16,7 +16,8 @@ from palestra.model.errors import DataError
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.lora.adapters import Adapter
 from palestra.model.training.losses import Loss, loss_named
-from palestra.types import Datum, ImageChunk, RoutedExperts, TensorData
+from palestra.model.vision.placed import PlacedPictures, picture_rows, place_pictures
+from palestra.types import Datum, ImageChunk, Picture, PlacedImage, RoutedExperts, TensorData
 from palestra.types.training import routed_bytes
 
 MAX_CELLS = 1 << 28  # of a sparse tensor once it is dense: 1 GiB of float32
@@ -34,6 +35,8 @@ class TrainItem:
     datum: Datum
     loss: str = "cross_entropy"
     config: Mapping[str, float] = field(default_factory=dict)
+    pictures: Mapping[str, Picture] = field(default_factory=dict)
+    """Those that the datum names, by their digests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,8 @@ class Prepared:
     """Targets came as [N, K]: log-probabilities go back in that shape."""
     routing: NDArray[np.int64] | None = None
     """[N, layers with experts, experts per token]: those to visit, -1 in rows for which the router chooses."""
+    pictures: PlacedPictures | None = None
+    """Where `tokens` has ids of pictures' rows instead."""
 
     @property
     def active(self) -> NDArray[np.bool_]:
@@ -59,7 +64,7 @@ class Prepared:
 
 def prepare(item: TrainItem, spec: ModelSpec) -> Prepared:
     loss = loss_named(item.loss)
-    tokens = _tokens(item.datum, spec)
+    tokens, pictures = _tokens(item.datum, spec, item.pictures)
     given = dict(item.datum.loss_inputs)
     if "target_tokens" not in given:
         raise DataError("loss input 'target_tokens' is missing")
@@ -79,7 +84,7 @@ def prepare(item: TrainItem, spec: ModelSpec) -> Prepared:
     targets = _without_ignored(targets, inputs)
     _check_range("target_tokens", targets, spec.vocab_size)
     rows = len(tokens)
-    return Prepared(
+    prepared = Prepared(
         item.adapter,
         tokens,
         targets.reshape(rows, -1),
@@ -88,7 +93,11 @@ def prepare(item: TrainItem, spec: ModelSpec) -> Prepared:
         loss.settle(item.config),
         wide=targets.ndim == 2,
         routing=None if item.datum.routing is None else decode_routing(item.datum.routing, rows, spec),
+        pictures=pictures,
     )
+    if pictures is not None:
+        _check_targets(prepared)
+    return prepared
 
 
 def decode(tensor: TensorData, name: str, *, integer: bool = False) -> NDArray:
@@ -146,19 +155,38 @@ def decode_routing(routing: RoutedExperts, rows: int, spec: ModelSpec) -> NDArra
     return ids
 
 
-def _tokens(datum: Datum, spec: ModelSpec) -> NDArray[np.int64]:
-    parts: list[tuple[int, ...]] = []
+def _tokens(
+    datum: Datum, spec: ModelSpec, pictures: Mapping[str, Picture]
+) -> tuple[NDArray[np.int64], PlacedPictures | None]:
+    """With ids of rows where pictures stand."""
+    found: list[int] = []
+    images: list[PlacedImage] = []
     for chunk in datum.chunks:
         if isinstance(chunk, ImageChunk):
-            raise DataError(f"image chunk ({chunk.format}): {spec.architecture} reads text only; send token chunks")
-        parts.append(chunk.tokens)
-    tokens = np.array([t for part in parts for t in part], np.int64)
-    if len(tokens) == 0:
+            images.append(PlacedImage(len(found), chunk.digest))
+            found += [0] * picture_rows(chunk.digest, spec, pictures)
+        else:
+            found += chunk.tokens
+    if not found:
         raise DataError("the datum has no tokens")
-    if len(tokens) > spec.max_positions:
-        raise DataError(f"the datum has {len(tokens)} tokens, the model's context is {spec.max_positions}")
+    if len(found) > spec.max_positions:
+        raise DataError(f"the datum has {len(found)} tokens, the model's context is {spec.max_positions}")
+    tokens = np.array(found, np.int64)
     _check_range("model_input", tokens, spec.vocab_size)
-    return tokens
+    if not images:
+        return tokens, None
+    placed = place_pictures(spec, images, pictures, len(found))
+    return np.array(placed.with_ids(found), np.int64), placed
+
+
+def _check_targets(data: Prepared) -> None:
+    """Nothing predicts a row of a picture."""
+    odd = np.flatnonzero((data.tokens[1:] < 0) & data.active[:-1])
+    if len(odd):
+        raise DataError(
+            f"position {odd[0]} predicts a row of a picture, but its {data.loss.gate} are not 0; a picture's rows are "
+            "targets of nothing: send 0 there"
+        )
 
 
 def _without_ignored(targets: NDArray, inputs: Mapping[str, NDArray]) -> NDArray:

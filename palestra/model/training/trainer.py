@@ -29,6 +29,7 @@ from palestra.model.training.optimizer import StepResult, optim_step
 from palestra.model.training.prefix_trees import PlannedBatch, PrefixTrees, grow_trees, plan_micro_batches
 from palestra.model.training.prepared import Prepared, TrainItem, prepare
 from palestra.model.transfers import to_device
+from palestra.model.vision.placed import BatchPictures, PictureRows, sequence_positions
 from palestra.types import AdamParams
 
 
@@ -120,7 +121,9 @@ class Trainer:
         device, spec, dtype = self.decoder.device, self.decoder.spec, self.decoder.dtype
         trees = grow_trees(batch, share=self.share_prefixes)
         tokens = to_device(trees.of_rows([d.tokens for d in batch]), device)
-        positions = to_device(trees.of_rows([np.arange(len(d.tokens)) for d in batch]), device)
+        positions, pictures = self._positions(batch, trees)
+        if pictures is not None:
+            tokens = tokens.clamp_min(0)
         runs = [(batch[i].adapter, n) for i, n in zip(trees.owners, trees.lengths, strict=True)]
         plan = LoraPlan.of(runs, train=train, device=device)
         branches = trees.branches()
@@ -135,7 +138,10 @@ class Trainer:
         try:
             with torch.set_grad_enabled(train):
                 hidden = self.decoder(
-                    tokens, positions, attend, plan, recur, checkpointing=self.checkpointing, routing=routing
+                    *(tokens, positions, attend, plan, recur),
+                    checkpointing=self.checkpointing,
+                    routing=routing,
+                    pictures=pictures,
                 )
             head = head_rows.run(self.decoder, hidden.detach(), losses, train=train)
         except BaseException:
@@ -145,6 +151,16 @@ class Trainer:
         if train:
             done.hidden, done.hidden_grad = hidden, head.hidden_grad
         return done
+
+    def _positions(self, batch: Sequence[Prepared], trees: PrefixTrees) -> tuple[Tensor, PictureRows | None]:
+        """Rope positions of the rows, and what pictures are to them."""
+        device, vision = self.decoder.device, self.decoder.vision
+        if vision is None or all(d.pictures is None for d in batch):
+            return to_device(trees.of_rows([np.arange(len(d.tokens)) for d in batch]), device), None
+        positions = [sequence_positions(d.pictures, 0, len(d.tokens)) for d in batch]
+        found = BatchPictures()
+        index = trees.of_rows([found.index(d.pictures, 0, len(d.tokens)) for d in batch])
+        return to_device(trees.of_rows(positions), device), found.rows(index, vision, device)
 
     def _replayed(self, batch: Sequence[Prepared], trees: PrefixTrees) -> dict[int, Tensor] | None:
         """The experts that rows have to visit, by layer; None if the router chooses all."""

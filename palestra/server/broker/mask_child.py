@@ -11,16 +11,16 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
 from palestra.config.redaction import Mask
 from palestra.types.timelines import EpisodeTimeline
+from palestra.util.answering_child import delimited, read_message
 
 Shown = EpisodeTimeline | list[Any]
 
-LENGTH_BYTES = 8
 TOO_LONG = "[redacted: episodes.mask took too long]"
 
 
@@ -69,21 +69,12 @@ def _give_up(_number: int, _frame: object) -> None:
     raise _TookTooLong
 
 
-def read_message(source: BinaryIO) -> bytes | None:
-    length = source.read(LENGTH_BYTES)
-    return source.read(int.from_bytes(length, "big")) if length else None
-
-
-def message(data: bytes) -> bytes:
-    return len(data).to_bytes(LENGTH_BYTES, "big") + data
-
-
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which closes stdin at the right time
     orders = msgspec.json.decode(read_message(sys.stdin.buffer) or b"", type=Orders)
     mask = TimedMask(orders.limit_s, orders.patterns)
     while (incoming := read_message(sys.stdin.buffer)) is not None:
-        sys.stdout.buffer.write(message(mask.masked(incoming)))
+        sys.stdout.buffer.write(delimited(mask.masked(incoming)))
         sys.stdout.buffer.flush()
 
 

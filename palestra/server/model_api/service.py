@@ -13,8 +13,10 @@ from palestra.chat import ChatTokenizer
 from palestra.config.serve import ServeConfig
 from palestra.server.broker.service import EpisodeService
 from palestra.server.core.owners.callers import Caller
+from palestra.server.core.pictures.reader import PictureReader
 from palestra.server.core.telemetry.metrics import Metrics
 from palestra.server.model_api.chat.calls import ChatCalls, ChatOrigin
+from palestra.server.model_api.chat.pictures import see
 from palestra.server.model_api.chat.prompt_request import prompt_request
 from palestra.server.model_api.chat.response_bodies import chat_body, chat_chunks
 from palestra.server.model_api.chat.sampling_plan import check_vocabulary
@@ -41,14 +43,15 @@ class ModelApi:
         sampler: EngineSampler,
         episodes: EpisodeService,
         metrics: Metrics,
+        pictures: PictureReader,
     ):
-        self.store, self.models = store, models
+        self.store, self.models, self._pictures = store, models, pictures
         delivery_acks = DeliveryAcks(store, episodes.calls)
         self.traces = CallTraces(store, episodes.calls, delivery_acks, episodes.masking)
         self.retries = IdempotentCalls(delivery_acks)
         self.tools = ToolSettings(config.hosted_tools, config.tool_namespaces)
         self._conversations = ConversationStore(config, store)
-        self.chats = ChatCalls(metrics, models, sampler, self.traces, self._conversations, delivery_acks)
+        self.chats = ChatCalls(metrics, models, sampler, self.traces, self._conversations, delivery_acks, pictures)
         self.texts = TextCalls(models, sampler, self.traces, delivery_acks)
 
     async def chat(self, origin: ChatOrigin) -> bytes:
@@ -73,7 +76,8 @@ class ModelApi:
         if call.prompt is not None:
             tokens = await asyncio.to_thread(tokenizer.encode_text, call.prompt)
         else:
-            request = functools.partial(prompt_request, caller, target, tokenizer, call)
+            seen = await see(self._pictures, target, tokenizer, call.messages)
+            request = functools.partial(prompt_request, caller, target, tokenizer, call, seen)
             tokens = (await self._conversations.prompt(tokenizer, request)).ids
         names = await asyncio.to_thread(_spelled, tokenizer, tokens) if call.return_token_strs else None
         return {

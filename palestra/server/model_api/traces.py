@@ -14,6 +14,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from palestra.chat.canonical import Message
+from palestra.chat.pictures import with_parts
 from palestra.chat.prompt_records import AnswerKey, CachedTurn, Prompt
 from palestra.server.broker.masking import Masking
 from palestra.server.broker.model_calls import EpisodeCalls
@@ -59,7 +60,7 @@ class TracedCall:
                 facts,
                 begun=prompt.begun,
                 drift=prompt.drift,
-                heard=dumps(list(prompt.messages)).decode(),
+                heard=dumps(with_parts(prompt.messages)).decode(),
                 told=dumps(list(messages)).decode(),
             ),
             answers=[prompt.answered(message) for message in messages],

@@ -5,9 +5,9 @@ Owns: protobuf and JSON of passes and samples. Never touches: whether a model ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import partial
 from math import isfinite
 from typing import TypeVar
 
@@ -15,13 +15,15 @@ from google.protobuf.message import DecodeError
 from pydantic import BaseModel, ValidationError
 
 from palestra.server.core.paths import check_run_id
+from palestra.server.core.pictures.locations import PictureError, from_base64
+from palestra.server.core.pictures.reader import EncodedPicture
 from palestra.server.core.samples.samplers import SampleCall
 from palestra.server.core.training.routing_records import ProvenanceSpan
 from palestra.server.core.wire_errors import WireError, shown, wire_error_of
 from palestra.server.tinker import schemas_data as schemas
 from palestra.server.tinker import wire_pb2 as wire
 from palestra.server.tinker.tensors import int32_values, tensor_of_message, tensor_of_schema
-from palestra.types import Datum, SampleRequest, SamplingParams, TextChunk
+from palestra.types import Datum, ImageChunk, PlacedImage, SampleRequest, SamplingParams, TextChunk
 from palestra.types.engine import Pass
 
 M = TypeVar("M", bound=BaseModel)
@@ -35,6 +37,8 @@ class PassRequest:
     operation: Pass
     spans: list[list[ProvenanceSpan]] = field(default_factory=list)
     """Where the tokens of each datum come from, an empty list where the client does not say; empty if nowhere."""
+    files: dict[str, EncodedPicture] = field(default_factory=dict)
+    """Pictures, by the names that stand in image chunks in place of digests."""
 
 
 def parse_json(schema: type[M], body: bytes) -> M:
@@ -60,14 +64,16 @@ def pass_from_protobuf(body: bytes) -> PassRequest:
     for name, value in config.items():
         if isinstance(value, float) and not isfinite(value):
             raise WireError(f"loss_fn_config {shown(name)} is {value}; it must be finite")
+    files: dict[str, EncodedPicture] = {}
     operation = Pass(
-        data=_each(_datum_of_message, message.data),
+        data=_each(partial(_datum_of_message, files), message.data),
         loss=message.loss_fn,
         config=dict(sorted(config.items())),
         forward_only=message.forward_only,
     )
-    spans = _each(_spans_of_message, message.data)
-    return PassRequest(check_run_id(message.model_id), message.seq_id, operation, spans if any(spans) else [])
+    spans = [] if files else _each(_spans_of_message, message.data)  # they do not count positions of pictures
+    spans = spans if any(spans) else []
+    return PassRequest(check_run_id(message.model_id), message.seq_id, operation, spans, files)
 
 
 def forward_backward_from_json(body: bytes) -> PassRequest:
@@ -83,13 +89,14 @@ def forward_from_json(body: bytes) -> PassRequest:
 def _pass_of_schema(
     request: schemas.ForwardBackwardRequest | schemas.ForwardRequest, given: schemas.PassInput, *, forward_only: bool
 ) -> PassRequest:
+    files: dict[str, EncodedPicture] = {}
     operation = Pass(
-        data=_each(_datum_of_schema, given.data),
+        data=_each(partial(_datum_of_schema, files), given.data),
         loss=given.loss_fn,
         config=dict(given.loss_fn_config or {}),
         forward_only=forward_only,
     )
-    return PassRequest(check_run_id(request.model_id), request.seq_id, operation)
+    return PassRequest(check_run_id(request.model_id), request.seq_id, operation, files=files)
 
 
 T = TypeVar("T")
@@ -118,12 +125,12 @@ def _config_value(name: str, value: wire.LossConfigValue) -> float | str:
             raise WireError(f"loss_fn_config {shown(name)} has no value")
 
 
-def _datum_of_message(datum: wire.Datum) -> Datum:
+def _datum_of_message(files: dict[str, EncodedPicture], datum: wire.Datum) -> Datum:
     """Sorted, because protobuf reads a map in a different order in every process, and a repeated request must be
     equal."""
     inputs = datum.loss_fn_inputs
     return Datum(
-        chunks=tuple(_text_of_message(chunk) for chunk in datum.model_input),
+        chunks=tuple(_chunk_of_message(files, chunk) for chunk in datum.model_input),
         loss_inputs={name: tensor_of_message(name, inputs[name]) for name in sorted(inputs)},
     )
 
@@ -143,15 +150,18 @@ def _spans_of_message(datum: wire.Datum) -> list[ProvenanceSpan]:
     return spans
 
 
-def _datum_of_schema(datum: schemas.DatumBody) -> Datum:
+def _datum_of_schema(files: dict[str, EncodedPicture], datum: schemas.DatumBody) -> Datum:
     return Datum(
-        chunks=tuple(TextChunk(tuple(tokens)) for tokens in _texts_of_schema(datum.model_input)),
+        chunks=tuple(_chunk_of_schema(files, chunk) for chunk in datum.model_input.chunks),
         loss_inputs={name: tensor_of_schema(name, tensor) for name, tensor in datum.loss_fn_inputs.items()},
     )
 
 
-def _text_of_message(chunk: wire.Chunk) -> TextChunk:
+def _chunk_of_message(files: dict[str, EncodedPicture], chunk: wire.Chunk) -> TextChunk | ImageChunk:
     kind = chunk.WhichOneof("chunk")
+    if kind == "image":
+        expected = chunk.image.expected_tokens if chunk.image.HasField("expected_tokens") else None
+        return _image(files, EncodedPicture(chunk.image.data, expected_rows=expected))
     if kind != "encoded_text":
         raise _unsupported_chunk(kind or "unknown")
     tokens = chunk.encoded_text.tokens
@@ -162,17 +172,34 @@ def _text_of_message(chunk: wire.Chunk) -> TextChunk:
     return TextChunk(int32_values(tokens))
 
 
-def _texts_of_schema(given: schemas.ModelInput) -> Iterable[list[int]]:
-    for chunk in given.chunks:
-        if chunk.type != "encoded_text":
-            raise _unsupported_chunk(chunk.type)
-        if chunk.tokens is None:
-            raise WireError("encoded_text: tokens is missing")
-        yield chunk.tokens
+def _chunk_of_schema(files: dict[str, EncodedPicture], chunk: schemas.ModelInputChunk) -> TextChunk | ImageChunk:
+    match chunk:
+        case schemas.ModelInputChunk(type="encoded_text", tokens=list(tokens)):
+            return TextChunk(tuple(tokens))
+        case schemas.ModelInputChunk(type="image", data=str(data)):
+            return _image(files, EncodedPicture(_file(data), expected_rows=chunk.expected_tokens))
+        case schemas.ModelInputChunk(type="image_asset_pointer", location=str(location)):
+            return _image(files, EncodedPicture(url=location, expected_rows=chunk.expected_tokens))
+    field = {"encoded_text": "tokens", "image": "data", "image_asset_pointer": "location"}.get(chunk.type)
+    raise _unsupported_chunk(chunk.type) if field is None else WireError(f"{chunk.type}: {field} is missing")
+
+
+def _file(given: str) -> bytes:
+    try:
+        return from_base64(given)
+    except PictureError as e:
+        raise WireError(str(e)) from None
+
+
+def _image(files: dict[str, EncodedPicture], encoded: EncodedPicture) -> ImageChunk:
+    """Pictures that a client expects to take other numbers of positions are kept apart: each is checked."""
+    name = f"{encoded.key} {encoded.expected_rows}"
+    files[name] = encoded
+    return ImageChunk(name)
 
 
 def _unsupported_chunk(kind: str) -> WireError:
-    return WireError(f"input chunk of type {shown(kind)}: this server supports text only; send encoded_text chunks")
+    return WireError(f"input chunk of type {shown(kind)} is not supported; send encoded_text or image chunks")
 
 
 # Samples
@@ -185,8 +212,17 @@ def sample_from_json(body: bytes) -> SampleCall:
     if given.sampling_session_id is not None and given.seq_id is None:
         raise WireError("seq_id is missing; a sampling session needs it")
     targets = given.target_prompt_logprobs
+    prompt: list[int] = []
+    images: list[PlacedImage] = []
+    files: dict[str, EncodedPicture] = {}
+    for chunk in (_chunk_of_schema(files, chunk) for chunk in given.prompt.chunks):
+        if isinstance(chunk, ImageChunk):
+            images.append(PlacedImage(len(prompt), chunk.digest))
+        else:
+            prompt += chunk.tokens
     request = SampleRequest(
-        prompt=tuple(chain.from_iterable(_texts_of_schema(given.prompt))),
+        prompt=tuple(prompt),
+        images=tuple(images),
         params=_sampling_params(given.sampling_params),
         num_samples=given.num_samples,
         topk_logprobs=given.topk_sample_logprobs,
@@ -197,7 +233,8 @@ def sample_from_json(body: bytes) -> SampleCall:
         prompt_alt_tokens_k=given.prompt_alt_tokens_k,
         record_routing=bool(given.record_stability_info),
     )
-    return SampleCall(request, given.sampling_session_id, given.seq_id, given.base_model, given.model_path)
+    session = given.sampling_session_id
+    return SampleCall(request, session, given.seq_id, given.base_model, given.model_path, files=files)
 
 
 def _sampling_params(given: schemas.SamplingParamsBody) -> SamplingParams:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from dataclasses import replace
 
 import msgspec
 
@@ -14,6 +15,9 @@ from palestra.server.core.lookup import Lookup, is_over
 from palestra.server.core.owners.callers import Caller
 from palestra.server.core.owners.quotas import OwnerQuotas, exceeded
 from palestra.server.core.paths import ModelId, TinkerPath
+from palestra.server.core.pictures.locations import PictureError
+from palestra.server.core.pictures.reader import PictureReader
+from palestra.server.core.pictures.requests import vision_card, with_pictures
 from palestra.server.core.samples.requests import SamplingRequests
 from palestra.server.core.sessions import TinkerSession, TinkerSessions
 from palestra.server.core.teardown import Teardown
@@ -47,6 +51,7 @@ class ModelService:
         checkpoints: CheckpointFiles,
         quotas: OwnerQuotas,
         teardown: Teardown,
+        pictures: PictureReader,
         *,
         max_models: int,
         is_loopback: bool,
@@ -54,7 +59,7 @@ class ModelService:
         """`is_loopback`: clients are on this machine."""
         self._store, self._lookup, self._served, self._sessions = store, lookup, served, sessions
         self._training, self._sampling, self._checkpoints = training, sampling, checkpoints
-        self._quotas, self._teardown = quotas, teardown
+        self._quotas, self._teardown, self._pictures = quotas, teardown, pictures
         self._max_models, self._is_loopback = max_models, is_loopback
 
     async def create_model(self, caller: Caller, request: s.CreateModelRequest) -> s.FutureResponse:
@@ -185,9 +190,21 @@ class ModelService:
         model = self._lookup.model(caller, request.model_id)
         if not request.operation.data:
             raise self._lookup.rejected(model, request.seq_id, "the batch is empty: send at least one datum")
+        if request.files:
+            request = await self._with_pictures(model, request)
         kind = RequestKind.FORWARD if request.operation.forward_only else RequestKind.FORWARD_BACKWARD
         completed = self._with_routing((caller.owner, model.worker.name), request)
         return accepted(await self._lookup.submit(model, request.seq_id, kind, request.operation, {}, completed))
+
+    async def _with_pictures(self, model: TrackedModel, request: PassRequest) -> PassRequest:
+        try:
+            card = vision_card(model.worker)
+            operation = await with_pictures(request.operation, request.files, self._pictures, card)
+        except PictureError as e:
+            raise self._lookup.rejected(model, request.seq_id, f"data: {e}") from None
+        except Refusal as e:
+            raise self._lookup.rejected(model, request.seq_id, e.detail) if e.status == 400 else e from None
+        return replace(request, operation=operation, files={})
 
     def _with_routing(self, scope: Scope, request: PassRequest) -> Pass | None:
         """Adds what was recorded while the data were sampled; None if nothing was."""

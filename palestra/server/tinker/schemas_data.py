@@ -30,10 +30,17 @@ class TensorBody(WireModel):
 
 
 class ModelInputChunk(WireModel):
-    """Only encoded text has tokens; other types are refused by name."""
+    """Encoded text has tokens, an image the bytes of its file, a pointer to one its URL; other types are refused by
+    name."""
 
     type: Text = "encoded_text"
     tokens: Tokens | None = None
+    data: str | None = None
+    """Of an image: its file in base64."""
+    location: str | None = None
+    """Of an image_asset_pointer: a data: URL."""
+    expected_tokens: Annotated[int, Field(ge=0, le=INT32)] | None = None
+    """How many positions the client thinks that an image takes; another number is refused."""
 
 
 class ModelInput(WireModel):

@@ -41,6 +41,7 @@ def check_request(request: SampleRequest, facts: ServedModelFacts) -> None:
     drawn, prompt = p.temperature, request.prompt
     checks = [
         (not prompt, "the prompt has no tokens; send at least one"),
+        (request.images, "pictures are not sent to vLLM; set sampler=torch for a model that is to see"),
         (
             prompt and not 0 <= min(prompt) <= max(prompt) < facts.vocabulary,
             f"prompt: a token id is outside the vocabulary of {facts.vocabulary}",

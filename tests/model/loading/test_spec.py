@@ -256,6 +256,7 @@ def test_every_architecture_has_a_family_of_its_own_name():
         "deepseek_v3",
         "nemotron_h",
         "gemma4",
+        "qwen3_vl",
     }
     assert {family.name for family in FAMILIES.values()} == names
 

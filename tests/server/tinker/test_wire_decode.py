@@ -21,7 +21,7 @@ from palestra.server.core.wire_errors import TooLarge, WireError
 from palestra.server.http.body import decompress
 from palestra.server.tinker import decode
 from palestra.server.tinker import wire_pb2 as wire
-from palestra.types import Datum, TensorData, TextChunk
+from palestra.types import Datum, ImageChunk, TensorData, TextChunk
 from tests.properties import examples
 
 MODEL = "373e:train:0"
@@ -166,11 +166,25 @@ def test_tensors_that_make_no_sense(fields: dict, said: str) -> None:
         decode.pass_from_protobuf(one_tensor(**fields))
 
 
-def test_chunks_without_text_are_refused_by_name() -> None:
-    image = sdk.ImageChunk(data=b"png", format="png", expected_tokens=3)
-    body = sdk_bytes(sdk.Datum(model_input=sdk.ModelInput(chunks=[image]), loss_fn_inputs={}))
-    with pytest.raises(WireError, match=r"data\[0\]: input chunk of type 'image'"):
-        decode.pass_from_protobuf(body)
+def test_pictures_are_named_until_they_are_decoded() -> None:
+    images = [sdk.ImageChunk(data=b"png", format="png", expected_tokens=n) for n in (3, 3, 4)]
+    chunks = [sdk.EncodedTextChunk(tokens=[1, 2]), *images]
+    request = decode.pass_from_protobuf(
+        sdk_bytes(sdk.Datum(model_input=sdk.ModelInput(chunks=chunks), loss_fn_inputs={}))
+    )
+    text, *found = request.operation.data[0].chunks
+    assert text == TextChunk((1, 2))
+    names = [chunk.digest for chunk in found if isinstance(chunk, ImageChunk)]
+    assert names[0] == names[1] != names[2]
+    assert [request.files[name].expected_rows for name in names] == [3, 3, 4]
+    assert {encoded.file for encoded in request.files.values()} == {b"png"}
+
+
+def test_other_chunks_are_refused_by_name() -> None:
+    sound = wire.ForwardBackwardRequest(model_id=MODEL, seq_id=1)
+    sound.data.add().model_input.add().dmel.dmel = b"x"
+    with pytest.raises(WireError, match=r"data\[0\]: input chunk of type 'dmel'"):
+        decode.pass_from_protobuf(sound.SerializeToString())
     message = wire.ForwardBackwardRequest(model_id=MODEL, seq_id=1)
     message.data.add().model_input.add()
     with pytest.raises(WireError, match="'unknown'"):
@@ -316,14 +330,19 @@ def test_stop_in_all_its_forms(stop, token_ids, strings) -> None:
     assert (params.stop_token_ids, params.stop_strings) == (token_ids, strings)
 
 
-def test_prompt_chunks_are_joined_and_only_text_is_read() -> None:
+def test_prompt_chunks_are_joined_around_pictures() -> None:
     text = sdk.EncodedTextChunk(tokens=[1, 2])
     assert decode.sample_from_json(sdk_sample(sdk.ModelInput(chunks=[text, text]))).request.prompt == (1, 2, 1, 2)
     image = sdk.ImageChunk(data=b"png", format="png")
-    pointer = sdk.ImageAssetPointerChunk(format="png", location="x")
-    for chunk in (image, pointer, sdk.DmelChunk(dmel=b"x")):
-        with pytest.raises(WireError, match="text only"):
-            decode.sample_from_json(sdk_sample(sdk.ModelInput(chunks=[chunk])))
+    pointer = sdk.ImageAssetPointerChunk(format="png", location="data:,x", expected_tokens=7)
+    call = decode.sample_from_json(sdk_sample(sdk.ModelInput(chunks=[text, image, text, pointer])))
+    assert [one.start for one in call.request.images] == [2, 4]
+    assert [(one.file, one.url, one.expected_rows) for one in call.files.values()] == [
+        (b"png", "", None),
+        (b"", "data:,x", 7),
+    ]
+    with pytest.raises(WireError, match="type 'dmel' is not supported"):
+        decode.sample_from_json(sdk_sample(sdk.ModelInput(chunks=[sdk.DmelChunk(dmel=b"x")])))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Encoded samples that wait: equal prompts are kept once, as the samples of a group have.
+"""Encoded samples that wait: equal prompts, with their pictures, are kept once, as the samples of a group have.
 
 Owns: how a message is kept. Never touches: what is in it.
 """
@@ -23,7 +23,7 @@ class SharedPrompt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleMessage:
-    """A `Sample` for the worker, in the parts before, of and after its prompt."""
+    """A `Sample` for the worker, in the parts before, of and after its prompt and pictures."""
 
     head: bytes
     prompt: SharedPrompt | None = None
@@ -40,6 +40,9 @@ class SampleMessages:
 
     def make(self, sample: Sample) -> SampleMessage:
         message, prompt = encode_message(sample), msgspec.msgpack.encode(sample.request.prompt)
+        if sample.request.pictures:  # these follow the prompt
+            pictures = msgspec.msgpack.encode(sample.request.pictures)
+            prompt = message[message.index(prompt) : message.index(pictures) + len(pictures)]
         if len(prompt) < LONG_BYTES:
             return SampleMessage(message)
         digest = hashlib.blake2b(prompt, digest_size=16).digest()

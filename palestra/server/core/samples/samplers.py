@@ -6,7 +6,7 @@ Owns: making them, choosing one for a request. Never touches: the order of sampl
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from palestra.server.core.checkpoints.files import CheckpointFiles
 from palestra.server.core.errors import Refusal
@@ -14,6 +14,9 @@ from palestra.server.core.futures import RequestKind, SampleFuture
 from palestra.server.core.lookup import Lookup, is_over
 from palestra.server.core.owners.callers import Caller
 from palestra.server.core.paths import SamplerId, TinkerPath
+from palestra.server.core.pictures.locations import PictureError
+from palestra.server.core.pictures.reader import PictureReader
+from palestra.server.core.pictures.requests import Files, placed, vision_card
 from palestra.server.core.samples.requests import FIRST_OWN, SamplingRequests, SamplingSession, weights_of
 from palestra.server.core.sessions import TinkerSessions
 from palestra.server.core.telemetry.metrics import Metrics
@@ -38,6 +41,8 @@ class SampleCall:
     base_model: str | None
     model_path: str | None
     stream: bool = False
+    files: Files = field(default_factory=dict)
+    """Pictures, by the names that stand in `request.images` in place of digests; those do not take positions yet."""
 
 
 class SamplingSessions:
@@ -49,9 +54,10 @@ class SamplingSessions:
         sampling: SamplingRequests,
         checkpoints: CheckpointFiles,
         metrics: Metrics,
+        pictures: PictureReader,
     ):
         self._store, self._lookup, self._sessions, self._sampling = store, lookup, sessions, sampling
-        self._checkpoints, self._metrics = checkpoints, metrics
+        self._checkpoints, self._metrics, self._pictures = checkpoints, metrics, pictures
         self._direct: dict[tuple[str, str, str | None], SamplingSession] = {}
         """Samplers for requests without a sampling session, by owner, base model and checkpoint folder."""
 
@@ -74,11 +80,21 @@ class SamplingSessions:
     async def sample(self, caller: Caller, call: SampleCall) -> SampleFuture:
         self._lookup.refuse_when_stopping()
         sampler, seq_id = await self._sampler_of(caller, call)
+        if call.files:
+            call = await self._with_pictures(sampler, call)
         if seq_id < FIRST_OWN:
             await self._sampling.reserve(self._store, sampler, seq_id)
         future = self._sampling.submit(sampler, seq_id, call.request, stream=call.stream)
         self._metrics.submitted(RequestKind.SAMPLE, base_model=sampler.worker.name)
         return future
+
+    async def _with_pictures(self, sampler: SamplingSession, call: SampleCall) -> SampleCall:
+        card = vision_card(sampler.worker)
+        try:
+            request = await placed(call.request, call.files, self._pictures, card)
+        except PictureError as e:
+            raise Refusal(400, f"prompt: {e}") from None
+        return replace(call, request=request, files={})
 
     async def _sampler_of(self, caller: Caller, call: SampleCall) -> tuple[SamplingSession, int]:
         if call.sampling_session_id is not None:

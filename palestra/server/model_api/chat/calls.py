@@ -14,6 +14,7 @@ from palestra.chat.answer_formats import answer_start, output_parser
 from palestra.chat.conversation_cache import Prompt, PromptRequest, SampledReply, SampleLocation
 from palestra.chat.tool_parsers import AnswerStart
 from palestra.server.core.owners.callers import Caller
+from palestra.server.core.pictures.reader import PictureReader
 from palestra.server.core.telemetry.metrics import Metrics
 from palestra.server.model_api.chat.choice_stream import ChoiceStream, streamed_tokens
 from palestra.server.model_api.chat.events import (
@@ -27,6 +28,7 @@ from palestra.server.model_api.chat.events import (
     TokenUsage,
 )
 from palestra.server.model_api.chat.output_grammar import chat_grammar, refuse_unknown_format
+from palestra.server.model_api.chat.pictures import SeenPictures, see
 from palestra.server.model_api.chat.prompt_request import prompt_request
 from palestra.server.model_api.chat.sampling_plan import CallOrigin, OutputOptions, SamplingPlan, plan
 from palestra.server.model_api.chat.schemas import ChatRequest
@@ -65,9 +67,11 @@ class ChatCalls:
         traces: CallTraces,
         conversations: ConversationStore,
         delivery_acks: DeliveryAcks,
+        pictures: PictureReader,
     ):
         self._metrics, self._models, self._runner = metrics, models, runner
         self._traces, self._conversations, self._delivery_acks = traces, conversations, delivery_acks
+        self._pictures = pictures
 
     async def answer(self, origin: ChatOrigin) -> ChatAnswer:
         async with self._models.calling(origin.caller, origin.call.model) as target:
@@ -102,18 +106,23 @@ class ChatCalls:
         """Returns the number of tokens of the prompt, as it would be read now."""
         target = await self._models.find(caller, call.model)
         tokenizer = await self._models.tokenizer(target)
-        return len(
-            (await self._conversations.prompt(tokenizer, lambda: _prompt_request(caller, target, tokenizer, call))).ids
+        seen = await see(self._pictures, target, tokenizer, call.messages)
+        prompt = await self._conversations.prompt(
+            tokenizer, lambda: _prompt_request(caller, target, tokenizer, call, seen)
         )
+        return len(prompt.ids)
 
     async def _prepare(self, origin: ChatOrigin, target: SamplingTarget) -> PreparedChat:
         call, tokenizer = origin.call, await self._models.tokenizer(target)
         refuse_unknown_format(call, tokenizer)
+        seen = await see(self._pictures, target, tokenizer, call.messages)
         prompt = await self._conversations.prompt(
             tokenizer,
-            lambda: _prompt_request(origin.caller, target, tokenizer, call),
+            lambda: _prompt_request(origin.caller, target, tokenizer, call, seen),
             max_tokens=target.card.max_positions,
         )
+        if seen.found:
+            await asyncio.to_thread(self._pictures.depot.keep, seen.distinct)
         self._count(target, prompt)
         start = answer_start(tokenizer, prompt.ids, prompt.begun)
         options = OutputOptions(
@@ -121,6 +130,8 @@ class ChatCalls:
             top=(call.top_logprobs or 0) if call.logprobs else None,
             prompt_top=call.prompt_logprobs,
             grammar=chat_grammar(call, tokenizer, start),
+            images=seen.placed(tokenizer, prompt.ids),
+            pictures=seen.distinct,
         )
         planned = plan(origin, target, tokenizer, prompt.ids, options)
         if call.reasoning_effort is not None and not tokenizer.template_knows(EFFORT):
@@ -163,9 +174,9 @@ class ChatCalls:
 
 
 def _prompt_request(
-    caller: Caller, target: SamplingTarget, tokenizer: ChatTokenizer, call: ChatRequest
+    caller: Caller, target: SamplingTarget, tokenizer: ChatTokenizer, call: ChatRequest, seen: SeenPictures
 ) -> PromptRequest:
-    request = prompt_request(caller, target, tokenizer, call)
+    request = prompt_request(caller, target, tokenizer, call, seen)
     if call.reasoning_effort is None or not tokenizer.template_knows(EFFORT):
         return request
     return replace(request, template_kwargs={EFFORT: call.reasoning_effort, **request.template_kwargs})

@@ -5,10 +5,11 @@ Owns: what is accepted, and saying where something is wrong. Never touches: toke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from palestra.chat.pictures import PictureMark
 from palestra.chat.tool_calls import MAX_DEPTH, is_too_deep, read_json
 from palestra.server.core.errors import ApiError
 from palestra.server.core.wire_errors import shown
@@ -19,6 +20,7 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 """Roles, and what templates call them: few know `developer`."""
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Kinds of content parts, and the key of their text."""
+NO_MARKS: Mapping[str, PictureMark] = {}
 MAX_MESSAGES = 16384  # each is processed several times, however short it is
 MAX_NAME = 128
 MAX_IDS_SHOWN = 8
@@ -27,12 +29,13 @@ TOKEN_FIELDS = (PROMPT_IDS, SAMPLED_IDS, LOGPROBS)
 """Fields that NeMo Gym's agents carry along on answers."""
 
 
-def read_messages(given: Sequence[JsonObject]) -> list[JsonObject]:
+def read_messages(given: Sequence[JsonObject], marks: Mapping[str, PictureMark] = NO_MARKS) -> list[JsonObject]:
+    """`marks`: what stands for pictures, by the places of their parts."""
     if not given:
         raise invalid("messages", "messages is empty; send at least one")
     if len(given) > MAX_MESSAGES:
         raise invalid("messages", f"messages: {len(given)} were sent, but at most {MAX_MESSAGES} are allowed")
-    messages = [_message(message, f"messages[{i}]") for i, message in enumerate(given)]
+    messages = [_message(message, f"messages[{i}]", marks) for i, message in enumerate(given)]
     calls = CallsSoFar()
     for i, message in enumerate(messages):
         calls.take(message, f"messages[{i}]")
@@ -102,7 +105,7 @@ def _ids(given: object, where: str) -> list[int]:
     return given
 
 
-def _message(given: JsonObject, where: str) -> JsonObject:
+def _message(given: JsonObject, where: str, marks: Mapping[str, PictureMark]) -> JsonObject:
     role = ROLES.get(role) if isinstance(role := given.get("role"), str) else None
     if role is None:
         raise _wrong(where, f"role is {shown(given.get('role'))}; it must be one of {', '.join(ROLES)}")
@@ -110,7 +113,7 @@ def _message(given: JsonObject, where: str) -> JsonObject:
     content = given.get("content")
     if content is None and role != "assistant":
         raise _wrong(where, "content is missing")
-    message: JsonObject = {"role": role, "content": _text(content, f"{where}.content")}
+    message: JsonObject = {"role": role, "content": _text(content, f"{where}.content", marks)}
     if calls:
         message["tool_calls"] = calls
     for key in ("name", "tool_call_id", "reasoning_content", "reasoning"):
@@ -123,17 +126,19 @@ def _message(given: JsonObject, where: str) -> JsonObject:
     return message
 
 
-def _text(content: object, where: str) -> str:
+def _text(content: object, where: str, marks: Mapping[str, PictureMark]) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise _wrong(where, "it must be a string, or a list of text parts")
-    return "".join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))
+    return "".join(_part(part, f"{where}[{i}]", marks) for i, part in enumerate(content))
 
 
-def _part(part: Any, where: str) -> str:
+def _part(part: Any, where: str, marks: Mapping[str, PictureMark]) -> str:
+    if where in marks:
+        return marks[where].text
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str) or kind not in TEXT_PARTS:
         raise _wrong(where, f"a part of type {shown(kind)}: this model reads text only", code="unsupported")

@@ -10,6 +10,7 @@ from palestra.chat import ChatTokenizer
 from palestra.chat.prompt_records import HistoryMode, PromptRequest, TokenPrefix
 from palestra.server.core.owners.callers import Caller
 from palestra.server.model_api.chat.messages import check_depth, given_tokens, read_messages, read_tools
+from palestra.server.model_api.chat.pictures import SeenPictures
 from palestra.server.model_api.chat.schemas import ChatRequest, TokenizeRequest
 from palestra.server.model_api.errors import invalid
 from palestra.server.model_api.model_resolver import SamplingTarget
@@ -23,9 +24,13 @@ SAID_ELSEWHERE = ("messages", "tools", "add_generation_prompt", CONTINUE)
 
 
 def prompt_request(
-    caller: Caller, target: SamplingTarget, tokenizer: ChatTokenizer, call: ChatRequest | TokenizeRequest
+    caller: Caller,
+    target: SamplingTarget,
+    tokenizer: ChatTokenizer,
+    call: ChatRequest | TokenizeRequest,
+    seen: SeenPictures,
 ) -> PromptRequest:
-    messages = read_messages(call.messages or [])
+    messages = read_messages(call.messages or [], seen.marks)
     roles = [message["role"] for message in messages]
     if isinstance(call, ChatRequest):
         read_tools(call.deferred_tools)  # they are checked; a message shows them

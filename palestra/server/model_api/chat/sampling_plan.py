@@ -21,7 +21,7 @@ from palestra.server.model_api.engine_sampler import SampleOutcome
 from palestra.server.model_api.errors import invalid, too_long
 from palestra.server.model_api.model_resolver import SamplingTarget
 from palestra.store.queries.traces import AGENT, TurnFacts
-from palestra.types import Grammar, SampleRequest
+from palestra.types import Grammar, Picture, PlacedImage, SampleRequest
 
 C_co = TypeVar("C_co", bound=SamplingFields, covariant=True)
 
@@ -56,6 +56,9 @@ class OutputOptions:
     """The same for the prompt's tokens."""
     grammar: Grammar | None = None
     prompt_field: str = "messages"
+    images: tuple[PlacedImage, ...] = ()
+    """Where pictures stand in the prompt."""
+    pictures: tuple[Picture, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,8 @@ def plan(
     params = sampling_params(call, target, tokenizer.stop_ids, len(prompt), max_tokens)
     request = SampleRequest(
         prompt=tuple(prompt),
+        images=options.images,
+        pictures=options.pictures,
         params=params,
         num_samples=call.choices,
         grammar=options.grammar,

@@ -15,6 +15,7 @@ from palestra.util.json_types import JsonMapping, JsonObject
 
 Block = JsonMapping
 Message = JsonObject
+Content = str | list[JsonObject]
 
 ROLES = ("user", "assistant", "system")
 ERROR = "Error: "
@@ -62,20 +63,21 @@ def _user(blocks: Sequence[Block], where: str) -> list[Message]:
         if block.get("type") == "tool_result":
             messages.append(_result(block, f"{where}[{i}]"))
             continue
-        text = _text(block, f"{where}[{i}]")
+        content = _content([block], where, first=i)
         if messages and messages[-1]["role"] == "user":
-            messages[-1]["content"] += text
+            messages[-1]["content"] = _followed(messages[-1]["content"], content)
         else:
-            messages.append({"role": "user", "content": text})
+            messages.append({"role": "user", "content": content})
     return messages
 
 
 def _result(block: Block, where: str) -> Message:
     content = block.get("content")
-    text = "" if content is None else _joined(_blocks(content, f"{where}.content"), f"{where}.content")
-    if block.get("is_error") and not text.startswith(ERROR.rstrip(": ")):
-        text = ERROR + text
-    return {"role": "tool", "tool_call_id": _string(block, "tool_use_id", where), "content": text}
+    found = "" if content is None else _content(_blocks(content, f"{where}.content"), f"{where}.content")
+    is_text = isinstance(found, str)
+    if block.get("is_error") and not (is_text and found.startswith(ERROR.rstrip(": "))):
+        found = _followed(ERROR, found)
+    return {"role": "tool", "tool_call_id": _string(block, "tool_use_id", where), "content": found}
 
 
 def _assistant(blocks: Sequence[Block], where: str) -> Message:
@@ -114,7 +116,7 @@ def _call(block: Block, where: str) -> JsonObject:
 
 def _as_one(first: Message, second: Message) -> Message:
     if first["role"] == "user":
-        return {"role": "user", "content": BETWEEN_USERS.join((first["content"], second["content"]))}
+        return {"role": "user", "content": _followed(first["content"], BETWEEN_USERS, second["content"])}
     thought = [text for one in (first, second) if (text := one.get("reasoning_content"))]
     calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
     return _spoken(first["content"] + second["content"], "\n".join(thought), calls)
@@ -134,6 +136,39 @@ def _blocks(content: object, where: str) -> list[Block]:
     return content
 
 
+def _content(blocks: Sequence[Block], where: str, *, first: int = 0) -> Content:
+    """Text, or parts of a chat message where there are pictures. `first`: the number of the first block."""
+    parts: list[JsonObject] = []
+    for i, block in enumerate(blocks, first):
+        if block.get("type") == "image":
+            parts.append({"type": "image_url", "image_url": {"url": _url(block, f"{where}[{i}]")}})
+        else:
+            parts.append({"type": "text", "text": _text(block, f"{where}[{i}]")})
+    return _simplest(parts)
+
+
+def _followed(*contents: Content) -> Content:
+    """Contents of one message, one after the other."""
+    parts: list[JsonObject] = []
+    for content in contents:
+        parts += [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return _simplest(parts)
+
+
+def _simplest(parts: list[JsonObject]) -> Content:
+    return "".join(part["text"] for part in parts) if all(part["type"] == "text" for part in parts) else parts
+
+
+def _url(block: Block, where: str) -> str:
+    """Where a picture is; its own bytes are a data: URL."""
+    match block.get("source"):
+        case {"type": "base64", "media_type": str(kind), "data": str(data)}:
+            return f"data:{kind};base64,{data}"
+        case {"type": "url", "url": str(url)}:
+            return url
+    raise wrong(where, 'its source must be {"type": "base64", "media_type": "image/png", "data": …}')
+
+
 def _joined(blocks: Iterable[Block], where: str) -> str:
     return "".join(_text(block, f"{where}[{i}]") for i, block in enumerate(blocks))
 
@@ -149,7 +184,7 @@ def _misplaced(block: Block, where: str) -> ApiError:
     if kind in ("tool_use", "thinking", "redacted_thinking", "tool_result"):
         speaker = "a user's" if kind == "tool_result" else "an assistant's"
         return wrong(where, f"a block of type {shown(kind)} is allowed only in {speaker} message")
-    return wrong(where, f"a block of type {shown(kind)} is not supported: this model reads text only")
+    return wrong(where, f"a block of type {shown(kind)} is not supported here")
 
 
 def _string(block: Block, key: str, where: str) -> str:

@@ -1,0 +1,24 @@
+"""What the server and the process that decodes pictures say to each other."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from palestra.types import Picture
+
+
+class DecodeOrder(Struct, frozen=True, kw_only=True):
+    file: bytes
+    multiple: int
+    """Both sides of the picture become multiples of this."""
+    min_pixels: int
+    max_pixels: int
+    """Between these numbers of pixels it is resized, where it has others."""
+    max_file_pixels: int
+    """A file with more is refused before it is unpacked."""
+
+
+class DecodeAnswer(Struct, frozen=True, kw_only=True):
+    picture: Picture | None = None
+    problem: str = ""
+    """Why there is no picture, for whoever sent it."""

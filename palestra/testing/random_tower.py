@@ -1,0 +1,118 @@
+"""Random models that see: a text model of another family, wrapped with a small vision tower.
+
+Owns: what config.json says of both, names and shapes of the tower. Never touches: the text model, files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from palestra.testing.random_parameter import Parameter
+
+PATCH, MERGE = 8, 2
+"""Small, so that a small picture takes few positions: 16 x 16 pixels each."""
+PREPROCESSOR = {
+    "do_convert_rgb": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "image_std": [0.5, 0.5, 0.5],
+    "merge_size": MERGE,
+    "patch_size": PATCH,
+    "size": {"longest_edge": 65536, "shortest_edge": 1024},
+    "temporal_patch_size": 2,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SeeingFamily:
+    text: str
+    """The family of its text model."""
+    architecture: str
+    model_type: str
+    text_type: str
+    has_deepstack: bool = False
+
+
+SEEING = {
+    "qwen3_vl": SeeingFamily("qwen3", "Qwen3VLForConditionalGeneration", "qwen3_vl", "qwen3_vl_text", True),
+    "qwen3_5_vl": SeeingFamily("qwen3_5", "Qwen3_5ForConditionalGeneration", "qwen3_5", "qwen3_5_text"),
+    "qwen3_5_moe_vl": SeeingFamily(
+        "qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", "qwen3_5_moe_text"
+    ),
+}
+
+
+def seeing_config(family: SeeingFamily, text: dict[str, Any]) -> dict[str, Any]:
+    """`text`: the config of the text model alone."""
+    inner = {name: value for name, value in text.items() if name != "architectures"}
+    rope = inner["rope_parameters"]
+    pairs = int(inner["head_dim"] * rope.get("partial_rotary_factor", 1.0)) // 2
+    turned = pairs // 3
+    inner["rope_parameters"] = rope | {"mrope_section": [pairs - 2 * turned, turned, turned]}
+    inner["model_type"] = family.text_type
+    hidden = inner["hidden_size"]
+    tower: dict[str, Any] = {
+        "depth": 2,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_size": hidden,
+        "in_channels": 3,
+        "initializer_range": 0.02,
+        "intermediate_size": 2 * hidden,
+        "model_type": family.model_type,
+        "num_heads": 4,
+        "num_position_embeddings": 64,
+        "out_hidden_size": hidden,
+        "patch_size": PATCH,
+        "spatial_merge_size": MERGE,
+        "temporal_patch_size": 2,
+    }
+    if family.has_deepstack:
+        tower["deepstack_visual_indexes"] = [0]
+    return {
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+        "text_config": inner,
+        "tie_word_embeddings": inner["tie_word_embeddings"],
+        "vision_config": tower,
+    }
+
+
+def wrapped(text: Iterator[Parameter]) -> Iterator[Parameter]:
+    """The text model's parameters under the names that they have beside a tower."""
+    for parameter in text:
+        yield replace(parameter, name=parameter.name.replace("model.", "model.language_model.", 1))
+
+
+def tower_parameters(tower: dict[str, Any]) -> Iterator[Parameter]:
+    hidden, inner, out = tower["hidden_size"], tower["intermediate_size"], tower["out_hidden_size"]
+    merged, prefix = hidden * MERGE**2, "model.visual"
+
+    def product(name: str, *shape: int) -> Iterator[Parameter]:
+        yield Parameter(f"{prefix}.{name}.weight", shape, "projection")
+        yield Parameter(f"{prefix}.{name}.bias", shape[:1], "bias")
+
+    def norm(name: str, size: int) -> Iterator[Parameter]:
+        yield Parameter(f"{prefix}.{name}.weight", (size,), "norm")
+        yield Parameter(f"{prefix}.{name}.bias", (size,), "bias")
+
+    def merger(name: str, normed: int) -> Iterator[Parameter]:
+        yield from norm(f"{name}.norm", normed)
+        yield from product(f"{name}.linear_fc1", merged, merged)
+        yield from product(f"{name}.linear_fc2", out, merged)
+
+    frames, patch = tower["temporal_patch_size"], tower["patch_size"]
+    yield Parameter(f"{prefix}.patch_embed.proj.weight", (hidden, 3, frames, patch, patch), "kernel")
+    yield Parameter(f"{prefix}.patch_embed.proj.bias", (hidden,), "bias")
+    yield Parameter(f"{prefix}.pos_embed.weight", (tower["num_position_embeddings"], hidden), "embedding")
+    for n in range(tower["depth"]):
+        for name in ("norm1", "norm2"):
+            yield from norm(f"blocks.{n}.{name}", hidden)
+        yield from product(f"blocks.{n}.attn.qkv", 3 * hidden, hidden)
+        yield from product(f"blocks.{n}.attn.proj", hidden, hidden)
+        yield from product(f"blocks.{n}.mlp.linear_fc1", inner, hidden)
+        yield from product(f"blocks.{n}.mlp.linear_fc2", hidden, inner)
+    yield from merger("merger", hidden)
+    for n in range(len(tower.get("deepstack_visual_indexes", ()))):
+        yield from merger(f"deepstack_merger_list.{n}", merged)
