@@ -12,9 +12,11 @@ from palestra.environments.fleet import FleetTaskEnv
 from palestra.environments.fleet.errors import BackendError
 from palestra.environments.fleet.platform_tasks import fleet_row, gold_messages
 from palestra.environments.platform import APPS, Instance, PlatformTask, SolutionCall, TaskKey, make_task, verify
+from palestra.environments.platform.api.stdio import open_world
 from palestra.environments.platform.golden import play_golden
 from palestra.environments.platform.scripted_user import CALLER, TALK
 from palestra.environments.platform.task_records import FIRST_EVAL
+from palestra.environments.platform.verdicts import TaskVerdict
 from palestra.environments.platform.verifiers import run_verifier
 from palestra.net.mcp import ToolResult
 from palestra.view.tasks.task_plays import TaskChoice, TaskPlays
@@ -229,6 +231,17 @@ def test_a_text_environment_takes_plain_messages_as_said_to_the_user():
     assert rewards[-1] == 1.0
     assert verdict["user"]["facts"]["email"] in answer["observations"][0]["content"]
     assert [one["who"] for one in verdict["user"]["talk"][:2]] == ["agent", "user"]
+
+
+def test_an_agent_of_mcp_talks_to_the_user_too():
+    verdicts: list[TaskVerdict] = []
+    task = make_task(CHANGE)
+    world = open_world(CHANGE, None, verdicts.append)
+    for call in gold_calls(task):
+        assert not world.call(call.tool, call.arguments).is_error
+    world.finish()
+    world.instance.close()
+    assert [one.score for one in verdicts] == [1.0]
 
 
 def test_a_model_may_play_the_user_and_the_task_stays_exact():

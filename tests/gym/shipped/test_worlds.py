@@ -29,7 +29,9 @@ def played(world: OpenedServer, key: str, *, golden: bool) -> dict[str, Any]:
     return caller.verify(said("done"), task_key=key)
 
 
-@pytest.mark.parametrize("key", ["keys-put_and_drop-0d-1", "keys-largest-2-0", "mail-mark_read-0-0"])
+@pytest.mark.parametrize(
+    "key", ["keys-put_and_drop-0d-1", "keys-largest-2-0", "mail-outages_10-4-0", "flights-hand_over-3-0"]
+)
 def test_the_solution_of_a_task_is_right_and_doing_nothing_is_not(key: str) -> None:
     with opened(PlatformWorld) as world:
         assert played(world, key, golden=True)["reward"] == 1.0

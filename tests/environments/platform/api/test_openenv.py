@@ -196,6 +196,17 @@ def test_what_a_call_got_wrong_has_a_kind(platform: Platform, tool: str, argumen
     assert response["error"] == {"error_type": kind, "message": response["result"]["message"]}
 
 
+@pytest.mark.parametrize("key", ["returns-return_item-2-3", "mail-outages_10-4-3"])
+def test_users_and_failing_tools_are_there_after_a_reset(platform: Platform, key: str):
+    task = make_task(key)
+    steps = play_golden(task, Instance(task.seed, variables=task.variables)).steps
+    with connected(platform, f"{task.app.key}/ws") as player:
+        player.reset(task_key=key)
+        answers = [player.call(call.tool, **call.arguments)["observation"]["result"] for call, _ in steps]
+        assert answers == [json.loads(result.text) for _, result in steps]
+        assert player.finish()["reward"] == 1.0
+
+
 def test_a_task_that_wants_an_answer_has_the_tool_that_its_prompt_names(platform: Platform):
     task = make_task(ANSWERED)
     right = play_golden(task, Instance(task.seed)).answer
