@@ -56,13 +56,31 @@ def changes(now: Mapping[str, Mapping[str, str]], changelog: str | None = None) 
     for kind, names in released["names"].items():
         for name, meaning in names.items():
             found = now.get(kind, {}).get(name)
-            if found == meaning or is_experimental(kind, name) or f"`{name.partition(': ')[2] or name}`" in news:
+            if found is not None and _holds(kind, meaning, found):
+                continue
+            if is_experimental(kind, name) or f"`{name.partition(': ')[2] or name}`" in news:
                 continue
             what = "is gone" if found is None else f"was {meaning!r} and is {found!r}"
             yield (
                 f"the stable {kind} `{name}` of {released['version']} {what}: say in CHANGELOG.md what users must do, "
                 "with the name in backticks"
             )
+
+
+def _holds(kind: str, meaning: str, found: str) -> bool:
+    """Whether a name still means what it did. Python names may have gained members, and parameters with a default."""
+    if kind != "python" or meaning == found:
+        return meaning == found
+    (before, members), (now, more) = _parts(meaning), _parts(found)
+    added = now[len(before) :]
+    return now[: len(before)] == before and all(one.endswith("=") for one in added) and set(members) <= set(more)
+
+
+def _parts(signature: str) -> tuple[list[str], list[str]]:
+    """The parameters of a class or function, and its members with what it is."""
+    kind, _, rest = signature.partition("(")
+    parameters, _, members = rest.partition(")")
+    return [one for one in parameters.split(", ") if one], [kind, *members.split()]
 
 
 def write(names: Mapping[str, Mapping[str, str]], version: str) -> None:

@@ -78,10 +78,15 @@ def test_a_stable_name_changes_with_a_word_in_the_changelog(monkeypatch: pytest.
     before = {
         "command": {"palestra run --a": "TEXT", "palestra run --b": "", "palestra sweep --x": ""},
         "key": {"train: steps": "integer = 1"},
+        "python": {"palestra.runs.Run": "class(a, b=) close open", "palestra.runs.find": "(name)"},
     }
     tiers.write(before, "0.9.0")
     assert list(tiers.changes({**before, "route": {"GET /new": ""}}, "")) == []
-    now = {"command": {"palestra run --a": "NUMBER"}, "key": {}}
+    more = {"palestra.runs.Run": "class(a, b=, c=) close name open", "palestra.runs.find": "(name, near=)"}
+    assert list(tiers.changes({**before, "python": more}, "")) == []
+    less = {"palestra.runs.Run": "class(a, b=) open", "palestra.runs.find": "(name, near)"}
+    assert len(list(tiers.changes({**before, "python": less}, ""))) == 2
+    now = {"python": before["python"], "command": {"palestra run --a": "NUMBER"}, "key": {}}
     told = "# Changelog\n## [Unreleased]\n- `palestra run --a` takes numbers.\n## [0.9.0]\n- `steps` is there.\n"
     gone, steps = tiers.changes(now, told)
     assert "`palestra run --b` of 0.9.0 is gone" in gone
