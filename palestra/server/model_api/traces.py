@@ -67,6 +67,10 @@ class TracedCall:
         )
 
 
+PICTURE_PART = '"image_url":{"url":"picture:'
+"""In the JSON of a message that has a picture."""
+
+
 class CallTraces:
     def __init__(self, store: Store, episodes: EpisodeCalls, delivery_acks: DeliveryAcks, masking: Masking):
         self._store, self._episodes, self._delivery_acks = store, episodes, delivery_acks
@@ -120,6 +124,12 @@ class CallTraces:
 
     async def trajectories(self, caller: Caller, trace_id: str) -> JsonObject:
         _, turns = await self._read(caller, trace_id)
+        if any(PICTURE_PART in turn.facts.heard for turn in turns):
+            detail = (
+                "this conversation has pictures, which trajectories cannot hold: tokens alone would train on a blind "
+                "prompt; sample with the Tinker API, and send its image chunks back"
+            )
+            raise ApiError(400, detail, param="trace_id", code="unsupported")
         found = trajectories_of(turns)
         return {"object": "list", "trace_id": trace_id, "data": [msgspec.to_builtins(one) for one in found]}
 

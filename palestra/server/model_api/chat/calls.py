@@ -35,6 +35,7 @@ from palestra.server.model_api.chat.schemas import ChatRequest
 from palestra.server.model_api.conversation_store import ConversationStore
 from palestra.server.model_api.delivery_acks import DeliveryAcks
 from palestra.server.model_api.engine_sampler import EngineSampler, SampleOutcome
+from palestra.server.model_api.errors import invalid
 from palestra.server.model_api.model_resolver import ModelResolver, SamplingTarget
 from palestra.server.model_api.traces import CallTraces, TracedCall
 from palestra.types.sampling import SampledSequence
@@ -122,6 +123,9 @@ class ChatCalls:
             max_tokens=target.card.max_positions,
         )
         if seen.found:
+            if origin.caller.attempt is not None:
+                detail = "messages: calls of an episode may not have pictures yet: its trainer could not send them"
+                raise invalid("messages", detail, code="unsupported")
             await asyncio.to_thread(self._pictures.depot.keep, seen.distinct)
         self._count(target, prompt)
         start = answer_start(tokenizer, prompt.ids, prompt.begun)
