@@ -73,6 +73,7 @@ CONTENTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", CONTENTS, ids=range(len(CONTENTS)))
 def test_pictures_stand_where_templates_place_them(folder: Path, tokenizer, tokens, content) -> None:
     from transformers import AutoTokenizer

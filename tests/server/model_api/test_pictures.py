@@ -127,6 +127,25 @@ def test_a_conversation_goes_on_behind_a_picture(client: openai.OpenAI, seeing: 
     assert shown["image_url"]["url"].startswith("picture:")
     again = said(client, [*asked(shown, words("What is it?")), *more[1:]])
     assert again.choices[0].message.content == second.choices[0].message.content
+    refused = seeing.http().get(f"/v1/traces/{trace['id']}/trajectories")
+    assert (refused.status_code, "pictures" in refused.json()["error"]["message"]) == (400, True)
+
+
+@pytest.mark.slow
+def test_calls_of_episodes_have_no_pictures_yet(seeing: Server) -> None:
+    import openai
+
+    http, run = seeing.http(), "/episodes/v1/runs/seer"
+    assert http.put(run, json={"model": MODEL}).status_code == 200
+    task = {"id": "t", "environment": "arithmetic", "prompt": [{"role": "user", "content": "Look."}]}
+    http.post(f"{run}/groups", json={"groups": [{"group_id": "g", "size": 1, "task": task}]})
+    claim = {"client_id": "player", "claim_id": "c", "run": "seer"}
+    (lease,) = http.post("/episodes/v1/claim", json=claim).json()["leases"]
+    with openai.OpenAI(base_url=lease["base_url"], api_key=lease["api_key"], max_retries=0) as player:
+        with pytest.raises(openai.BadRequestError, match="may not have pictures yet"):
+            player.chat.completions.create(model="policy", messages=asked(image()))
+        text = player.chat.completions.create(model="policy", messages=asked(words("Hello")), max_tokens=3)
+        assert text.choices
 
 
 def test_all_apis_show_the_model_the_same(client: openai.OpenAI, claude: anthropic.Anthropic) -> None:
