@@ -222,7 +222,11 @@ def _attention_parameters(config: dict[str, Any], prefix: str, norm: Kind) -> It
     if family in OLMO:
         yield Parameter(f"{prefix}.q_norm.weight", (queries,), norm)
         yield Parameter(f"{prefix}.k_norm.weight", (keys,), norm)
-    elif family in ("qwen3", "qwen3_moe", "qwen3_vl_text", GEMMA3) or is_hybrid(config) or config.get("use_qk_norm"):
+    elif (
+        family in ("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text", GEMMA3)
+        or is_hybrid(config)
+        or config.get("use_qk_norm")
+    ):
         yield Parameter(f"{prefix}.q_norm.weight", (dim,), norm)
         yield Parameter(f"{prefix}.k_norm.weight", (dim,), norm)
     shapes = {"q": (gated, hidden), "k": (keys, hidden), "v": (keys, hidden), "o": (hidden, queries)}
@@ -266,7 +270,10 @@ def _plain_mlp_parameters(prefix: str, hidden: int, inner: int) -> Iterator[Para
 def _expert_parameters(config: dict[str, Any], prefix: str) -> Iterator[Parameter]:
     hidden, n, size = config["hidden_size"], config["num_experts"], config["moe_intermediate_size"]
     yield Parameter(f"{prefix}.gate.weight", (n, hidden), "projection")
-    if config["model_type"] == "qwen3_5_moe_text":
+    if config["model_type"] == "qwen3_vl_moe_text":
+        yield Parameter(f"{prefix}.experts.gate_up_proj", (n, hidden, 2 * size), "projection")
+        yield Parameter(f"{prefix}.experts.down_proj", (n, size, hidden), "projection")
+    elif config["model_type"] == "qwen3_5_moe_text":
         yield Parameter(f"{prefix}.experts.gate_up_proj", (n, 2 * size, hidden), "projection")
         yield Parameter(f"{prefix}.experts.down_proj", (n, hidden, size), "projection")
     else:

@@ -37,6 +37,9 @@ class SeeingFamily:
 
 SEEING = {
     "qwen3_vl": SeeingFamily("qwen3", "Qwen3VLForConditionalGeneration", "qwen3_vl", "qwen3_vl_text", True),
+    "qwen3_vl_moe": SeeingFamily(
+        "qwen3_moe", "Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", "qwen3_vl_moe_text", True
+    ),
     "qwen3_5_vl": SeeingFamily("qwen3_5", "Qwen3_5ForConditionalGeneration", "qwen3_5", "qwen3_5_text"),
     "qwen3_5_moe_vl": SeeingFamily(
         "qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", "qwen3_5_moe_text"

@@ -203,6 +203,13 @@ def hub_qwen3_5_moe(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
     add_mtp(tensors, config)
 
 
+def transpose_stacks(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+    """As published: transformers turns them when it loads them."""
+    for name in tensors:
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            tensors[name] = tensors[name].mT
+
+
 def glm_mtp(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
     """The prediction layer is stored as one layer more than there are."""
     tensors[f"model.layers.{LAYERS}.eh_proj.weight"] = torch.ones(HIDDEN, 2 * HIDDEN)
@@ -269,6 +276,7 @@ SUPPORTED = (
     "qwen3_5_tied",
     "qwen3_5_text",
     "qwen3_vl",
+    "qwen3_vl_moe",
     "qwen3_moe",
     "qwen3_moe_mixed",
     "qwen3_moe_fused",
@@ -316,6 +324,15 @@ FAMILIES: dict[str, Family] = {
         "Qwen3VLForConditionalGeneration",
         {"text_config": QWEN3_VL, "vision_config": QWEN3_VL_VISION},
         mixes="qwen3 with three positions",
+    ),
+    "qwen3_vl_moe": Family(
+        "Qwen3VLMoeForConditionalGeneration",
+        {
+            "text_config": QWEN3_VL | {"moe_intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 2},
+            "vision_config": QWEN3_VL_VISION,
+        },
+        layout=transpose_stacks,
+        mixes="qwen3_vl with experts, whose stacks are transposed",
     ),
     "qwen3_5_text": Family("Qwen3_5ForCausalLM", QWEN3_5, mixes="the same, text folder"),
     "qwen3_moe": Family("Qwen3MoeForCausalLM", PLAIN | EXPERTS | {"norm_topk_prob": True}, mixes="experts"),

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import families_check as text
 
-SEEING = ("qwen3_vl", "qwen3_5", "qwen3_5_moe")
+SEEING = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 SHAPES = ((2, 3), (5, 2), (4, 4), (1, 7))
 """Positions of the pictures, from top to bottom and from left to right."""
 FEATURES = 1e-4

@@ -129,6 +129,26 @@ _QWEN3_VL = Family(
     rope_sections=(24, 20, 20),
     tower=TowerDefaults(image_token=151655, start_token=151652, end_token=151653, deepstack_layers=(8, 16, 24)),
 )
+_QWEN3_VL_MOE = Family(
+    "qwen3_vl_moe",
+    build.qwen3_vl_moe,
+    defaults={
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "max_position_embeddings": 128000,
+        "moe_intermediate_size": 1408,
+        "num_experts_per_tok": 4,
+        "num_experts": 60,
+        "rope_theta": 5e5,
+        "tie_word_embeddings": True,
+    },
+    rope_sections=(24, 20, 20),
+    tower=_QWEN3_VL.tower,
+)
 _QWEN3_NEXT = Family(
     "qwen3_next",
     build.qwen3_next,
@@ -434,6 +454,7 @@ FAMILIES: dict[str, Family] = {
     "Qwen2ForCausalLM": Family("qwen2", build.qwen2, defaults={"sliding_window": 4096}),
     "Qwen3ForCausalLM": Family("qwen3", build.qwen3, defaults={"sliding_window": 4096}),
     "Qwen3VLForConditionalGeneration": _QWEN3_VL,
+    "Qwen3VLMoeForConditionalGeneration": _QWEN3_VL_MOE,
     "Qwen3MoeForCausalLM": _QWEN3_MOE,
     "Qwen3_5ForConditionalGeneration": _QWEN3_5,
     "Qwen3_5ForCausalLM": _QWEN3_5,

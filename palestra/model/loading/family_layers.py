@@ -57,6 +57,11 @@ def qwen3_moe(config: ConfigFields, n: int) -> Layers:
     return _with_experts(config, qwen3(config, n), _experts(config, normalises=config.flag("norm_topk_prob")))
 
 
+def qwen3_vl_moe(config: ConfigFields, n: int) -> Layers:
+    experts = replace(_experts(config, normalises=True), may_be_transposed=True)
+    return _with_experts(config, qwen3(config, n), experts)
+
+
 def qwen3_5(config: ConfigFields, n: int, *, is_interleaved: bool = False) -> Layers:
     has_bias = config.flag("attention_bias")
     attention = LayerSpec(AttentionSpec(qkv_bias=has_bias, o_bias=has_bias, qk_norm="head", is_gated=True))

@@ -256,6 +256,8 @@ class ExpertsSpec:
     """The activation is gpt-oss's, clamped to this; None: SwiGLU."""
     is_interleaved: bool = False
     """Files have all matrices transposed, and rows of gate and up by turns."""
+    may_be_transposed: bool = False
+    """Files that have two matrices for all experts may have these transposed: their shapes say it."""
     activation: Activation = "silu"
     latent_size: int | None = None
     """Width of what experts read and return, between two projections; None: that of the residual stream."""

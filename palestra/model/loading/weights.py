@@ -515,6 +515,14 @@ class _Reader:
         gate_up: Rows = [(f"{name}.{'_'.join(parts)}_proj", (n, len(parts) * i))]
         down: Rows = [(f"{name}.down_proj", (n, h))]
         projections = len(parts)
+        outputs = len(parts) * i
+        if mlp.may_be_transposed and self._is_transposed(gate_up[0][0], (n, outputs, h)):
+            return (
+                self.products.read_stack(
+                    gate_up, h, n, Transposed((n, h, outputs)), "outputs", projections=projections
+                ),
+                self.products.read_stack(down, i, n, Transposed((n, i, h)), "inputs"),
+            )
         if gate_up[0][0] not in self.files:
             if f"{name}.{n}.down_proj.weight" in self.files:
                 raise WeightsError(
@@ -526,6 +534,11 @@ class _Reader:
             self.products.read_stack(gate_up, h, n, cut="outputs", projections=projections),
             self.products.read_stack(down, i, n, cut="inputs"),
         )
+
+    def _is_transposed(self, name: str, shape: tuple[int, int, int]) -> bool:
+        """Whether files have the last two dimensions the other way around. Square ones are taken as they are."""
+        n, rows, columns = shape
+        return name in self.files and rows != columns and self.files.shape(name) == (n, columns, rows)
 
     def get(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         place = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)

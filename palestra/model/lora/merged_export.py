@@ -65,7 +65,8 @@ def export_merged(
         for name, source in sources.items():
             weight, change = files.tensor(source), _change(name, files.prefix, matrices, adapter.stack.layout)
             if change is not None:
-                weight = weight.float() + adapter.stack.layout.scale * change
+                fits = change if change.shape == weight.shape else change.mT  # some files have stacks transposed
+                weight = weight.float() + adapter.stack.layout.scale * fits
             wanted = dtype if dtype is not None and stored[source] == main else stored[source]
             shards.add(name, weight.to(wanted).contiguous())
         shards.finish()

@@ -257,6 +257,7 @@ def test_every_architecture_has_a_family_of_its_own_name():
         "nemotron_h",
         "gemma4",
         "qwen3_vl",
+        "qwen3_vl_moe",
     }
     assert {family.name for family in FAMILIES.values()} == names
 
