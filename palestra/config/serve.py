@@ -353,6 +353,8 @@ class ServeLimits(Config):
     """Pixels of a picture before it is resized, by its header; beyond it 400, before it is unpacked."""
     max_request_pixels: PositiveInt = 128_000_000
     """Pixels of all pictures of a request as the model reads them, at three bytes each; beyond it 400."""
+    max_pending_picture_bytes: PositiveInt = 1 << 30
+    """Size of the pictures of all pending samples; beyond it 429, except for owners with less than an equal share."""
     max_kept_picture_bytes: PositiveInt = 4 << 30
     """Size of the pictures of conversations that are kept in the state folder for traces; the least recently used ones
     beyond it are deleted."""

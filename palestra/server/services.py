@@ -122,6 +122,7 @@ class ServerServices:
             quotas,
             usage,
             max_pending=limits.max_pending_samples,
+            max_picture_bytes=limits.max_pending_picture_bytes,
             keep_results_s=config.keep_results_s,
             max_routing_bytes=limits.max_routing_bytes,
         )

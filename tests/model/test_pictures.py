@@ -12,9 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from palestra.model import AdapterPool, DataError, Sampler, Trainer, TrainItem, encode, load_model
+from palestra.model import AdapterPool, DataError, Sampler, Trainer, TrainItem, encode, export_merged, load_model
 from palestra.model.vision.placed import row_ids
-from palestra.types import Datum, ImageChunk, LoraConfig, Picture, PlacedImage, SampleRequest, SamplingParams, TextChunk
+from palestra.types import (
+    AdamParams,
+    Datum,
+    ImageChunk,
+    LoraConfig,
+    Picture,
+    PlacedImage,
+    SampleRequest,
+    SamplingParams,
+    TextChunk,
+)
 
 
 def _load() -> ModuleType:
@@ -160,3 +170,21 @@ def test_ids_of_rows_tell_pictures_apart():
     assert row_ids(first.digest, 12) == row_ids(drawn(1).digest, 12)
     assert not set(row_ids(first.digest, 64)) & set(row_ids(other.digest, 64))
     assert max(row_ids(first.digest, 64)) < -100
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl_moe", pytest.param("qwen3_5_vl", marks=pytest.mark.slow)])
+def test_a_merged_model_sees_as_the_adapter_did(random_model, tmp_path, family):
+    base = load_model(random_model(family))
+    pool = AdapterPool(base.spec, dtype=base.decoder.dtype, device=base.decoder.device)
+    adapter, trainer = pool.create(LoraConfig(rank=2, seed=1)), Trainer(base.decoder, pool)
+    given, pictures = datum(drawn(1), [3, 4])
+    for _ in range(2):  # B starts as zero
+        trainer.forward_backward([TrainItem(adapter, given, pictures=pictures)])
+        trainer.optim_step({adapter: AdamParams(learning_rate=0.05)})
+    (expected,) = trainer.forward([TrainItem(adapter, given, pictures=pictures)])
+    (plain,) = trainer.forward([TrainItem(None, given, pictures=pictures)])
+    export_merged(adapter, base.folder, tmp_path / "merged")
+    merged = load_model(tmp_path / "merged")
+    (found,) = Trainer(merged.decoder, pool).forward([TrainItem(None, given, pictures=pictures)])
+    assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-3)
+    assert np.abs(plain.logprobs - expected.logprobs).max() > 0.05

@@ -127,6 +127,8 @@ class SampleFuture(RequestFuture):
     has_told: bool = False
     """Whether a part of it was sent to the client: then it cannot be sampled again."""
     prompt_tokens: int = 0
+    picture_bytes: int = 0
+    """Size of the pictures in its message."""
     streamed_tokens: int = 0
 
     def note_read(self) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.server.core.samples.messages import SampleMessages
-from palestra.types import SampleRequest, SamplingParams
+from palestra.types import Picture, PlacedImage, SampleRequest, SamplingParams
 from palestra.types.engine import BaseModel, Sample, encode_message
 
 
@@ -31,3 +31,14 @@ def test_a_long_prompt_is_kept_once_for_as_long_as_a_sample_waits():
     del group
     gc.collect()
     assert not messages._prompts
+
+
+def test_pictures_are_kept_once_with_their_prompt():
+    picture = Picture.of_pixels(bytes(range(192)) * 16, 32, 32)
+    request = SampleRequest(prompt=(1, 2, 3), images=(PlacedImage(1, picture.digest),), pictures=(picture,))
+    group = [Sample(request_id=name, weights=BaseModel(), request=request) for name in ("a", "b")]
+    messages = SampleMessages()
+    made = [messages.make(one) for one in group]
+    assert [one.encode() for one in made] == [encode_message(one) for one in group]
+    assert made[0].prompt is made[1].prompt
+    assert all(picture.packed not in one.head + one.tail for one in made)

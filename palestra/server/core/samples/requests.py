@@ -104,6 +104,7 @@ class SamplingRequests:
         usage: UsageAccount,
         *,
         max_pending: int,
+        max_picture_bytes: int,
         keep_results_s: float,
         max_routing_bytes: int,
     ):
@@ -112,6 +113,7 @@ class SamplingRequests:
         self.futures: dict[str, SampleFuture] = {}
         self.pending: dict[str, SampleFuture] = {}
         self._observer, self._quota, self._keep_results_s = observer, FairQuota(max_pending), keep_results_s
+        self._picture_quota = FairQuota(max_picture_bytes)
         self._quotas, self._usage = quotas, usage
         self.runners: dict[WorkerSupervisor, SampleRunner] = {}
         """The runner of each base model. They report to this object, so `services` adds them when it exists."""
@@ -132,6 +134,8 @@ class SamplingRequests:
         self.runners[sampler.worker].check(request)
         if not self._quota.admits(sampler.owner):
             raise Refusal(429, f"{len(self.pending)} samples are waiting; try again in a moment", retry_after_s=1.0)
+        if request.pictures and not self._picture_quota.admits(sampler.owner):
+            raise Refusal(429, "too many pictures are waiting; try again when some are done", retry_after_s=1.0)
         self._quotas.check_tokens(sampler.owner)
         self._quotas.check_pending_samples(sampler.owner, self._quota.used(sampler.owner))
         name = self._name(sampler, seq_id)
@@ -147,9 +151,12 @@ class SamplingRequests:
             message=self._messages.make(sample),
             parts=asyncio.Queue() if stream else None,
             prompt_tokens=len(request.prompt),
+            picture_bytes=sum(len(picture.packed) for picture in request.pictures),
         )
         sampler.futures[seq_id] = self.futures[future.request_id] = self.pending[future.request_id] = future
         self._quota.acquire(future.owner)
+        if future.picture_bytes:
+            self._picture_quota.acquire(future.owner, future.picture_bytes)
         sampler.pending += 1
         self._send(sampler.worker, future)
         return future
@@ -222,6 +229,8 @@ class SamplingRequests:
         future = self.pending.pop(request_id, None)
         if future is not None:
             self._quota.release(future.owner)
+            if future.picture_bytes:
+                self._picture_quota.release(future.owner, future.picture_bytes)
             self._deaths.pop(request_id, None)
             sampler = self.samplers.get(future.sampler_id)
             if sampler is not None:
