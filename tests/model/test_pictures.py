@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from palestra.model import AdapterPool, DataError, Sampler, Trainer, TrainItem, encode, export_merged, load_model
 from palestra.model.vision.placed import row_ids
@@ -55,13 +56,13 @@ def drawn(seed: int, height: int = 48, width: int = 64) -> Picture:
     return Picture.of_pixels(pixels.tobytes(), height, width)
 
 
-def prompt(*pictures: Picture, **fields: Any) -> SampleRequest:
+def prompt(*pictures: Picture, max_tokens: int = 4, **fields: Any) -> SampleRequest:
     """Twenty tokens, then each picture with two more behind it."""
     tokens, images = list(range(20)), []
     for picture in pictures:
         images.append(PlacedImage(len(tokens), picture.digest))
         tokens += [504] * (picture.height * picture.width // 256) + [7, 8]
-    params = SamplingParams(max_tokens=4, stop_token_ids=(), seed=5)
+    params = SamplingParams(max_tokens=max_tokens, stop_token_ids=(), seed=5)
     return SampleRequest(prompt=tuple(tokens), images=tuple(images), pictures=pictures, params=params, **fields)
 
 
@@ -188,3 +189,45 @@ def test_a_merged_model_sees_as_the_adapter_did(random_model, tmp_path, family):
     (found,) = Trainer(merged.decoder, pool).forward([TrainItem(None, given, pictures=pictures)])
     assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-3)
     assert np.abs(plain.logprobs - expected.logprobs).max() > 0.05
+
+
+def largest_gap(folder: Path, device: str, dtype: str) -> float:
+    """Between log-probabilities as sampled and as trained, with groups, chunks that end inside pictures, and
+    preemptions."""
+    model = load_model(folder, device=device, dtype=dtype)
+    pool = AdapterPool(model.spec, dtype=model.decoder.dtype, device=model.decoder.device)
+    adapter = pool.create(LoraConfig(rank=4, seed=1))
+    sampler = Sampler(model.decoder, pool, page_size=16, prefill_tokens=24, cache_tokens=208)
+    requests = [prompt(drawn(seed), drawn(seed + 1), max_tokens=50, num_samples=3) for seed in (0, 2)]
+    items, sampled = [], []
+    for request, result in zip(requests, sampler.generate(requests, adapter), strict=True):
+        for sequence in result.sequences:
+            chunks, at = [], 0
+            for image, picture in zip(request.images, request.pictures, strict=True):
+                chunks += [TextChunk(request.prompt[at : image.start]), ImageChunk(image.digest)]
+                at = image.start + picture.height * picture.width // 256
+            chunks.append(TextChunk((*request.prompt[at:], *sequence.tokens[:-1])))
+            before = len(request.prompt) - 1
+            inputs = {
+                "target_tokens": encode(np.array([0] * before + sequence.tokens)),
+                "weights": encode(np.array([0.0] * before + [1.0] * len(sequence.tokens), np.float32)),
+            }
+            given = Datum(chunks=tuple(chunks), loss_inputs=inputs)
+            items.append(TrainItem(adapter, given, pictures={p.digest: p for p in request.pictures}))
+            sampled.append(np.array(sequence.logprobs, np.float32))
+    assert sampler.scheduler.preemptions
+    trained = Trainer(model.decoder, pool).forward(items)
+    return max(
+        float(np.abs(result.logprobs[-len(own) :] - own).max()) for result, own in zip(trained, sampled, strict=True)
+    )
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5_vl"])
+def test_what_is_sampled_is_what_is_trained(random_model, family):
+    assert largest_gap(random_model(family), "cpu", "float32") < 2e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_on_a_gpu_samples_have_the_trainers_bits(random_model):
+    assert largest_gap(random_model("qwen3_vl", shape="tiny", dtype="bfloat16"), "cuda", "bfloat16") == 0.0

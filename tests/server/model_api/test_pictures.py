@@ -148,6 +148,7 @@ def test_calls_of_episodes_have_no_pictures_yet(seeing: Server) -> None:
         assert text.choices
 
 
+@pytest.mark.slow
 def test_all_apis_show_the_model_the_same(client: openai.OpenAI, claude: anthropic.Anthropic) -> None:
     messages = asked(words("See: "), image(4))
     answer = said(client, messages).choices[0].message.content
