@@ -17,7 +17,7 @@ from palestra.server.core.owners.quotas import OwnerQuotas, exceeded
 from palestra.server.core.paths import ModelId, TinkerPath
 from palestra.server.core.pictures.locations import PictureError
 from palestra.server.core.pictures.reader import PictureReader
-from palestra.server.core.pictures.requests import vision_card, with_pictures
+from palestra.server.core.pictures.requests import first_datum_with, vision_card, with_pictures
 from palestra.server.core.samples.requests import SamplingRequests
 from palestra.server.core.sessions import TinkerSession, TinkerSessions
 from palestra.server.core.teardown import Teardown
@@ -201,9 +201,13 @@ class ModelService:
             card = vision_card(model.worker)
             operation = await with_pictures(request.operation, request.files, self._pictures, card)
         except PictureError as e:
-            raise self._lookup.rejected(model, request.seq_id, f"data: {e}") from None
+            where = first_datum_with(request.operation, e.name)
+            raise self._lookup.rejected(model, request.seq_id, f"data[{where}]: {e}") from None
         except Refusal as e:
-            raise self._lookup.rejected(model, request.seq_id, e.detail) if e.status == 400 else e from None
+            if e.status != 400:
+                raise
+            where = first_datum_with(request.operation)
+            raise self._lookup.rejected(model, request.seq_id, f"data[{where}]: {e.detail}") from None
         return replace(request, operation=operation, files={})
 
     def _with_routing(self, scope: Scope, request: PassRequest) -> Pass | None:

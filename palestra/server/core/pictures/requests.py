@@ -35,6 +35,15 @@ async def with_pictures(operation: Pass, files: Files, reader: PictureReader, ca
     return replace(operation, data=data, pictures=_distinct(found))
 
 
+def first_datum_with(operation: Pass, name: str = "") -> int:
+    """Number of the first datum that names this file, or any."""
+    return next(
+        n
+        for n, datum in enumerate(operation.data)
+        if any(isinstance(chunk, ImageChunk) and name in (chunk.digest, "") for chunk in datum.chunks)
+    )
+
+
 async def placed(request: SampleRequest, files: Files, reader: PictureReader, card: VisionCard) -> SampleRequest:
     """A prompt whose images name files, and stand between its tokens without taking positions yet. Raises
     PictureError."""
