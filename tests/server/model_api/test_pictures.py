@@ -229,6 +229,16 @@ def test_what_cannot_be_seen_is_refused_with_its_place(client: openai.OpenAI, ur
 
 
 @pytest.mark.slow
+def test_what_anthropics_blocks_lack_is_said_with_their_place(claude: anthropic.Anthropic) -> None:
+    import anthropic
+
+    odd: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "eA=="}}
+    messages = asked(words("Look"), odd)
+    with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\]\.content\[1\]: a picture of 1 bytes"):
+        claude.messages.create(model=MODEL, max_tokens=6, system="Be brief.", messages=messages)
+
+
+@pytest.mark.slow
 def test_hosts_that_the_config_names_are_asked(client: openai.OpenAI, host: str) -> None:
     import openai
 

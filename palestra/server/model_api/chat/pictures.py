@@ -5,6 +5,7 @@ Owns: which parts of messages are pictures. Never touches: other parts, decoding
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -21,6 +22,8 @@ from palestra.util.json_types import JsonObject
 
 PICTURE_PARTS = ("image_url", "input_image")
 """Kinds of content parts that are pictures; both have the URL in `image_url`, as text or in an object."""
+PLACE = "place"
+"""Field of a part that says where it stood in a request of another API."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +66,18 @@ async def see(
     try:
         found = await reader.read_all(files, card)
     except PictureError as e:
-        raise invalid(e.name or "messages", f"{e.name or 'messages'}: {e}") from None
+        where = _place(messages or (), e.name)
+        raise invalid(where, f"{where}: {e}") from None
     except Refusal as e:
         raise invalid("messages", f"messages: {e.detail}") from None
     return SeenPictures(found, {at: PictureMark(one.digest, card.rows(one)) for at, one in found.items()})
+
+
+def _place(messages: Sequence[JsonObject], name: str) -> str:
+    """Where a part stood in the request, by its name among files."""
+    found = re.fullmatch(r"messages\[(\d+)\]\.content\[(\d+)\]", name)
+    part = {} if found is None else messages[int(found[1])]["content"][int(found[2])]
+    return str(part.get(PLACE) or name or "messages")
 
 
 def _files(messages: Sequence[JsonObject]) -> dict[str, EncodedPicture]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from palestra.server.core.errors import ApiError
 from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.chat.messages import MAX_MESSAGES, CallsSoFar
+from palestra.server.model_api.chat.pictures import PLACE
 from palestra.server.model_api.messages.errors import wrong
 from palestra.util.json_types import JsonMapping, JsonObject
 
@@ -141,7 +142,8 @@ def _content(blocks: Sequence[Block], where: str, *, first: int = 0) -> Content:
     parts: list[JsonObject] = []
     for i, block in enumerate(blocks, first):
         if block.get("type") == "image":
-            parts.append({"type": "image_url", "image_url": {"url": _url(block, f"{where}[{i}]")}})
+            at = f"{where}[{i}]"
+            parts.append({"type": "image_url", "image_url": {"url": _url(block, at)}, PLACE: at})
         else:
             parts.append({"type": "text", "text": _text(block, f"{where}[{i}]")})
     return _simplest(parts)
