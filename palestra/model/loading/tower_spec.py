@@ -77,9 +77,9 @@ class TowerSpec:
 
 
 def read_tower_spec(config: Config, source: str, defaults: TowerDefaults) -> TowerSpec | None:
-    """None where the file has no vision tower."""
+    """None where the file has no vision tower, or says nothing of it."""
     raw = config.get("vision_config")
-    if raw is None:
+    if raw is None or raw == {}:
         return None
     if not isinstance(raw, dict):
         raise UnsupportedModel(f"{source}: field 'vision_config' must be an object, found {raw!r}")
