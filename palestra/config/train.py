@@ -22,8 +22,9 @@ from pydantic import (
 )
 
 from palestra.config.agents import AgentRollouts
-from palestra.config.algorithm import AlgorithmConfig, FunctionName, PenaltyConfig
+from palestra.config.algorithm import AdvantageKind, AlgorithmConfig, FunctionName, PenaltyConfig
 from palestra.config.base import Config, Dataset, Folder
+from palestra.config.branching import BranchConfig
 from palestra.config.bundled import EPHEBE
 from palestra.config.card import CardConfig
 from palestra.config.difficulty import DifficultyConfig
@@ -101,6 +102,7 @@ class RolloutConfig(Config):
     """Maximum number of rollouts at a time."""
     env_threads: PositiveInt = 16
     """Threads for environments without async methods."""
+    branch: BranchConfig = BranchConfig()
 
 
 class DataConfig(Config):
@@ -353,7 +355,30 @@ class GrpoConfig(RunConfig):
             raise ValueError(
                 "algorithm.replay_routing needs rollouts that are played in this process, not episodes or a gym"
             )
+        if self.rollout.branch.is_on:
+            self._check_branching()
         return self
+
+    def _check_branching(self) -> None:
+        if self.rollouts != "local" or self.rollout.style != "async":
+            raise ValueError(
+                "rollout.branch needs rollouts that are played in this process, each at its own speed "
+                "(rollouts: local, rollout.style: async)"
+            )
+        if not self.learns_from_rewards:
+            raise ValueError(
+                "rollout.branch compares rewards, and nothing is learned from them here; set "
+                "distillation.reward_weight above 0"
+            )
+        if self.algorithm.advantage in (AdvantageKind.BATCH_STD, AdvantageKind.REINFORCE_PP, AdvantageKind.GDPO):
+            raise ValueError(
+                f"rollout.branch compares what follows from one state, and advantage {self.algorithm.advantage} "
+                "compares whole steps; use mean_baseline, leave_one_out, grpo, dr_grpo, maxrl or pass_at_k"
+            )
+        if self.algorithm.turns.is_on:
+            raise ValueError("rollout.branch gives each turn an advantage, and so does algorithm.turns; use one")
+        if self.algorithm.shuffle_rewards:
+            raise ValueError("algorithm.shuffle_rewards shuffles rewards of rollouts; their forks would reveal them")
 
     @property
     def players(self) -> int:

@@ -54,7 +54,7 @@ async def score_rows(
 
 def row_environments(groups: Sequence[Group]) -> dict[str, str]:
     """Returns the environment of each row, by the row's id."""
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    rollouts = [rollout for group in groups for rollout in group.all_rollouts]
     return {row.id: rollout.environment for rollout in rollouts for row in rollout.rows}
 
 

@@ -149,6 +149,18 @@ class Rollout(Struct, kw_only=True):
     failure: str = ""
     """Class of the failure, if a gym's servers report one: see `types.gym_failures`."""
     seconds: float = 0.0
+    forks: list[Rollout] = []
+    """Rollouts that went on from one of its turns in another way, on a copy of the world (`rollout.branch`). Their
+    prompt is everything before that turn, their reward that of the whole episode."""
+    fork_turn: int = 0
+    """Number of turns before its first one, if it is a fork itself; otherwise 0."""
+    not_forked: str = ""
+    """Why it has no forks although the run plays some."""
+
+    @property
+    def tree(self) -> list[Rollout]:
+        """Itself and its forks."""
+        return [self, *self.forks]
 
     @property
     def is_graded(self) -> bool:
@@ -192,6 +204,11 @@ class Group(Struct, kw_only=True):
     task: Task
     step: int
     rollouts: list[Rollout] = field(default_factory=list)
+
+    @property
+    def all_rollouts(self) -> list[Rollout]:
+        """Its rollouts, each followed by its forks."""
+        return [one for rollout in self.rollouts for one in rollout.tree]
 
 
 class GroupRequest(Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 
 from msgspec import Struct, field
@@ -20,6 +20,7 @@ from palestra.training.batches.compared_rewards import compare
 from palestra.training.batches.corrections import CorrectionSummary, apply_corrections
 from palestra.training.batches.distillation import add_teacher_advantages
 from palestra.training.batches.shaping import add_entropy_bonus, add_kl_penalty, total_length
+from palestra.training.batches.tree_credit import TreeCredit
 from palestra.training.batches.turn_credit import CreditSummary, TurnCredit, mixed, summarise
 from palestra.types.rollouts import Branch, Group, Rollout, SequenceSource, TrainSequence, is_usable
 
@@ -112,7 +113,8 @@ def trainable_rows(groups: Sequence[Group], config: GrpoConfig) -> list[Branch]:
 
 def scorable_rows(groups: Sequence[Group], config: GrpoConfig) -> list[Branch]:
     """Returns all rows with sampled tokens whose logprobs are known, those that teach nothing too."""
-    rows = [row for rollout in _by_id(groups) if not rollout.stop.is_failure for row in rollout.rows]
+    trees = [one for rollout in _by_id(groups) for one in rollout.tree]
+    rows = [row for rollout in trees if not rollout.stop.is_failure for row in rollout.rows]
     return [row for row in rows if _why_no_row(row, config) in (None, DropReason.OVERLONG)]
 
 
@@ -201,14 +203,17 @@ def _by_id(groups: Sequence[Group]) -> list[Rollout]:
 def _choose(groups: Sequence[Group], config: GrpoConfig) -> _Choice:
     ordered = _in_order(groups)
     chosen = _Choice(f"{config.seed}/{'/'.join(group.id for group in ordered)}")
-    for group, rewards, advantages, turns in compare(ordered, config, chosen.salt):
+    for group, rewards, advantages, turns, tree in compare(ordered, config, chosen.salt):
         if turns is not None:
             chosen.credits.append(turns)
-        for row in (row for rollout in group.rollouts if rollout.id in rewards for row in rollout.rows):
+        counted = rewards.keys() | (tree.forks if tree is not None else set())
+        for row in (row for rollout in group.all_rollouts if rollout.id in counted for row in rollout.rows):
             chosen.played.sequences += 1
             chosen.played.tokens += row.response_length
         for rollout in sorted(group.rollouts, key=lambda rollout: rollout.index):
-            _add(chosen, rollout, advantages, turns, config)
+            _add(chosen, rollout, advantages, turns or tree, config)
+            for fork in rollout.forks:
+                _add_fork(chosen, fork, tree, config, teaches=bool(advantages))
     return chosen
 
 
@@ -216,7 +221,7 @@ def _add(
     chosen: _Choice,
     rollout: Rollout,
     advantages: Mapping[str, Mapping[str, float]],
-    turns: TurnCredit | None,
+    by_turn: TurnCredit | TreeCredit | None,
     config: GrpoConfig,
 ) -> None:
     """Adds all rows of a rollout that can be trained on; if there is none, notes the reason."""
@@ -224,12 +229,38 @@ def _add(
     if (reason := _why_not(rollout, whole)) is not None:
         chosen.dropped[reason] += 1
         return
+
+    def advantage_of(row: Branch) -> float | list[float]:
+        advantage = advantages.get(row.agent, whole).get(rollout.id, whole[rollout.id])
+        match by_turn:
+            case TurnCredit():
+                return mixed(advantage, by_turn.by_row[row.id], config.algorithm.turns.weight)
+            case TreeCredit():
+                return [advantage if one is None else one for one in by_turn.by_row[row.id]]
+            case None:
+                return advantage
+
+    _add_rows(chosen, rollout, advantage_of, config)
+
+
+def _add_fork(chosen: _Choice, fork: Rollout, tree: TreeCredit | None, config: GrpoConfig, *, teaches: bool) -> None:
+    """Adds a fork, unless all ways to go on from its state were worth the same."""
+    of_turns = [one or 0.0 for row in fork.rows for one in (tree.by_row.get(row.id, []) if tree is not None else [])]
+    if fork.stop.is_failure:
+        chosen.dropped[DropReason.FAILED] += 1
+    elif tree is None or fork.id not in tree.forks:
+        chosen.dropped[DropReason.UNGRADED] += 1
+    elif not teaches or not (any(of_turns) or config.data.zero_variance == "keep"):
+        chosen.dropped[DropReason.ZERO_VARIANCE] += 1
+    else:
+        _add_rows(chosen, fork, lambda row: [one or 0.0 for one in tree.by_row[row.id]], config)
+
+
+def _add_rows(
+    chosen: _Choice, rollout: Rollout, advantage_of: Callable[[Branch], float | list[float]], config: GrpoConfig
+) -> None:
     reasons = [(row, _why_no_row(row, config)) for row in rollout.rows]
-    for row, reason in reasons:
-        if reason is None:
-            advantage = advantages.get(row.agent, whole).get(rollout.id, whole[rollout.id])
-            weight = config.algorithm.turns.weight
-            chosen.used.append((row, advantage if turns is None else mixed(advantage, turns.by_row[row.id], weight)))
+    chosen.used += [(row, advantage_of(row)) for row, reason in reasons if reason is None]
     if all(reason is not None for _, reason in reasons):
         chosen.dropped[reasons[0][1] or DropReason.EMPTY] += 1
 

@@ -24,7 +24,7 @@ def shaped_reward(rollout: Rollout, penalty: PenaltyConfig, max_context: int, pa
     if penalty.length:
         reward -= share * penalty.length * overlength(rollout, penalty.length_window, max_context)
     if penalty.turn:
-        reward -= share * penalty.turn * max(0, len(rollout.all_turns) - 1)
+        reward -= share * penalty.turn * max(0, rollout.fork_turn + len(rollout.all_turns) - 1)
     if penalty.format and rollout.metrics.get("parse_error", 0.0) > 0:
         reward -= penalty.format
     if penalty.cut and rollout.is_cut:

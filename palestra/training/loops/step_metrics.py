@@ -59,6 +59,7 @@ def step_metrics(
         **batch_metrics(batch),
         **correction_metrics(batch),
         **credit_metrics(batch),
+        **fork_metrics(groups, config),
         **policy_metrics(batch, updates, config),
         **base_metrics(batch, base_logprobs),
         **teacher_metrics(groups, batch, teacher_logprobs or {}),
@@ -143,6 +144,27 @@ def credit_metrics(batch: TrainingBatch) -> Metrics:
         "credit/compared_share": found.compared_share,
         "credit/turn_advantage_abs_mean": found.advantage_abs_mean,
     }
+
+
+def fork_metrics(groups: Sequence[Group], config: GrpoConfig) -> Metrics:
+    if not config.rollout.branch.is_on:
+        return {}
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    forks = [fork for rollout in rollouts for fork in rollout.forks]
+    found = {
+        "branch/forks": float(len(forks)),
+        "branch/tokens": float(sum(fork.response_length for fork in forks)),
+        "branch/refused_share": sum(bool(rollout.not_forked) for rollout in rollouts) / max(1, len(rollouts)),
+    }
+    ways: dict[tuple[str, int], list[float]] = {}
+    for rollout in rollouts:
+        for fork in rollout.forks:
+            own = [reward_of(rollout)] if is_counted(rollout) else []
+            ways.setdefault((rollout.id, fork.fork_turn), own).extend([reward_of(fork)] if is_counted(fork) else [])
+    if ways:
+        found["branch/states"] = float(len(ways))
+        found["branch/spread"] = average([mean_and_std(rewards)[1] for rewards in ways.values()])
+    return found
 
 
 def correction_metrics(batch: TrainingBatch) -> Metrics:
@@ -259,7 +281,7 @@ def time_metrics(
     rollouts: Sequence[Rollout], batch: TrainingBatch, seconds: Mapping[str, float], scored: int = 0
 ) -> Metrics:
     """`scored` is the number of tokens that the base model and teachers have scored."""
-    sampled = sum(rollout.response_length for rollout in rollouts)
+    sampled = sum(one.response_length for rollout in rollouts for one in rollout.tree)
     trained = sum(len(sequence.tokens) for sequence in batch.sequences)
     found = {f"time/{stage}_s": float(spent) for stage, spent in seconds.items()}
     for stage, tokens in (("collect", sampled), ("score", scored), ("update", trained), ("total", sampled)):
@@ -268,6 +290,7 @@ def time_metrics(
     if seconds.get("total", 0.0) > 0:
         found["time/idle_share"] = seconds.get("collect", 0.0) / seconds["total"]
     if rollouts:
+        found["rollouts/sampled_tokens"] = float(sampled)
         found["time/rollout_mean_s"] = average([rollout.seconds for rollout in rollouts])
         found["time/rollout_max_s"] = max(rollout.seconds for rollout in rollouts)
     return found
