@@ -8,9 +8,7 @@ Owns: the doors, the conversations that show how to answer. Never touches: model
 
 from __future__ import annotations
 
-import json
 import random
-from pathlib import Path
 from typing import Any
 
 from palestra.environments import BaseTextEnv
@@ -30,7 +28,7 @@ class Chain(BaseTextEnv):
         super().__init__(env_config, extras)
         self._right = 0
 
-    def step(self, action: str) -> Any:
+    async def step_async(self, action: str) -> Any:  # no thread for what takes no time
         self._right += action.strip() == RIGHT[self.turns]
         self.turns += 1
         is_over = self.turns == len(RIGHT)
@@ -43,14 +41,14 @@ class Chain(BaseTextEnv):
         return [{"id": f"{split}-{number}", "prompt": [{"role": "user", "content": PROMPT}]} for number in range(TASKS)]
 
 
-def write_answers(file: Path, count: int, seed: int = 0) -> None:
-    """Writes conversations in which a coin answers: whoever imitates them knows the form and nothing else."""
-    draw = random.Random(seed)
-    with file.open("w", encoding="utf-8") as lines:
-        for _ in range(count):
-            messages = [{"role": "user", "content": PROMPT}]
-            for door in range(len(RIGHT)):
-                messages.append({"role": "assistant", "content": draw.choice(WORDS)})
-                if door + 1 < len(RIGHT):
-                    messages.append({"role": "user", "content": f"Door {door + 2}."})
-            lines.write(json.dumps({"messages": messages}) + "\n")
+def answers(count: int, seed: int = 0) -> list[list[dict[str, str]]]:
+    """Conversations in which a coin answers: whoever imitates them knows the form and nothing else."""
+    draw, found = random.Random(seed), []
+    for _ in range(count):
+        messages = [{"role": "user", "content": PROMPT}]
+        for door in range(len(RIGHT)):
+            messages.append({"role": "assistant", "content": draw.choice(WORDS)})
+            if door + 1 < len(RIGHT):
+                messages.append({"role": "user", "content": f"Door {door + 2}."})
+        found.append(messages)
+    return found
