@@ -430,12 +430,27 @@ class DistillConfig(GrpoConfig):
     @model_validator(mode="after")
     def _has_teachers(self) -> DistillConfig:
         teacher_by_environment(self.teachers, self.environments)
+        if not self.distillation.is_sampled:
+            self._check_divergence(self.distillation.loss)
         if not self.learns_from_rewards and self.data.zero_variance != "keep":
             raise ValueError(
                 f"data.zero_variance is {self.data.zero_variance}, but nothing is learned from rewards; set it to "
                 "keep, or distillation.reward_weight above 0"
             )
         return self
+
+    def _check_divergence(self, name: str) -> None:
+        """A divergence of whole distributions is a loss of its own: what changes advantages does not go with it."""
+        algorithm = self.algorithm
+        others = {
+            "penalty.kl": self.penalty.kl,
+            "algorithm.correction": algorithm.correction.is_on,
+            "algorithm.entropy": algorithm.entropy.bonus or algorithm.entropy.target is not None,
+            "algorithm.replay_routing": algorithm.replay_routing,
+            "teachers[].own_tokenizer": any(teacher.own_tokenizer for teacher in self.teachers),
+        }
+        if found := next((setting for setting, is_on in others.items() if is_on), None):
+            raise ValueError(f"{found} does not go with distillation.loss {name}; use loss: sampled")
 
 
 class SftConfig(RunConfig):

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from msgspec import Struct, field
 
-from palestra.types.sampling import StopReason
+from palestra.types.sampling import StopReason, TopLogprobs
 from palestra.util.json_types import JsonObject
 
 Message = JsonObject
@@ -250,6 +250,9 @@ class TrainSequence(Struct, kw_only=True):
     """Id of the rollout, or of its branch."""
     sources: list[SequenceSource] = []
     """The turns in it, in order, if the server knows them all."""
+    teacher_top: list[TopLogprobs] = []
+    """For each sampled token, what a teacher would most likely have said in its place, if whole distributions are
+    distilled."""
 
 
 LARGEST_REWARD = 1e30  # squares and sums of such numbers stay finite, and so do the engine's float32 products

@@ -18,11 +18,12 @@ from palestra.config.algorithm import AdvantageKind
 from palestra.config.train import DistillConfig, GrpoConfig
 from palestra.training.batches.compared_rewards import compare
 from palestra.training.batches.corrections import CorrectionSummary, apply_corrections
-from palestra.training.batches.distillation import add_teacher_advantages
+from palestra.training.batches.distillation import add_teacher_advantages, add_teacher_tokens
 from palestra.training.batches.shaping import add_entropy_bonus, add_kl_penalty, total_length
 from palestra.training.batches.tree_credit import TreeCredit
 from palestra.training.batches.turn_credit import CreditSummary, TurnCredit, mixed, summarise
 from palestra.types.rollouts import Branch, Group, Rollout, SequenceSource, TrainSequence, is_usable
+from palestra.types.sampling import TopLogprobs
 
 
 class DropReason(StrEnum):
@@ -66,12 +67,14 @@ def build_batch(
     base_logprobs: Mapping[str, Sequence[float]] | None = None,
     own_logprobs: Mapping[str, Sequence[float]] | None = None,
     teacher_logprobs: Mapping[str, Sequence[float]] | None = None,
+    teacher_top: Mapping[str, Sequence[TopLogprobs | None]] | None = None,
     entropy_bonus: float = 0.0,
 ) -> TrainingBatch:
     """Builds the batch. `base_logprobs` has, for each row that could be used, the logprobs of all its tokens under the
     base model (the first is 0). `own_logprobs` has the trainer's logprobs of the first `max_sequence_length` tokens;
     where present they are used instead of the sampler's, and corrections compare the two. `teacher_logprobs` are like
-    `base_logprobs`, for distillation. `entropy_bonus` is the coefficient of this step."""
+    `base_logprobs`, for distillation, and `teacher_top` is what teachers would most likely have said. `entropy_bonus`
+    is the coefficient of this step."""
     correction = config.algorithm.correction
     if config.penalty.kl and base_logprobs is None:
         raise ValueError("penalty.kl is set, so build_batch needs the base model's logprobs")
@@ -88,7 +91,10 @@ def build_batch(
             pairs = zip(found, sequence.mask, strict=True)
             sequence.logprobs = [own if sampled else 0.0 for own, sampled in pairs]
     if isinstance(config, DistillConfig):
-        add_teacher_advantages(sequences, teacher_logprobs or {}, config.distillation)
+        if config.distillation.is_sampled:
+            add_teacher_advantages(sequences, teacher_logprobs or {}, config.distillation)
+        else:
+            add_teacher_tokens(sequences, teacher_top or {}, config.distillation)
     if config.penalty.kl and base_logprobs is not None:
         add_kl_penalty(sequences, base_logprobs, config.penalty)
     if entropy_bonus:

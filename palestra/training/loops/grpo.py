@@ -31,7 +31,7 @@ from palestra.training.loops.evaluation import Evaluator
 from palestra.training.loops.lr_schedule import adam_at
 from palestra.training.loops.step_metrics import step_metrics
 from palestra.training.policy import PolicyUpdate
-from palestra.training.row_scores import Teachers, score_rows
+from palestra.training.row_scores import Teachers, TeacherScores, score_rows
 from palestra.training.session import TrainingSession
 from palestra.types import AdamParams
 from palestra.types.rollouts import Branch, Group
@@ -101,10 +101,12 @@ class GrpoLoop:
         with clock.of(Stage.SCORE):
             rows = trainable_rows(groups, self._config)
             base_logprobs = await self._score(rows)
-            teacher_logprobs = await self._score_by_teachers(groups, rows)
+            taught = await self._score_by_teachers(groups, rows, sampler)
             own_logprobs = await self._own_logprobs(rows)
             bonus = entropy_bonus(self._config.algorithm.entropy, self._state)
-            batch = build_batch(groups, self._config, base_logprobs, own_logprobs, teacher_logprobs, bonus)
+            batch = build_batch(
+                groups, self._config, base_logprobs, own_logprobs, taught.logprobs, taught.top, entropy_bonus=bonus
+            )
         with clock.of(Stage.UPDATE):
             adam = adam_at(self._config.optimizer, version - self._state.kept_steps, self._config.steps)
             applied = await self._update(groups, batch, adam)
@@ -122,7 +124,7 @@ class GrpoLoop:
             version=version,
             seconds={**clock.seconds, "total": clock.total},
             base_logprobs=base_logprobs,
-            teacher_logprobs=teacher_logprobs,
+            teacher_logprobs=taught.logprobs,
             aggregate=self._parts.aggregate,
         )
         metrics |= {"optim/lr": adam.learning_rate, **applied.metrics()}
@@ -150,17 +152,19 @@ class GrpoLoop:
         try:
             base = self._base = self._base or await self._policy.base()
             limit = self._config.data.max_sequence_length
-            return await score_rows(rows, limit, lambda _: base, self._listener)
+            return await score_rows(rows, limit, base, self._listener)
         except (PolicyError, SamplingError) as error:
             if self._config.penalty.kl:
                 raise
             self._listener.note(f"kl/base is missing in this step: {error}")
             return {}
 
-    async def _score_by_teachers(self, groups: list[Group], rows: list[Branch]) -> dict[str, list[float]] | None:
+    async def _score_by_teachers(
+        self, groups: list[Group], rows: list[Branch], sampler: PolicySampler
+    ) -> TeacherScores:
         if (teachers := self._parts.teachers) is None:
-            return None
-        return await teachers.score(groups, rows, self._config.data.max_sequence_length, self._listener)
+            return TeacherScores()
+        return await teachers.score(groups, rows, self._config.data.max_sequence_length, self._listener, sampler)
 
     async def _own_logprobs(self, rows: list[Branch]) -> dict[str, list[float]] | None:
         """Returns the trainer's own logprobs of all rows if corrections compare them with the sampler's, otherwise of

@@ -267,9 +267,12 @@ def update_metrics(updates: Sequence[PolicyUpdate]) -> Metrics:
     and the metrics of such a loss averaged."""
     found: Metrics = {}
     losses = [update.metrics["loss:sum"] for update in updates if "loss:sum" in update.metrics]
+    divergences = [update.metrics["divergence"] for update in updates if "divergence" in update.metrics]
     norms = [update.metrics["grad_norm"] for update in updates if "grad_norm" in update.metrics]
     if losses:
         found["loss/sum"] = math.fsum(losses)
+    if divergences:
+        found["distill/divergence"] = average(divergences)
     if norms:
         found |= {"optim/grad_norm": average(norms), "optim/grad_norm_max": max(norms)}
     for name in sorted({name for update in updates for name in update.custom}):
