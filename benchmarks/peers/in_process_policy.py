@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from palestra.engine.torch_backend import TorchBackend
 from palestra.model import Adapter, TrainItem, encode
+from palestra.rollouts.policy_sampler import TopScores
 from palestra.training.custom_functions import CustomLoss
 from palestra.training.policy import PolicyUpdate
 from palestra.types import AdamParams, Datum, LoraConfig, SampledSequence, SampleRequest, SamplingParams
@@ -34,6 +35,9 @@ class InProcessSampler:
         return "in-process"
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
+        raise NotImplementedError("nothing here is scored")
+
+    async def score_top(self, tokens: Sequence[int], k: int) -> TopScores:
         raise NotImplementedError("nothing here is scored")
 
 

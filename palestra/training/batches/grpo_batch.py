@@ -19,7 +19,7 @@ from palestra.config.train import DistillConfig, GrpoConfig
 from palestra.training.batches.compared_rewards import compare
 from palestra.training.batches.corrections import CorrectionSummary, apply_corrections
 from palestra.training.batches.distillation import add_teacher_advantages, add_teacher_tokens
-from palestra.training.batches.shaping import add_entropy_bonus, add_kl_penalty, total_length
+from palestra.training.batches.shaping import add_entropy_bonus, add_kl_penalty, add_observation_loss, total_length
 from palestra.training.batches.tree_credit import TreeCredit
 from palestra.training.batches.turn_credit import CreditSummary, TurnCredit, mixed, summarise
 from palestra.types.rollouts import Branch, Group, Rollout, SequenceSource, TrainSequence, is_usable
@@ -53,6 +53,8 @@ class TrainingBatch(Struct, kw_only=True):
     """Number of rows that were cut at `max_sequence_length`."""
     correction: CorrectionSummary | None = None
     """None if there are no off-policy corrections, or nothing to correct."""
+    observation_logprob: float | None = None
+    """Mean logprob of what the environment said; None if nothing is learned from that."""
     credit: CreditSummary | None = None
     """None if turns have no advantages of their own."""
 
@@ -101,6 +103,10 @@ def build_batch(
         add_entropy_bonus(sequences, entropy_bonus)
     # Corrections come last: what they mask is to stay at 0, and the sign of an advantage is known only now.
     summary = apply_corrections(sequences, correction) if correction.is_on else None
+    observed = None
+    if weight := config.algorithm.observation_loss:
+        prompts = [len(row.prompt) for row, _ in chosen.used]
+        observed = add_observation_loss(sequences, prompts, own_logprobs or {}, weight)
     minibatches = split(sequences, config.algorithm.minibatches, chosen.salt)
     normalize(minibatches, config, chosen.played)
     return TrainingBatch(
@@ -108,6 +114,7 @@ def build_batch(
         dropped=dict(chosen.dropped),
         truncated=sum(total_length(row) > limit for row, _ in chosen.used),
         correction=summary,
+        observation_logprob=observed,
         credit=summarise(chosen.credits),
     )
 

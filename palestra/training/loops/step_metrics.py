@@ -61,7 +61,7 @@ def step_metrics(
         **credit_metrics(batch),
         **fork_metrics(groups, config),
         **policy_metrics(batch, updates, config),
-        **base_metrics(batch, base_logprobs),
+        **base_metrics(batch, base_logprobs, config),
         **teacher_metrics(groups, batch, teacher_logprobs or {}),
         **update_metrics(updates),
         **time_metrics(rollouts, batch, seconds, _token_count(base_logprobs) + _token_count(teacher_logprobs)),
@@ -134,6 +134,7 @@ def batch_metrics(batch: TrainingBatch) -> Metrics:
         "batch/tokens": float(sum(len(sequence.tokens) for sequence in batch.sequences)),
         "batch/truncated": float(batch.truncated),
         **{f"batch/dropped_{reason}": float(batch.dropped.get(reason, 0)) for reason in DropReason},
+        **({} if batch.observation_logprob is None else {"observation/logprob": batch.observation_logprob}),
     }
 
 
@@ -237,12 +238,16 @@ def _ratio_metrics(all_gaps: Sequence[Sequence[float]], config: GrpoConfig) -> M
     return found
 
 
-def base_metrics(batch: TrainingBatch, base_logprobs: Mapping[str, Sequence[float]] | None) -> Metrics:
-    """Computed over the sequences that the base model has scored; a few are enough for the report."""
+def base_metrics(
+    batch: TrainingBatch, base_logprobs: Mapping[str, Sequence[float]] | None, config: GrpoConfig
+) -> Metrics:
+    """Computed over the sequences that the base model, or another reference, has scored; a few are enough for the
+    report."""
     base = base_logprobs or {}
     requested = [sequence for sequence in batch.sequences if sequence.rollout in base]
     divergences = [d for sequence in requested for d in divergence(sequence, base)]
-    return {"kl/base": average(divergences)} if divergences else {}
+    is_moving = config.penalty.kl and config.penalty.kl_reference_every is not None
+    return {"kl/reference" if is_moving else "kl/base": average(divergences)} if divergences else {}
 
 
 def teacher_metrics(
