@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from functools import cache
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from palestra.types import AdamParams, LoraConfig
 from palestra.types.rollouts import Group, GroupRequest
 from palestra.util.json_types import JsonObject
 
-LOOKS = 16
+LOOKS = 10
 """How often a run is evaluated until its tokens are spent."""
 RANK = 8
 
@@ -62,8 +63,8 @@ WORLDS = {
     "chain": World(
         environment="worlds.chain:Chain",
         rollout={"group_size": 8, "groups_per_step": 2, "max_tokens": 4, "max_context": 512},
-        budget=40_000,
-        eval_tasks=32,
+        budget=16_000,
+        eval_tasks=16,
         success=0.8,
     ),
     "stockroom": World(
@@ -157,7 +158,7 @@ async def run_cell(job: CreditJob) -> CreditResult:
         collector = Collector(config, source, requests, Silence())
         looked_at = [
             GroupRequest(id=f"e{place}", task=task, step=0, seeds=group_seeds(1, "look", job.seed, place))
-            for place, task in enumerate((eval_tasks * world.eval_tasks)[: world.eval_tasks])
+            for place, task in enumerate(islice(cycle(eval_tasks), world.eval_tasks))
         ]
 
         async def look(sampler: InProcessSampler) -> float:
