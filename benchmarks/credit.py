@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 from harness import Progress, argument_parser, machine, markdown, positive, some_of, versions
 from msgspec import Struct
-from peers.credit_cell import WORLDS, CreditJob, CreditResult, config_of, run_cell
+from peers.credit_cell import WORLDS, CreditJob, CreditResult, config_of, run_cell, setting_of
 
 from palestra.runs.record_files import LineFile, read_lines
 from palestra.util.json_types import JsonObject
@@ -58,7 +58,7 @@ def main() -> None:
     progress = Progress()
     for done, job in enumerate(left):
         progress.doing(f"{done + 1} of {len(left)}: {shown(job)}")
-        row = CreditRow(key_of(job), job, asyncio.run(run_cell(job)))
+        row = CreditRow(key_of(job), job, asyncio.run(run_cell(job, setting_of(job.world))))
         file.add(row)
         progress.say(f"{shown(job)}: {verdict(row)}, {row.result.seconds:.0f} s")
     progress.done()

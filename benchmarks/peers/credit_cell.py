@@ -141,9 +141,9 @@ def config_of(job: CreditJob) -> GrpoConfig:
     return GrpoConfig.model_validate(parts)
 
 
-async def run_cell(job: CreditJob) -> CreditResult:
+async def run_cell(job: CreditJob, setting: Setting) -> CreditResult:
     began_s = time.perf_counter()
-    config, world, setting = config_of(job), WORLDS[job.world], setting_of(job.world)
+    config, world = config_of(job), WORLDS[job.world]
     lora = LoraConfig(rank=RANK, seed=job.seed)
     policy = InProcessPolicy(setting.backend, lora)
     if setting.first is not None:
