@@ -177,8 +177,9 @@ def curves(rows: Sequence[CreditRow]) -> str:
     found = by_method(rows)
     lines = [("world", "method", *(f"{share * 10}%" for share in range(11)))]
     for (world, method), own in found.items():
-        points = zip(*([reward for _, reward in row.result.curve[:11]] for row in own), strict=False)
-        lines.append((world, method, *(f"{statistics.median(one):.2f}" for one in points)))
+        points = list(zip(*([reward for _, reward in row.result.curve[:11]] for row in own), strict=False))
+        shown_points = [f"{statistics.median(one):.2f}" for one in points]
+        lines.append((world, method, *shown_points, *[""] * (11 - len(points))))
     return markdown(lines)
 
 
