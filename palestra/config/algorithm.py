@@ -98,6 +98,9 @@ class AlgorithmConfig(Config):
     observation_loss: NonNegativeFloat = 0.0
     """Coefficient of a loss on what the environment said: the policy also learns to predict observations after the
     first prompt (ECHO). 1: a token that was read weighs as much as a sampled one with an advantage of 1."""
+    span_weight: NonNegativeFloat = 0.0
+    """What rewards for parts of turns count: the advantage of a token grows by this times what the reward of its span
+    is above the mean of all spans of the group. 0: they are left out."""
     turns: TurnCreditConfig = TurnCreditConfig()
     correction: CorrectionConfig = CorrectionConfig()
     entropy: EntropyConfig = EntropyConfig()
@@ -125,6 +128,8 @@ class AlgorithmConfig(Config):
             raise ValueError(
                 f"observation_loss goes with the losses importance_sampling, ppo and cispo, and not with {self.loss}"
             )
+        if self.span_weight and self.shuffle_rewards:
+            raise ValueError("shuffle_rewards shuffles rewards of rollouts; those of spans would reveal them")
         if self.turns.is_on and self.shuffle_rewards:
             raise ValueError("shuffle_rewards shuffles rewards of rollouts; those of turns would reveal them")
         return self

@@ -446,6 +446,7 @@ class DistillConfig(GrpoConfig):
             "penalty.kl": self.penalty.kl,
             "algorithm.correction": algorithm.correction.is_on,
             "algorithm.observation_loss": algorithm.observation_loss,
+            "algorithm.span_weight": algorithm.span_weight,
             "algorithm.entropy": algorithm.entropy.bonus or algorithm.entropy.target is not None,
             "algorithm.replay_routing": algorithm.replay_routing,
             "teachers[].own_tokenizer": any(teacher.own_tokenizer for teacher in self.teachers),

@@ -25,6 +25,9 @@ T = TypeVar("T")
 
 CHANGED_HISTORY = "modified_chat_history"
 """Key in the metadata of a step: the whole conversation as it is from now on."""
+SPAN_REWARDS = "span_rewards"
+"""Key in the metadata of a step: rewards for parts of what the policy has said, each with `start` and `end` in
+characters, and `reward`."""
 
 
 class RolloutSettings(Struct, frozen=True, kw_only=True):
@@ -96,6 +99,10 @@ class TurnSampler(Protocol):
 
     def observe(self, messages: Sequence[Message]) -> None:
         """Takes the last messages of the environment; no turn follows."""
+        ...
+
+    def grade_spans(self, spans: object) -> None:
+        """Takes the environment's rewards for parts of the last turn, as it wrote them."""
         ...
 
     def go_on(self, observations: Sequence[Message], history: list[Message] | None) -> None:
@@ -201,6 +208,8 @@ async def _step(
     played.env_s.append(watch.spent_s - before_s)
     played.rewards.append(result.reward or 0.0)
     played.is_ungraded |= result.reward is None
+    if SPAN_REWARDS in result.metadata:
+        turn_sampler.grade_spans(result.metadata[SPAN_REWARDS])
     turn_sampler.observe(result.observations)
     turns = played.turns_before + len(played.rewards)
     if stop := stop_after(result, said.stop, turns, session.max_turns):

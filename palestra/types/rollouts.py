@@ -76,6 +76,14 @@ class Task(Struct, frozen=True, kw_only=True):
         return next((str(value) for value in found if isinstance(value, str | int | float) and value != ""), None)
 
 
+class SpanReward(Struct, frozen=True):
+    """A reward for a part of a turn: its tokens from `start` to `end` (exclusive)."""
+
+    start: int
+    end: int
+    reward: float
+
+
 class Turn(Struct, kw_only=True):
     observation: list[int]
     """Tokens the environment added before this turn, the turn's header included. Empty in the first."""
@@ -87,6 +95,8 @@ class Turn(Struct, kw_only=True):
     version: int
     """Version of the weights that drew them."""
     reward: float = 0.0
+    spans: list[SpanReward] = []
+    """Rewards for parts of it, if something grades them (`algorithm.span_weight`)."""
     text: str = ""
     """`tokens` without special ones: what the environment got."""
     sample_s: float = 0.0

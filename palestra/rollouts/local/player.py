@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 from msgspec import Struct
 
 from palestra.chat import ChatError, ChatTokenizer
@@ -16,8 +17,10 @@ from palestra.environments.snapshots import NotCopyable
 from palestra.rollouts.concurrent import cleaning_up
 from palestra.rollouts.local.first_turns import FirstTurns
 from palestra.rollouts.local.forks import ForkState, ForkStates
+from palestra.rollouts.local.span_rewards import CharSpan, token_spans
 from palestra.rollouts.policy_sampler import PolicySampler, SamplingError
 from palestra.rollouts.rollout_loop import (
+    SPAN_REWARDS,
     Environments,
     ForkStart,
     PlayedRollout,
@@ -178,6 +181,15 @@ class TokenTurnSampler:
 
     def observe(self, messages: Sequence[Message]) -> None:
         self._rollout.messages += messages
+
+    def grade_spans(self, spans: object) -> None:
+        try:
+            found = msgspec.convert(spans, list[CharSpan])
+        except msgspec.ValidationError as error:
+            wrong = f"{SPAN_REWARDS} should be a list of start, end and reward: {error}"
+            raise RolloutEnded(RolloutStop.ENV_FAILED, wrong) from None
+        turn = self._rollout.turns[-1]
+        turn.spans = token_spans(found, turn.tokens, self._tokenizer)
 
     def go_on(self, observations: Sequence[Message], history: list[Message] | None) -> None:
         try:

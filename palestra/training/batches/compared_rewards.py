@@ -14,6 +14,7 @@ from palestra.config.algorithm import AdvantageKind
 from palestra.config.train import GrpoConfig
 from palestra.training.batches.advantages import are_equal, decoupled_advantages, step_advantages
 from palestra.training.batches.shaping import shaped_reward
+from palestra.training.batches.span_credit import spans_mean, spans_teach
 from palestra.training.batches.tree_credit import TreeCredit, credit_tree
 from palestra.training.batches.turn_credit import TurnCredit, credit_turns
 from palestra.training.custom_functions import FunctionError, custom_advantage
@@ -37,6 +38,8 @@ class ComparedGroup(NamedTuple):
     """Advantages of single turns, if they have their own."""
     tree: TreeCredit | None
     """Those that follow from forks, if there are some."""
+    spans: float
+    """Mean reward of all parts of turns that were graded."""
 
 
 def is_zero_variance(group: Group, config: GrpoConfig) -> bool:
@@ -68,7 +71,8 @@ def compare(groups: Sequence[Group], config: GrpoConfig, salt: str) -> Iterator[
         advantages_G = _built_in(kind, groups, rewards_G, config)
     found = zip(groups, rewards_G, advantages_G, turns_G, trees_G, teach_G, strict=True)
     for group, rewards, advantages, turns, tree, teaches in found:
-        yield ComparedGroup(group, rewards, advantages if teaches else {}, turns, tree)
+        spans = spans_mean(_with_forks(group, rewards, tree))
+        yield ComparedGroup(group, rewards, advantages if teaches else {}, turns, tree, spans)
 
 
 def _built_in(
@@ -115,12 +119,19 @@ def _tree(group: Group, config: GrpoConfig) -> TreeCredit | None:
     return credit_tree(group.rollouts, _rewards(group, config, group.all_rollouts), config.algorithm)
 
 
+def _with_forks(group: Group, rewards: Rewards, tree: TreeCredit | None) -> list[Rollout]:
+    forks = tree.forks if tree is not None else set()
+    return [one for one in group.all_rollouts if one.id in rewards or one.id in forks]
+
+
 def _backed_up(rewards: Rewards, tree: TreeCredit | None) -> Rewards:
     return rewards if tree is None else {name: tree.values[name] for name in rewards}
 
 
 def _can_teach(group: Group, rewards: Rewards, by_turn: TurnCredit | TreeCredit | None, config: GrpoConfig) -> bool:
     if by_turn is not None and by_turn.teaches:
+        return True
+    if config.algorithm.span_weight and spans_teach(_counted(group, rewards)):
         return True
     match config.algorithm.advantage:
         case AdvantageKind.REINFORCE_PP:

@@ -20,6 +20,7 @@ from palestra.training.batches.compared_rewards import compare
 from palestra.training.batches.corrections import CorrectionSummary, apply_corrections
 from palestra.training.batches.distillation import add_teacher_advantages, add_teacher_tokens
 from palestra.training.batches.shaping import add_entropy_bonus, add_kl_penalty, add_observation_loss, total_length
+from palestra.training.batches.span_credit import add_span_credit
 from palestra.training.batches.tree_credit import TreeCredit
 from palestra.training.batches.turn_credit import CreditSummary, TurnCredit, mixed, summarise
 from palestra.types.rollouts import Branch, Group, Rollout, SequenceSource, TrainSequence, is_usable
@@ -83,6 +84,9 @@ def build_batch(
     chosen = _choose(groups, config)
     limit = config.data.max_sequence_length
     sequences = [to_sequence(row, advantage, limit) for row, advantage in chosen.used]
+    if weight := config.algorithm.span_weight:
+        for sequence, (row, _) in zip(sequences, chosen.used, strict=True):
+            add_span_credit(sequence, row, chosen.span_means[row.id], weight)
     for sequence in sequences:
         found = (own_logprobs or {}).get(sequence.rollout)
         if found is None and correction.is_on:
@@ -198,6 +202,8 @@ class _Choice(Struct):
     """Seeds what is random about this batch."""
     used: list[tuple[Branch, float | list[float]]] = []
     """Rows with an advantage for all turns, or for each."""
+    span_means: dict[str, float] = {}
+    """The mean reward of graded parts of turns in a row's group, by the row's id."""
     credits: list[TurnCredit] = []
     dropped: Counter[DropReason] = field(default_factory=Counter)
     played: Played = field(default_factory=Played)
@@ -216,7 +222,7 @@ def _by_id(groups: Sequence[Group]) -> list[Rollout]:
 def _choose(groups: Sequence[Group], config: GrpoConfig) -> _Choice:
     ordered = _in_order(groups)
     chosen = _Choice(f"{config.seed}/{'/'.join(group.id for group in ordered)}")
-    for group, rewards, advantages, turns, tree in compare(ordered, config, chosen.salt):
+    for group, rewards, advantages, turns, tree, spans in compare(ordered, config, chosen.salt):
         if turns is not None:
             chosen.credits.append(turns)
         counted = rewards.keys() | (tree.forks if tree is not None else set())
@@ -227,6 +233,7 @@ def _choose(groups: Sequence[Group], config: GrpoConfig) -> _Choice:
             _add(chosen, rollout, advantages, turns or tree, config)
             for fork in rollout.forks:
                 _add_fork(chosen, fork, tree, config, teaches=bool(advantages))
+        chosen.span_means.update((row.id, spans) for rollout in group.all_rollouts for row in rollout.rows)
     return chosen
 
 
