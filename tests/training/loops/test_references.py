@@ -7,6 +7,7 @@ import pytest
 from tests.training.trainers import TOOLS
 
 
+@pytest.mark.slow
 def test_the_reference_is_the_policy_of_some_steps_ago(run_training):
     run = run_training(
         "moving",
