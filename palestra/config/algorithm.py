@@ -64,9 +64,12 @@ class PenaltyConfig(Config):
     """Multiply the penalties for length and turns by the share of the group's rollouts that passed (`eval.success`):
     what is not solved yet may take as long as it takes."""
     kl: NonNegativeFloat = 0.0
-    """Coefficient of the KL from the base model, by the token."""
+    """Coefficient of the KL from the reference, by the token."""
+    kl_reference_every: PositiveInt | None = None
+    """The reference is the policy itself as it was at the last step that this number divides, so that it moves along.
+    None: it is the base model."""
     kl_form: Literal["k1", "k2", "k3"] = "k1"
-    """With d the policy's logprob minus the base model's. k1: mean of d - d is added to a token's advantage, as in
+    """With d the policy's logprob minus the reference's. k1: mean of d - d is added to a token's advantage, as in
     Tinker's cookbook. k2, k3: the gradient of d² / 2, or
     of exp(-d) + d - 1 as in GRPO's paper, in the loss."""
 
@@ -92,6 +95,12 @@ class AlgorithmConfig(Config):
     loss_config: dict[str, float] = Field(default={})
     """Settings of the loss, such as clip_low_threshold and clip_high_threshold of ppo, or keyword arguments of one's
     own function."""
+    observation_loss: NonNegativeFloat = 0.0
+    """Coefficient of a loss on what the environment said: the policy also learns to predict observations after the
+    first prompt (ECHO). 1: a token that was read weighs as much as a sampled one with an advantage of 1."""
+    span_weight: NonNegativeFloat = 0.0
+    """What rewards for parts of turns count: the advantage of a token grows by this times what the reward of its span
+    is above the mean of all spans of the group. 0: they are left out."""
     turns: TurnCreditConfig = TurnCreditConfig()
     correction: CorrectionConfig = CorrectionConfig()
     entropy: EntropyConfig = EntropyConfig()
@@ -115,6 +124,12 @@ class AlgorithmConfig(Config):
             raise ValueError("reward_parts are for advantage 'gdpo' only")
         if is_gdpo and self.shuffle_rewards:
             raise ValueError("shuffle_rewards shuffles one reward; advantage 'gdpo' has several")
+        if self.observation_loss and self.loss not in ("importance_sampling", "ppo", "cispo"):
+            raise ValueError(
+                f"observation_loss goes with the losses importance_sampling, ppo and cispo, and not with {self.loss}"
+            )
+        if self.span_weight and self.shuffle_rewards:
+            raise ValueError("shuffle_rewards shuffles rewards of rollouts; those of spans would reveal them")
         if self.turns.is_on and self.shuffle_rewards:
             raise ValueError("shuffle_rewards shuffles rewards of rollouts; those of turns would reveal them")
         return self

@@ -6,8 +6,9 @@ Owns: keys, defaults, bounds. Never touches: models, the network.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from palestra.config.base import Config, Folder
 from palestra.config.environment_entries import EnvironmentEntry
@@ -16,13 +17,23 @@ from palestra.util.suggest import did_you_mean
 VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 
 
+SELF = "self"
+
+
 class TeacherConfig(Config):
-    """A model that scores what the student samples. Its tokenizer must be the student's."""
+    """A model that scores what the student samples."""
 
     model: str
     """A checkpoint of a run (RUN, RUN@STEP, RUN@best or RUN@last), a `tinker://…` path at the student's server, or a
     base model: by its name at that server, as a model folder, or as a Hugging Face id in the local cache. With
-    `endpoint`: the name of the model there."""
+    `endpoint`: the name of the model there. `self`: the student, with the weights that played; give it a `context`."""
+    context: str | None = None
+    """What the teacher is told and the student is not (self-distillation with privileged context: SDFT, OPSD): text
+    that is added to the last message of the prompt, with fields of the task's extras, such as "The answer is
+    {answer}."."""
+    own_tokenizer: bool = False
+    """The teacher reads the conversation in tokens of its own `tokenizer`. Its scores are aligned with the student's
+    tokens by spans of text. Otherwise its tokenizer must be the student's."""
     endpoint: str | None = Field(default=None, pattern=r"^https?://\S+$")
     """Address of an OpenAI-compatible endpoint whose completions return `prompt_logprobs`, such as
     http://127.0.0.1:8000/v1 of Palestra or vLLM."""
@@ -33,13 +44,32 @@ class TeacherConfig(Config):
     tokenizer: Folder | None = None
     """A folder with the teacher's tokenizer.json. Default: that of its base model; needed if that is not found."""
 
+    @model_validator(mode="after")
+    def _makes_sense(self) -> TeacherConfig:
+        if self.model == SELF and self.endpoint is None and self.context is None:
+            raise ValueError("a teacher that is the student itself says nothing new; give it a context")
+        if self.own_tokenizer and self.context is not None:
+            raise ValueError("a teacher with own_tokenizer cannot have a context")
+        if self.own_tokenizer and self.endpoint is not None and self.tokenizer is None:
+            raise ValueError("a teacher with own_tokenizer at an endpoint needs its folder: tokenizer")
+        return self
+
 
 class DistillationConfig(Config):
-    """How log-probabilities of teachers, and rewards, become advantages."""
+    """How log-probabilities of teachers, and rewards, become a gradient."""
 
+    loss: Literal["sampled", "forward_kl", "reverse_kl", "jsd"] = "sampled"
+    """sampled: a policy gradient, by the teacher's logprob of each sampled token. The others are divergences of whole
+    distributions at each sampled token, over the teacher's `top_k` tokens: forward_kl is KL(teacher || student),
+    reverse_kl KL(student || teacher), jsd lies between them."""
+    top_k: PositiveInt | Literal["all"] = 32
+    """For divergences: number of the teacher's likeliest tokens; all others together count as one more outcome. all:
+    the whole vocabulary."""
+    jsd_weight: float = Field(default=0.5, gt=0, lt=1)
+    """For jsd: the teacher's share b in the mixture m; the loss is b KL(teacher || m) + (1 - b) KL(student || m)."""
     kl_weight: PositiveFloat = 1.0
-    """Each sampled token's advantage is this times the teacher's logprob minus the student's (the negative reverse
-    KL)."""
+    """With `loss: sampled`, each sampled token's advantage is this times the teacher's logprob minus the student's (the
+    negative reverse KL). Otherwise the weight of the divergence."""
     kl_discount: float = Field(default=0.0, ge=0, le=1)
     """Above 0, what later tokens get also counts for earlier ones, times this for each token in between."""
     reward_weight: NonNegativeFloat = 0.0
@@ -48,6 +78,17 @@ class DistillationConfig(Config):
     """Maximum number of calls at a time to an `endpoint`."""
     patience_s: PositiveFloat = 120.0
     """If an `endpoint` does not answer a call for this time, the run ends; it can be resumed."""
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether only the sampled tokens are scored, and not whole distributions."""
+        return self.loss == "sampled"
+
+    @model_validator(mode="after")
+    def _is_one_loss(self) -> DistillationConfig:
+        if not self.is_sampled and (self.reward_weight or self.kl_discount):
+            raise ValueError(f"reward_weight and kl_discount are for `loss: sampled`, and not for {self.loss}")
+        return self
 
 
 def teacher_by_environment(

@@ -22,8 +22,9 @@ from pydantic import (
 )
 
 from palestra.config.agents import AgentRollouts
-from palestra.config.algorithm import AlgorithmConfig, FunctionName, PenaltyConfig
+from palestra.config.algorithm import AdvantageKind, AlgorithmConfig, FunctionName, PenaltyConfig
 from palestra.config.base import Config, Dataset, Folder
+from palestra.config.branching import BranchConfig
 from palestra.config.bundled import EPHEBE
 from palestra.config.card import CardConfig
 from palestra.config.difficulty import DifficultyConfig
@@ -101,6 +102,7 @@ class RolloutConfig(Config):
     """Maximum number of rollouts at a time."""
     env_threads: PositiveInt = 16
     """Threads for environments without async methods."""
+    branch: BranchConfig = BranchConfig()
 
 
 class DataConfig(Config):
@@ -353,7 +355,30 @@ class GrpoConfig(RunConfig):
             raise ValueError(
                 "algorithm.replay_routing needs rollouts that are played in this process, not episodes or a gym"
             )
+        if self.rollout.branch.is_on:
+            self._check_branching()
         return self
+
+    def _check_branching(self) -> None:
+        if self.rollouts != "local" or self.rollout.style != "async":
+            raise ValueError(
+                "rollout.branch needs rollouts that are played in this process, each at its own speed "
+                "(rollouts: local, rollout.style: async)"
+            )
+        if not self.learns_from_rewards:
+            raise ValueError(
+                "rollout.branch compares rewards, and nothing is learned from them here; set "
+                "distillation.reward_weight above 0"
+            )
+        if self.algorithm.advantage in (AdvantageKind.BATCH_STD, AdvantageKind.REINFORCE_PP, AdvantageKind.GDPO):
+            raise ValueError(
+                f"rollout.branch compares what follows from one state, and advantage {self.algorithm.advantage} "
+                "compares whole steps; use mean_baseline, leave_one_out, grpo, dr_grpo, maxrl or pass_at_k"
+            )
+        if self.algorithm.turns.is_on:
+            raise ValueError("rollout.branch gives each turn an advantage, and so does algorithm.turns; use one")
+        if self.algorithm.shuffle_rewards:
+            raise ValueError("algorithm.shuffle_rewards shuffles rewards of rollouts; their forks would reveal them")
 
     @property
     def players(self) -> int:
@@ -405,12 +430,29 @@ class DistillConfig(GrpoConfig):
     @model_validator(mode="after")
     def _has_teachers(self) -> DistillConfig:
         teacher_by_environment(self.teachers, self.environments)
+        if not self.distillation.is_sampled:
+            self._check_divergence(self.distillation.loss)
         if not self.learns_from_rewards and self.data.zero_variance != "keep":
             raise ValueError(
                 f"data.zero_variance is {self.data.zero_variance}, but nothing is learned from rewards; set it to "
                 "keep, or distillation.reward_weight above 0"
             )
         return self
+
+    def _check_divergence(self, name: str) -> None:
+        """A divergence of whole distributions is a loss of its own: what changes advantages does not go with it."""
+        algorithm = self.algorithm
+        others = {
+            "penalty.kl": self.penalty.kl,
+            "algorithm.correction": algorithm.correction.is_on,
+            "algorithm.observation_loss": algorithm.observation_loss,
+            "algorithm.span_weight": algorithm.span_weight,
+            "algorithm.entropy": algorithm.entropy.bonus or algorithm.entropy.target is not None,
+            "algorithm.replay_routing": algorithm.replay_routing,
+            "teachers[].own_tokenizer": any(teacher.own_tokenizer for teacher in self.teachers),
+        }
+        if found := next((setting for setting, is_on in others.items() if is_on), None):
+            raise ValueError(f"{found} does not go with distillation.loss {name}; use loss: sampled")
 
 
 class SftConfig(RunConfig):

@@ -16,11 +16,13 @@ from msgspec import Struct
 
 from palestra.environments.errors import EnvironmentFailure
 from palestra.environments.guarded_calls import GuardedCaller, words
+from palestra.environments.snapshots import NotCopyable, WorldSnapshot, check_copyable, copied
 from palestra.environments.step_results import (
     StepResult,
     conversation_of,
     numbers_of,
     reward_of,
+    shown,
     step_result_of,
     verdict_of,
 )
@@ -36,7 +38,7 @@ _without_metrics: set[str] = set()
 
 
 class Deferred(Struct, frozen=True):
-    """An environment that `EnvSession.init` will make: constructors may fail and be slow."""
+    """An environment that `EnvSession.init` or `restore` will make: constructors may fail and be slow."""
 
     make: Callable[[], Any]
     name: str
@@ -46,7 +48,7 @@ class Deferred(Struct, frozen=True):
 
 
 class EnvSession:
-    """One episode: `init`, then `step` until done, then `close`. After a failure only `close` is allowed."""
+    """One episode: `init` or `restore`, `step` until done, `close`. After a failure only `close` is allowed."""
 
     def __init__(self, env: object, pool: Executor, timeout_s: float, max_turns: int | None = None) -> None:
         """`env` is an environment or a Deferred one; by default `max_turns` is the environment's own."""
@@ -83,6 +85,31 @@ class EnvSession:
         if result.done:
             self._ended = "the episode is over"
         return result
+
+    async def snapshot(self) -> WorldSnapshot:
+        """Returns a copy of the environment's state, which goes on by itself as before. Raises NotCopyable."""
+        try:
+            if self._method("snapshot") is None:
+                check_copyable(self._env, self._name)
+                return WorldSnapshot(None, await self._caller.call(f"copying {self._name}", copied, self._env))
+            if self._method("restore") is None:
+                raise NotCopyable(f"{self._name} has a snapshot, but no restore(data)")
+            data = await self._call("snapshot")
+        except EnvironmentFailure as error:
+            raise NotCopyable(str(error)) from None
+        if not isinstance(data, bytes):
+            raise NotCopyable(f"{self._name}.snapshot should return bytes, not {shown(data)}")
+        return WorldSnapshot(data)
+
+    async def restore(self, snapshot: WorldSnapshot) -> None:
+        """Begins in the state of a snapshot, in place of `init`. Raises EnvironmentFailure."""
+        with self._failure_is_final():
+            if snapshot.data is None:
+                self._env = await self._caller.call(f"copying {self._name}", copied, snapshot.twin)
+                return
+            if isinstance(self._env, Deferred):
+                self._env = await self._make(self._env)
+            await self._call("restore", snapshot.data)
 
     async def grade(self) -> float | None:
         """Returns the reward of an episode that is ended from outside: 0, unless the environment has a `grade` for it.

@@ -50,13 +50,20 @@ class ConcurrentRollouts:
 
     async def _play_group(self, request: GroupRequest, play_one: PlayOne) -> Group:
         indices = range(len(request.seeds))
-        tasks = [self._start(play_one(request, index), f"{request.id}-{index}") for index in indices]
+        rollouts = await self.together([(f"{request.id}-{index}", play_one(request, index)) for index in indices])
+        return Group(id=request.id, task=request.task, step=request.step, rollouts=rollouts)
+
+    async def together(self, work: Sequence[tuple[str, Coroutine[Any, Any, Rollout]]]) -> list[Rollout]:
+        """Plays rollouts at once, each in a task of the name that stands before it. If one raises, the others are
+        ended."""
+        tasks = [self._start(one, name) for name, one in work]
+        if not tasks:
+            return []
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)  # `gather` would cancel them by itself
-            rollouts = [task.result() for task in tasks if task.done()]
+            return [task.result() for task in tasks if task.done()]
         finally:
             await _end(tasks)
-        return Group(id=request.id, task=request.task, step=request.step, rollouts=rollouts)
 
     def _start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         task = asyncio.create_task(work, name=name)

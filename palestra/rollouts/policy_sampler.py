@@ -5,10 +5,11 @@ Owns: the protocol, its errors. Never touches: how sampling is done (`tinker_sam
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 from palestra.types import SampledSequence, SamplingParams
+from palestra.types.sampling import TopLogprobs
 
 
 class PolicyError(Exception):
@@ -21,6 +22,21 @@ class ServerUnreachable(PolicyError, ConnectionError):
 
 class SamplingError(Exception):
     """One request could not be answered, and repeating it at once will not help."""
+
+
+class TopScores(NamedTuple):
+    """What a model says about a row of tokens."""
+
+    logprobs: list[float]
+    """Of each token; the first one gets 0."""
+    top: list[TopLogprobs | None]
+    """The likeliest tokens in its place; None for the first."""
+
+
+def top_of(pairs: Iterable[tuple[int, float]]) -> TopLogprobs:
+    """Makes a record of pairs of a token and its logprob."""
+    ordered = sorted(pairs, key=lambda pair: -pair[1])
+    return TopLogprobs(tuple(token for token, _ in ordered), tuple(logprob for _, logprob in ordered))
 
 
 class PolicySampler(Protocol):
@@ -44,4 +60,8 @@ class PolicySampler(Protocol):
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
         """Returns the logprob of each token; the first one gets 0. Raises SamplingError."""
+        ...
+
+    async def score_top(self, tokens: Sequence[int], k: int) -> TopScores:
+        """Returns that and the `k` likeliest tokens in the place of each. Raises SamplingError."""
         ...

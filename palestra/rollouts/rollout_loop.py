@@ -11,9 +11,11 @@ from typing import Protocol, TypeVar
 
 from msgspec import Struct, field
 
+from palestra.config.branching import BranchConfig
 from palestra.config.train import RolloutConfig
 from palestra.environments.errors import EnvironmentFailure
 from palestra.environments.session import EnvSession, StepResult
+from palestra.environments.snapshots import WorldSnapshot
 from palestra.rollouts.sources import ERROR_LENGTH
 from palestra.rollouts.stopwatch import RolloutOutOfTime, RolloutStopwatch
 from palestra.types import StopReason
@@ -23,6 +25,9 @@ T = TypeVar("T")
 
 CHANGED_HISTORY = "modified_chat_history"
 """Key in the metadata of a step: the whole conversation as it is from now on."""
+SPAN_REWARDS = "span_rewards"
+"""Key in the metadata of a step: rewards for parts of what the policy has said, each with `start` and `end` in
+characters, and `reward`."""
 
 
 class RolloutSettings(Struct, frozen=True, kw_only=True):
@@ -35,9 +40,12 @@ class RolloutSettings(Struct, frozen=True, kw_only=True):
     top_k: int = -1
     timeout_s: float = 600.0
     concurrency: int = 512
+    branch: BranchConfig = BranchConfig()
+    """Forks are for training: they say what a turn is worth, and evaluations measure what the policy does."""
 
     @classmethod
     def of(cls, config: RolloutConfig, temperature: float | None = None) -> RolloutSettings:
+        """Those of training, or with a temperature those of evaluations."""
         return cls(
             max_tokens=config.max_tokens,
             max_context=config.max_context,
@@ -46,6 +54,7 @@ class RolloutSettings(Struct, frozen=True, kw_only=True):
             top_k=config.top_k,
             timeout_s=config.timeout_s,
             concurrency=config.concurrency,
+            branch=config.branch if temperature is None else BranchConfig(),
         )
 
 
@@ -92,10 +101,31 @@ class TurnSampler(Protocol):
         """Takes the last messages of the environment; no turn follows."""
         ...
 
+    def grade_spans(self, spans: object) -> None:
+        """Takes the environment's rewards for parts of the last turn, as it wrote them."""
+        ...
+
     def go_on(self, observations: Sequence[Message], history: list[Message] | None) -> None:
         """Takes the observations that the next turn answers; or `history`, if the environment has changed the
         conversation."""
         ...
+
+
+class Watcher(Protocol):
+    """Sees the environment before each turn, when nothing happens in it."""
+
+    async def before_turn(self, turn: int, session: EnvSession) -> None: ...
+
+
+class ForkStart(Struct, frozen=True):
+    """Where a fork begins: the state of the environment before a turn, and what came before."""
+
+    world: WorldSnapshot
+    messages: list[Message]
+    turns: int
+    """Number of turns before it."""
+    reward: float
+    """Sum of their rewards."""
 
 
 class PlayedRollout(Struct):
@@ -106,23 +136,41 @@ class PlayedRollout(Struct):
     env_s: list[float] = field(default_factory=list)
     is_ungraded: bool = False
     seconds: float = 0.0
+    turns_before: int = 0
+    reward_before: float = 0.0
+    """Those of the rollout that a fork went on from."""
 
     @property
     def reward(self) -> float | None:
-        return None if self.stop.is_failure or self.is_ungraded or not self.rewards else sum(self.rewards)
+        if self.stop.is_failure or self.is_ungraded or not self.rewards:
+            return None
+        return self.reward_before + sum(self.rewards)
 
 
 async def play(
-    session: EnvSession, task: Task, turn_sampler: TurnSampler, timeout_s: float, turns: TurnTaking | None = None
+    session: EnvSession,
+    task: Task,
+    turn_sampler: TurnSampler,
+    timeout_s: float,
+    turns: TurnTaking | None = None,
+    *,
+    watcher: Watcher | None = None,
+    start: ForkStart | None = None,
 ) -> PlayedRollout:
-    """Plays the rollout. It does not raise because of the environment, nor if a sample fails. Everything runs in the
-    caller's task, because an environment may have to be closed in the task that opened it."""
+    """Plays the rollout, or with `start` a fork. It does not raise because of the environment, nor if a sample fails.
+    Everything runs in the caller's task, because an environment may have to be closed in the task that opened it."""
     played, watch = PlayedRollout(), RolloutStopwatch(timeout_s)
     try:
-        await _begin(session, task, turn_sampler, watch)
+        if start is None:
+            await _begin(session, task, turn_sampler, watch)
+        else:
+            played.turns_before, played.reward_before = start.turns, start.reward
+            await _resume(session, start, turn_sampler, watch)
         while True:
             if turns:
                 await turns.wait()
+            if watcher:
+                await timed(watch, watcher.before_turn(len(played.rewards), session))
             said = await turn_sampler.sample_turn(len(played.rewards), watch)
             if turns:
                 await turns.wait()
@@ -141,6 +189,14 @@ async def _begin(session: EnvSession, task: Task, turn_sampler: TurnSampler, wat
     await turn_sampler.begin(messages)
 
 
+async def _resume(session: EnvSession, start: ForkStart, turn_sampler: TurnSampler, watch: RolloutStopwatch) -> None:
+    try:
+        await timed(watch, session.restore(start.world))
+    except EnvironmentFailure as error:
+        raise RolloutEnded(RolloutStop.ENV_INIT_FAILED, error) from None
+    await turn_sampler.begin(start.messages)
+
+
 async def _step(
     session: EnvSession, said: PolicyTurn, turn_sampler: TurnSampler, watch: RolloutStopwatch, played: PlayedRollout
 ) -> None:
@@ -152,8 +208,11 @@ async def _step(
     played.env_s.append(watch.spent_s - before_s)
     played.rewards.append(result.reward or 0.0)
     played.is_ungraded |= result.reward is None
+    if SPAN_REWARDS in result.metadata:
+        turn_sampler.grade_spans(result.metadata[SPAN_REWARDS])
     turn_sampler.observe(result.observations)
-    if stop := stop_after(result, said.stop, len(played.rewards), session.max_turns):
+    turns = played.turns_before + len(played.rewards)
+    if stop := stop_after(result, said.stop, turns, session.max_turns):
         raise RolloutEnded(stop)
     turn_sampler.go_on(result.observations, result.metadata.get(CHANGED_HISTORY))
 

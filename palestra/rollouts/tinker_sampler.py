@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import tinker
 from tinker import types
 
-from palestra.rollouts.policy_sampler import PolicyError, SamplingError
+from palestra.rollouts.policy_sampler import PolicyError, SamplingError, TopScores, top_of
 from palestra.types import SampledSequence, SamplingParams, StopReason
 from palestra.util.tinker_deprecations import ignore_deprecations
 
@@ -59,6 +59,16 @@ class TinkerSampler:
         """Returns the server's name of the model that these weights belong to."""
         with translated(PolicyError, "the server does not say which model it samples"):
             return await self._client.get_base_model_async()
+
+    async def score_top(self, tokens: Sequence[int], k: int) -> TopScores:
+        """Returns the logprob of each token, as `score` does, and the k likeliest tokens in its place."""
+        params, prompt = types.SamplingParams(max_tokens=1), types.ModelInput.from_ints(list(tokens))
+        with translated(SamplingError, "scoring failed"):
+            answer = await self._client.sample_async(
+                prompt, 1, params, include_prompt_logprobs=True, topk_prompt_logprobs=k
+            )
+        top = [None if row is None else top_of(row) for row in answer.topk_prompt_logprobs or []]
+        return TopScores([one or 0.0 for one in answer.prompt_logprobs or []], top)
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
         with translated(SamplingError, "scoring failed"):

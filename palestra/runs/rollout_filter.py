@@ -42,6 +42,10 @@ FIELDS = [
     "attempt",
     "used",
     "advantage",
+    "forks",
+    "fork_of",
+    "fork_turn",
+    "not_forked",
 ]
 LONGEST = 1000
 ORDER = {ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}

@@ -58,6 +58,8 @@ class RunState(msgspec.Struct, kw_only=True):
     aside."""
     teachers: dict[str, str] = {}
     """Checkpoints that the names of teachers meant when the run began, such as RUN@12 for RUN@best."""
+    reference: str = ""
+    """Address of the weights that `penalty.kl` compares with; empty if they are the base model's."""
     difficulty: DifficultyState = msgspec.field(default_factory=DifficultyState)
     """Empty unless the config chooses tasks by their difficulty."""
     entropy_bonus: float | None = None

@@ -123,7 +123,7 @@ class RunFolder(RunReader):
         """Writes rollouts for people to read; with the trained `sequences` also every token, its logprob, its advantage
         before it was scaled and, if `trainer_logprobs` and `entropies` have those of each sequence's `tokens[1:]`, its
         logprob by the trainer and the entropy there, NaN where it is not known."""
-        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        rollouts = [rollout for group in groups for rollout in group.all_rollouts]
         if sequences is None:
             self._write_readable(Part.ROLLOUTS, step, groups, None)
             return
@@ -165,9 +165,10 @@ class RunFolder(RunReader):
     ) -> None:
         about = {"step": step, "attempt": self.attempt}
         records = [
-            {**_readable(rollout), "level": group.task.level, **about, **_use(rollout, trained)}
+            {**_readable(one), **_forking(one, rollout), "level": group.task.level, **about, **_use(one, trained)}
             for group in groups
             for rollout in group.rollouts
+            for one in rollout.tree
         ]
         write_records(self.step_file(part, step), records)
 
@@ -249,6 +250,15 @@ def _readable(rollout: Rollout) -> JsonObject:
         "failure": rollout.failure,
         "messages": rollout.messages,
     }
+
+
+def _forking(rollout: Rollout, whole: Rollout) -> JsonObject:
+    """What a record says about forks: `whole` is the rollout itself, or the one that it was forked from."""
+    if rollout is not whole:
+        return {"fork_of": whole.id, "fork_turn": rollout.fork_turn}
+    if rollout.forks:
+        return {"forks": len(rollout.forks)}
+    return {"not_forked": rollout.not_forked} if rollout.not_forked else {}
 
 
 def _turn_times(rollout: Rollout) -> JsonObject:

@@ -21,11 +21,12 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from palestra.config.train import GrpoConfig
+from palestra.config.train import DistillConfig, GrpoConfig
 from palestra.runs.listener import RunListener, Stage
 from palestra.training.batches.compared_rewards import is_zero_variance
 from palestra.training.batches.grpo_batch import TrainingBatch, scorable_rows, to_sequence
-from palestra.training.custom_functions import custom_loss
+from palestra.training.custom_functions import CustomLoss, custom_loss
+from palestra.training.divergences import DivergenceLoss
 from palestra.training.policy import Policy, PolicyUpdate
 from palestra.types import AdamParams
 from palestra.types.rollouts import Branch, Group, TrainSequence
@@ -72,7 +73,7 @@ class AppliedUpdate(Struct, kw_only=True):
 class PolicyUpdater:
     def __init__(self, config: GrpoConfig, policy: Policy, listener: RunListener) -> None:
         self._config, self._policy, self._listener = config, policy, listener
-        self._loss = custom_loss(config.algorithm) or config.algorithm.loss
+        self._loss = _loss_of(config)
         self._kept: list[TrainingBatch] = []
         """Batches whose gradients the server holds since the last optimizer step."""
         self._kept_rows: list[Branch] = []
@@ -153,6 +154,12 @@ class PolicyUpdater:
             for sequence, logprobs in zip(others, scored.logprobs, strict=True):
                 sequence.logprobs = [0.0, *logprobs]
         return sequences
+
+
+def _loss_of(config: GrpoConfig) -> str | CustomLoss | DivergenceLoss:
+    if isinstance(config, DistillConfig) and not config.distillation.is_sampled:
+        return DivergenceLoss(config.distillation)
+    return custom_loss(config.algorithm) or config.algorithm.loss
 
 
 def is_on_policy(row: Branch, version: int) -> bool:

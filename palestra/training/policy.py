@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from palestra.rollouts.policy_sampler import PolicySampler
 from palestra.training.custom_functions import CustomLoss
+from palestra.training.divergences import DivergenceLoss
 from palestra.types import AdamParams
 from palestra.types.rollouts import TrainSequence
 
@@ -45,12 +46,13 @@ class Policy(Protocol):
     async def update(
         self,
         batch: Sequence[TrainSequence],
-        loss: str | CustomLoss,
+        loss: str | CustomLoss | DivergenceLoss,
         loss_config: dict[str, float],
         adam: AdamParams | None,
     ) -> PolicyUpdate:
         """Makes one optimizer step; without `adam`, adds to the gradient of the next one. For cross_entropy the
-        advantages are the weights. Raises FunctionError if a loss of one's own fails."""
+        advantages are the weights, for a divergence those of each token. Raises FunctionError if a loss of one's own
+        fails."""
         ...
 
     async def forward(self, batch: Sequence[TrainSequence]) -> PolicyUpdate:

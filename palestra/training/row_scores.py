@@ -1,16 +1,21 @@
 """Scores rows of rollouts with other models: the base model, or the teacher of each environment.
 
-Owns: which model scores which row. Never touches: what is done with the scores.
+Owns: which model scores which row, progress. Never touches: what is done with the scores; how a teacher reads a row
+(`teacher_views`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
+from msgspec import Struct, field
+
+from palestra.rollouts.policy_sampler import TopScores
 from palestra.runs.listener import RunListener, Stage
-from palestra.types.rollouts import Branch, Group
+from palestra.types.rollouts import Branch, Group, Rollout, Task
+from palestra.types.sampling import TopLogprobs
 
 
 class TokenScorer(Protocol):
@@ -18,44 +23,95 @@ class TokenScorer(Protocol):
         """Returns the logprob of each token; the first one gets 0. Raises SamplingError."""
         ...
 
+    async def score_top(self, tokens: Sequence[int], k: int) -> TopScores:
+        """Returns that and the `k` likeliest tokens in the place of each. Raises SamplingError."""
+        ...
+
+
+class PlayedRow(NamedTuple):
+    """A row with what it belongs to."""
+
+    row: Branch
+    rollout: Rollout
+    task: Task
+
+
+class TeacherView(Protocol):
+    """How a teacher reads a row, and what it says about its tokens."""
+
+    async def score(self, played: PlayedRow, limit: int, own: TokenScorer) -> TopScores:
+        """Returns a logprob for each of the first `limit` tokens of a row, and what it would have said in their place,
+        if that is needed. `own`: the policy that played. Raises SamplingError."""
+        ...
+
+
+class TeacherScores(Struct):
+    """What the teachers say about rows, by the rows' ids."""
+
+    logprobs: dict[str, list[float]] = field(default_factory=dict)
+    top: dict[str, list[TopLogprobs | None]] = field(default_factory=dict)
+    """Empty lists where only sampled tokens are scored."""
+
 
 class Teachers:
-    def __init__(self, by_environment: Mapping[str, TokenScorer]) -> None:
+    def __init__(self, by_environment: Mapping[str, TeacherView]) -> None:
         self._by_environment = by_environment
 
     async def score(
-        self, groups: Sequence[Group], rows: Sequence[Branch], limit: int, listener: RunListener
-    ) -> dict[str, list[float]]:
-        """Scores rows of these groups, each by the teacher of its environment. Raises SamplingError."""
-        environments = row_environments(groups)
-        return await score_rows(rows, limit, lambda row: self._by_environment[environments[row.id]], listener)
+        self, groups: Sequence[Group], rows: Sequence[Branch], limit: int, listener: RunListener, own: TokenScorer
+    ) -> TeacherScores:
+        """Scores rows of these groups, each by the teacher of its environment. `own`: the policy that played. Raises
+        SamplingError."""
+        played = {one.row.id: one for one in played_rows(groups)}
+
+        def score(row: Branch) -> Awaitable[TopScores]:
+            one = played[row.id]
+            return self._by_environment[one.rollout.environment].score(one, limit, own)
+
+        found = await _score_all(rows, score, listener)
+        return TeacherScores(
+            {name: one.logprobs for name, one in found.items()}, {name: one.top for name, one in found.items()}
+        )
 
 
 async def score_rows(
-    rows: Sequence[Branch],
-    limit: int,
-    scorer_of: Callable[[Branch], TokenScorer],
-    listener: RunListener,
+    rows: Sequence[Branch], limit: int, scorer: TokenScorer, listener: RunListener
 ) -> dict[str, list[float]]:
     """Returns the logprobs of the first `limit` tokens of each row, by its id. Raises SamplingError."""
+
+    async def score(row: Branch) -> TopScores:
+        return TopScores(await scorer.score(all_tokens(row)[:limit]), [])
+
+    return {name: one.logprobs for name, one in (await _score_all(rows, score, listener)).items()}
+
+
+async def _score_all(
+    rows: Sequence[Branch], score: Callable[[Branch], Awaitable[TopScores]], listener: RunListener
+) -> dict[str, TopScores]:
     done = 0
 
-    async def score(row: Branch) -> list[float]:
+    async def score_one(row: Branch) -> TopScores:
         nonlocal done
-        found = await scorer_of(row).score(all_tokens(row)[:limit])
+        found = await score(row)
         done += 1
         listener.stage(Stage.SCORE, done, len(rows))
         return found
 
     listener.stage(Stage.SCORE, 0, len(rows))
-    scores = await asyncio.gather(*map(score, rows))
+    scores = await asyncio.gather(*map(score_one, rows))
     return {row.id: one for row, one in zip(rows, scores, strict=True)}
+
+
+def played_rows(groups: Sequence[Group]) -> Iterator[PlayedRow]:
+    for group in groups:
+        for rollout in group.all_rollouts:
+            for row in rollout.rows:
+                yield PlayedRow(row, rollout, group.task)
 
 
 def row_environments(groups: Sequence[Group]) -> dict[str, str]:
     """Returns the environment of each row, by the row's id."""
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    return {row.id: rollout.environment for rollout in rollouts for row in rollout.rows}
+    return {one.row.id: one.rollout.environment for one in played_rows(groups)}
 
 
 def all_tokens(row: Branch) -> list[int]:

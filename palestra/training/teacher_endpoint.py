@@ -6,6 +6,7 @@ Owns: the calls and their retries. Never touches: what the scores are for.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ from msgspec import Struct
 
 from palestra.config.distillation import DistillationConfig, TeacherConfig
 from palestra.net.json_calls import CallFailure, post_json
-from palestra.rollouts.policy_sampler import SamplingError
+from palestra.rollouts.policy_sampler import SamplingError, TopScores, top_of
 from palestra.util.json_types import JsonObject
 
 CALL_S = 600.0
@@ -48,15 +49,34 @@ class EndpointTeacher:
     async def score(self, tokens: Sequence[int]) -> list[float]:
         return [0.0, *(token.logprob for token in await self.read(tokens))]
 
+    async def score_top(self, tokens: Sequence[int], k: int) -> TopScores:
+        answer = await self._post(tokens, k)
+        scores = self._scores(answer, tokens)
+        rows = answer["choices"][0]["prompt_logprobs"][1:]
+        try:
+            pairs_N = [[(int(token), float(one["logprob"])) for token, one in row.items()] for row in rows]
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise self._refusal() from None
+        if any(len(pairs) < k for pairs in pairs_N):
+            fewest = min(map(len, pairs_N))
+            raise SamplingError(
+                f"teacher {self._model}: {self._http.base_url} returns {fewest} tokens for each place, not {k}; "
+                f"set distillation.top_k={fewest}"
+            )
+        best_N = (heapq.nlargest(k, pairs, key=lambda pair: pair[1]) for pairs in pairs_N)
+        return TopScores([0.0, *(one.logprob for one in scores)], [None, *map(top_of, best_N)])
+
     async def read(self, tokens: Sequence[int]) -> list[TeacherScore]:
         """Returns what the endpoint says about each token but the first. Raises SamplingError."""
-        body = {"model": self._model, "prompt": list(tokens), "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+        return self._scores(await self._post(tokens, 0), tokens)
+
+    async def _post(self, tokens: Sequence[int], k: int) -> JsonObject:
+        body = {"model": self._model, "prompt": list(tokens), "max_tokens": 1, "temperature": 0, "prompt_logprobs": k}
         async with self._slots:
             try:
-                answer = await post_json(self._http, "completions", body, patience_s=self._patience_s)
+                return await post_json(self._http, "completions", body, patience_s=self._patience_s)
             except CallFailure as error:
                 raise SamplingError(f"teacher {self._model}: {error}") from None
-        return self._scores(answer, tokens)
 
     def _scores(self, answer: JsonObject, tokens: Sequence[int]) -> list[TeacherScore]:
         try:
@@ -64,7 +84,10 @@ class EndpointTeacher:
             found = [row[str(token)] for row, token in zip(rows[1:], tokens[1:], strict=True)]
             return [TeacherScore(float(one["logprob"]), one.get("decoded_token")) for one in found]
         except (KeyError, IndexError, TypeError, ValueError):
-            raise SamplingError(
-                f"teacher {self._model}: {self._http.base_url} returns no prompt_logprobs of these tokens; "
-                "vLLM's and Palestra's completions do"
-            ) from None
+            raise self._refusal() from None
+
+    def _refusal(self) -> SamplingError:
+        return SamplingError(
+            f"teacher {self._model}: {self._http.base_url} returns no prompt_logprobs of these tokens; "
+            "vLLM's and Palestra's completions do"
+        )

@@ -10,16 +10,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from palestra.chat import ChatTokenizer
-from palestra.config.distillation import TeacherConfig, teacher_by_environment
+from palestra.config.distillation import SELF, TeacherConfig, teacher_by_environment
 from palestra.config.train import DistillConfig, TrainModel
 from palestra.endpoints.model_folders import SetupError, check_model, model_folder, tokenizer_of
 from palestra.endpoints.own_server import own_server
 from palestra.rollouts.policy_sampler import PolicySampler
 from palestra.runs.reader import RunReader, RunStatus
 from palestra.runs.saved_checkpoints import ADDRESS, SavedCheckpoint, find_checkpoint, split_name
-from palestra.training.row_scores import Teachers, TokenScorer
+from palestra.training.row_scores import Teachers, TeacherView, TokenScorer
 from palestra.training.session import TrainingSession
 from palestra.training.teacher_endpoint import EndpointTeacher
+from palestra.training.teacher_views import OtherTokenizerTeacher, PlainTeacher, PrivilegedTeacher
 from palestra.training.teacher_vocabulary import check_by_scores, check_vocabulary
 from palestra.training.tinker_policy import sampler_at
 
@@ -29,6 +30,8 @@ def check_teachers(config: DistillConfig, student: ChatTokenizer) -> None:
     Raises ValueError or CheckpointError."""
     for index, teacher in enumerate(config.teachers):
         if teacher.endpoint is not None or teacher.model.startswith(ADDRESS):
+            continue
+        if teacher.model == SELF:
             continue
         saved = find_saved(config, teacher.model)
         if saved is None and not is_served(config, teacher):
@@ -42,9 +45,9 @@ async def open_teachers(config: DistillConfig, session: TrainingSession) -> Asyn
     """Opens all of them. Raises SetupError, PolicyError or CheckpointError if one cannot teach."""
     async with AsyncExitStack() as stack:
         opening = TeacherOpening(config, session, stack)
-        scorers = [await opening.open(index, teacher) for index, teacher in enumerate(config.teachers)]
+        views = [await opening.view(index, teacher) for index, teacher in enumerate(config.teachers)]
         chosen = teacher_by_environment(config.teachers, config.environments)
-        yield Teachers({name: scorers[index] for name, index in chosen.items()})
+        yield Teachers({name: views[index] for name, index in chosen.items()})
 
 
 class TeacherOpening:
@@ -54,12 +57,37 @@ class TeacherOpening:
         self._config, self._session, self._stack = config, session, stack
         self._servers: dict[Path, str] = {}
         """Addresses of servers that were started, by their folder of state."""
+        self._folders: dict[int, Path] = {}
+        """Folders with the tokenizers of teachers that have their own, by the teacher's index."""
 
-    async def open(self, index: int, teacher: TeacherConfig) -> TokenScorer:
+    async def view(self, index: int, teacher: TeacherConfig) -> TeacherView:
+        """Opens a teacher, and says how it reads what the student has said."""
+        student = self._session.tokenizer
+        if teacher.model == SELF and teacher.endpoint is None:
+            plain = PlainTeacher(None, self._top_k)
+        else:
+            scorer = await self._open(index, teacher)
+            if teacher.own_tokenizer:
+                return OtherTokenizerTeacher(scorer, ChatTokenizer.load(self._folders[index]), student)
+            plain = PlainTeacher(scorer, self._top_k)
+        return plain if teacher.context is None else PrivilegedTeacher(plain, student, teacher.context)
+
+    @property
+    def _top_k(self) -> int:
+        settings = self._config.distillation
+        if settings.is_sampled:
+            return 0
+        return len(self._session.tokenizer.vocabulary) if settings.top_k == "all" else settings.top_k
+
+    async def _open(self, index: int, teacher: TeacherConfig) -> TokenScorer:
         where, student = f"teachers[{index}]", self._session.tokenizer
         if teacher.endpoint is not None:
             scorer = await self._stack.enter_async_context(EndpointTeacher.open(teacher, self._config.distillation))
-            await check_by_scores(where, scorer, student)
+            if teacher.own_tokenizer:
+                self._folders[index] = teacher.tokenizer or Path()
+                await check_by_scores(where, scorer, ChatTokenizer.load(self._folders[index]))
+            else:
+                await check_by_scores(where, scorer, student)
             return scorer
         if teacher.model.startswith(ADDRESS) or is_served(self._config, teacher):
             sampler = await self._session.policy.sampler_of(teacher.model)
@@ -67,6 +95,7 @@ class TeacherOpening:
         else:
             base, sampler = await self._elsewhere(teacher)
         check_tokenizer(where, teacher, base, self._config, student)
+        self._folders[index] = teacher.tokenizer or tokenizer_of(base)
         return sampler
 
     async def _elsewhere(self, teacher: TeacherConfig) -> tuple[TrainModel, PolicySampler]:
@@ -125,8 +154,8 @@ def base_of(saved: SavedCheckpoint) -> TrainModel:
 def check_tokenizer(
     where: str, teacher: TeacherConfig, base: TrainModel, config: DistillConfig, student: ChatTokenizer
 ) -> None:
-    """Raises SetupError unless the teacher has the student's tokenizer."""
-    if teacher.tokenizer is None and base.name == config.model.name:
+    """Raises SetupError unless the teacher has the student's tokenizer, or one of its own."""
+    if teacher.own_tokenizer or (teacher.tokenizer is None and base.name == config.model.name):
         return
     try:
         folder = teacher.tokenizer or tokenizer_of(base)

@@ -9,11 +9,13 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import httpx
 import msgspec
+import numpy as np
 import tinker
+from numpy.typing import NDArray
 from tinker import types
 
 from palestra.config.api_key import api_key
@@ -21,6 +23,7 @@ from palestra.endpoints.aliases import RunAlias
 from palestra.rollouts.policy_sampler import PolicyError
 from palestra.rollouts.tinker_sampler import TinkerSampler, translated
 from palestra.training.custom_functions import CustomLoss
+from palestra.training.divergences import DivergenceLoss
 from palestra.training.policy import PolicyStart, PolicyUpdate
 from palestra.types import AdamParams, SamplingParams
 from palestra.types.rollouts import SequenceSource, TrainSequence
@@ -94,10 +97,12 @@ class TinkerPolicy:
     async def update(
         self,
         batch: Sequence[TrainSequence],
-        loss: str | CustomLoss,
+        loss: str | CustomLoss | DivergenceLoss,
         loss_config: dict[str, float],
         adam: AdamParams | None,
     ) -> PolicyUpdate:
+        if isinstance(loss, DivergenceLoss):
+            return await self._diverge(batch, loss, adam)
         own_metrics: dict[str, float] = {}
         custom: dict[str, float] = {}
         if isinstance(loss, CustomLoss):
@@ -110,15 +115,36 @@ class TinkerPolicy:
             own_metrics, custom = {"loss:sum": found.loss}, found.metrics
             loss, loss_config = "cross_entropy", {}
         data = [self._datum(sequence, loss) for sequence in batch]
+        output, metrics = await self._pass(data, loss, loss_config, adam)
+        logprobs, entropies = logprobs_of(output), entropies_of(output)
+        return PolicyUpdate(metrics=metrics | own_metrics, logprobs=logprobs, entropies=entropies, custom=custom)
+
+    async def _diverge(
+        self, batch: Sequence[TrainSequence], loss: DivergenceLoss, adam: AdamParams | None
+    ) -> PolicyUpdate:
+        """Makes a step on a divergence. Cross entropy on the teacher's tokens, with its negative derivatives as
+        weights, has its gradient."""
+        with translated(PolicyError, "the forward pass failed"):
+            asked = [wide_datum(sequence) for sequence in batch]
+            scored = await (await self._model.forward_async(asked, "cross_entropy")).result_async()
+        rows = [one["logprobs"].to_numpy() for one in scored.loss_fn_outputs]
+        students = [own[sampled_places(sequence)][:, 1:] for own, sequence in zip(rows, batch, strict=True)]
+        found = await asyncio.to_thread(loss.differentiate, batch, [one.tolist() for one in students])
+        data = [wide_datum(sequence, own) for sequence, own in zip(batch, found.gradients, strict=True)]
+        _, metrics = await self._pass(data, "cross_entropy", {}, adam)
+        logprobs = [own[:, 0].tolist() for own in rows]
+        return PolicyUpdate(metrics=metrics | {"loss:sum": found.loss, "divergence": found.mean}, logprobs=logprobs)
+
+    async def _pass(
+        self, data: list[types.Datum], loss: str, loss_config: dict[str, float], adam: AdamParams | None
+    ) -> tuple[types.ForwardBackwardOutput, dict[str, float]]:
         with translated(PolicyError, "the training step failed"):
             # Both are sent before either is awaited: the engine continues with the second without waiting for us.
             passed = await self._model.forward_backward_async(data, loss, loss_config or None)  # pyright: ignore[reportArgumentType]
             stepped = None if adam is None else await self._model.optim_step_async(to_adam(adam))
             output = await passed.result_async()
             step = None if stepped is None else await stepped.result_async()
-        metrics = {**output.metrics, **((step and step.metrics) or {}), **own_metrics}
-        logprobs, entropies = logprobs_of(output), entropies_of(output)
-        return PolicyUpdate(metrics=metrics, logprobs=logprobs, entropies=entropies, custom=custom)
+        return output, {**output.metrics, **((step and step.metrics) or {})}
 
     def _datum(self, sequence: TrainSequence, loss: str) -> types.Datum:
         datum = to_datum(sequence, loss)
@@ -252,6 +278,43 @@ def to_datum(sequence: TrainSequence, loss: str) -> types.Datum:
     else:
         inputs |= {"logprobs": sequence.logprobs[1:], "advantages": sequence.advantages[1:]}
     return types.Datum(model_input=types.ModelInput.from_ints(sequence.tokens[:-1]), loss_fn_inputs=inputs)  # pyright: ignore[reportArgumentType]
+
+
+def sampled_places(sequence: TrainSequence) -> list[int]:
+    """The positions of a datum that are about a sampled token."""
+    return [place for place, sampled in enumerate(sequence.mask[1:]) if sampled]
+
+
+def wide_datum(sequence: TrainSequence, gradient: Sequence[Sequence[float]] | None = None) -> types.Datum:
+    """Returns a datum with several targets at each position, [positions, 1 + k]: the token that follows, and at sampled
+    ones the teacher's likeliest tokens. `gradient`: the derivatives by their logprobs; otherwise nothing is learned."""
+    width = 1 + len(sequence.teacher_top[0].token_ids) if sequence.teacher_top else 1
+    targets = np.zeros((len(sequence.tokens) - 1, width), np.int64)
+    targets[:, 0] = sequence.tokens[1:]
+    places = sampled_places(sequence)
+    if places:
+        targets[places, 1:] = [top.token_ids for top in sequence.teacher_top]
+    inputs = {"target_tokens": tensor_of(targets)}
+    if gradient is not None:
+        weights = np.zeros(targets.shape, np.float32)
+        if places:
+            weights[places, 1:] = -np.asarray(gradient, np.float32)
+        inputs["weights"] = tensor_of(weights)
+    return types.Datum(model_input=types.ModelInput.from_ints(sequence.tokens[:-1]), loss_fn_inputs=inputs)
+
+
+def tensor_of(array: NDArray[Any]) -> types.TensorData:
+    """Returns a matrix on the wire, row by row without its zeros: most positions have one target."""
+    rows, columns = array.nonzero()
+    kind = "int64" if array.dtype == np.int64 else "float32"
+    starts = np.concatenate([[0], np.bincount(rows, minlength=len(array)).cumsum()])
+    return types.TensorData(
+        data=array[rows, columns],
+        dtype=kind,
+        shape=list(array.shape),
+        sparse_crow_indices=starts.tolist(),
+        sparse_col_indices=columns.tolist(),
+    )
 
 
 def weighted(sequence: TrainSequence, gradient: Sequence[float]) -> TrainSequence:

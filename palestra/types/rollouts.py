@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from msgspec import Struct, field
 
-from palestra.types.sampling import StopReason
+from palestra.types.sampling import StopReason, TopLogprobs
 from palestra.util.json_types import JsonObject
 
 Message = JsonObject
@@ -76,6 +76,14 @@ class Task(Struct, frozen=True, kw_only=True):
         return next((str(value) for value in found if isinstance(value, str | int | float) and value != ""), None)
 
 
+class SpanReward(Struct, frozen=True):
+    """A reward for a part of a turn: its tokens from `start` to `end` (exclusive)."""
+
+    start: int
+    end: int
+    reward: float
+
+
 class Turn(Struct, kw_only=True):
     observation: list[int]
     """Tokens the environment added before this turn, the turn's header included. Empty in the first."""
@@ -87,6 +95,8 @@ class Turn(Struct, kw_only=True):
     version: int
     """Version of the weights that drew them."""
     reward: float = 0.0
+    spans: list[SpanReward] = []
+    """Rewards for parts of it, if something grades them (`algorithm.span_weight`)."""
     text: str = ""
     """`tokens` without special ones: what the environment got."""
     sample_s: float = 0.0
@@ -149,6 +159,18 @@ class Rollout(Struct, kw_only=True):
     failure: str = ""
     """Class of the failure, if a gym's servers report one: see `types.gym_failures`."""
     seconds: float = 0.0
+    forks: list[Rollout] = []
+    """Rollouts that went on from one of its turns in another way, on a copy of the world (`rollout.branch`). Their
+    prompt is everything before that turn, their reward that of the whole episode."""
+    fork_turn: int = 0
+    """Number of turns before its first one, if it is a fork itself; otherwise 0."""
+    not_forked: str = ""
+    """Why it has no forks although the run plays some."""
+
+    @property
+    def tree(self) -> list[Rollout]:
+        """Itself and its forks."""
+        return [self, *self.forks]
 
     @property
     def is_graded(self) -> bool:
@@ -193,6 +215,11 @@ class Group(Struct, kw_only=True):
     step: int
     rollouts: list[Rollout] = field(default_factory=list)
 
+    @property
+    def all_rollouts(self) -> list[Rollout]:
+        """Its rollouts, each followed by its forks."""
+        return [one for rollout in self.rollouts for one in rollout.tree]
+
 
 class GroupRequest(Struct, frozen=True, kw_only=True):
     """A group to be played."""
@@ -233,6 +260,9 @@ class TrainSequence(Struct, kw_only=True):
     """Id of the rollout, or of its branch."""
     sources: list[SequenceSource] = []
     """The turns in it, in order, if the server knows them all."""
+    teacher_top: list[TopLogprobs] = []
+    """For each sampled token, what a teacher would most likely have said in its place, if whole distributions are
+    distilled."""
 
 
 LARGEST_REWARD = 1e30  # squares and sums of such numbers stay finite, and so do the engine's float32 products

@@ -10,7 +10,7 @@ import ast
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -99,6 +99,19 @@ class FleetBackend(Protocol):
 
     async def close(self) -> None:
         """Closes the instance, also if it was never created; a second call does nothing."""
+        ...
+
+
+@runtime_checkable
+class CopyableBackend(FleetBackend, Protocol):
+    """A backend whose instances can be copied."""
+
+    async def create(self, data: bytes | None = None) -> None:
+        """Makes the instance, with the data of a snapshot as a copy of that one. Raises BackendError."""
+        ...
+
+    async def snapshot(self) -> bytes:
+        """Returns all that the instance is. Raises BackendError."""
         ...
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
+from msgspec import Struct
+
 from palestra.environments.fleet.tool_schemas import ToolSpec, openai_tool
 from palestra.util.json_types import JsonObject
 
@@ -42,6 +44,14 @@ SPECS: list[ToolSpec] = [
 NAMES = frozenset(spec["function"]["name"] for spec in SPECS)
 
 
+class ContextState(Struct, frozen=True):
+    """What the tools know of an episode beyond the visible conversation."""
+
+    everything: list[Message]
+    cut_output: list[str]
+    start: int
+
+
 class ContextTools:
     """The tools of one episode. `history` is the conversation as the model sees it, and is changed in place."""
 
@@ -52,6 +62,14 @@ class ContextTools:
         self._cut_output: list[str] = []
         self._start = len(history)
         """Number of messages before the first turn: they always stay."""
+
+    @property
+    def state(self) -> ContextState:
+        return ContextState(list(self._everything), list(self._cut_output), self._start)
+
+    def restore(self, state: ContextState) -> None:
+        self._everything, self._cut_output = list(state.everything), list(state.cut_output)
+        self._start = state.start
 
     def note(self, messages: Sequence[Message]) -> None:
         """Adds new messages to the full history, so that what is dropped later can still be found."""

@@ -18,14 +18,14 @@ from palestra.chat.tool_calls import without_thinking
 from palestra.environments.fleet import context_tools, prompts
 from palestra.environments.fleet.actions import AgentAction, CallRequest, parse_action
 from palestra.environments.fleet.backends import kind_of
-from palestra.environments.fleet.context_tools import ContextTools
+from palestra.environments.fleet.context_tools import ContextState, ContextTools
 from palestra.environments.fleet.event_loop import run_sync
 from palestra.environments.fleet.metrics import aggregate_metrics
 from palestra.environments.fleet.platform_tasks import PLATFORM, PlatformTasks, Split, gold_messages
 from palestra.environments.fleet.prompts import PromptStyle, system_prompt
 from palestra.environments.fleet.settings import FLEET, FleetSettings
 from palestra.environments.fleet.splits import rows_of, split_tasks
-from palestra.environments.fleet.task_env import OpenEnvTask
+from palestra.environments.fleet.task_env import OpenEnvTask, TaskState
 from palestra.environments.fleet.task_files import find_task, load_tasks
 from palestra.environments.fleet.tool_schemas import name_of
 from palestra.environments.fleet.user_model import user_model_of
@@ -53,6 +53,18 @@ class TurnOutcome(msgspec.Struct, kw_only=True):
     """Whether it is the answer of a context tool, which is short and must not be cut again."""
     is_history_changed: bool = False
     progress: float | None = None
+
+
+class EpisodeState(msgspec.Struct, frozen=True, kw_only=True):
+    """An episode between two turns."""
+
+    task: TaskState
+    history: ConversationType
+    turns: int
+    tool_calls: int
+    tool_errors: int
+    parse_errors: int
+    context: ContextState | None
 
 
 class FleetTaskEnv(BaseTextEnv):
@@ -92,10 +104,38 @@ class FleetTaskEnv(BaseTextEnv):
 
     async def init_async(self, prompt: ConversationType | None = None) -> tuple[ConversationType, JsonObject]:
         """`prompt` is ignored: the task has its own. Raises RuntimeError if there is no instance."""
+        await self._open(None)
+        self._begin()
+        facts = {"task_key": self.task_key, "env_key": self.task.env_key, "tools": self.tools}
+        return copy.deepcopy(self.chat_history), {**facts, "modality": self.task.task_modality}
+
+    async def snapshot_async(self) -> bytes:
+        """Returns the episode with its instance, where instances can be copied: those of the platform in this
+        process. Raises BackendError elsewhere."""
+        if self.openenv_task_env is None:
+            raise RuntimeError("there is nothing to copy; await init_async(prompt) first")
+        counts = {name: getattr(self, name) for name in ("turns", "tool_calls", "tool_errors", "parse_errors")}
+        context = None if self._context is None else self._context.state
+        task = await self.openenv_task_env.snapshot_async()
+        return msgspec.msgpack.encode(EpisodeState(task=task, history=self.chat_history, context=context, **counts))
+
+    async def restore_async(self, data: bytes) -> None:
+        """Goes on from a snapshot of an episode of the same task, in place of `init_async`."""
+        state = msgspec.msgpack.decode(data, type=EpisodeState)
+        await self._open(state.task)
+        self._begin()
+        self.chat_history[:] = state.history
+        self.turns, self.tool_calls = state.turns, state.tool_calls
+        self.tool_errors, self.parse_errors = state.tool_errors, state.parse_errors
+        if self._context is not None and state.context is not None:
+            self._context.restore(state.context)
+
+    async def _open(self, state: TaskState | None) -> None:
+        """Makes an instance, new or as it was in a state."""
         await self.close_async()
-        self.openenv_task_env = OpenEnvTask(self.task, self.settings, self.max_turns)
+        self.openenv_task_env = below = OpenEnvTask(self.task, self.settings, self.max_turns)
         try:
-            observation = await self.openenv_task_env.reset_async()
+            observation = await (below.reset_async() if state is None else below.restore_async(state))
         except Exception as e:  # boundary: SkyRL expects a RuntimeError, whatever it was
             await self.close_async()
             raise RuntimeError(f"Failed to create OpenEnv FleetTaskEnv: {words(e)}") from e
@@ -108,9 +148,6 @@ class FleetTaskEnv(BaseTextEnv):
             raise RuntimeError(f"task {self.task_key}: {self.task.env_key} has no tools")
         if self.settings.enable_context_tools:
             self.tools += context_tools.SPECS
-        self._begin()
-        facts = {"task_key": self.task_key, "env_key": self.task.env_key, "tools": self.tools}
-        return copy.deepcopy(self.chat_history), {**facts, "modality": self.task.task_modality}
 
     def _begin(self) -> None:
         self.turns = self.tool_calls = self.tool_errors = self.parse_errors = 0

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from palestra.environments.fleet.backend import BackendFactory, FleetAttempt, FleetBackend, FleetGrade
+from palestra.environments.fleet.backend import BackendFactory, CopyableBackend, FleetAttempt, FleetBackend, FleetGrade
 from palestra.environments.fleet.backends import make_backend
 from palestra.environments.fleet.errors import BackendError
 from palestra.environments.fleet.event_loop import run_sync
@@ -28,8 +28,28 @@ from palestra.util.json_types import JsonMapping, JsonObject
 
 log = logging.getLogger(__name__)
 
+
+class TaskState(msgspec.Struct, frozen=True):
+    """A rollout between two steps."""
+
+    instance: bytes
+    steps: int
+    answer: str | None
+    tool_errors: list[str]
+    tool_time_s: float
+
+
 _closing: set[asyncio.Task[None]] = set()
 """Tasks that close instances continue if their caller is cancelled."""
+
+
+async def _created(backend: FleetBackend, data: bytes | None) -> None:
+    if data is None:
+        await backend.create()
+    elif isinstance(backend, CopyableBackend):
+        await backend.create(data)
+    else:
+        raise BackendError(f"{type(backend).__name__} makes no copies of instances")
 
 
 class OpenEnvTask:
@@ -80,13 +100,30 @@ class OpenEnvTask:
     async def reset_async(self, seed: int | None = None) -> JsonObject:
         """Makes a new instance. `seed` exists for compatibility: the task says which data it has. Raises
         BackendError."""
+        return await self._begun()
+
+    async def snapshot_async(self) -> TaskState:
+        """Copies the rollout and its instance. Raises BackendError if instances of this kind cannot be copied."""
+        if not isinstance(self._backend, CopyableBackend):
+            raise BackendError(f"instances of {type(self._backend).__name__} cannot be copied")
+        errors = list(self.tool_errors_list)
+        return TaskState(await self._backend.snapshot(), self._steps, self._answer, errors, self.tool_time_s)
+
+    async def restore_async(self, state: TaskState) -> JsonObject:
+        """Begins as a copy of a rollout, in place of `reset_async`. Raises BackendError."""
+        observation = await self._begun(state.instance)
+        self._steps, self._answer = state.steps, state.answer
+        self.tool_errors_list, self.tool_time_s = list(state.tool_errors), state.tool_time_s
+        return {**observation, "step": self._steps}
+
+    async def _begun(self, data: bytes | None = None) -> JsonObject:
         await self.close_async(grade=False)
         self._close, self._backend = None, self._factory(self.task, self.settings)
         self._steps, self._answer, self._is_done, self._grade, self.final_reward = 0, None, False, None, None
         self.tool_errors_list, self.tool_time_s = [], 0.0
         self._progress, self._rewarded = None, 0.0
         # In a task of its own: an instance that is made after we were cancelled can still be closed.
-        self._creation = asyncio.create_task(self._backend.create(), name="fleet-create")
+        self._creation = asyncio.create_task(_created(self._backend, data), name="fleet-create")
         await asyncio.shield(self._creation)
         self._tools = await self._backend.list_tools()
         if self.task.is_answered and ANSWER_TOOL not in map(name_of, self._tools):

@@ -59,7 +59,7 @@ class FirstTurns:
     joined or not."""
 
     def __init__(self, sampler: PolicySampler, indices: Iterable[int]) -> None:
-        self._sampler = sampler
+        self.sampler = sampler
         self._awaited = set(indices)
         self._joined: dict[int, tuple[tuple[int, ...], SamplingParams]] = {}
         self._ready = asyncio.Event()
@@ -79,7 +79,7 @@ class FirstTurns:
 
     async def sample(self, index: int) -> list[SampledSequence]:
         """Returns the sequence of a rollout. Raises SamplingError, as for all that share its request."""
-        return await self._requests[index].sample(self._sampler, index)
+        return await self._requests[index].sample(self.sampler, index)
 
     def leave(self, index: int) -> None:
         self._joined.pop(index, None)

@@ -8,19 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 from msgspec import Struct
 
 from palestra.chat import ChatError, ChatTokenizer
+from palestra.environments.session import EnvSession
+from palestra.environments.snapshots import NotCopyable
 from palestra.rollouts.concurrent import cleaning_up
 from palestra.rollouts.local.first_turns import FirstTurns
+from palestra.rollouts.local.forks import ForkState, ForkStates
+from palestra.rollouts.local.span_rewards import CharSpan, token_spans
 from palestra.rollouts.policy_sampler import PolicySampler, SamplingError
 from palestra.rollouts.rollout_loop import (
+    SPAN_REWARDS,
     Environments,
+    ForkStart,
     PlayedRollout,
     PolicyTurn,
     RolloutEnded,
     RolloutSettings,
     TurnTaking,
+    Watcher,
     play,
     timed,
 )
@@ -28,7 +36,7 @@ from palestra.rollouts.seeds import turn_seed
 from palestra.rollouts.sources import blank_rollout
 from palestra.rollouts.stopwatch import RolloutStopwatch
 from palestra.types import SampledSequence, SamplingParams, StopReason
-from palestra.types.rollouts import Branch, GroupRequest, Message, Rollout, RolloutStop, Turn
+from palestra.types.rollouts import Branch, GroupRequest, Message, Rollout, RolloutStop, Task, Turn
 
 
 class PlayerContext(Struct, frozen=True):
@@ -46,22 +54,63 @@ async def play_rollout(
     sampler: PolicySampler,
     first_turns: FirstTurns | None = None,
     turns: TurnTaking | None = None,
+    forking: ForkStates | None = None,
 ) -> Rollout:
     """Plays a rollout. Always returns a record, whatever happens to the environment or a sample. Without `first_turns`
-    it shares its first request with nobody."""
+    it shares its first request with nobody. `forking` keeps the states from which forks may begin."""
     first_turns = first_turns or FirstTurns(sampler, [index])
-    session = context.environments.open(request.task)
     rollout = blank_rollout(request, index, request.seeds[index])
     rollout.temperature = context.settings.temperature
+    turn_sampler = TokenTurnSampler(context, rollout, sampler, first_turns, index)
+    watcher = None if forking is None else ForkWatcher(forking, turn_sampler)
+    return await _played(context, request.task, turn_sampler, turns=turns, watcher=watcher)
+
+
+async def play_fork(
+    context: PlayerContext, task: Task, fork: Rollout, state: ForkState, place: int, first_turns: FirstTurns
+) -> Rollout:
+    """Plays a fork, of which `fork` is the record so far: the rollout goes on from a state in another way. `place` is
+    that among the forks from this state, which share their first request."""
+    turn_sampler = TokenTurnSampler(context, fork, first_turns.sampler, first_turns, place, state.tokens)
+    start = ForkStart(state.world, state.messages, state.turn, state.reward)
+    return await _played(context, task, turn_sampler, start=start)
+
+
+async def _played(
+    context: PlayerContext,
+    task: Task,
+    turn_sampler: TokenTurnSampler,
+    *,
+    turns: TurnTaking | None = None,
+    watcher: Watcher | None = None,
+    start: ForkStart | None = None,
+) -> Rollout:
+    session, rollout = context.environments.open(task), turn_sampler.rollout
     try:
-        turn_sampler = TokenTurnSampler(context, rollout, sampler, first_turns)
-        played = await play(session, request.task, turn_sampler, context.settings.timeout_s, turns)
+        limit_s = context.settings.timeout_s
+        played = await play(session, task, turn_sampler, limit_s, turns, watcher=watcher, start=start)
         rollout.metrics, rollout.verdict = await session.metrics(), await session.verdict()
         return _recorded(rollout, played)
     finally:
-        first_turns.leave(index)
+        turn_sampler.leave()
         with cleaning_up():
             await session.close()
+
+
+class ForkWatcher:
+    """Keeps the state before each turn, as far as its world can be copied."""
+
+    def __init__(self, states: ForkStates, turn_sampler: TokenTurnSampler) -> None:
+        self._states, self._sampler = states, turn_sampler
+
+    async def before_turn(self, turn: int, session: EnvSession) -> None:
+        if self._states.wants(turn):
+            try:
+                world = await session.snapshot()
+            except NotCopyable as error:
+                self._states.refusal = str(error)
+                return
+            self._states.keep(turn, world, self._sampler.tokens, self._sampler.rollout.messages)
 
 
 def _recorded(rollout: Rollout, played: PlayedRollout) -> Rollout:
@@ -76,10 +125,18 @@ class TokenTurnSampler:
     """Samples turns from tokens, and stores them in the rollout's record."""
 
     def __init__(
-        self, context: PlayerContext, rollout: Rollout, sampler: PolicySampler, first_turns: FirstTurns
+        self,
+        context: PlayerContext,
+        rollout: Rollout,
+        sampler: PolicySampler,
+        first_turns: FirstTurns,
+        place: int,
+        prefix: Sequence[int] | None = None,
     ) -> None:
+        """`place`: its place among those who share `first_turns`. `prefix`: for a fork, all tokens before it."""
         self._tokenizer, self._settings = context.tokenizer, context.settings
         self._rollout, self._sampler, self._first_turns = rollout, sampler, first_turns
+        self._place, self._prefix = place, prefix
         self._context: list[int] = []
         """All tokens so far, which are the next prompt."""
         self._observation: list[int] = []
@@ -87,15 +144,29 @@ class TokenTurnSampler:
         self._new_prompt: list[int] | None = None
         """The prompt of the next turn, if the environment has changed the conversation."""
 
+    @property
+    def rollout(self) -> Rollout:
+        return self._rollout
+
+    @property
+    def tokens(self) -> list[int]:
+        """A copy of all tokens so far."""
+        return list(self._context)
+
+    def leave(self) -> None:
+        """Lets those go on who wait to share a request with it."""
+        self._first_turns.leave(self._place)
+
     async def begin(self, messages: Sequence[Message]) -> None:
         self._rollout.messages = list(messages)
         try:
-            self._rollout.prompt = self._tokenizer.encode_chat(messages)
+            prefix = self._prefix
+            self._rollout.prompt = self._tokenizer.encode_chat(messages) if prefix is None else list(prefix)
         except ChatError as error:
             raise RolloutEnded(RolloutStop.ENV_INIT_FAILED, error) from None
         self._context = list(self._rollout.prompt)
         self._check_room("prompt", self._context)
-        await self._first_turns.join(self._rollout.index, self._context, self._params(0))
+        await self._first_turns.join(self._place, self._context, self._params(0))
 
     async def sample_turn(self, turn: int, watch: RolloutStopwatch) -> PolicyTurn:
         version, before_s = self._sampler.version, watch.spent_s
@@ -111,6 +182,15 @@ class TokenTurnSampler:
     def observe(self, messages: Sequence[Message]) -> None:
         self._rollout.messages += messages
 
+    def grade_spans(self, spans: object) -> None:
+        try:
+            found = msgspec.convert(spans, list[CharSpan])
+        except msgspec.ValidationError as error:
+            wrong = f"{SPAN_REWARDS} should be a list of start, end and reward: {error}"
+            raise RolloutEnded(RolloutStop.ENV_FAILED, wrong) from None
+        turn = self._rollout.turns[-1]
+        turn.spans = token_spans(found, turn.tokens, self._tokenizer)
+
     def go_on(self, observations: Sequence[Message], history: list[Message] | None) -> None:
         try:
             if history is not None:
@@ -122,7 +202,7 @@ class TokenTurnSampler:
 
     async def _sample(self, turn: int) -> list[SampledSequence]:
         if turn == 0:
-            return await self._first_turns.sample(self._rollout.index)
+            return await self._first_turns.sample(self._place)
         return await self._sampler.sample(self._context, self._params(turn))
 
     def _params(self, turn: int) -> SamplingParams:
@@ -163,7 +243,7 @@ class TokenTurnSampler:
         self._context += observation
         # If there is no room even right after the prompt, this says nothing about the policy: it gets no reward of 0,
         # which would shift the baseline.
-        is_fault_of_task = not self._has_room(self._rollout.prompt + observation)
+        is_fault_of_task = self._prefix is None and not self._has_room(self._rollout.prompt + observation)
         self._check_room("observation", observation, is_ungraded=is_fault_of_task)
 
     def _begin_anew(self, prompt: list[int]) -> None:

@@ -12,9 +12,10 @@ from palestra.chat import ChatTokenizer
 from palestra.config.train import GrpoConfig
 from palestra.rollouts.concurrent import ConcurrentRollouts
 from palestra.rollouts.gym.player import GymPlayer
-from palestra.rollouts.local.first_turns import FirstTurnsOfGroups
+from palestra.rollouts.local.first_turns import FirstTurns, FirstTurnsOfGroups
+from palestra.rollouts.local.forks import ForkState, ForkStates, fork_records
 from palestra.rollouts.local.lockstep import BatchedRollouts
-from palestra.rollouts.local.player import PlayerContext, play_rollout
+from palestra.rollouts.local.player import PlayerContext, play_fork, play_rollout
 from palestra.rollouts.policy_sampler import PolicySampler
 from palestra.rollouts.rollout_loop import Environments, RolloutSettings
 from palestra.rollouts.sources import RolloutSource
@@ -37,12 +38,34 @@ class LocalRollouts:
 
         async def play_one(request: GroupRequest, index: int) -> Rollout:
             gym = self._gyms.get(request.task.environment)
+            forking = ForkStates(self._context.settings.branch) if self._context.settings.branch.is_on else None
             async with self._slots:
-                if gym is not None:
-                    return await gym.play(request, index, sampler, self._context.settings)
-                return await play_rollout(self._context, request, index, sampler, first_turns.of(request))
+                if gym is None:
+                    own = first_turns.of(request)
+                    rollout = await play_rollout(self._context, request, index, sampler, own, forking=forking)
+                else:
+                    rollout = await gym.play(request, index, sampler, self._context.settings)
+                    rollout.not_forked = "it is played by servers of a gym" if forking else ""
+            if forking is not None and gym is None:
+                await self._fork(request, rollout, forking, sampler)
+            return rollout
 
         return self._concurrent.play(requests, play_one)
+
+    async def _fork(self, request: GroupRequest, rollout: Rollout, states: ForkStates, sampler: PolicySampler) -> None:
+        """Plays the forks of a rollout that has ended. Each is a rollout for `concurrency`."""
+        width = self._context.settings.branch.width
+
+        async def play_one(fork: Rollout, state: ForkState, place: int, first_turns: FirstTurns) -> Rollout:
+            async with self._slots:
+                return await play_fork(self._context, request.task, fork, state, place, first_turns)
+
+        forks = []
+        for state in states.choose(rollout):
+            first_turns = FirstTurns(sampler, range(width))
+            for place, fork in enumerate(fork_records(rollout, state, width)):
+                forks.append((fork.id, play_one(fork, state, place, first_turns)))
+        rollout.forks = await self._concurrent.together(forks)
 
     async def close(self) -> None:
         await self._concurrent.close()

@@ -14,6 +14,8 @@ from palestra.config.algorithm import AdvantageKind
 from palestra.config.train import GrpoConfig
 from palestra.training.batches.advantages import are_equal, decoupled_advantages, step_advantages
 from palestra.training.batches.shaping import shaped_reward
+from palestra.training.batches.span_credit import spans_mean, spans_teach
+from palestra.training.batches.tree_credit import TreeCredit, credit_tree
 from palestra.training.batches.turn_credit import TurnCredit, credit_turns
 from palestra.training.custom_functions import FunctionError, custom_advantage
 from palestra.types.rollouts import Group, Rollout, is_usable
@@ -34,24 +36,29 @@ class ComparedGroup(NamedTuple):
     """By agent, "" for whole rollouts; empty if the group teaches nothing."""
     turns: TurnCredit | None
     """Advantages of single turns, if they have their own."""
+    tree: TreeCredit | None
+    """Those that follow from forks, if there are some."""
+    spans: float
+    """Mean reward of all parts of turns that were graded."""
 
 
 def is_zero_variance(group: Group, config: GrpoConfig) -> bool:
     """Whether the rewards of its graded rollouts, including penalties, are all equal, so that nothing can be learned.
     This is also true if none is graded, and false if rollouts are compared with those of other groups."""
-    rewards = _rewards(group, config)
-    return not _can_teach(group, rewards, _turns(group, rewards, config), config)
+    tree, rewards = _tree(group, config), _rewards(group, config)
+    return not _can_teach(group, _backed_up(rewards, tree), _turns(group, rewards, config) or tree, config)
 
 
 def compare(groups: Sequence[Group], config: GrpoConfig, salt: str) -> Iterator[ComparedGroup]:
     """Compares the groups of a step; `salt` seeds what is random about it. Raises FunctionError."""
-    rewards_G = [_rewards(group, config) for group in groups]
+    trees_G = [_tree(group, config) for group in groups]
+    rewards_G = [_backed_up(_rewards(group, config), tree) for group, tree in zip(groups, trees_G, strict=True)]
     if config.algorithm.shuffle_rewards:
         rewards_G = _shuffled(rewards_G, salt)
     is_kept = config.data.zero_variance == "keep"
     turns_G = [_turns(group, own, config) for group, own in zip(groups, rewards_G, strict=True)]
-    both = zip(groups, rewards_G, turns_G, strict=True)
-    teach_G = [is_kept or _can_teach(group, own, turns, config) for group, own, turns in both]
+    all_G = zip(groups, rewards_G, turns_G, trees_G, strict=True)
+    teach_G = [is_kept or _can_teach(group, own, turns or tree, config) for group, own, turns, tree in all_G]
     kind = config.algorithm.advantage
     if not isinstance(kind, AdvantageKind):
         advantages_G = [
@@ -62,9 +69,10 @@ def compare(groups: Sequence[Group], config: GrpoConfig, salt: str) -> Iterator[
         advantages_G = _decoupled(groups, rewards_G, config)
     else:
         advantages_G = _built_in(kind, groups, rewards_G, config)
-    found = zip(groups, rewards_G, advantages_G, turns_G, teach_G, strict=True)
-    for group, rewards, advantages, turns, teaches in found:
-        yield ComparedGroup(group, rewards, advantages if teaches else {}, turns)
+    found = zip(groups, rewards_G, advantages_G, turns_G, trees_G, teach_G, strict=True)
+    for group, rewards, advantages, turns, tree, teaches in found:
+        spans = spans_mean(_with_forks(group, rewards, tree))
+        yield ComparedGroup(group, rewards, advantages if teaches else {}, turns, tree, spans)
 
 
 def _built_in(
@@ -105,8 +113,25 @@ def _turns(group: Group, rewards: Rewards, config: GrpoConfig) -> TurnCredit | N
     return credit_turns([row for rollout in _counted(group, rewards) for row in rollout.rows], config.algorithm)
 
 
-def _can_teach(group: Group, rewards: Rewards, turns: TurnCredit | None, config: GrpoConfig) -> bool:
-    if turns is not None and turns.teaches:
+def _tree(group: Group, config: GrpoConfig) -> TreeCredit | None:
+    if not any(rollout.forks for rollout in group.rollouts):
+        return None
+    return credit_tree(group.rollouts, _rewards(group, config, group.all_rollouts), config.algorithm)
+
+
+def _with_forks(group: Group, rewards: Rewards, tree: TreeCredit | None) -> list[Rollout]:
+    forks = tree.forks if tree is not None else set()
+    return [one for one in group.all_rollouts if one.id in rewards or one.id in forks]
+
+
+def _backed_up(rewards: Rewards, tree: TreeCredit | None) -> Rewards:
+    return rewards if tree is None else {name: tree.values[name] for name in rewards}
+
+
+def _can_teach(group: Group, rewards: Rewards, by_turn: TurnCredit | TreeCredit | None, config: GrpoConfig) -> bool:
+    if by_turn is not None and by_turn.teaches:
+        return True
+    if config.algorithm.span_weight and spans_teach(_counted(group, rewards)):
         return True
     match config.algorithm.advantage:
         case AdvantageKind.REINFORCE_PP:
@@ -146,14 +171,16 @@ def _counted(group: Group, rewards: Rewards) -> list[Rollout]:
     return [rollouts[name] for name in rewards]
 
 
-def _rewards(group: Group, config: GrpoConfig) -> Rewards:
-    """Returns the rewards that count in the baseline, by rollout id. If nothing is learned from rewards, a rollout
-    without one can be trained on too."""
+def _rewards(group: Group, config: GrpoConfig, of: Sequence[Rollout] | None = None) -> Rewards:
+    """Returns the rewards that count in the baseline, by rollout id, or those `of` other rollouts, after the same
+    penalties. If nothing is learned from rewards, a rollout without one can be trained on too."""
     if not config.learns_from_rewards:
         return {rollout.id: 0.0 for rollout in group.rollouts if not rollout.stop.is_failure}
     graded = [rollout for rollout in group.rollouts if rollout.is_graded and is_usable(rollout.reward)]
     passed = sum(rollout.reward is not None and rollout.reward >= config.eval.success for rollout in graded)
     limit, pass_rate = config.rollout.max_context, passed / max(len(graded), 1)
+    if of is not None:
+        graded = [rollout for rollout in of if rollout.is_graded and is_usable(rollout.reward)]
     return {rollout.id: shaped_reward(rollout, config.penalty, limit, pass_rate) for rollout in graded}
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from palestra.config.distillation import DistillationConfig
 from palestra.training.batches.shaping import divergence
 from palestra.types.rollouts import TrainSequence
+from palestra.types.sampling import TopLogprobs
 
 
 def add_teacher_advantages(
@@ -29,6 +30,22 @@ def add_teacher_advantages(
             settings.reward_weight * advantage + gain if sampled else 0.0
             for advantage, gain, sampled in zip(sequence.advantages, gains, sequence.mask, strict=True)
         ]
+
+
+def add_teacher_tokens(
+    sequences: Sequence[TrainSequence], top: Mapping[str, Sequence[TopLogprobs | None]], settings: DistillationConfig
+) -> None:
+    """Notes for each sampled token what its teacher would most likely have said. The advantages become the weights of
+    the divergences there (`divergences`)."""
+    for sequence in sequences:
+        pairs = zip(top[sequence.rollout], sequence.mask, strict=False)
+        sequence.teacher_top = [one for one, sampled in pairs if sampled and one is not None]
+        if len(sequence.teacher_top) != sum(sequence.mask):
+            raise ValueError(
+                f"rollout {sequence.rollout}: a teacher says what is likely at {len(sequence.teacher_top)} of "
+                f"{sum(sequence.mask)} sampled tokens"
+            )
+        sequence.advantages = [settings.kl_weight if sampled else 0.0 for sampled in sequence.mask]
 
 
 def discounted(values: Sequence[float], discount: float) -> list[float]:

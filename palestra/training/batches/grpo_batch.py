@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 
 from msgspec import Struct, field
@@ -18,10 +18,13 @@ from palestra.config.algorithm import AdvantageKind
 from palestra.config.train import DistillConfig, GrpoConfig
 from palestra.training.batches.compared_rewards import compare
 from palestra.training.batches.corrections import CorrectionSummary, apply_corrections
-from palestra.training.batches.distillation import add_teacher_advantages
-from palestra.training.batches.shaping import add_entropy_bonus, add_kl_penalty, total_length
+from palestra.training.batches.distillation import add_teacher_advantages, add_teacher_tokens
+from palestra.training.batches.shaping import add_entropy_bonus, add_kl_penalty, add_observation_loss, total_length
+from palestra.training.batches.span_credit import add_span_credit
+from palestra.training.batches.tree_credit import TreeCredit
 from palestra.training.batches.turn_credit import CreditSummary, TurnCredit, mixed, summarise
 from palestra.types.rollouts import Branch, Group, Rollout, SequenceSource, TrainSequence, is_usable
+from palestra.types.sampling import TopLogprobs
 
 
 class DropReason(StrEnum):
@@ -51,6 +54,8 @@ class TrainingBatch(Struct, kw_only=True):
     """Number of rows that were cut at `max_sequence_length`."""
     correction: CorrectionSummary | None = None
     """None if there are no off-policy corrections, or nothing to correct."""
+    observation_logprob: float | None = None
+    """Mean logprob of what the environment said; None if nothing is learned from that."""
     credit: CreditSummary | None = None
     """None if turns have no advantages of their own."""
 
@@ -65,18 +70,23 @@ def build_batch(
     base_logprobs: Mapping[str, Sequence[float]] | None = None,
     own_logprobs: Mapping[str, Sequence[float]] | None = None,
     teacher_logprobs: Mapping[str, Sequence[float]] | None = None,
+    teacher_top: Mapping[str, Sequence[TopLogprobs | None]] | None = None,
     entropy_bonus: float = 0.0,
 ) -> TrainingBatch:
     """Builds the batch. `base_logprobs` has, for each row that could be used, the logprobs of all its tokens under the
     base model (the first is 0). `own_logprobs` has the trainer's logprobs of the first `max_sequence_length` tokens;
     where present they are used instead of the sampler's, and corrections compare the two. `teacher_logprobs` are like
-    `base_logprobs`, for distillation. `entropy_bonus` is the coefficient of this step."""
+    `base_logprobs`, for distillation, and `teacher_top` is what teachers would most likely have said. `entropy_bonus`
+    is the coefficient of this step."""
     correction = config.algorithm.correction
     if config.penalty.kl and base_logprobs is None:
         raise ValueError("penalty.kl is set, so build_batch needs the base model's logprobs")
     chosen = _choose(groups, config)
     limit = config.data.max_sequence_length
     sequences = [to_sequence(row, advantage, limit) for row, advantage in chosen.used]
+    if weight := config.algorithm.span_weight:
+        for sequence, (row, _) in zip(sequences, chosen.used, strict=True):
+            add_span_credit(sequence, row, chosen.span_means[row.id], weight)
     for sequence in sequences:
         found = (own_logprobs or {}).get(sequence.rollout)
         if found is None and correction.is_on:
@@ -87,13 +97,20 @@ def build_batch(
             pairs = zip(found, sequence.mask, strict=True)
             sequence.logprobs = [own if sampled else 0.0 for own, sampled in pairs]
     if isinstance(config, DistillConfig):
-        add_teacher_advantages(sequences, teacher_logprobs or {}, config.distillation)
+        if config.distillation.is_sampled:
+            add_teacher_advantages(sequences, teacher_logprobs or {}, config.distillation)
+        else:
+            add_teacher_tokens(sequences, teacher_top or {}, config.distillation)
     if config.penalty.kl and base_logprobs is not None:
         add_kl_penalty(sequences, base_logprobs, config.penalty)
     if entropy_bonus:
         add_entropy_bonus(sequences, entropy_bonus)
     # Corrections come last: what they mask is to stay at 0, and the sign of an advantage is known only now.
     summary = apply_corrections(sequences, correction) if correction.is_on else None
+    observed = None
+    if weight := config.algorithm.observation_loss:
+        prompts = [len(row.prompt) for row, _ in chosen.used]
+        observed = add_observation_loss(sequences, prompts, own_logprobs or {}, weight)
     minibatches = split(sequences, config.algorithm.minibatches, chosen.salt)
     normalize(minibatches, config, chosen.played)
     return TrainingBatch(
@@ -101,6 +118,7 @@ def build_batch(
         dropped=dict(chosen.dropped),
         truncated=sum(total_length(row) > limit for row, _ in chosen.used),
         correction=summary,
+        observation_logprob=observed,
         credit=summarise(chosen.credits),
     )
 
@@ -112,7 +130,8 @@ def trainable_rows(groups: Sequence[Group], config: GrpoConfig) -> list[Branch]:
 
 def scorable_rows(groups: Sequence[Group], config: GrpoConfig) -> list[Branch]:
     """Returns all rows with sampled tokens whose logprobs are known, those that teach nothing too."""
-    rows = [row for rollout in _by_id(groups) if not rollout.stop.is_failure for row in rollout.rows]
+    trees = [one for rollout in _by_id(groups) for one in rollout.tree]
+    rows = [row for rollout in trees if not rollout.stop.is_failure for row in rollout.rows]
     return [row for row in rows if _why_no_row(row, config) in (None, DropReason.OVERLONG)]
 
 
@@ -183,6 +202,8 @@ class _Choice(Struct):
     """Seeds what is random about this batch."""
     used: list[tuple[Branch, float | list[float]]] = []
     """Rows with an advantage for all turns, or for each."""
+    span_means: dict[str, float] = {}
+    """The mean reward of graded parts of turns in a row's group, by the row's id."""
     credits: list[TurnCredit] = []
     dropped: Counter[DropReason] = field(default_factory=Counter)
     played: Played = field(default_factory=Played)
@@ -201,14 +222,18 @@ def _by_id(groups: Sequence[Group]) -> list[Rollout]:
 def _choose(groups: Sequence[Group], config: GrpoConfig) -> _Choice:
     ordered = _in_order(groups)
     chosen = _Choice(f"{config.seed}/{'/'.join(group.id for group in ordered)}")
-    for group, rewards, advantages, turns in compare(ordered, config, chosen.salt):
+    for group, rewards, advantages, turns, tree, spans in compare(ordered, config, chosen.salt):
         if turns is not None:
             chosen.credits.append(turns)
-        for row in (row for rollout in group.rollouts if rollout.id in rewards for row in rollout.rows):
+        counted = rewards.keys() | (tree.forks if tree is not None else set())
+        for row in (row for rollout in group.all_rollouts if rollout.id in counted for row in rollout.rows):
             chosen.played.sequences += 1
             chosen.played.tokens += row.response_length
         for rollout in sorted(group.rollouts, key=lambda rollout: rollout.index):
-            _add(chosen, rollout, advantages, turns, config)
+            _add(chosen, rollout, advantages, turns or tree, config)
+            for fork in rollout.forks:
+                _add_fork(chosen, fork, tree, config, teaches=bool(advantages))
+        chosen.span_means.update((row.id, spans) for rollout in group.all_rollouts for row in rollout.rows)
     return chosen
 
 
@@ -216,7 +241,7 @@ def _add(
     chosen: _Choice,
     rollout: Rollout,
     advantages: Mapping[str, Mapping[str, float]],
-    turns: TurnCredit | None,
+    by_turn: TurnCredit | TreeCredit | None,
     config: GrpoConfig,
 ) -> None:
     """Adds all rows of a rollout that can be trained on; if there is none, notes the reason."""
@@ -224,12 +249,38 @@ def _add(
     if (reason := _why_not(rollout, whole)) is not None:
         chosen.dropped[reason] += 1
         return
+
+    def advantage_of(row: Branch) -> float | list[float]:
+        advantage = advantages.get(row.agent, whole).get(rollout.id, whole[rollout.id])
+        match by_turn:
+            case TurnCredit():
+                return mixed(advantage, by_turn.by_row[row.id], config.algorithm.turns.weight)
+            case TreeCredit():
+                return [advantage if one is None else one for one in by_turn.by_row[row.id]]
+            case None:
+                return advantage
+
+    _add_rows(chosen, rollout, advantage_of, config)
+
+
+def _add_fork(chosen: _Choice, fork: Rollout, tree: TreeCredit | None, config: GrpoConfig, *, teaches: bool) -> None:
+    """Adds a fork, unless all ways to go on from its state were worth the same."""
+    of_turns = [one or 0.0 for row in fork.rows for one in (tree.by_row.get(row.id, []) if tree is not None else [])]
+    if fork.stop.is_failure:
+        chosen.dropped[DropReason.FAILED] += 1
+    elif tree is None or fork.id not in tree.forks:
+        chosen.dropped[DropReason.UNGRADED] += 1
+    elif not teaches or not (any(of_turns) or config.data.zero_variance == "keep"):
+        chosen.dropped[DropReason.ZERO_VARIANCE] += 1
+    else:
+        _add_rows(chosen, fork, lambda row: [one or 0.0 for one in tree.by_row[row.id]], config)
+
+
+def _add_rows(
+    chosen: _Choice, rollout: Rollout, advantage_of: Callable[[Branch], float | list[float]], config: GrpoConfig
+) -> None:
     reasons = [(row, _why_no_row(row, config)) for row in rollout.rows]
-    for row, reason in reasons:
-        if reason is None:
-            advantage = advantages.get(row.agent, whole).get(rollout.id, whole[rollout.id])
-            weight = config.algorithm.turns.weight
-            chosen.used.append((row, advantage if turns is None else mixed(advantage, turns.by_row[row.id], weight)))
+    chosen.used += [(row, advantage_of(row)) for row, reason in reasons if reason is None]
     if all(reason is not None for _, reason in reasons):
         chosen.dropped[reasons[0][1] or DropReason.EMPTY] += 1
 

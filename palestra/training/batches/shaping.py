@@ -24,7 +24,7 @@ def shaped_reward(rollout: Rollout, penalty: PenaltyConfig, max_context: int, pa
     if penalty.length:
         reward -= share * penalty.length * overlength(rollout, penalty.length_window, max_context)
     if penalty.turn:
-        reward -= share * penalty.turn * max(0, len(rollout.all_turns) - 1)
+        reward -= share * penalty.turn * max(0, rollout.fork_turn + len(rollout.all_turns) - 1)
     if penalty.format and rollout.metrics.get("parse_error", 0.0) > 0:
         reward -= penalty.format
     if penalty.cut and rollout.is_cut:
@@ -46,9 +46,10 @@ def total_length(rollout: Rollout | Branch) -> int:
 def add_kl_penalty(
     sequences: Sequence[TrainSequence], base_logprobs: Mapping[str, Sequence[float]], penalty: PenaltyConfig
 ) -> None:
-    """Keeps the policy near the base model, by the advantage of each sampled token.
+    """Keeps the policy near a reference (the base model, or itself some steps ago), by the advantage of each sampled
+    token.
 
-    d is the token's logprob under the policy that sampled it minus that under the base model. k1 adds coefficient x
+    d is the token's logprob under the policy that sampled it minus that under the reference. k1 adds coefficient x
     (mean of d over the batch - d), the form of Tinker's cookbook: subtracting the mean makes the penalty a comparison
     of tokens, so that it does not push all probabilities down at once. k2 and k3 subtract the derivative of d^2 / 2, or
     of exp(-d) + d - 1, by the logprob: on-policy, that is their gradient in the loss.
@@ -63,6 +64,25 @@ def add_kl_penalty(
             advantage - penalty.kl * next(slopes) if sampled else 0.0
             for advantage, sampled in zip(sequence.advantages, sequence.mask, strict=True)
         ]
+
+
+def add_observation_loss(
+    sequences: Sequence[TrainSequence],
+    prompts: Sequence[int],
+    own_logprobs: Mapping[str, Sequence[float]],
+    weight: float,
+) -> float | None:
+    """Lets the policy predict what it read after the prompt, of which `prompts` are the lengths. A loss compares the
+    policy with `logprobs`: with the trainer's own, its ratio begins at 1, and an advantage of `weight` has the gradient
+    of cross entropy. Returns the mean logprob of these tokens; None if there are none."""
+    found: list[float] = []
+    for sequence, start in zip(sequences, prompts, strict=True):
+        own = own_logprobs[sequence.rollout]
+        places = [place for place in range(start, len(sequence.tokens)) if not sequence.mask[place]]
+        for place in places:
+            sequence.logprobs[place], sequence.advantages[place] = own[place], weight
+            found.append(own[place])
+    return math.fsum(found) / len(found) if found else None
 
 
 def add_entropy_bonus(sequences: Sequence[TrainSequence], coefficient: float) -> None:

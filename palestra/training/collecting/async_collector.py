@@ -124,7 +124,7 @@ class StreamingCollector:
                 continue
             is_stale = self._age(begun) > self._config.asynchronous.max_staleness
             if is_stale:
-                for rollout in begun.group.rollouts:
+                for rollout in begun.group.all_rollouts:
                     rollout.stop = RolloutStop.STALE
             elif self._config.data.zero_variance == "keep" or not is_zero_variance(begun.group, self._config):
                 continue

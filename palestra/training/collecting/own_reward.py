@@ -24,7 +24,7 @@ class RewardedRollouts:
 
     async def play(self, requests: Sequence[GroupRequest], sampler: PolicySampler) -> AsyncIterator[Group]:
         async for group in self._source.play(requests, sampler):
-            for rollout in group.rollouts:
+            for rollout in group.all_rollouts:
                 if rollout.is_graded:
                     rollout.reward = self._reward.of(rollout)
             yield group

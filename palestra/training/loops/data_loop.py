@@ -11,11 +11,13 @@ from typing import Protocol
 from msgspec import Struct
 
 from palestra.config.train import RunConfig
-from palestra.runs.listener import StageClock
+from palestra.runs.listener import Stage, StageClock
 from palestra.runs.reader import RunStatus
 from palestra.training.batches.sft_examples import Example
+from palestra.training.loops.lr_schedule import adam_at
 from palestra.training.policy import PolicyUpdate
 from palestra.training.session import TrainingSession
+from palestra.types.rollouts import TrainSequence
 
 Metrics = dict[str, float]
 
@@ -79,6 +81,22 @@ async def _look(session: TrainingSession, evaluate: Callable[[], Awaitable[Metri
 
 def _is_due(every: int, done: int, steps: int) -> bool:
     return done == steps or done % every == 0
+
+
+async def finish_step(
+    config: RunConfig,
+    session: TrainingSession,
+    batch: Sequence[TrainSequence],
+    clock: StageClock,
+    metrics: Mapping[str, float],
+) -> Metrics:
+    """Makes the optimizer step of a batch whose weights are set. Returns the step's metrics, in order: `metrics`, those
+    of the optimizer, those of speed."""
+    adam = adam_at(config.optimizer, session.state.step, config.steps)
+    with clock.of(Stage.UPDATE, 1):
+        update = await session.policy.update(batch, "cross_entropy", {}, adam)
+    speed = speed_metrics(clock, sum(len(sequence.tokens) for sequence in batch))
+    return {**metrics, **optimizer_metrics(update, adam.learning_rate), **speed}
 
 
 def batch_metrics(examples: Sequence[Example], skipped: int) -> Metrics:

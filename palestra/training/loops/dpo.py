@@ -30,11 +30,9 @@ from palestra.training.loops.data_loop import (
     Metrics,
     StepOutcome,
     batch_metrics,
-    optimizer_metrics,
+    finish_step,
     run_steps,
-    speed_metrics,
 )
-from palestra.training.loops.lr_schedule import adam_at
 from palestra.training.session import TrainingSession
 from palestra.types.rollouts import TrainSequence
 
@@ -117,7 +115,7 @@ class ReferencePolicy:
 
 class DpoLearner:
     def __init__(self, config: DpoConfig, session: TrainingSession, rows: PairRows, reference: ReferencePolicy) -> None:
-        self._config, self._policy, self._state = config, session.policy, session.state
+        self._config, self._session, self._policy = config, session, session.policy
         self._listener, self._rows, self._reference = session.listener, rows, reference
         self._order = DataOrder(len(rows), config.seed, rows.read)
 
@@ -129,17 +127,12 @@ class DpoLearner:
         with clock.of(Stage.SCORE, 1):
             losses = await self._compare(drawn.items, batch)
             weigh(drawn.items, losses)
-        adam = adam_at(self._config.optimizer, self._state.step, self._config.steps)
-        with clock.of(Stage.UPDATE, 1):
-            update = await self._policy.update(batch, "cross_entropy", {}, adam)
         metrics = {
             **preference_metrics(losses),
             "data/epoch": drawn.position / len(self._rows),
             **batch_metrics([one for pair in drawn.items for one in (pair.chosen, pair.rejected)], drawn.skipped),
-            **optimizer_metrics(update, adam.learning_rate),
-            **speed_metrics(clock, sum(len(sequence.tokens) for sequence in batch)),
         }
-        return StepOutcome(metrics, drawn.position)
+        return StepOutcome(await finish_step(self._config, self._session, batch, clock, metrics), drawn.position)
 
     async def _compare(self, pairs: Sequence[PairExample], batch: Sequence[TrainSequence]) -> list[PairLoss]:
         reference_B, forward = await asyncio.gather(self._reference.logprobs(pairs), self._policy.forward(batch))

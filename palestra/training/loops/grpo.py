@@ -31,13 +31,17 @@ from palestra.training.loops.evaluation import Evaluator
 from palestra.training.loops.lr_schedule import adam_at
 from palestra.training.loops.step_metrics import step_metrics
 from palestra.training.policy import PolicyUpdate
-from palestra.training.row_scores import Teachers, score_rows
+from palestra.training.row_scores import Teachers, TeacherScores, score_rows
 from palestra.training.session import TrainingSession
 from palestra.types import AdamParams
 from palestra.types.rollouts import Branch, Group
 from palestra.types.training import LOGPROB_ROUNDING
 from palestra.util.suggest import did_you_mean
 
+REFERENCE = "reference"
+"""Begin of the names of weights that `penalty.kl` compares with."""
+REFERENCE_TTL_S = 30 * 86_400
+"""The server forgets such weights after this time: earlier checkpoints of a run may need earlier ones."""
 BASE_SAMPLE = 16
 """Number of rows of a step that the base model scores if only the report needs it."""
 
@@ -101,10 +105,12 @@ class GrpoLoop:
         with clock.of(Stage.SCORE):
             rows = trainable_rows(groups, self._config)
             base_logprobs = await self._score(rows)
-            teacher_logprobs = await self._score_by_teachers(groups, rows)
+            taught = await self._score_by_teachers(groups, rows, sampler)
             own_logprobs = await self._own_logprobs(rows)
             bonus = entropy_bonus(self._config.algorithm.entropy, self._state)
-            batch = build_batch(groups, self._config, base_logprobs, own_logprobs, teacher_logprobs, bonus)
+            batch = build_batch(
+                groups, self._config, base_logprobs, own_logprobs, taught.logprobs, taught.top, entropy_bonus=bonus
+            )
         with clock.of(Stage.UPDATE):
             adam = adam_at(self._config.optimizer, version - self._state.kept_steps, self._config.steps)
             applied = await self._update(groups, batch, adam)
@@ -122,7 +128,7 @@ class GrpoLoop:
             version=version,
             seconds={**clock.seconds, "total": clock.total},
             base_logprobs=base_logprobs,
-            teacher_logprobs=teacher_logprobs,
+            teacher_logprobs=taught.logprobs,
             aggregate=self._parts.aggregate,
         )
         metrics |= {"optim/lr": adam.learning_rate, **applied.metrics()}
@@ -148,19 +154,34 @@ class GrpoLoop:
         if not rows:
             return {}
         try:
-            base = self._base = self._base or await self._policy.base()
+            base = await self._reference()
             limit = self._config.data.max_sequence_length
-            return await score_rows(rows, limit, lambda _: base, self._listener)
+            return await score_rows(rows, limit, base, self._listener)
         except (PolicyError, SamplingError) as error:
             if self._config.penalty.kl:
                 raise
             self._listener.note(f"kl/base is missing in this step: {error}")
             return {}
 
-    async def _score_by_teachers(self, groups: list[Group], rows: list[Branch]) -> dict[str, list[float]] | None:
+    async def _reference(self) -> PolicySampler:
+        """Opens what the policy is kept near: the base model, or the policy as it was some steps ago. The state names
+        its address, so that a resumed run compares with the same weights."""
+        state, every = self._state, self._config.penalty.kl_reference_every
+        if every is None or not self._config.penalty.kl:
+            self._base = self._base or await self._policy.base()
+            return self._base
+        if not state.reference or state.step % every == 0:
+            state.reference = await self._policy.save(f"{REFERENCE}_{state.step:06d}", ttl_s=REFERENCE_TTL_S)
+            self._base = None
+        self._base = self._base or await self._policy.sampler_of(state.reference)
+        return self._base
+
+    async def _score_by_teachers(
+        self, groups: list[Group], rows: list[Branch], sampler: PolicySampler
+    ) -> TeacherScores:
         if (teachers := self._parts.teachers) is None:
-            return None
-        return await teachers.score(groups, rows, self._config.data.max_sequence_length, self._listener)
+            return TeacherScores()
+        return await teachers.score(groups, rows, self._config.data.max_sequence_length, self._listener, sampler)
 
     async def _own_logprobs(self, rows: list[Branch]) -> dict[str, list[float]] | None:
         """Returns the trainer's own logprobs of all rows if corrections compare them with the sampler's, otherwise of
@@ -170,7 +191,8 @@ class GrpoLoop:
         algorithm = self._config.algorithm
         is_corrected = algorithm.correction.is_on
         has_moved = algorithm.minibatches > 1 and not self._config.asynchronous.enabled
-        rows = [row for row in rows if is_corrected or has_moved or row.temperature != 1.0]
+        is_needed = is_corrected or has_moved or algorithm.observation_loss > 0
+        rows = [row for row in rows if is_needed or row.temperature != 1.0]
         if not rows:
             return {} if is_corrected else None
         sequences = [to_sequence(row, 0.0, self._config.data.max_sequence_length) for row in rows]
@@ -180,7 +202,7 @@ class GrpoLoop:
         if not is_corrected:
             for row, sequence in zip(rows, sequences, strict=True):
                 if row.temperature == 1.0:
-                    found[row.id] = unrounded(sequence.logprobs, found[row.id])
+                    found[row.id] = unrounded(sequence.logprobs, found[row.id], sequence.mask)
         return found
 
     async def _update(self, groups: list[Group], batch: TrainingBatch, adam: AdamParams) -> AppliedUpdate:
@@ -259,9 +281,13 @@ class GrpoLoop:
         return done == self._config.steps or (every > 0 and done % every == 0)
 
 
-def unrounded(sampler: Sequence[float], trainer: Sequence[float]) -> list[float]:
-    """Returns the trainer's logprobs where the sampler's differ by rounding alone, and the sampler's elsewhere."""
-    return [own if abs(own - drawn) < LOGPROB_ROUNDING else drawn for drawn, own in zip(sampler, trainer, strict=True)]
+def unrounded(sampler: Sequence[float], trainer: Sequence[float], mask: Sequence[bool]) -> list[float]:
+    """Returns the trainer's logprobs where the sampler's differ by rounding alone or nothing was sampled, and the
+    sampler's elsewhere."""
+    return [
+        drawn if sampled and abs(own - drawn) >= LOGPROB_ROUNDING else own
+        for drawn, own, sampled in zip(sampler, trainer, mask, strict=True)
+    ]
 
 
 def should_stop(rule: EarlyStop, metrics: dict[str, float], state: RunState) -> bool:

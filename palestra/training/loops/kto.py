@@ -29,12 +29,10 @@ from palestra.training.loops.data_loop import (
     Metrics,
     StepOutcome,
     batch_metrics,
-    optimizer_metrics,
+    finish_step,
     run_steps,
-    speed_metrics,
 )
 from palestra.training.loops.dpo import answer_logprob, open_reference, set_weight, sum_answer
-from palestra.training.loops.lr_schedule import adam_at
 from palestra.training.session import TrainingSession
 from palestra.types.rollouts import TrainSequence
 
@@ -83,7 +81,7 @@ class KtoLearner:
     def __init__(
         self, config: DpoConfig, session: TrainingSession, rows: LabelledRows, reference: PolicySampler
     ) -> None:
-        self._config, self._policy, self._state = config, session.policy, session.state
+        self._config, self._session, self._policy = config, session, session.policy
         self._listener, self._rows, self._reference = session.listener, rows, reference
         self._order = DataOrder(len(rows), config.seed, rows.read)
 
@@ -102,17 +100,12 @@ class KtoLearner:
             ]
             for sequence, loss in zip(batch, losses, strict=True):
                 set_weight(sequence, -loss.by_answer / len(batch))
-        adam = adam_at(self._config.optimizer, self._state.step, self._config.steps)
-        with clock.of(Stage.UPDATE, 1):
-            update = await self._policy.update(batch, "cross_entropy", {}, adam)
         metrics = {
             **label_metrics(answers, losses, kl),
             "data/epoch": drawn.position / len(self._rows),
             **batch_metrics([one.example for one in answers], drawn.skipped),
-            **optimizer_metrics(update, adam.learning_rate),
-            **speed_metrics(clock, sum(len(sequence.tokens) for sequence in batch)),
         }
-        return StepOutcome(metrics, drawn.position)
+        return StepOutcome(await finish_step(self._config, self._session, batch, clock, metrics), drawn.position)
 
     async def _score(self, batch: Sequence[TrainSequence]) -> list[AnswerScore]:
         reference_B, forward = await asyncio.gather(

@@ -59,8 +59,9 @@ def step_metrics(
         **batch_metrics(batch),
         **correction_metrics(batch),
         **credit_metrics(batch),
+        **fork_metrics(groups, config),
         **policy_metrics(batch, updates, config),
-        **base_metrics(batch, base_logprobs),
+        **base_metrics(batch, base_logprobs, config),
         **teacher_metrics(groups, batch, teacher_logprobs or {}),
         **update_metrics(updates),
         **time_metrics(rollouts, batch, seconds, _token_count(base_logprobs) + _token_count(teacher_logprobs)),
@@ -133,6 +134,7 @@ def batch_metrics(batch: TrainingBatch) -> Metrics:
         "batch/tokens": float(sum(len(sequence.tokens) for sequence in batch.sequences)),
         "batch/truncated": float(batch.truncated),
         **{f"batch/dropped_{reason}": float(batch.dropped.get(reason, 0)) for reason in DropReason},
+        **({} if batch.observation_logprob is None else {"observation/logprob": batch.observation_logprob}),
     }
 
 
@@ -143,6 +145,27 @@ def credit_metrics(batch: TrainingBatch) -> Metrics:
         "credit/compared_share": found.compared_share,
         "credit/turn_advantage_abs_mean": found.advantage_abs_mean,
     }
+
+
+def fork_metrics(groups: Sequence[Group], config: GrpoConfig) -> Metrics:
+    if not config.rollout.branch.is_on:
+        return {}
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    forks = [fork for rollout in rollouts for fork in rollout.forks]
+    found = {
+        "branch/forks": float(len(forks)),
+        "branch/tokens": float(sum(fork.response_length for fork in forks)),
+        "branch/refused_share": sum(bool(rollout.not_forked) for rollout in rollouts) / max(1, len(rollouts)),
+    }
+    ways: dict[tuple[str, int], list[float]] = {}
+    for rollout in rollouts:
+        for fork in rollout.forks:
+            own = [reward_of(rollout)] if is_counted(rollout) else []
+            ways.setdefault((rollout.id, fork.fork_turn), own).extend([reward_of(fork)] if is_counted(fork) else [])
+    if ways:
+        found["branch/states"] = float(len(ways))
+        found["branch/spread"] = average([mean_and_std(rewards)[1] for rewards in ways.values()])
+    return found
 
 
 def correction_metrics(batch: TrainingBatch) -> Metrics:
@@ -215,12 +238,16 @@ def _ratio_metrics(all_gaps: Sequence[Sequence[float]], config: GrpoConfig) -> M
     return found
 
 
-def base_metrics(batch: TrainingBatch, base_logprobs: Mapping[str, Sequence[float]] | None) -> Metrics:
-    """Computed over the sequences that the base model has scored; a few are enough for the report."""
+def base_metrics(
+    batch: TrainingBatch, base_logprobs: Mapping[str, Sequence[float]] | None, config: GrpoConfig
+) -> Metrics:
+    """Computed over the sequences that the base model, or another reference, has scored; a few are enough for the
+    report."""
     base = base_logprobs or {}
     requested = [sequence for sequence in batch.sequences if sequence.rollout in base]
     divergences = [d for sequence in requested for d in divergence(sequence, base)]
-    return {"kl/base": average(divergences)} if divergences else {}
+    is_moving = config.penalty.kl and config.penalty.kl_reference_every is not None
+    return {"kl/reference" if is_moving else "kl/base": average(divergences)} if divergences else {}
 
 
 def teacher_metrics(
@@ -245,9 +272,12 @@ def update_metrics(updates: Sequence[PolicyUpdate]) -> Metrics:
     and the metrics of such a loss averaged."""
     found: Metrics = {}
     losses = [update.metrics["loss:sum"] for update in updates if "loss:sum" in update.metrics]
+    divergences = [update.metrics["divergence"] for update in updates if "divergence" in update.metrics]
     norms = [update.metrics["grad_norm"] for update in updates if "grad_norm" in update.metrics]
     if losses:
         found["loss/sum"] = math.fsum(losses)
+    if divergences:
+        found["distill/divergence"] = average(divergences)
     if norms:
         found |= {"optim/grad_norm": average(norms), "optim/grad_norm_max": max(norms)}
     for name in sorted({name for update in updates for name in update.custom}):
@@ -259,7 +289,7 @@ def time_metrics(
     rollouts: Sequence[Rollout], batch: TrainingBatch, seconds: Mapping[str, float], scored: int = 0
 ) -> Metrics:
     """`scored` is the number of tokens that the base model and teachers have scored."""
-    sampled = sum(rollout.response_length for rollout in rollouts)
+    sampled = sum(one.response_length for rollout in rollouts for one in rollout.tree)
     trained = sum(len(sequence.tokens) for sequence in batch.sequences)
     found = {f"time/{stage}_s": float(spent) for stage, spent in seconds.items()}
     for stage, tokens in (("collect", sampled), ("score", scored), ("update", trained), ("total", sampled)):
@@ -268,6 +298,7 @@ def time_metrics(
     if seconds.get("total", 0.0) > 0:
         found["time/idle_share"] = seconds.get("collect", 0.0) / seconds["total"]
     if rollouts:
+        found["rollouts/sampled_tokens"] = float(sampled)
         found["time/rollout_mean_s"] = average([rollout.seconds for rollout in rollouts])
         found["time/rollout_max_s"] = max(rollout.seconds for rollout in rollouts)
     return found

@@ -33,6 +33,8 @@ class Sibling(Struct, frozen=True):
     reward: float | None
     stop: str
     advantage: float | None
+    is_fork: bool
+    """Whether it goes on from a turn of another rollout."""
 
 
 class RolloutDetail(Struct, frozen=True):
@@ -147,7 +149,9 @@ def _find(run: RunReader, part: Part, step: int, rollout_id: str) -> JsonObject:
 
 
 def _sibling(record: JsonObject) -> Sibling:
-    return Sibling(record["id"], int(record["index"] or 0), record["reward"], record["stop"], record["advantage"])
+    is_fork = record.get("fork_of") is not None
+    index = int(record["index"] or 0)
+    return Sibling(record["id"], index, record["reward"], record["stop"], record["advantage"], is_fork)
 
 
 def _token_rows(run: RunReader, part: Part, step: int, record: JsonObject) -> list[str]:

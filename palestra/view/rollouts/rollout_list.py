@@ -200,7 +200,8 @@ def _groups(records: Iterable[JsonObject]) -> list[ListedGroup]:
 
 def _group(rollouts: list[JsonObject]) -> ListedGroup:
     first = rollouts[0]
-    rewards = [float(one["reward"]) for one in rollouts if is_number(one.get("reward"))]
+    whole = [one for one in rollouts if one.get("fork_of") is None] or rollouts  # forks stand for states, not for tasks
+    rewards = [float(one["reward"]) for one in whole if is_number(one.get("reward"))]
     mean, spread = (fmean(rewards), pstdev(rewards)) if rewards else (None, None)
     surprise = max(abs(reward - mean) for reward in rewards) / spread if mean is not None and spread else 0.0
     return ListedGroup(

@@ -21,6 +21,8 @@ NUMBERS = (
         "advantage_divisor",
         "turns",
         "branches",
+        "forks",
+        "fork_turn",
         "tokens",
         "prompt_tokens",
         "version",
@@ -30,7 +32,7 @@ NUMBERS = (
     *("seconds", "sample_s", "env_s"),
 )
 TEXTS = ("id", "group", "task", "environment", "stop")
-MESSAGES = ("error", "failure")
+MESSAGES = ("error", "failure", "not_forked", "fork_of")
 HUGE = 10**300
 TABLES = ("metrics", "judgement", "verdict")
 

@@ -94,3 +94,28 @@ def test_a_kl_penalty_on_a_sequence_without_sampled_tokens_changes_nothing():
 def test_missing_base_logprobs_are_named(base, have):
     with pytest.raises(ValueError, match=f"rollout g-0: {have} reference logprobs for 5 tokens"):
         add_kl_penalty([to_sequence(make_rollout(), 1.0, 100)], base, PenaltyConfig(kl=0.1))
+
+
+def test_what_was_read_is_learned_with_the_gradient_of_cross_entropy():
+    """By the losses' own formula, -exp(logprob - old) A: where nothing has moved, its derivative is -A."""
+    turns = [make_turn(2), make_turn(2, observation=3)]
+    group = group_of("g", [make_rollout("g-0", 1.0, turns), make_rollout("g-1", 0.0)])
+    own = {"g-0": [0.0, -9.0, -0.5, -0.5, -1.0, -2.0, -3.0, -0.5, -0.5], "g-1": [0.0, -9.0, -0.5, -0.5, -0.5]}
+    config = make_config(algorithm={"normalize": "none", "observation_loss": 0.25})
+    batch = build_batch([group], config, own_logprobs=own)
+    row = batch.sequences[0]
+    assert row.advantages == [0, 0, 0.5, 0.5, 0.25, 0.25, 0.25, 0.5, 0.5]
+    assert row.logprobs == [0.0, 0.0, *own["g-0"][2:]]
+    assert batch.observation_logprob == -2.0
+    logprobs = torch.tensor(row.logprobs, dtype=torch.float64, requires_grad=True)
+    advantages, old = torch.tensor(row.advantages, dtype=torch.float64), logprobs.detach().clone()
+    (ours,) = torch.autograd.grad(-((logprobs - old).exp() * advantages).sum(), logprobs)
+    read = slice(4, 7)
+    (plain,) = torch.autograd.grad(-0.25 * logprobs[read].sum(), logprobs)
+    assert torch.allclose(ours[read], plain[read], atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["gspo", "dro", "sapo", "my_module:loss"])
+def test_a_loss_of_whole_sequences_does_not_go_with_what_was_read(loss: str):
+    with pytest.raises(ValueError, match="goes with the losses importance_sampling, ppo and cispo"):
+        make_config(algorithm={"observation_loss": 0.1, "loss": loss})

@@ -143,6 +143,20 @@ def kl_curve(run: RunReader) -> list[float]:
     return [row["kl/teacher"] for row in run.read_metrics()]
 
 
+def test_the_student_learns_from_itself_with_the_answer_at_hand(run_training):
+    """Whole distributions, of the model itself with a context that the student does not see."""
+    teacher = {"model": "self", "context": "The sum is {answer}."}
+    run = run_training(
+        "own-teacher",
+        **merged(DISTILL, {"teachers": [teacher], "steps": 2, "rollout": {"group_size": 2, "groups_per_step": 2}}),
+        distillation={"loss": "forward_kl", "top_k": 8},
+    )
+    rows = run.read_metrics()
+    assert all(row["distill/divergence"] > 0 for row in rows)
+    assert all(row["mismatch/logprob_abs_max"] < 1e-3 for row in rows)
+    assert rows[0]["loss/sum"] == pytest.approx(rows[0]["distill/divergence"], rel=1e-3)  # a mean over all tokens
+
+
 def drawn_tokens(run: RunReader, step: int) -> dict[str, list[list[int]]]:
     return {row["id"]: [turn["tokens"] for turn in row["turns"]] for row in run.read_tokens(step)}
 

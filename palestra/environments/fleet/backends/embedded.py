@@ -40,7 +40,8 @@ class EmbeddedBackend:
         self._own: PlatformTask | None = None
         """Set if the task is one of the platform's, which then judges it itself."""
 
-    async def create(self) -> None:
+    async def create(self, data: bytes | None = None) -> None:
+        """`data`: the database of another instance of the same task, of which this one is a copy."""
         task = self._task
         try:
             app = app_of(task.env_key)
@@ -51,8 +52,11 @@ class EmbeddedBackend:
         except PlatformError as e:
             raise BackendError(str(e)) from None
         variables = {str(key): str(value) for key, value in task.env_variables.items()}
-        self._instance = Instance(seed, variables=variables)
+        self._instance = Instance(seed, data, variables)
         _live.add(self)
+
+    async def snapshot(self) -> bytes:
+        return self._opened.snapshot()
 
     async def list_tools(self) -> list[ToolSpec]:
         return self._opened.app.openai_tools()

@@ -1,0 +1,36 @@
+"""Rewards for parts of a turn: from characters, as environments count, to tokens.
+
+Owns: which tokens a part of the text is made of. Never touches: what the rewards are for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from palestra.chat import ChatTokenizer
+from palestra.types.rollouts import LARGEST_REWARD, SpanReward
+
+Place = Annotated[int, Meta(ge=0)]
+
+
+class CharSpan(Struct, frozen=True):
+    """A part of what the policy said, in characters, and its reward."""
+
+    start: Place
+    end: Place
+    reward: Annotated[float, Meta(ge=-LARGEST_REWARD, le=LARGEST_REWARD)]
+
+
+def token_spans(spans: Sequence[CharSpan], tokens: Sequence[int], tokenizer: ChatTokenizer) -> list[SpanReward]:
+    """Returns the tokens that have a part in each span. One that spells nothing of the text is left out."""
+    ends = [len(tokenizer.decode(tokens[: place + 1])) for place in range(len(tokens))]
+    found = []
+    for span in spans:
+        before = [0, *ends]
+        inside = [place for place, end in enumerate(ends) if end > span.start and before[place] < span.end]
+        if inside and span.end > span.start:
+            found.append(SpanReward(inside[0], inside[-1] + 1, span.reward))
+    return found

@@ -1,0 +1,129 @@
+"""How teachers read what a student said: as it was, with more in the prompt, or in another tokenizer's tokens.
+
+Owns: the teacher's tokens of a row, and which of them stand for which of the student's. Never touches: how a teacher is
+reached, what its scores are for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from palestra.chat import ChatTokenizer
+from palestra.data.conversations import Conversation
+from palestra.rollouts.policy_sampler import SamplingError, TopScores
+from palestra.training.batches.sft_examples import encode_example
+from palestra.training.row_scores import PlayedRow, TokenScorer, all_tokens
+from palestra.training.token_spans import TokenSpan, shared_spans
+from palestra.types.rollouts import Message
+
+NO_LIMIT = 1 << 30
+
+
+class PlainTeacher:
+    """A teacher that reads the student's own tokens. Without a scorer it is the student, as it played."""
+
+    def __init__(self, scorer: TokenScorer | None, top_k: int) -> None:
+        """`top_k`: of how many tokens in each place the probability is needed; 0: only of those that were sampled."""
+        self._scorer, self._top_k = scorer, top_k
+
+    async def score(self, played: PlayedRow, limit: int, own: TokenScorer) -> TopScores:
+        return await self.read(all_tokens(played.row)[:limit], own)
+
+    async def read(self, tokens: Sequence[int], own: TokenScorer) -> TopScores:
+        scorer = self._scorer or own
+        if self._top_k:
+            return await scorer.score_top(tokens, self._top_k)
+        return TopScores(await scorer.score(tokens), [])
+
+
+class PrivilegedTeacher:
+    """A teacher whose prompt also says what the student is not told, such as the answer or a demonstration (SDFT,
+    OPSD): a text with fields of the task is added to the last message of the prompt."""
+
+    def __init__(self, teacher: PlainTeacher, tokenizer: ChatTokenizer, context: str) -> None:
+        self._teacher, self._tokenizer, self._context = teacher, tokenizer, context
+
+    async def score(self, played: PlayedRow, limit: int, own: TokenScorer) -> TopScores:
+        tokens = all_tokens(played.row)[:limit]
+        messages = first_messages(self._tokenizer, played)
+        head = self._tokenizer.encode_chat(messages)
+        told = self._tokenizer.encode_chat(with_context(messages, self._text(played)))
+        found = await self._teacher.read([*told, *tokens[len(head) :]], own)
+        top = [None] * len(head) + found.top[len(told) :] if found.top else []
+        return TopScores([0.0] * len(head) + found.logprobs[len(told) :], top)
+
+    def _text(self, played: PlayedRow) -> str:
+        try:
+            return self._context.format_map(played.task.extras)
+        except (KeyError, IndexError, AttributeError) as error:
+            known = ", ".join(sorted(played.task.extras)) or "none"
+            raise SamplingError(
+                f"teachers[].context names {error}, and task {played.task.id} has no such field in its extras; "
+                f"it has {known}"
+            ) from None
+
+
+class OtherTokenizerTeacher:
+    """A teacher with a tokenizer of its own. It reads the conversation in its own tokens. Where both tokenizers have a
+    boundary at the same character, a span ends; what the teacher says about a span counts for each of the student's
+    tokens in it: their logprobs are returned so that student minus teacher is the difference of the whole span."""
+
+    def __init__(self, scorer: TokenScorer, tokenizer: ChatTokenizer, student: ChatTokenizer) -> None:
+        self._scorer, self._tokenizer, self._student = scorer, tokenizer, student
+
+    async def score(self, played: PlayedRow, limit: int, own: TokenScorer) -> TopScores:
+        row, rollout = played.row, played.rollout
+        example = encode_example(self._tokenizer, Conversation(_up_to_the_last_turn(rollout.messages)), NO_LIMIT)
+        sequence = example.sequence
+        changes = enumerate(pairwise([False, *sequence.mask, False]))
+        edges = [place for place, (before, here) in changes if before != here]
+        turns = list(zip(edges[::2], edges[1::2], strict=True))[-len(row.turns) :]
+        if len(rollout.rows) > 1 or len(turns) != len(row.turns):
+            raise SamplingError(
+                f"rollout {rollout.id}: a teacher with another tokenizer can only read conversations that nothing was "
+                "removed from"
+            )
+        scores = await self._scorer.score(sequence.tokens)
+        found = [0.0] * len(row.prompt)
+        for turn, (start, end) in zip(row.turns, turns, strict=True):
+            spans = shared_spans(self._student, turn.tokens, self._tokenizer, sequence.tokens[start:end])
+            found += [0.0] * len(turn.observation)
+            found += as_students(turn.logprobs, scores[start:end], spans)
+        return TopScores(found[:limit], [])
+
+
+def as_students(own: Sequence[float], teachers: Sequence[float], spans: Sequence[TokenSpan]) -> list[float]:
+    """Returns logprobs for the student's tokens: own minus these is, for each token, what own and teacher's logprobs of
+    its span differ by. A token in no span gets its own."""
+    found = list(own)
+    for span in spans:
+        gap = sum(own[slice(*span.student)]) - sum(teachers[slice(*span.teacher)])
+        for place in range(*span.student):
+            found[place] = own[place] - gap
+    return found
+
+
+def first_messages(tokenizer: ChatTokenizer, played: PlayedRow) -> list[Message]:
+    """Returns the messages that a row's prompt begins with. Raises SamplingError if the environment has rewritten
+    them."""
+    messages = played.rollout.messages
+    for end, message in enumerate(messages):
+        if end and message.get("role") == "assistant":
+            prompt = tokenizer.encode_chat(messages[:end])
+            if played.row.prompt[: len(prompt)] == prompt:
+                return messages[:end]
+    raise SamplingError(
+        f"rollout {played.rollout.id}: its prompt is not that of the conversation's first messages, so the context of "
+        "a teacher cannot be added"
+    )
+
+
+def with_context(messages: Sequence[Message], text: str) -> list[Message]:
+    *before, last = messages
+    return [*before, {**last, "content": f"{last.get('content') or ''}\n\n{text}"}]
+
+
+def _up_to_the_last_turn(messages: Sequence[Message]) -> list[Message]:
+    last = max(place for place, message in enumerate(messages) if message.get("role") == "assistant")
+    return list(messages[: last + 1])

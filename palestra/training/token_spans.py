@@ -1,0 +1,53 @@
+"""Aligns the tokens of two tokenizers that spell the same text.
+
+Owns: where the tokens of both end at the same character. Never touches: scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from palestra.chat import ChatTokenizer
+
+
+class TokenSpan(NamedTuple):
+    """Tokens of both that spell the same part of the text; places as of a slice."""
+
+    student: tuple[int, int]
+    teacher: tuple[int, int]
+
+
+def shared_spans(
+    student: ChatTokenizer, student_tokens: Sequence[int], teacher: ChatTokenizer, teacher_tokens: Sequence[int]
+) -> list[TokenSpan]:
+    """Returns the shortest spans, in order. The tokens that end a turn are a span of their own, if both have one. What
+    follows the last shared boundary is in no span."""
+    own, own_end = _without_end(student_tokens, student.stop_ids)
+    other, other_end = _without_end(teacher_tokens, teacher.stop_ids)
+    own_ends, other_ends = _ends(student, own), _ends(teacher, other)
+    spans, before = [], (0, 0)
+    for length in sorted(own_ends.keys() & other_ends.keys()):
+        here = own_ends[length] + 1, other_ends[length] + 1
+        if here[0] > before[0] and here[1] > before[1]:
+            spans.append(TokenSpan((before[0], here[0]), (before[1], here[1])))
+            before = here
+    if own_end and other_end:
+        spans.append(TokenSpan((len(own), len(student_tokens)), (len(other), len(other) + 1)))
+    return spans
+
+
+def _without_end(tokens: Sequence[int], stops: Sequence[int]) -> tuple[Sequence[int], bool]:
+    return (tokens[:-1], True) if tokens and tokens[-1] in stops else (tokens, False)
+
+
+def _ends(tokenizer: ChatTokenizer, tokens: Sequence[int]) -> dict[int, int]:
+    """The last token that ends at each length of the text, in characters. A token inside of a character ends nowhere:
+    the text so far is then not the beginning of the whole."""
+    whole = tokenizer.decode(tokens, skip_special=False)
+    found = {}
+    for place in range(len(tokens)):
+        text = tokenizer.decode(tokens[: place + 1], skip_special=False)
+        if whole.startswith(text):
+            found[len(text)] = place
+    return found
