@@ -213,7 +213,7 @@ def _with_new_rows(expected: Sequence[Expected], seed: SeedDatabase, name: str) 
     def renamed(one: Expected) -> Expected:
         if not isinstance(one, InsertedRow):
             return one
-        own = {column: references.get((column, value), value) for column, value in _hashable(one.fields)}
+        own = {column: references.get((column, value), value) for column, value in _integers(one.fields)}
         if (row := new.get((one.table, one.fields.get("id")))) is not None:
             own["id"] = row
         return replace(one, fields={**one.fields, **own})
@@ -221,7 +221,7 @@ def _with_new_rows(expected: Sequence[Expected], seed: SeedDatabase, name: str) 
     return [renamed(one) for one in expected]
 
 
-def _hashable(fields: Mapping[str, object]) -> Iterator[tuple[str, int]]:
+def _integers(fields: Mapping[str, object]) -> Iterator[tuple[str, int]]:
     return ((column, value) for column, value in fields.items() if isinstance(value, int))
 
 

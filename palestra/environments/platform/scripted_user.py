@@ -51,7 +51,7 @@ CONFIRM = re.compile(
     re.IGNORECASE,
 )
 REFUSAL = re.compile(
-    r"\b(cannot|can ?not|can't|not able|unable|not possible|not allowed|must refuse|sorry)\b", re.IGNORECASE
+    r"\b(cannot|can ?not|can't|not able|unable|not possible|not allowed|refuse|decline)\b", re.IGNORECASE
 )
 
 YES_WORDS = ("Yes, please do that.", "Yes, go ahead.", "That is fine with me, yes.", "Yes, thank you.", "Agreed.")
@@ -166,6 +166,7 @@ def reply_to(
     message: str, script: UserScript, words: Mapping[str, FactWords], said: Sequence[Row], rng: random.Random
 ) -> UserReply:
     """Returns what the user says to the agent's message."""
+    message = message.replace("\u2019", "'")
     if sum(row["who"] == "agent" for row in said) >= script.patience:
         return UserReply(rng.choice(LEAVE_WORDS), (LEFT,))
     sentences = SENTENCE.split(message)
